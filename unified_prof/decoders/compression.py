@@ -520,7 +520,7 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as err:
-        raise DamagedError("it has no central directory and is probably truncated") from err
+        raise DamagedError("it has no central directory and is probably cut off") from err
     with archive:
         files = _files(archive)
         named = [info for info in files if _JSON in PurePosixPath(info.filename).name.lower()]

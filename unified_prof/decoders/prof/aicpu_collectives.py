@@ -1,8 +1,8 @@
-"""Decodes collectives that AI CPU kernels run: COMMUNICATION_OP and COMMUNICATION_TASK_INFO.
+"""Decodes collectives that run in AI CPU kernels: COMMUNICATION_OP, COMMUNICATION_TASK_INFO.
 
 The host launches only the kernel. The tasks that the kernel launches on the streams of its group
-are in the device's log, and described by records of the AI CPUs. A task belongs to the operator of
-its group that was running when the task ended.
+are in the device's log and in records of the AI CPUs. A task belongs to the operator of its group
+that was running when the task ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from unified_prof.decoders.prof.task_log import C_CORE, type_name
 
 @dataclass(slots=True)
 class Members:
-    """Tasks of operators; columns of equal length, in the order of their ends for each group."""
+    """Tasks of operators, sorted by end within each group; columns of equal length."""
 
     operator: NDArray[np.int64]
     row: NDArray[np.int64]
@@ -100,7 +100,7 @@ def members_of(
 def assign_to_operators(
     operators: list[Operator], ends: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the operators of the tasks that have one, and these tasks.
+    """Match tasks with operators; return the operators and the matched tasks.
 
     Args:
         operators: operators of one group, sorted by start.
@@ -120,7 +120,7 @@ def assign_to_operators(
 
 @dataclass(slots=True)
 class _Group:
-    """Finds the tasks of one group on its master stream, and numbers its streams."""
+    """Finds the master tasks of one group, and numbers its streams."""
 
     context: AicpuContext
     operators: list[Operator]
@@ -133,7 +133,7 @@ class _Group:
     def members(
         self, operator: NDArray[np.int64], row: NDArray[np.int64], record: NDArray[np.int64]
     ) -> Members:
-        """Return the tasks of the group; the arguments are sorted by end."""
+        """Return the tasks of the group; the arguments must be sorted by end."""
         of_host = self.of_host[operator] if len(operator) else np.zeros(0, bool)
         first = np.isin(row, self.bounds.first_rows)
         master = self._masters(row, first, of_host)
@@ -144,11 +144,11 @@ class _Group:
     def _masters(
         self, row: NDArray[np.int64], first: NDArray[np.bool_], of_host: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return which tasks are on the master stream.
+        """Return a mask of the tasks on the master stream.
 
-        The master stream is that of the last task before them that is a task of the control core
-        or the first task of an operator. These tasks may have waited since before the operator, so
-        they are not its masters if the host has the operator.
+        The master stream of a task is that of the last preceding task that is a control core task
+        or the first task of an operator. These two kinds of tasks may have started to wait before
+        the operator, so they are not its masters if the host recorded the operator.
         """
         rows = self.context.rows
         shows = first | (rows.type_code[row] == self._control_core())
@@ -160,10 +160,10 @@ class _Group:
     def _planes(
         self, row: NDArray[np.int64], main: NDArray[np.bool_], of_host: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """Number the streams in the order in which the group used them, from 1.
+        """Return the plane of each task: streams are numbered from 1 in the order of their use.
 
-        The master stream has 0. In collectives of the host, 0 is the plane of the host's launches
-        and all numbers are one higher.
+        The master stream is plane 0. In collectives launched by the host, plane 0 contains the
+        launches of the host, and all numbers are one higher.
         """
         result = of_host.astype(np.int64)
         streams = self.context.rows.stream_id[row[~main]]
@@ -174,33 +174,33 @@ class _Group:
         return result
 
     def _control_core(self) -> int:
-        """Return the type code of tasks of the control core, -1 if the chip has none."""
+        """Return the type code of control core tasks, -1 if the chip has no control core."""
         return C_CORE if type_name(C_CORE, self.context.device.platform) == "C_CORE_SQE" else -1
 
 
 @dataclass(slots=True)
 class Collectives:
-    """The collectives of one device that AI CPU kernels ran."""
+    """Collectives that ran in AI CPU kernels of one device."""
 
     operators: list[Operator]
     members: Members
     record_row: NDArray[np.int64]
-    """Row in `TaskRows` of every task record; MISSING if the task is not in the log."""
+    """Row in `TaskRows` for each task record; MISSING if the task is not in the log."""
 
     def flags(self) -> dict[str, tuple[int, int]]:
-        """Return relay and retry by full name, of operators that the host has too."""
+        """Return full name -> (relay, retry) for operators that the host also recorded."""
         return {item.name: (item.relay, item.retry) for item in self.operators if item.of_host}
 
 
 def find_collectives(context: AicpuContext, sink: Sink) -> Collectives | None:
-    """Return the collectives of a device and their tasks; None if there are none."""
+    """Find the collectives of a device and their tasks; return None if there are none."""
     streams = context.streams
     if not streams.of_kernels:
         if len(context.records):
             sink.anomaly(
                 "collective_without_streams",
                 len(context.records),
-                "records of AI CPUs about a group without mc2_comm_info",
+                "records of AI CPUs for a group without mc2_comm_info",
             )
         return None
     record_row = _rows_of(context, context.records.tasks, sink)
@@ -214,7 +214,7 @@ def find_collectives(context: AicpuContext, sink: Sink) -> Collectives | None:
 
 
 def _rows_of(context: AicpuContext, tasks: Records, sink: Sink) -> NDArray[np.int64]:
-    """Return the row in the device's log of every task record."""
+    """Return the row in the device's log for each task record."""
     batch = context.records.flips.batch_of(
         tasks["stream_id"], tasks["task_id"] & 0xFFFF, tasks["timestamp"], at_flip=True
     )
@@ -236,17 +236,17 @@ def write_collectives(
     host_ids: Mapping[str, int],
     sink: Sink,
 ) -> CommunicationTimes:
-    """Write the operators that the host has no row for, and the tasks of all.
+    """Write the operators that the host did not record, and the tasks of all operators.
 
     Args:
-        context: records that the operators were built from.
+        context: records from which the operators were built.
         ran: operators and their tasks.
-        host: writer of the host's operators; source of operator ids.
-        host_ids: opIds of the host's operators, by full name.
+        host: writer of the host's operators, which assigns operator ids.
+        host_ids: full name -> opId of the host's operators.
         sink: receives the rows.
 
     Returns:
-        Intervals of the operators that have a row.
+        Intervals of the operators with rows.
     """
     ids = host.take_ids(len(ran.operators))
     for index, operator in enumerate(ran.operators):
@@ -317,10 +317,10 @@ def _write_tasks(
 
 
 def _bandwidth(context: AicpuContext, ran: Collectives) -> NDArray[np.float64]:
-    """Return the bandwidth of every task record; 0 for tasks that are not in the log.
+    """Return the bandwidth of each task record; 0 for tasks that are not in the log.
 
-    Transfers are formed from all records with the same text and plane, across operators, in the
-    order of the records.
+    A transfer is formed from all records with the same name and plane, across operators, in record
+    order.
     """
     tasks = context.records.tasks
     result = np.zeros(len(tasks))
@@ -348,7 +348,7 @@ def _write_operators(
     ids: NDArray[np.int64],
     sink: Sink,
 ) -> CommunicationTimes:
-    """Write the operators that the host does not have, from their first to last master task."""
+    """Write the operators that the host did not record, from the first to the last master task."""
     start, end, has_master = _extent(context, ran.members, len(ran.operators))
     device_only = np.array([not operator.of_host for operator in ran.operators], bool)
     kept = np.flatnonzero(device_only & has_master)
@@ -379,7 +379,7 @@ def _write_operators(
 def _extent(
     context: AicpuContext, members: Members, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return start and end of the master tasks of each operator, and which have any."""
+    """Return start and end of the master tasks of each operator, and a mask of those with tasks."""
     start = np.full(count, np.iinfo(np.int64).max)
     end = np.full(count, np.iinfo(np.int64).min)
     index, row = members.operator[members.master], members.row[members.master]

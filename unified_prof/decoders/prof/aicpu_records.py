@@ -1,4 +1,4 @@
-"""Reads the records of AI CPUs about collectives (aicpu.data), and builds their operators."""
+"""Reads AI CPU records of collectives (aicpu.data), and builds the collective operators."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ _TASKS_OF_A_RECORD = 2
 
 @dataclass(frozen=True, slots=True)
 class AicpuRecords:
-    """The records of one device."""
+    """AI CPU records of one device."""
 
     tasks: Records
-    """Tasks launched by AI CPU kernels, by stream (in the order of first occurrence) and time."""
+    """Tasks launched by AI CPU kernels, sorted by stream (in order of first occurrence) and
+    time."""
     operators: Records
-    """Operators that kernels ran, by time."""
+    """Operators that ran in kernels, sorted by time."""
     bounds: Records
-    """First and last tasks of operators, by time."""
+    """First and last tasks of operators, sorted by time."""
     flips: Flips
-    """Wraps of the task ids of kernels."""
+    """Wrap-arounds of the task ids of kernels."""
 
     @classmethod
     def none(cls) -> AicpuRecords:
-        """Return the records of a device that has none."""
+        """Return an empty set of records."""
         tasks, operators, bounds = (
             np.zeros(0, record_type(kind))
             for kind in ("aicpu_task", "aicpu_operator", "aicpu_bound")
@@ -61,7 +62,7 @@ class AicpuRecords:
 
 
 def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
-    """Read the records of the AI CPUs of a device about collectives.
+    """Read the records of collectives on the AI CPUs of a device.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -101,7 +102,7 @@ def _by_time(records: Records) -> Records:
 
 
 def _unpacked(parts: list[Records]) -> Records:
-    """Return the tasks of records (two each), sorted; entries without a group are unused."""
+    """Return the sorted tasks of records (two each); entries without a group are unused."""
     layout = record_type("aicpu_task")
     if not parts:
         return np.zeros(0, layout)
@@ -121,33 +122,33 @@ _FIRST, _LAST = 0, 1
 
 @dataclass(slots=True)
 class Operator:
-    """One collective that an AI CPU kernel ran."""
+    """One collective that ran in an AI CPU kernel."""
 
     row: int
-    """Row of the kernel's task in `TaskRows`."""
+    """Row of the kernel task in `TaskRows`."""
     name: str
     op_type: int
     """String id."""
     group: int | None
-    """Hash of the name of the group, None if unknown."""
+    """Hash of the group name, None if unknown."""
     connection_id: int
     start: int
-    """Ticks of the device counter; those of the first task if a record names it."""
+    """Start in ticks of the device counter; that of the first task if it is recorded."""
     end: int
     of_host: bool = False
-    """True if the host has a row for the collective (source HCCL)."""
+    """True if the host recorded the collective (source HCCL)."""
     relay: int = -1
     retry: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class AicpuContext:
-    """Records that the operators of one device are built from."""
+    """Records from which the operators of one device are built."""
 
     device: DeviceDirectory
     rows: TaskRows
     kernels: Rows
-    """Kernels that schedule communication, of `launched.KERNEL`."""
+    """Kernels that schedule communication (rows of `launched.KERNEL`)."""
     streams: CollectiveStreams
     dictionaries: Dictionaries
     records: AicpuRecords
@@ -166,7 +167,7 @@ def find_rows(
     task: NDArray[np.generic],
     batch: NDArray[np.uint32],
 ) -> NDArray[np.int64]:
-    """Return the rows of tasks in the log; tasks with the same key are matched in order."""
+    """Return the row in the log for each task; tasks with the same key are matched in order."""
     no_context = np.full(len(task), NO_CONTEXT, np.uint32)
     key = pack_keys(stream, task, batch, no_context, wide_task_ids=context.wide)
     order = np.argsort(context.rows.key, kind="stable")
@@ -181,7 +182,7 @@ def find_rows(
 
 
 class Bounds:
-    """First and last tasks of operators, by the stream of the kernel."""
+    """First and last tasks of operators, grouped by the stream of the kernel."""
 
     def __init__(self, context: AicpuContext, record_row: NDArray[np.int64]) -> None:
         records = context.records.bounds
@@ -208,7 +209,7 @@ class Bounds:
     def _identities(
         context: AicpuContext, records: Records
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return streams of tasks, streams of their kernels, and ids of tasks."""
+        """Return three columns: stream of the task, stream of its kernel, and id of the task."""
         words = (
             records[name].astype(np.int64)
             for name in ("stream_id", "kernel_stream", "task_id", "kernel_task")
@@ -224,7 +225,7 @@ class Bounds:
         )
 
     def apply(self, operator: Operator, stream: int, rows: TaskRows) -> None:
-        """Set start and end of an operator to those of its first and last task, if recorded."""
+        """Set start and end of an operator from its first and last task, if these are recorded."""
         bounds = self._by_stream.get(stream, [])
         low = bisect_left(bounds, (operator.start,))
         high = bisect_left(bounds, (operator.end + 1,))
@@ -235,7 +236,7 @@ class Bounds:
 
 
 def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
-    """Return the operators of the kernels of the device, with names, sorted by start."""
+    """Return the named operators of all kernels on the device, sorted by start."""
     recorded = context.records.operators
     by_stream: dict[int, list[Operator]] = defaultdict(list)
     for operator in _kernels(context):
@@ -252,7 +253,7 @@ def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
 
 
 def _kernels(context: AicpuContext) -> Iterator[Operator]:
-    """Yield an operator for each AI CPU kernel, in the order of their starts."""
+    """Yield one operator for each AI CPU kernel, sorted by start."""
     rows, kernels = context.rows, context.kernels
     for row in np.flatnonzero(rows.kernel != MISSING).tolist():
         kernel = kernels[rows.kernel[row]]
@@ -273,8 +274,8 @@ def _kernels(context: AicpuContext) -> Iterator[Operator]:
 def _describe(operators: list[Operator], records: Records, context: AicpuContext) -> None:
     """Set the recorded fields of the operators of one stream.
 
-    A record belongs to the first operator that was running at its time. All operators of a stream
-    with records belong to collectives of the host, even those whose record is missing.
+    A record belongs to the first operator that was running at its time. If a stream has records,
+    all of its operators belong to collectives of the host, even if their own record is missing.
     """
     if not len(records):
         return
@@ -297,7 +298,7 @@ def _describe(operators: list[Operator], records: Records, context: AicpuContext
 
 
 def _number(operators: list[Operator], context: AicpuContext) -> None:
-    """Append group and number within the group to the names of one stream's operators."""
+    """Append the group and a number within the group to the operator names of one stream."""
     counted: dict[tuple[int | None, bool], int] = defaultdict(lambda: -1)
     session_start_ns = context.device.session.start_ns
     for operator in operators:

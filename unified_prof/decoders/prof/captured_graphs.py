@@ -1,8 +1,9 @@
 """Reads captured streams (capture_stream_info) and operators of captured graphs (capture_op_info).
 
-Tasks of a captured graph (NPUGraph, torch.compile) are launched outside NODE calls; only these
-records describe them, by device, stream and task. Files of kind `additional` have records of 256
-bytes with up to three tensors, files of kind `variable` records of any length.
+Tasks of a captured graph (NPUGraph, torch.compile) are launched outside NODE calls and described
+only by these records, which are identified by device, stream and task. Files of kind `additional`
+contain records of 256 bytes with up to three tensors, files of kind `variable` records of any
+length.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Captures:
     """Captured streams, sorted by device, stream and batch; columns of equal length."""
 
     key: NDArray[np.uint64]
-    """Device << 48 | stream << 32 | batch: each capture of a stream has the next batch."""
+    """Device << 48 | stream << 32 | batch; each capture of a stream increments the batch."""
     start: NDArray[np.uint64]
-    """Ticks of the host counter."""
+    """Time in ticks of the host counter."""
     model_id: NDArray[np.uint32]
     timeline: Timeline
 
@@ -45,7 +46,7 @@ class Captures:
         batch_id: NDArray[Any],
         launched: Keys,
     ) -> NDArray[np.uint32]:
-        """Return the model of every task launched after the begin of its capture, else NO_MODEL."""
+        """Return the model of each task launched after its capture began, else NO_MODEL."""
         if not len(self.key):
             return np.full(len(stream_id), NO_MODEL, np.uint32)
         key = _pack(np.uint64(device_id), stream_id, batch_id)
@@ -55,7 +56,7 @@ class Captures:
 
 
 def read_captures(host: HostDirectory, timeline: Timeline, sink: Sink) -> Captures:
-    """Read the captures of streams. Their ends are ignored, as the exporter does."""
+    """Read the captures of streams; as in the exporter, their ends are ignored."""
     records, _ = read_sorted(host, "compact", "capture_stream_info", timeline, sink)
     records = records[records["status"] == _BEGUN]
     device, stream = records["device_id"], records["model_stream_id"]
@@ -89,7 +90,7 @@ _LENGTH_OF_HEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class CapturedOperators:
-    """Operators of captured graphs by device, stream and task; columns of equal length."""
+    """Operators of captured graphs, sorted by device, stream and task; columns of equal length."""
 
     key: NDArray[np.uint64]
     """Keys of `_pack_captured_operators`, ascending."""
@@ -101,23 +102,23 @@ class CapturedOperators:
     """Hash; 0 without attributes."""
     task_type: NDArray[np.int64]
     block_dim: NDArray[np.uint32]
-    """BlockCounters in the low, the mix factor in the high 16 bits."""
+    """Number of blocks in the low 16 bits, mix factor in the high 16 bits."""
     hf32: NDArray[np.bool_]
     static: NDArray[np.bool_]
     tensors: NDArray[np.uint32]
-    """Index into the texts of tensors."""
+    """Index of the tensor list in `TensorTexts`."""
 
     def find(
         self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
     ) -> NDArray[np.int64]:
-        """Return the row of every task, -1 without a description."""
+        """Return the row of each task, -1 if it has no description."""
         if not len(self.key):
             return np.full(len(task_id), NOWHERE, np.int64)
         return find(self.key, _pack_captured_operators(device_id, stream_id, task_id))
 
 
 def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> CapturedOperators:
-    """Read captured operators; the last record of a task counts.
+    """Read captured operators; if a task has several records, the last one is used.
 
     Args:
         host: directory of the host.
@@ -181,7 +182,7 @@ def _fixed_tensors(records: Records, texts: TensorTexts) -> NDArray[np.uint32]:
 def _variable_records(
     host: HostDirectory, prefix: str, texts: TensorTexts, sink: Sink
 ) -> tuple[Records, NDArray[np.uint32]]:
-    """Return the heads of variable records, and the tensor list of each."""
+    """Return the fixed parts of variable-length records, and the tensor list of each record."""
     head = record_type(_HEAD)
     file = host.data.get(f"{prefix}.variable.{_KIND}")
     heads: list[bytes] = []
@@ -203,7 +204,7 @@ def _variable_records(
 
 
 def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each record, by its length field."""
+    """Yield start and end offset of each record, according to its length field."""
     at = 0
     while at + _HEAD_BYTES <= len(raw):  # the rest is not a complete record
         length = int.from_bytes(raw[at + 12 : at + 16], "little")

@@ -1,7 +1,7 @@
-"""Decodes CCU: waits and transfers of the collective communication units (platforms 15 and 16).
+"""Decodes CCU: waits and transfers of collective communication units (platforms 15 and 16).
 
-Each unit (die) logs missions by the 32-bit id of their task (ccu*.instr) and delays of channels
-(ccu*.stat). The host has records about each instruction. All dies are decoded together.
+Each unit (die) logs missions with the 32-bit id of their task (ccu*.instr) and channel delays
+(ccu*.stat). The host has records of each instruction. All dies are decoded together.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class _Mission:
     start: int
     end: int
     peer: int | None = None
-    """Rank that was waited for; None for a loop group."""
+    """Rank that the instruction waited for; None for a loop group."""
 
 
 @dataclass(slots=True)
 class _HostRecords:
-    """Records of the host about instructions, the first of each."""
+    """First host record of each instruction."""
 
     groups: dict[_Key, Any] = field(default_factory=dict)
     waits: dict[_Key, Any] = field(default_factory=dict)
     channels: dict[_Key, list[int]] = field(default_factory=dict)
-    """Channels of all records of a wait, since devices share task numbers."""
+    """Channels of all records of a wait, because devices share task numbers."""
 
 
 def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
@@ -121,7 +121,7 @@ def _missions(device: DeviceDirectory, tasks: DeviceTasks) -> Iterator[_Mission]
 
 
 def _wait(key: _Key, record: Any) -> _Mission:
-    """Return the wait for the last peer; of equal ones, that with the highest number."""
+    """Return the wait for the last peer; if several are equal, the one with the highest number."""
     spans = record["wait_spans"].tolist()
     longest = max(range(_PEERS), key=lambda index: spans[index])
     start = int(record["wait_start"])
@@ -145,7 +145,7 @@ def _read_host_records(host: HostDirectory, sink: Sink) -> _HostRecords:
 
 
 def _channel_delays(device: DeviceDirectory) -> dict[int, list[tuple[int, int]]]:
-    """Return (ticks, average delay) of the samples of every channel."""
+    """Return (ticks, average delay) of the samples of each channel."""
     begin = np.cumsum([0, *_CHANNEL_WORDS[:-1]])
     begin[list(_LATE_CHANNELS)] += 6
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -199,7 +199,7 @@ def _group_args(group: Any, duration_ns: float) -> list[Any]:
 def _wait_args(
     wait: Any, channels: list[int], end: int, delays: dict[int, list[tuple[int, int]]]
 ) -> list[Any]:
-    """Return the arguments of a wait, with the channel that was delayed most until its end."""
+    """Return the arguments of a wait, with the most delayed channel at its end."""
     result: list[Any] = ["Die Id", int(wait["die"]), "Mask", int(wait["mask"])]
     largest, slowest = 0, None
     for channel in channels:

@@ -1,15 +1,15 @@
-"""Converts counters of the host and the device to nanoseconds since 1970.
+"""Converts counters of the host and the device to Unix times in nanoseconds.
 
     host ticks    t -> (t - C_host) * 1000 / F_host + M      (monotonic ns; t itself without F_host)
     device ticks  t -> (t - C_dev)  * 1000 / F_dev  + M
     device ns     t -> t + M - D
     monotonic ns  t -> t + collectionTimeBegin * 1000 - clockMonotonicRaw    (since 1970)
 
-F are frequencies in MHz as decimal text; M is host_start.log's clock_monotonic_raw plus
-cntvct_diff * 1000 / F_host (1000 without F_host), D dev_start.log's clock_monotonic_raw, C the
-counters of those logs. The arithmetic is rational on int64, since float64 is not exact enough;
-results are truncated to nanoseconds at the end. `Timeline` packs threads and times of the host into
-keys that sort by thread, then time.
+F are frequencies in MHz as decimal strings. M is clock_monotonic_raw in host_start.log plus
+cntvct_diff * 1000 / F_host (1000 without F_host), D is clock_monotonic_raw in dev_start.log, C are
+the counters in these logs. The computation uses rational arithmetic on int64, because float64 is
+not exact enough; results are truncated to nanoseconds at the end. `Timeline` packs threads and host
+times into keys that sort by thread, then time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LinearClock:
     def to_ns(self, ticks: NDArray[Any]) -> Int64:
         """Convert counter values (any integer array) to int64 ns.
 
-        Times before 1970 become 0, times beyond int64 become `MAX_NS`; both are damaged.
+        Times before 1970 become 0, times beyond int64 become `MAX_NS`; both indicate damaged data.
         """
         ticks = np.asarray(ticks)
         if not ticks.size:
@@ -80,11 +80,11 @@ class LinearClock:
         return np.asarray(result, np.int64)
 
     def finer(self, parts: int, origin_ns: int) -> LinearClock:
-        """Return the clock that counts 1 / parts ns since `origin_ns`, rounded to the nearest."""
+        """Return a clock with unit 1 / parts ns and origin `origin_ns`, rounded to nearest."""
         return LinearClock(self.rate * parts, (self.offset_ns - origin_ns) * parts + Fraction(1, 2))
 
     def duration(self) -> LinearClock:
-        """Return the clock that converts differences of counter values."""
+        """Return a clock that converts differences of counter values."""
         return LinearClock(self.rate, Fraction(0))
 
     def tick_to_ns(self, tick: int) -> int:
@@ -96,7 +96,7 @@ class LinearClock:
         return multiplier * (denominator + 1) < _INT64_LIMIT and abs(offset) < _INT64_LIMIT
 
     def _to_ns_slowly(self, ticks: NDArray[Any]) -> Int64:
-        """Convert with Python integers, if int64 cannot hold the products."""
+        """Convert with Python integers; used if the products do not fit into int64."""
         return np.array(
             [self.tick_to_ns(tick) for tick in ticks.ravel().tolist()], np.int64
         ).reshape(ticks.shape)
@@ -104,31 +104,31 @@ class LinearClock:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Values that clocks are computed from, for times that the exporter rounds on the way.
+    """Values from which clocks are computed, for decoders that must round as the exporter does.
 
-    The brackets contain the names in the formulas above.
+    The names in brackets are those of the formulas above.
     """
 
     start_ns: Fraction
     """Host monotonic time of the start [M]."""
     begin_us: int
-    """The same moment since 1970 [collectionTimeBegin]."""
+    """Unix time of the start [collectionTimeBegin]."""
     begin_monotonic_ns: int
-    """The same moment on the host's monotonic clock [clockMonotonicRaw]."""
+    """Monotonic time of the host at that Unix time [clockMonotonicRaw]."""
     device_mhz: Decimal | None = None
     """Frequency of the device counter [F_dev]."""
     device_counter: int | None = None
-    """The device counter at the start [C_dev]."""
+    """Device counter at the start [C_dev]."""
     device_monotonic_ns: int | None = None
     """Monotonic time of the device at the start [D]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The clocks of one host or device directory."""
+    """Clocks of one host or device directory."""
 
     host: LinearClock
-    """Host counter values (api, task_track, npu_module_mem, ...)."""
+    """Clock of the host counter (api, task_track, npu_module_mem, ...)."""
     host_origin_ticks: int
     """Host counter at the start of the recording."""
     monotonic: LinearClock
@@ -137,11 +137,11 @@ class Clocks:
     device_origin_ticks: int = 0
     """Device counter at the start of the recording."""
     device: LinearClock | None = None
-    """Device counter values (task logs, PMU, frequency)."""
+    """Clock of the device counter (task logs, PMU, frequency)."""
     device_monotonic: LinearClock | None = None
-    """Nanoseconds of the device's monotonic clock (HCCS, NIC, RoCE, PCIe, sampled PMU)."""
+    """Clock of the device's monotonic ns (HCCS, NIC, RoCE, PCIe, sampled PMU)."""
     since_start_us: LinearClock | None = None
-    """Microseconds since the device's start (HBM, LLC, DDR, NPU memory of version 1.0)."""
+    """Clock of microseconds since the device's start (HBM, LLC, DDR, NPU memory of version 1.0)."""
 
 
 def build_clocks(
@@ -159,13 +159,13 @@ def build_clocks(
     """Build the clocks of a directory from the values of its control files.
 
     Args:
-        host_mhz: frequency of the host counter; None if host times are ns.
+        host_mhz: frequency of the host counter; None if host times are in ns.
         host_monotonic_ns: clock_monotonic_raw of host_start.log.
         host_counter: cntvct of host_start.log.
         host_counter_diff: cntvct_diff of host_start.log, 0 if missing.
-        begin_us: collectionTimeBegin of start_info, microseconds since 1970.
+        begin_us: collectionTimeBegin of start_info, Unix time in microseconds.
         begin_monotonic_ns: clockMonotonicRaw of start_info.
-        device_mhz: hwts_frequency; None for a host directory, like the next two.
+        device_mhz: hwts_frequency; this and the next two are None for a host directory.
         device_counter: cntvct of dev_start.log.
         device_monotonic_ns: clock_monotonic_raw of dev_start.log.
     """
@@ -206,7 +206,7 @@ def _counter(mhz: Decimal, origin: int, origin_ns: Fraction) -> LinearClock:
 
 
 def _first_tick_at(ns: int, multiplier: int, denominator: int, offset: int, rest: int) -> int:
-    """Return the lowest tick whose exact time is at least `ns`."""
+    """Return the first tick whose exact time is at least `ns`."""
     needed = (ns - offset) * denominator - rest
     return -(-needed // multiplier)
 
@@ -222,8 +222,8 @@ _MAX_THREADS = 1 << (64 - _TIME_BITS)
 class Timeline:
     """Packs (thread, host counter) into sortable keys: thread in the high bits, time below.
 
-    Times must be within about 8 days before and 24 days after the start of the recording at
-    100 MHz, a tenth of that for counters in ns.
+    With a counter of 100 MHz, times may be up to about 8 days before and 24 days after the start of
+    the recording; with a counter in ns, a tenth of that.
     """
 
     def __init__(self, origin_ticks: int) -> None:
@@ -233,14 +233,14 @@ class Timeline:
         self._max_relative = np.uint64(min(int(_TIME_MASK), (1 << 64) - 1 - self.base))
 
     def fits(self, ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which times can be packed."""
+        """Return a mask of the times that can be packed."""
         return np.asarray(ticks - np.uint64(self.base) <= self._max_relative)
 
     def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
         """Return the keys of times; times that do not fit are clipped.
 
         Raises:
-            RawFormatError: there are more threads than a process can have.
+            RawFormatError: there are more threads than supported.
         """
         rank = self.threads.index_of(thread_id).astype(np.uint64)
         if len(self.threads) > _MAX_THREADS:
@@ -251,7 +251,7 @@ class Timeline:
         return rank << np.uint64(_TIME_BITS) | self._relative(ticks)
 
     def move(self, keys: Keys, ticks: NDArray[np.uint64]) -> Keys:
-        """Return the keys of the same threads at other times."""
+        """Return keys with the threads of `keys` and other times."""
         return (keys & ~_TIME_MASK) | self._relative(ticks)
 
     def ticks(self, keys: Keys) -> NDArray[np.uint64]:

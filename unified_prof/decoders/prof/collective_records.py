@@ -1,4 +1,4 @@
-"""Joins the host's records of collectives with launches; computes bandwidths of their tasks."""
+"""Joins host records of collectives with launches; computes the bandwidths of their tasks."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ STEP = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class CommunicationRecords:
-    """The host's records of collectives, located in calls."""
+    """Host records of collectives with the calls they belong to."""
 
     tasks: Records
-    """Last hccl_info record of each (communication call, context), sorted by these."""
+    """Last hccl_info record of each (communication call, context), sorted by this key."""
     task_key: NDArray[np.uint64]
     """Communication call << 32 | context."""
     operators: Records
@@ -71,7 +71,7 @@ class CommunicationRecords:
 
 
 def place_records(tasks: Rows, operators: Rows, tree: CallTree, sink: Sink) -> CommunicationRecords:
-    """Locate records of collectives in calls; the last record of a call counts."""
+    """Find the call of each collective record; the last record of a call is used."""
     row, records = _in_calls(tree.communication, tasks, "hccl_info", sink)
     task_key = row.astype(np.uint64) << np.uint64(32) | records["context_id"]
     order = np.argsort(task_key, kind="stable")
@@ -93,7 +93,7 @@ def _in_calls(
 
 
 def master_types(types: list[tuple[int, int]], dictionaries: Dictionaries) -> NDArray[np.bool_]:
-    """Return for every (level, type) whether its calls launch master tasks."""
+    """Return a mask of the (level, type) pairs whose calls launch master tasks."""
     return np.array(
         [
             level == COMMUNICATION and dictionaries.type_name(level, kind) == _MASTER
@@ -110,7 +110,7 @@ def steps_of(
     masters: NDArray[np.bool_],
     timeline: Timeline,
 ) -> tuple[NDArray[np.int64], Rows]:
-    """Return the launches that are tasks of collectives, and a row of `STEP` for each."""
+    """Return the launches that are tasks of collectives, and a `STEP` row for each launch."""
     tasks, tree = launches.tasks, host_data.tree
     call, node = tasks.communication[launches.task], tasks.node[launches.task]
     chosen = np.flatnonzero((call != NOWHERE) & (node != NOWHERE) & ~launches.placeholder)
@@ -133,7 +133,7 @@ def steps_of(
 
 
 def _copy(steps: Rows, field: str, records: Records, row: NDArray[np.int64]) -> None:
-    """Copy the fields of records to the steps that have a record."""
+    """Copy fields of records to the steps that have a record."""
     has = np.flatnonzero(row != MISSING)
     steps[f"has_{field}"][has] = True
     for name in steps[field].dtype.names or ():
@@ -152,9 +152,10 @@ _SKIPPED = -1e9
 
 
 def closing_tasks(operator_names: list[str]) -> NDArray[np.int64]:
-    """Return the number of tasks that close an RDMA transfer of each operator.
+    """Return the number of tasks that end an RDMA transfer, for each operator.
 
-    A notify and its acknowledgement, in both directions except for one-way operators.
+    These tasks are a notify and its acknowledgement, in both directions unless the operator is
+    one-way.
     """
     return np.array(
         [
@@ -176,10 +177,11 @@ def bandwidth(
     *,
     one_by_one: bool = False,
 ) -> NDArray[np.float64]:
-    """Return bytes per second of every task; all payloads of an RDMA transfer get its bandwidth.
+    """Return the bytes per second of each task; payloads get the bandwidth of their transfer.
 
-    A transfer is a run of payloads, in time order on one plane of one operator, and the tasks
-    that close it. If it is not closed, each payload is a separate transfer.
+    An RDMA transfer consists of consecutive payloads on one plane of one operator and the tasks
+    that end it, in time order. If the ending tasks are missing, each payload is a separate
+    transfer.
 
     Args:
         operator: number of each task's operator.
@@ -189,9 +191,9 @@ def bandwidth(
         size: bytes, -1 if unknown.
         payload: True for RDMA payloads.
         closing: `closing_tasks` of each task's operator.
-        one_by_one: True if the exporter goes from transfer to transfer: payloads among the tasks
-            that close one have no bandwidth (`_SKIPPED`). False if each run of payloads is closed
-            by the tasks after it, even if these close another one too.
+        one_by_one: If True, transfers do not overlap, and payloads among the ending tasks of a
+            transfer have no bandwidth (`_SKIPPED`). If False, each sequence of payloads is ended by
+            the next tasks, even if they also end another transfer. The exporter uses both rules.
     """
     duration_ns = (end - start) / FINE_PARTS
     moved = size / np.where(duration_ns > 0, duration_ns, np.inf) * 1e9
@@ -226,18 +228,18 @@ def bandwidth_in_order(
     payload: NDArray[np.bool_],
     closing: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Return bytes per second of tasks; transfers are formed in the order of the rows.
+    """Return the bytes per second of each task; transfers are formed in the order of the rows.
 
-    As `bandwidth` with `one_by_one`, but skipped payloads have 0. The exporter does not sort the
-    records of AI CPUs: bandwidths of rows that are not in the order of time are negative.
+    Like `bandwidth` with `one_by_one`, but skipped payloads have bandwidth 0. The exporter does not
+    sort the records of AI CPUs, so bandwidths of rows that are not in time order are negative.
 
     Args:
-        lane: columns; rows equal in all of them share a lane.
+        lane: columns; rows with equal values in all columns share a lane.
         start: start of each task, in 1 / FINE_PARTS ns.
         end: end of each task.
         size: bytes, -1 if unknown.
         payload: True for RDMA payloads.
-        closing: number of tasks that close a transfer in the lane of each row.
+        closing: number of tasks that end a transfer in the lane of each row.
     """
     duration_ns = (end - start) / FINE_PARTS
     moved = size / np.where(duration_ns != 0, duration_ns, np.inf) * 1e9
@@ -267,10 +269,10 @@ def _one_by_one(
     closing: NDArray[np.int64],
     lane_end: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Shorten runs of payloads so that each begins after the tasks that close the one before.
+    """Shorten sequences of payloads so that each starts after the tasks that end the previous one.
 
     Returns:
-        First and last task of the remaining runs, and the payloads skipped.
+        First and last task of the remaining sequences, and the skipped payloads.
     """
     runs: list[tuple[int, int]] = []
     skipped: list[int] = []

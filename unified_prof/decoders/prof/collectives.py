@@ -1,14 +1,14 @@
 """Writes COMMUNICATION_OP and COMMUNICATION_TASK_INFO: collective operators and their tasks.
 
-Durations and JSON numbers follow the vendor's exporter to the last digit:
+Durations and JSON numbers are equal to those of the vendor's exporter up to the last digit:
 
-Durations: it divides ticks by the frequency, keeps six decimals of the microseconds, and adds the
-digits, each times its power of ten, from the last to the first. The sum may differ by one unit in
-the last place from the double nearest to the decimal number.
+Durations: the exporter divides ticks by the frequency, keeps six decimals of the microseconds, and
+sums the digits multiplied by their powers of ten, from the last to the first. The sum may differ
+from the nearest double by one unit in the last place.
 
-JSON: it prints doubles with the Grisu2 algorithm (Loitsch, PLDI 2010): the shortest digits inside
-the rounding interval, which are not always the closest ones, nor those of Python. Integers of any
-size replace its tables of powers.
+JSON: the exporter prints doubles with the Grisu2 algorithm (Loitsch, PLDI 2010), whose digits are
+not always the closest ones and may differ from Python's. Here, integers of arbitrary size replace
+its tables of powers.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _NATIVE_PLATFORM = 5
 
 @dataclass(frozen=True, slots=True)
 class CommunicationTimes:
-    """Intervals of collective operators on one device, ns."""
+    """Intervals of collective operators on one device, in ns."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     id_by_name: Mapping[str, int] = field(default_factory=dict)
-    """opId of each operator in `flags` of `CommunicationWriter.write` that has a row."""
+    """opId of each written operator in the argument `flags` of `CommunicationWriter.write`."""
 
     @classmethod
     def none(cls) -> CommunicationTimes:
@@ -60,7 +60,7 @@ class CommunicationTimes:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Tasks of collectives that ran on one device, sorted by start; columns of equal length."""
+    """Executed tasks of collectives on one device, sorted by start; columns of equal length."""
 
     records: Rows
     """Rows of `collective_records.STEP`."""
@@ -73,7 +73,7 @@ class Steps:
 
 
 class CommunicationWriter:
-    """Writes the collectives of a recording, device by device."""
+    """Writes the collectives of a recording for one device after the other."""
 
     def __init__(self, host: HostDirectory, sink: Sink) -> None:
         self._host, self._sink = host, sink
@@ -86,13 +86,13 @@ class CommunicationWriter:
         clock: LinearClock,
         flags: Mapping[str, tuple[int, int]] | None = None,
     ) -> CommunicationTimes:
-        """Write the operators and tasks of one device; returns the intervals of the operators.
+        """Write the operators and tasks of one device; return the intervals of the operators.
 
         Args:
-            device_id: the device.
-            steps: tasks of collectives that it ran.
+            device_id: number of the device.
+            steps: tasks of collectives on the device.
             clock: clock of the device counter.
-            flags: relay and retry by full name, for operators that the device describes.
+            flags: full name -> (relay, retry) for operators that the device recorded.
         """
         if not len(steps.records):
             return CommunicationTimes.none()
@@ -107,7 +107,7 @@ class CommunicationWriter:
         return ids
 
     def _operators(self, records: Rows) -> _Operators:
-        """Group tasks into operators: the tasks of one NODE call and one group are one operator."""
+        """Group tasks into operators, one for each pair of NODE call and communication group."""
         group = np.zeros(len(records), np.uint64)
         for kind in ("operator", "task"):
             has = records[f"has_{kind}"]
@@ -207,7 +207,7 @@ class CommunicationWriter:
         operators: _Operators,
         flags: Mapping[str, tuple[int, int]],
     ) -> CommunicationTimes:
-        """Write operators that have master tasks: from the first to the last of these."""
+        """Write the operators with master tasks, from their first to their last master task."""
         sink, dictionaries = self._sink, self._host.dictionaries
         count = len(operators.records)
         master = tasks.records["master"]
@@ -266,7 +266,7 @@ class CommunicationWriter:
 
 
 def _rank_sizes(records: Rows, operators: _Operators) -> NDArray[np.int64]:
-    """Return the rank size in the record of the last launched task of each call, else 0."""
+    """Return the rank size recorded for the last launched task of each call, 0 if missing."""
     sizes = np.where(records["has_task"], records["task"]["rank_size"], 0).astype(np.int64)
     order = np.lexsort((records["launched"], records["node"]))
     last = order[Runs(records["node"][order]).last]
@@ -275,15 +275,15 @@ def _rank_sizes(records: Rows, operators: _Operators) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Operators:
-    """Collective operators of one device; columns of equal length except the first."""
+    """Collective operators of one device; all columns but the first have equal length."""
 
     of_task: NDArray[np.int64]
     """Operator of each task."""
     records: Rows
-    """Row of `STEP` of the first task of each operator."""
+    """`STEP` row of the first task of each operator."""
     group: NDArray[np.uint64]
     grouped: NDArray[np.bool_]
-    """False if neither the operator nor its tasks name a group."""
+    """False if neither the operator nor its tasks contain a group name."""
     names: list[str] = field(default_factory=list)
     name_id: Any = None
     id: Any = None
@@ -294,14 +294,14 @@ _US_TO_NS_POWER = 3
 
 
 def duration_ns(ticks: int, rate: Fraction) -> float:
-    """Return the ns of `ticks` of `rate` ns each, exactly as the exporter computes them."""
+    """Convert ticks of `rate` ns to ns, with the same rounding as the exporter."""
     if ticks <= 0:
         return 0.0
     return sum_of_digits(f"{ticks / float(1000 / rate):.{_PLACES}f}", _US_TO_NS_POWER)
 
 
 def sum_of_digits(text: str, power: int = 0) -> float:
-    """Return a decimal such as `1.020833` times 10**power, summed from the last digit."""
+    """Return a decimal such as `1.020833` times 10**power, summed from the last digit on."""
     whole, _, decimals = text.partition(".")
     digits = (whole + decimals).lstrip("0")
     last = power - len(decimals)
@@ -326,7 +326,7 @@ _Float = tuple[int, int]
 
 
 def array_text(items: Sequence[object]) -> str:
-    """Return a list of texts, integers and doubles as JSON."""
+    """Return a list of strings, integers and doubles as JSON."""
     return "[" + ",".join(map(_item_text, items)) + "]"
 
 
@@ -337,7 +337,7 @@ def _item_text(item: object) -> str:
 
 
 def double_text(value: float) -> str:
-    """Return a finite double as text, such as `0.0`, `2687186122000000.0` or `1e30`."""
+    """Format a finite double, such as `0.0`, `2687186122000000.0` or `1e30`."""
     if value == 0:
         return "0.0"
     digits, exponent = _shortest(abs(value))
@@ -345,7 +345,7 @@ def double_text(value: float) -> str:
 
 
 def _placed(digits: str, exponent: int) -> str:
-    """Insert the decimal point into `digits`; the last digit counts 10**exponent."""
+    """Insert the decimal point into `digits`; the last digit has the weight 10**exponent."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= _PLAIN_DIGITS:
         return digits + "0" * exponent + ".0"
@@ -358,7 +358,7 @@ def _placed(digits: str, exponent: int) -> str:
 
 
 def _shortest(value: float) -> tuple[str, int]:
-    """Return the digits of a positive double and the power of ten of the last digit."""
+    """Return the digits of a positive double, and the power of ten of the last digit."""
     bits = struct.unpack("<Q", struct.pack("<d", value))[0]
     fraction, biased = bits & (_HIDDEN - 1), bits >> _FRACTION_BITS
     exponent = biased - _EXPONENT_BIAS if biased else _LEAST_EXPONENT
@@ -408,7 +408,7 @@ def _digits(top: int, shift: int, width: int, distance: int) -> tuple[list[int],
 
 
 def _round(digits: list[int], left: int, unit: int, width: int, distance: int) -> None:
-    """Lower the last digit while this gets closer to the double and stays in the interval."""
+    """Decrement the last digit while the result gets closer to the double."""
     while (
         left < distance
         and width - left >= unit
@@ -419,14 +419,14 @@ def _round(digits: list[int], left: int, unit: int, width: int, distance: int) -
 
 
 def _power_index(exponent: int) -> int:
-    """Return the index of the power of ten (in steps of 8) that scales a fraction to the range."""
+    """Return the index of the power of ten (in steps of 8) for scaling a fraction."""
     estimate = (-61 - exponent) * _LOG10_2 + 347
     return (int(estimate) + (estimate > int(estimate)) >> 3) + 1
 
 
 @cache
 def _power_of_ten(power: int) -> _Float:
-    """Return 10**power with a fraction of 64 bits, rounded to nearest."""
+    """Return 10**power with a 64-bit fraction, rounded to nearest."""
     numerator, denominator = (10**power, 1) if power >= 0 else (1, 10**-power)
     exponent = numerator.bit_length() - denominator.bit_length() - 64
     while True:

@@ -1,6 +1,6 @@
-"""Decodes the operators of kernel launches; holds the launches of a device until they are joined.
+"""Decodes operators of kernel launches; stores the launches of a device until they are joined.
 
-Tables: COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO.
+The tables are COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _TENSOR_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class HostData:
-    """Records of the host in one window that operators are built from."""
+    """Host records of one window from which operators are built."""
 
     calls_items: NDArray[np.uint64]
-    """Item hashes of calls, by index."""
+    """Item hashes of calls by index."""
     tree: CallTree
     types: TaskTypes
     descriptions: Descriptions
@@ -60,13 +60,13 @@ class HostData:
     lists: ListTexts
     captured_lists: ListTexts
     collective_streams: CollectiveStreams
-    """Streams of AI CPU kernels that run collectives, and of their tasks."""
+    """Streams of AI CPU kernels that run collectives, and streams of their tasks."""
     captured: CapturedOperators
     level0: bool
-    """True at the lowest trace level: operators have a name and blocks only."""
+    """True at the lowest trace level, at which operators have only a name and blocks."""
 
     def captured_rows(self, tasks: HostTasks) -> NDArray[np.int64]:
-        """Return the captured operator of every launch, or -1."""
+        """Return the row of the captured operator for each launch, or -1."""
         return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
 
 
@@ -88,11 +88,11 @@ OPERATOR = np.dtype(
 def operators_of(
     launches: Launches, host: HostData, sink: Sink
 ) -> tuple[NDArray[np.int64], Rows, NDArray[np.uint64]]:
-    """Return the launches that run operators, rows of `OPERATOR`, and the hashes of their names.
+    """Return the launches that run operators, their `OPERATOR` rows, and the hashes of their names.
 
     Args:
         launches: launches of one device.
-        host: records of the host about them.
+        host: host records of the same window.
         sink: receives the strings.
     """
     tasks = launches.tasks
@@ -119,7 +119,7 @@ def operators_of(
 
 
 def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
-    """Write the rows of operators."""
+    """Write the operators to both tables."""
     schedule = operators["scheduler"]
     for table, mask, names in (
         ("COMMUNICATION_SCHEDULE_TASK_INFO", schedule, ("name", "taskType", "opType")),
@@ -133,7 +133,7 @@ def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Si
 
 
 class _Rows:
-    """Builds the columns of some operators."""
+    """Builds the columns of operators."""
 
     def __init__(self, launches: Launches, launch: NDArray[np.int64], host: HostData) -> None:
         self.host = host
@@ -150,7 +150,7 @@ class _Rows:
         self.record = self.captured[self.is_captured]
 
     def columns(self, sink: Sink) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the columns, and masks of schedulers and of operators that count as compute."""
+        """Return the columns, a mask of schedulers, and a mask of compute operators."""
         described, about, names = self.described, self.host.descriptions, self.host.names
         none = sink.strings.intern(NOT_AVAILABLE)
         count = len(described)
@@ -194,7 +194,7 @@ class _Rows:
         return columns, schedule, ~schedule & ~communication
 
     def _attributes(self) -> NDArray[np.uint64]:
-        """Return the hashes of the attributes of operators, 0 without attributes."""
+        """Return the hash of each operator's attributes, 0 without attributes."""
         about = self.host.descriptions
         result = np.zeros(len(self.described), np.uint64)
         result[self.described] = about.hashes[about.attribute[self.node[self.described]]]
@@ -202,7 +202,7 @@ class _Rows:
         return result
 
     def name_hashes(self) -> NDArray[np.uint64]:
-        """Return the hashes of names: communication item, operator, call item or kernel."""
+        """Return the name hash from the communication item, operator, call item or kernel."""
         about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
         result = self.tasks.kernel_name.copy()
         captured = self.captured >= 0
@@ -216,7 +216,7 @@ class _Rows:
         return result
 
     def _blocks(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return blocks and mix blocks, of the launch if recorded, else of the description."""
+        """Return blocks and mix blocks, from the launch or (if missing) from the description."""
         tasks = self.tasks
         packed = np.zeros(len(tasks), np.uint32)
         packed[self.described] = self.host.descriptions.block_dim[self.node[self.described]]
@@ -311,9 +311,9 @@ class Launched:
         self.types = types
         self._stack = ExitStack()
         self.rows = self._stack.enter_context(workspace.spool(LAUNCHED))
-        """Rows of `LAUNCHED`, sorted by key."""
+        """`LAUNCHED` rows, sorted by key."""
         self.copies = self._stack.enter_context(workspace.spool(COPY))
-        """Rows of `host_events.COPY`, sorted by key."""
+        """`host_events.COPY` rows, sorted by key."""
         self._steps: list[Rows] = [np.zeros(0, step)]
         self._kernels: list[Rows] = [np.zeros(0, KERNEL)]
         self._counts = {"steps": 0, "kernels": 0}
@@ -326,12 +326,12 @@ class Launched:
         self._stack.close()
 
     def add_steps(self, rows: Rows) -> NDArray[np.int64]:
-        """Add steps of collectives; returns their row numbers."""
+        """Add steps of collectives; return their row numbers."""
         self._steps.append(rows)
         return self._row_numbers("steps", len(rows))
 
     def add_kernels(self, rows: Rows) -> NDArray[np.int64]:
-        """Add kernels that schedule communication; returns their row numbers."""
+        """Add kernels that schedule communication; return their row numbers."""
         self._kernels.append(rows)
         return self._row_numbers("kernels", len(rows))
 
@@ -340,15 +340,15 @@ class Launched:
         self._streams.append((task_id, stream_id.astype(np.uint32)))
 
     def steps(self) -> Rows:
-        """Return and forget all steps of collectives (`collective_records.STEP`)."""
+        """Remove and return all steps of collectives (`collective_records.STEP`)."""
         return _stacked_and_cleared(self._steps)
 
     def kernels(self) -> Rows:
-        """Return and forget all kernels that schedule communication (`KERNEL`)."""
+        """Remove and return all kernels that schedule communication (`KERNEL`)."""
         return _stacked_and_cleared(self._kernels)
 
     def stream_by_task(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return task ids in the order of their launches, and their streams."""
+        """Return the task ids in launch order, and their streams."""
         none = np.zeros(0, np.uint32)
         return (
             np.concatenate([none, *(task for task, _ in self._streams)]),

@@ -60,7 +60,7 @@ _NO_TABLE = re.compile("|".join(WITHOUT_TABLE))
 
 
 def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
-    """Return a phrase for each part of a recording that has a table but is not decoded."""
+    """Return a description of each part of a recording that has a table but is not decoded."""
     found = [] if prof.host is None else [f"host: {what}" for what in _files(prof.host.data)]
     for device in prof.devices:
         name = f"device {device.device_id}"
@@ -78,7 +78,7 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
 
 
 def report_coverage(prof: ProfDirectory, sink: Sink) -> None:
-    """Report what is not decoded, and which files have no table in the database."""
+    """Count data that is not decoded and files without a table as anomalies."""
     for what in undecoded(prof):
         sink.anomaly("undecoded_data", 1, what)
     parts = [] if prof.host is None else [("host", prof.host.data)]
@@ -94,7 +94,7 @@ def report_coverage(prof: ProfDirectory, sink: Sink) -> None:
 
 
 def why_not_decoded(kind: str) -> str | None:
-    """Return the content of a kind of file that is not decoded; None if nothing is lost.
+    """Return a description of a kind of file that is not decoded; None if no data is lost.
 
     Args:
         kind: name of the kind as in `DataFolder`.
@@ -109,7 +109,7 @@ def why_not_decoded(kind: str) -> str | None:
 
 
 def _files(data: DataFolder) -> list[str]:
-    """Return a phrase for every kind of file in a folder that has content and is not decoded."""
+    """Return a description of each kind of non-empty file that is not decoded."""
     return [
         f"{kind}: {why}"
         for kind, file in sorted(data.files.items())

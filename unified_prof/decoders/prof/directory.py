@@ -1,10 +1,11 @@
 """Opens a PROF_* directory: host and device parts, control files, clocks, dictionaries, data files.
 
-Values of control files are checked when a decoder reads them, so a missing value only affects the
-decoders that need it.
+Values of control files are checked when a decoder reads them, so that a missing value affects only
+the decoders that need it.
 
-Dictionaries: hash_dic has lines `<64-bit decimal>:<text>`, type_info_dic `<level>_<type>:<name>`;
-the last line of a key counts. Hashes without a text appear as numbers.
+Dictionaries: the lines of hash_dic have the format `<64-bit decimal>:<text>`, those of
+type_info_dic `<level>_<type>:<name>`. If a key occurs several times, the last line is used. Hashes
+without a text are shown as numbers.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _UINT64_LIMIT = 1 << 64
 
 @dataclass(slots=True)
 class Dictionaries:
-    """Texts of hash ids and names of record types."""
+    """Strings by hash id, and names of record types."""
 
     hashes: Mapping[int, str] = field(default_factory=dict)
     types: Mapping[tuple[int, int], str] = field(default_factory=dict)
     malformed: int = 0
-    """Number of lines that are not an entry."""
+    """Number of malformed lines."""
     missing: set[int] = field(default_factory=set)
-    """Hash ids that were looked up and not found."""
+    """Hash ids that were looked up but not found."""
 
     def text(self, hash_id: int) -> str:
-        """Return the text of a hash id, or its decimal number."""
+        """Return the string of a hash id; if unknown, the id as a decimal number."""
         found = self.hashes.get(hash_id)
         if found is None:
             if hash_id:
@@ -53,23 +54,23 @@ class Dictionaries:
         return found
 
     def knows(self, hash_id: int) -> bool:
-        """Return True if a hash id has a text."""
+        """Return True if the string of a hash id is known."""
         return hash_id in self.hashes
 
     def type_name(self, level: int, type_id: int) -> str:
-        """Return the name of a record type, or its decimal number."""
+        """Return the name of a record type; if unknown, its decimal number."""
         name = self.types.get((level, type_id))
         return _KNOWN_TYPES.get(type_id, str(type_id)) if name is None else name
 
     def string_ids(self, strings: Strings, hash_ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the string ids of the texts of a column of hash ids."""
+        """Convert a column of hash ids to ids of the string pool."""
         distinct, inverse = np.unique(np.asarray(hash_ids, np.uint64), return_inverse=True)
         ids = strings.intern_all(self.text(int(value)) for value in distinct.tolist())
         return np.asarray(ids, np.int64)[inverse]
 
 
 def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
-    """Count malformed lines and missing hashes, after everything was decoded."""
+    """Count malformed lines and missing hashes as anomalies; called after decoding."""
     if dictionaries.malformed:
         sink.anomaly("malformed_dictionary_line", dictionaries.malformed, "not number:text")
     if dictionaries.missing:
@@ -81,7 +82,7 @@ def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
 
 
 def read_dictionaries(data: DataFolder) -> Dictionaries:
-    """Read the dictionaries of the host; missing files give empty ones.
+    """Read the dictionaries of the host; a missing file results in an empty dictionary.
 
     Raises:
         RawFormatError: a file cannot be read.
@@ -141,14 +142,14 @@ class Control:
     values: Mapping[str, Any]
 
     def text(self, key: str, default: str = "") -> str:
-        """Return the value of `key` as text; `default` if it is missing."""
+        """Return the value of `key` as a string; `default` if it is missing."""
         value = self.values.get(key)
         if value is None or isinstance(value, dict | list):
             return default
         return str(value)
 
     def integer(self, key: str, default: int | None = None) -> int | None:
-        """Return the value of `key` as an integer (number or text)."""
+        """Return the value of `key` (number or string) as an integer."""
         value = self.values.get(key)
         if isinstance(value, bool):
             return default
@@ -201,7 +202,7 @@ def unfinished(folder: Path) -> list[str]:
 
 
 def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
-    """Return the control file `name` or `name.<N>` of a directory.
+    """Return the control file `name` or `name.<N>` in a directory.
 
     Raises:
         RawFormatError: there are several, or a required one is missing.
@@ -240,7 +241,7 @@ def read_json(path: Path) -> Control:
             raise RawFormatError(f"{path} is not JSON: {err}", slug="damaged-recording") from err
     if not isinstance(values, dict):
         raise RawFormatError(
-            f"{path} holds {type(values).__name__}, expected a JSON object",
+            f"{path} contains {type(values).__name__}, expected a JSON object",
             slug="damaged-recording",
         )
     return Control(path, values)
@@ -248,7 +249,7 @@ def read_json(path: Path) -> Control:
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """The counters of a start log by name: `clock_monotonic_raw`, `cntvct`, ..."""
+    """Counters of a start log by name, such as `clock_monotonic_raw` and `cntvct`."""
 
     path: Path
     values: Mapping[str, int]
@@ -317,16 +318,16 @@ _DEVICE = re.compile(r"device_(\d{1,4})")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """When profiling began and ended, ns since 1970."""
+    """Start and end of profiling, as Unix times in ns."""
 
     start_ns: int
     end_ns: int
     ended: bool
-    """False if no end was recorded and `end_ns` is assumed."""
+    """False if the end was not recorded and `end_ns` is an assumption."""
 
 
 class _Part:
-    """Common base of host and device directories."""
+    """Common base class of host and device directories."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -337,7 +338,7 @@ class _Part:
         self.end = None if end is None else read_json(end)
         self.data: DataFolder = scan(path / "data")
         self.unfinished = [path / name for name in unfinished(path)]
-        """Files without a `.done` companion: still being written, or left by a crash."""
+        """Files without a `.done` file, which are still being written or were left by a crash."""
         self.unfinished += [self.data.path / name for name in self.data.unfinished]
 
     def _control(self, name: str) -> Control:
@@ -347,7 +348,7 @@ class _Part:
 
     @cached_property
     def session(self) -> Session:
-        """Session of this part, by its own files."""
+        """Session according to the files of this part."""
         begin_us = _needed(self.start, "collectionTimeBegin", _LATEST_US)
         end_us = None if self.end is None else self.end.integer("collectionTimeEnd")
         if end_us is None or not 0 < end_us <= _LATEST_US:
@@ -356,13 +357,13 @@ class _Part:
 
     @property
     def platform(self) -> int:
-        """`platform_version` of info.json, the kind of chip; -1 if it is not a number."""
+        """`platform_version` in info.json (the kind of chip); -1 if it is not a number."""
         version = self.info.integer("platform_version")
         return -1 if version is None else version
 
     @property
     def layout_version(self) -> str:
-        """`version` of info.json, "1.0" or "2.0"; selects the layout of some samples."""
+        """`version` in info.json, "1.0" or "2.0", which selects the layout of some samples."""
         return self.info.text("version", "1.0")
 
     @cached_property
@@ -394,16 +395,16 @@ class _Part:
 
 
 class HostDirectory(_Part):
-    """The `host/` part: calls, launches, dictionaries and samples of the host."""
+    """The part `host/`: calls, launches, dictionaries and samples of the host."""
 
     @cached_property
     def dictionaries(self) -> Dictionaries:
-        """Texts that all parts of the recording refer to."""
+        """Dictionaries to which all parts of the recording refer."""
         return read_dictionaries(self.data)
 
 
 class DeviceDirectory(_Part):
-    """One `device_<N>/` part: task logs, PMU records and samples of one device."""
+    """A part `device_<N>/`: task logs, PMU records and samples of one device."""
 
     def __init__(self, path: Path, device_id: int) -> None:
         super().__init__(path)
@@ -411,23 +412,23 @@ class DeviceDirectory(_Part):
 
     @cached_property
     def device_info(self) -> Control:
-        """Last element of DeviceInfo in info.json, or an empty one."""
+        """Last element of DeviceInfo in info.json; empty if missing."""
         records = self.info.records("DeviceInfo")
         return records[-1] if records else Control(self.info.path, {})
 
 
 class ProfDirectory:
-    """A recording. Parts that cannot be read are listed in `problems`."""
+    """A PROF_* directory; `problems` lists the parts that cannot be read."""
 
     def __init__(self, path: Path) -> None:
         """Open the recording at `path`.
 
         Raises:
-            RawFormatError: the path is not a recording, or no part can be read.
+            RawFormatError: `path` is not a recording, or no part can be read.
         """
         self.path = path
         self.problems: list[tuple[str, str]] = []
-        """(anomaly name, message) of every part that was not opened."""
+        """(anomaly name, message) for each part that could not be opened."""
         self.host: HostDirectory | None = None
         self.devices: list[DeviceDirectory] = []
         errors: list[RawFormatError] = []
@@ -451,16 +452,16 @@ class ProfDirectory:
 
     @property
     def dictionaries(self) -> Dictionaries:
-        """The host's dictionaries, or empty ones."""
+        """Dictionaries of the host; empty without a host directory."""
         return Dictionaries() if self.host is None else self.host.dictionaries
 
     @property
     def process_id(self) -> int:
-        """`pid` in info.json of the host, else of the first device; 0 if it is missing."""
+        """`pid` in info.json of the host or the first device; 0 if it is missing."""
         return (self.host or self.devices[0]).info.integer("pid") or 0
 
     def report_problems(self, sink: Sink) -> None:
-        """Count unread parts, links, lost slices and files that are still being written."""
+        """Count unread parts, links, lost slices and unfinished files as anomalies."""
         for name, message in self.problems:
             sink.anomaly(name, 1, message)
         for part in [self.host, *self.devices]:

@@ -44,11 +44,11 @@ class _Row:
     task_id: int
     name: str
     more: tuple[object, ...]
-    """Names and values of `args` after the common ones."""
+    """Additional names and values for the column `args`."""
 
 
 def decode_dpu(host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
-    """Write DPU_TASK. Its tasks have new ids, since none of them is in TASK."""
+    """Write DPU_TASK. Its tasks get new ids, because they are not in TASK."""
     for make in (_kernels, _collectives):
         rows: list[_Row] = []
         for row in make(host, sink):
@@ -60,7 +60,7 @@ def decode_dpu(host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
 
 
 def _kernels(host: HostDirectory, sink: Sink) -> Iterator[_Row]:
-    """Yield the kernels; their names are those of the last launch with their device and task."""
+    """Yield the kernels, named after the last launch with the same device and task."""
     launched: dict[tuple[int, int], int] | None = None
     for records in host_records(host, "compact", "dpu_track", sink):
         if launched is None:
@@ -94,7 +94,7 @@ def _on_dpu(records: Records, field: str) -> Iterator[Any]:
 
 
 def _collectives(host: HostDirectory, sink: Sink) -> Iterator[_Row]:
-    """Yield the tasks of collectives (platforms 15 and 16)."""
+    """Yield the collective tasks (platforms 15 and 16)."""
     if host.platform not in V6_PLATFORMS:
         return
     for records in host_records(host, "additional", "dpu_hccl_info", sink):
@@ -158,7 +158,7 @@ def _collective_args(record: Any, host: HostDirectory) -> tuple[object, ...]:
 
 
 def _write(rows: list[_Row], host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
-    """Write rows; those that began before the session are dropped and counted."""
+    """Write the rows; rows that started before the session are dropped and counted."""
     if not rows:
         return
     start_ns = host.clocks.host.to_ns(np.array([row.start for row in rows], np.uint64))

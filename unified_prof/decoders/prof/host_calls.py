@@ -1,7 +1,7 @@
-"""Decodes calls of the host: CANN_API (api_event) and OSRT_API; finds the calls around a time.
+"""Decodes host calls: CANN_API (api_event) and OSRT_API; finds the calls that enclose a time.
 
-Calls of one level are intervals (begin, end]. NODE calls of a thread nest. Calls of other levels do
-not, so one that begins before its predecessor ended is left out.
+Calls of one level are intervals (begin, end]. NODE calls on a thread may nest. Calls of other
+levels do not nest, so a call that begins before the previous one has ended is dropped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Intervals:
         )
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
-        """Return for every key the innermost call around it (the one begun last), or NOWHERE."""
+        """Return the innermost call (started last) that encloses each key, or NOWHERE."""
         row = np.searchsorted(self.begin, keys, side="left").astype(np.int64) - 1
         if not len(self):
             return row
@@ -65,7 +65,7 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True)
 class CallTree:
-    """The calls that may launch tasks, by level."""
+    """Calls that may launch tasks, by level."""
 
     acl: Intervals
     model: Intervals
@@ -74,7 +74,7 @@ class CallTree:
 
 
 def concatenate_intervals(first: Intervals, second: Intervals) -> Intervals:
-    """Return the calls of both; those of `first` begin first."""
+    """Concatenate two sets of calls; the calls in `first` begin earlier."""
     return Intervals(
         *(
             np.concatenate([getattr(first, field.name), getattr(second, field.name)])
@@ -84,7 +84,7 @@ def concatenate_intervals(first: Intervals, second: Intervals) -> Intervals:
 
 
 def without_overlaps(calls: Intervals) -> Intervals:
-    """Drop calls that begin before the last kept call ended."""
+    """Drop calls that begin before the previous kept call has ended."""
     if not (calls.begin[1:] < calls.end[:-1]).any():
         return calls
     # Each call determines the next one kept; all calls reached from the first are kept. Ends of a
@@ -103,9 +103,9 @@ def without_overlaps(calls: Intervals) -> Intervals:
 
 
 def _last_reaching(end: Keys, start: NDArray[np.int64], keys: Keys) -> NDArray[np.int64]:
-    """Return for every query the last row up to `start` whose end is not before its key.
+    """Return for each query the last row up to `start` whose end is not before the key.
 
-    All queries climb and descend a pyramid of block maxima: about 2 log2(n) steps.
+    The search uses a tree of block maxima and takes about 2 log2(n) steps for all queries together.
     """
     result = np.full(len(start), NOWHERE, np.int64)
     reach = np.maximum.accumulate(end)
@@ -156,21 +156,21 @@ CALL = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """Types (level << 32 | type) and item hashes (operator, model) of calls, by index."""
+    """Types (level << 32 | type) and item hashes (operator, model) of calls by index."""
 
     types: NDArray[np.uint64]
     items: NDArray[np.uint64]
 
     def level(self) -> NDArray[np.int64]:
-        """Return the level of every type index."""
+        """Return the level for each type index."""
         return (self.types >> np.uint64(32)).astype(np.int64)
 
     def type_pairs(self) -> list[tuple[int, int]]:
-        """Return (level, type) of every type index."""
+        """Return (level, type) for each type index."""
         return [(value >> 32, value & 0xFFFFFFFF) for value in self.types.tolist()]
 
     def intervals(self, calls: Rows, level: int) -> Intervals:
-        """Return the calls of one level that are not empty."""
+        """Return the calls of one level whose duration is not 0."""
         of_level = self.level() == level
         calls = selected(calls, of_level[calls["type_index"]] & (calls["key"] != calls["end"]))
         begin = calls["key"]
@@ -187,7 +187,7 @@ class CallNames:
 
 
 def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> CallNames:
-    """Append all calls to `spool`; those recorded as two events are paired."""
+    """Append all calls to `spool`; calls recorded as two events are paired."""
     types, items = Pool(), Pool()
     items.index_of(np.zeros(1, np.uint64))  # index 0: no item
     events: list[Records] = []
@@ -222,7 +222,7 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
 
 
 class CallWriter:
-    """Writes CANN_API: calls that end after the start of the session."""
+    """Writes calls that end after the start of the session to CANN_API."""
 
     def __init__(
         self, names: CallNames, host: HostDirectory, timeline: Timeline, sink: Sink
@@ -236,7 +236,7 @@ class CallWriter:
         self._process = (host.info.integer("pid") or 0) << 32
 
     def write(self, calls: Rows) -> None:
-        """Write rows of `CALL`."""
+        """Write `CALL` rows."""
         clock, timeline = self._host.clocks.host, self._timeline
         end_ns = clock.to_ns(timeline.ticks(calls["end"]))
         keep = end_ns >= self._host.session.start_ns
@@ -262,7 +262,7 @@ class CallWriter:
         )
 
     def _item_name_ids(self, items: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the string ids of the texts of items."""
+        """Return the string ids of items."""
         new = np.unique(items[self._item_ids[items] < 0])
         if len(new):
             dictionaries = self._host.dictionaries
@@ -273,17 +273,17 @@ class CallWriter:
 
 
 def _usable(rows: Records, timeline: Timeline, sink: Sink) -> Records:
-    """Drop calls with impossible times: far from the recording, or end before begin."""
+    """Drop calls with invalid times: far from the recording, or end before begin."""
     good = timeline.fits(rows["begin"]) & timeline.fits(rows["end"])
     good &= rows["begin"] <= rows["end"]
     if good.all():
         return rows
-    sink.anomaly("impossible_time_api_event", int((~good).sum()), "api_event records left out")
+    sink.anomaly("impossible_time_api_event", int((~good).sum()), "api_event records were skipped")
     return rows[good]
 
 
 def _pair_events(events: Records, sink: Sink) -> Records:
-    """Combine every two equal events into one interval, in file order."""
+    """Combine pairs of equal events into intervals, in file order."""
     fields = ("item_id", "request_id", "thread_id", "type", "level")
     order = np.lexsort([events[field] for field in fields])
     events = events[order]
@@ -371,8 +371,8 @@ class _Call:
 def decode_os_calls(host: HostDirectory, sink: Sink) -> None:
     """Write OSRT_API (host_syscall.data and host_pthreadcall.data, text): one row per call.
 
-    The first line of a file counts as the start of the session. Times are computed in float64
-    microseconds like the exporter's, which gives steps of a quarter microsecond.
+    The time of a file's first line is taken as the start of the session. As in the exporter, times
+    are computed in float64 microseconds, so their resolution is a quarter of a microsecond.
     """
     for kind, parse in (("host_syscall", _system_call), ("host_pthreadcall", _thread_call)):
         file = host.data.get(kind)

@@ -1,4 +1,4 @@
-"""Decodes host records beside calls: MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM, streams of AI CPUs."""
+"""Decodes host records other than calls: MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM, AI CPU streams."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
 def device_marks(
     device: DeviceDirectory, marks: Records, process_id: int, ids: IdCounter, sink: Sink
 ) -> None:
-    """Write the device side of marks as TASK rows, from the first to the last record of each."""
+    """Write TASK rows for marks on the device, from the first to the last record of each mark."""
     order = np.lexsort((marks["timestamp"], marks["index_id"]))
     marks = marks[order]
     notes = Runs(marks["index_id"])
@@ -134,17 +134,17 @@ COPY = np.dtype([("key", "u8"), ("task_id", "u4"), ("size", "i8"), ("operation",
 def copies_of(
     tasks: HostTasks, device_id: int, types: TaskTypes, sizes: Rows, *, wide_task_ids: bool
 ) -> Rows:
-    """Return the asynchronous copies of one device (rows of `COPY`).
+    """Return the asynchronous copies of one device (`COPY` rows).
 
-    A size record belongs to the copies launched by its thread at its time, in the order of batch
-    and task id: each moves at most `max_size` of it. Copies without a record have size 0 and
+    A size record applies to the copies that its thread launched at its time, ordered by batch and
+    task id; each copy transfers at most `max_size` bytes. Copies without a record have size 0 and
     operation `other`.
 
     Args:
         tasks: launches.
         device_id: number of the device.
         types: types of the launches.
-        sizes: rows of `SIZES` of the same window, sorted by key.
+        sizes: `SIZES` rows of the same window, sorted by key.
         wide_task_ids: as in `pack_keys`.
     """
     is_copy = types.is_one_of("MEMCPY_ASYNC")[tasks.type_index] & (tasks.device_id == device_id)
@@ -176,7 +176,7 @@ def copies_of(
 
 
 def _chunks(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return size and direction of copies: of the nth chunk of their record."""
+    """Return size and direction of copies; each copy is the nth chunk of its record."""
     limit, total = found["max_size"], found["data_size"]
     divisor = np.maximum(limit, np.uint64(1))
     chunks = total // divisor + (total % divisor > 0)
@@ -231,12 +231,12 @@ def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStreams:
-    """Streams of collectives that AI CPUs run, by group of ranks (hash of its name)."""
+    """Streams of collectives on AI CPUs, by communication group (hash of its name)."""
 
     of_kernels: dict[int, int] = field(default_factory=dict)
-    """Group whose AI CPU kernels run on a stream."""
+    """Stream -> group whose AI CPU kernels run on it."""
     of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Groups whose kernels launch tasks on a stream."""
+    """Stream -> groups whose kernels launch tasks on it."""
 
     def kernel_streams(self) -> NDArray[np.int64]:
         """Return the streams of AI CPU kernels, ascending."""

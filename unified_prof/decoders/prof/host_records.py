@@ -1,4 +1,4 @@
-"""Reads compact and additional records of the host, with keys of thread and time."""
+"""Reads compact and additional records of the host, with (thread, time) keys."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from unified_prof.decoders.spool import Spool
 def host_records(
     host: HostDirectory, envelope: str, kind: str, sink: Sink, *, prefix: str | None = None
 ) -> Iterator[Records]:
-    """Yield the valid records of one kind in pieces; records with a wrong magic are counted.
+    """Yield the valid records of one kind in chunks; records with a wrong magic number are counted.
 
     Args:
         host: directory of the host.
         envelope: `compact` or `additional`.
         kind: name of the file and the layout.
         sink: receives the anomalies.
-        prefix: `unaging` (static) or `aging` to read only these files; default both, in this order.
+        prefix: `unaging` (static) or `aging` to read only these files; by default both, in this
+            order.
     """
     name = f"{envelope}.{kind}"
     file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")
@@ -34,9 +35,10 @@ def host_records(
 
 
 def valid_records(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
-    """Yield the records of a host file that have their magic number; others are counted.
+    """Yield the records of a host file with the correct magic number; other records are counted.
 
-    Slices of the host hold whole records. If one does not, it was cut and is read separately.
+    Slices of host files contain complete records. A slice that does not is truncated and is read
+    separately.
     """
     record = record_type(kind)
     cut = [part for part in file.by_slice() if part.size_bytes % record.itemsize]
@@ -53,10 +55,10 @@ def valid_records(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
 
 
 def with_keys(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:
-    """Return the records with a possible time, and their keys."""
+    """Return the records with a valid time, and their keys."""
     good = timeline.fits(records["timestamp"])
     if not good.all():
-        sink.anomaly(f"impossible_time_{kind}", int((~good).sum()), f"{kind} records left out")
+        sink.anomaly(f"impossible_time_{kind}", int((~good).sum()), f"{kind} records were skipped")
         records = records[good]
     return records, timeline.pack(records["thread_id"], records["timestamp"])
 
@@ -64,7 +66,7 @@ def with_keys(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tu
 def read_sorted(
     host: HostDirectory, envelope: str, kind: str, timeline: Timeline, sink: Sink
 ) -> tuple[Records, Keys]:
-    """Return all records of a kind of which there are few, sorted by time, with their keys."""
+    """Return all records of a kind, sorted by time, with their keys; use only for rare kinds."""
     pieces = list(host_records(host, envelope, kind, sink))
     if not pieces:
         return np.zeros(0, record_type(kind)), np.zeros(0, np.uint64)
@@ -76,7 +78,7 @@ def read_sorted(
 def spool_records(
     host: HostDirectory, envelope: str, kind: str, timeline: Timeline, spool: Spool, sink: Sink
 ) -> None:
-    """Append the records of a kind to `spool`, with their keys."""
+    """Append the records of a kind and their keys to `spool`."""
     for records in host_records(host, envelope, kind, sink):
         records, key = with_keys(records, kind, timeline, sink)
         rows = np.empty(len(records), spool.dtype)

@@ -27,15 +27,15 @@ class _CpuSample:
     time_ns: int
     uptime_s: Fraction | None = None
     threads: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Jiffies used so far and the CPU that ran the thread last, by thread id."""
+    """Thread id -> (jiffies used so far, CPU that last ran the thread)."""
 
 
 def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
     """Write CPU_USAGE (host_cpu.data, text): percent of each CPU between samples.
 
-    A row has the time of the earlier sample. The time of a thread counts for the CPU that ran it
-    last, limited to the length of the interval. CPUs above 100 percent are left out, as in the
-    exporter's databases.
+    A row has the time of the earlier sample. The time of a thread is assigned to the CPU that last
+    ran it, limited to the length of the interval. As in the exporter, CPUs above 100 percent are
+    omitted.
     """
     clock_hz = host.info.integer("sysClockFreq") or 0
     if clock_hz <= 0:
@@ -65,7 +65,7 @@ def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
 
 
 def _usage(earlier: _CpuSample, later: _CpuSample, clock_hz: int) -> dict[int, Fraction]:
-    """Return percent by CPU."""
+    """Return CPU -> percent."""
     if earlier.uptime_s is None or later.uptime_s is None:
         return {}
     interval = (later.uptime_s - earlier.uptime_s) * clock_hz
@@ -95,7 +95,7 @@ def _cpu_samples(host: HostDirectory, sink: Sink) -> Iterator[_CpuSample]:
 
 
 def _add_thread(sample: _CpuSample, line: str) -> bool:
-    """Add the thread of a stat line; returns False if the line is damaged."""
+    """Add the thread of a stat line; return False if the line is damaged."""
     head, parenthesis, tail = line.rpartition(")")  # commands may contain parentheses
     fields = tail.split()
     thread = sampling.integer(head.partition(" ")[0])
@@ -123,11 +123,11 @@ _UNIT_BYTES = {"B": 1.0, "K": float(1 << 10), "M": float(1 << 20), "G": float(1 
 def decode_host_disk(host: HostDirectory, sink: Sink) -> None:
     """Write HOST_DISK_USAGE (host_disk.data, text of iotop): one row per line.
 
-    The n-th line is n sampling intervals after the start time. Rates are in bytes per second, usage
-    is the percentage of time spent waiting for the disk.
+    The time of the n-th line is the start time plus n sampling intervals. Rates are in bytes per
+    second; usage is the percentage of time spent waiting for the disk.
 
     Raises:
-        RawFormatError: the file has no start time, or sample.json no sampling frequency.
+        RawFormatError: the file has no start time, or sample.json has no sampling frequency.
     """
     file = host.data.get("host_disk")
     if file is None:
@@ -188,7 +188,7 @@ _DECIMALS = 6
 def decode_host_mem(host: HostDirectory, sink: Sink) -> None:
     """Write HOST_MEM_USAGE (host_mem.data, text): resident memory in percent of the host's.
 
-    A row has the time of the earlier of two samples and the usage of the later one.
+    A row has the time of the earlier sample and the usage of the later sample.
     """
     samples = sampling.integer_rows(host, sink, "host_mem", _MEM_FIELDS)
     total_kb = host.info.decimal("memoryTotal")
@@ -225,14 +225,15 @@ _BYTES_PER_KB = 1024.0
 class _NetworkSample:
     time_ns: int
     total_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes sent and received so far, by interface."""
+    """Interface -> bytes sent and received so far."""
 
 
 def decode_host_network(host: HostDirectory, sink: Sink) -> None:
     """Write HOST_NETWORK_USAGE (host_network.data, text): traffic between samples.
 
-    A row has the time of the earlier sample. `speed` is the sum of all interfaces in bytes per
-    second; `usage` is the mean of the active interfaces in percent of the speed of the last one.
+    A row has the time of the earlier sample. `speed` is the sum over all interfaces in bytes per
+    second; `usage` is the mean over the active interfaces, in percent of the link speed of the last
+    interface.
     """
     speeds_mbit = {}
     for card in host.info.records("netCard"):
@@ -281,7 +282,7 @@ def _network_samples(
 def _traffic(
     earlier: _NetworkSample, later: _NetworkSample, speeds_mbit: Mapping[str, int]
 ) -> tuple[float, float]:
-    """Return percent of the capacity, and bytes per second."""
+    """Return the usage in percent and the traffic in bytes per second."""
     # The exporter subtracts seconds as float64, so its results have that noise.
     seconds = later.time_ns / 1e9 - earlier.time_ns / 1e9
     total, active, capacity = 0.0, 0, 0

@@ -1,4 +1,4 @@
-"""Decodes the host of a recording: its calls, and its launches by device."""
+"""Decodes the host side of a recording: calls, and launches by device."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _LEVEL0 = ("l0", "level0")
 
 
 class HostSide:
-    """Records of the host about work for devices. Reading them writes CANN_API.
+    """Reads host records of device work, and writes CANN_API in the same pass.
 
-    A context manager: temporary files are removed when the block ends.
+    Use as a context manager; temporary files are removed on exit.
     """
 
     def __init__(self, host: HostDirectory, sink: Sink, stage: Stage, workspace: Workspace) -> None:
@@ -71,7 +71,7 @@ class HostSide:
         self._stack.close()
 
     def device_ids(self) -> set[int]:
-        """Return the devices that something was launched for."""
+        """Return the devices with launches."""
         return set(self._launched)
 
     def launched(self, device_id: int) -> Launched:
@@ -129,7 +129,7 @@ class HostSide:
                     first_row += len(window.others[0])
 
     def _observe_tasks(self, tasks: Any) -> None:
-        """Pass all launches to the rounds of task ids, if these depend on later tasks."""
+        """Pass all launches to `Rounds.observe` if batches depend on later tasks."""
         if not self._rounds.looks_back:
             return
         first_row = 0
@@ -241,9 +241,10 @@ class HostSide:
 def _outer_collectives(
     launches: Launches, chosen: NDArray[np.int64], host_data: HostData
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Return which launches were made inside a collective, and the hash of its name.
+    """Return a mask of the launches inside a collective, and the hash of the collective's name.
 
-    The collective is the call around the NODE call, if it launches tasks of collectives itself.
+    The collective is the call that encloses the NODE call, if it also launches collective tasks
+    itself.
     """
     tasks, node = launches.tasks, host_data.tree.node
     collective = np.zeros(len(node) + 1, bool)  # the last is NOWHERE

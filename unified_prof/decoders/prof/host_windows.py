@@ -1,8 +1,8 @@
-"""Splits the records of the host into windows that no operator crosses.
+"""Splits the host records into windows such that no operator crosses a boundary.
 
-Records are ordered by thread and time and belong to the calls around them. A window ends where a
-call begins while no NODE or communication call is open, so each window can be decoded separately.
-Calls of the outer levels that are still open are carried into the next window.
+Records are sorted by thread and time and belong to the calls that enclose them. A window ends where
+a call begins and no NODE or communication call is open, so each window can be decoded separately.
+Open calls of outer levels are carried over into the next window.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unified_prof.decoders.spool import Rows, Spool, copied, stacked, windows
 
 @dataclass(frozen=True, slots=True)
 class HostWindow:
-    """Records of the host in one window; each kind sorted by key."""
+    """Host records of one window; each kind is sorted by key."""
 
     calls: Rows
     tree: CallTree
@@ -77,7 +77,7 @@ def host_windows(
 
 
 def _last_gap(calls: Rows, inner: NDArray[np.bool_]) -> int:
-    """Return the last call that begins while no inner call is open, or 0."""
+    """Return the last call that begins when no inner call is open, or 0."""
     if not len(calls):
         return 0
     begin = calls["key"]
@@ -95,7 +95,7 @@ class _Trees:
         self._open: dict[int, Intervals] = {}
 
     def tree(self, calls: Rows, until: np.uint64 | None) -> CallTree:
-        """Return the calls of a window and those still open from before, by level."""
+        """Return the calls of a window and the calls still open from earlier windows, by level."""
         outer = {level: self._outer(calls, level, until) for level in (ACL, MODEL)}
         return CallTree(
             outer[ACL],

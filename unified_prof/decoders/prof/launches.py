@@ -1,4 +1,4 @@
-"""Reads the launches of the host (task_track) and locates the calls that made them."""
+"""Reads the launches of the host (task_track) and finds the calls that enclose them."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ class HostTasks:
     communication: NDArray[np.int32]
     """Row of the communication call around the launch, or -1."""
     connection_id: NDArray[np.int64]
-    """Connection id of the NODE call, else of the innermost call; -1 without a call."""
+    """Connection id of the NODE call, or of the innermost call if there is none; -1 without a
+    call."""
     model_id: NDArray[np.uint32]
     """Model of the MODEL call around the launch, or NO_MODEL."""
 
     @classmethod
     def from_rows(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
-        """Return launches whose calls are not located yet (`locate_calls`)."""
+        """Create launches without calls; `locate_calls` sets them."""
         count = len(rows)
         return cls(
             rows["key"].copy(),
@@ -89,7 +90,7 @@ class HostTasks:
 
     @classmethod
     def none(cls) -> HostTasks:
-        """Return no tasks."""
+        """Return an empty set of tasks."""
         return cls.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
 
     def take(self, rows: NDArray[Any]) -> HostTasks:
@@ -107,18 +108,18 @@ class TaskTypes:
     names: tuple[str, ...]
 
     def is_one_of(self, *names: str) -> NDArray[np.bool_]:
-        """Return for every type index whether its name is one of `names`."""
+        """Return a mask of the type indexes whose name is in `names`."""
         return np.array([name in names for name in self.names], bool)
 
     def kernels(self) -> NDArray[np.bool_]:
-        """Return for every type index whether it is a kernel launch."""
+        """Return a mask of the type indexes that are kernel launches."""
         return np.array([name.startswith("KERNEL") for name in self.names], bool)
 
 
 def read_host_tasks(
     host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
 ) -> tuple[TaskTypes, Rounds]:
-    """Append all launches to `spool`; returns their types and the rounds of their ids."""
+    """Append all launches to `spool`; return their types and the `Rounds` of their ids."""
     wide = host.platform in V6_PLATFORMS
     types = Pool()
     flips: list[Records] = []
@@ -153,10 +154,10 @@ def streams(rows: Rows) -> NDArray[np.uint32]:
 
 
 def locate_calls(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
-    """Find the calls around every launch.
+    """Find the calls that enclose each launch.
 
     Args:
-        tasks: launches; sets `node`, `communication`, `connection_id` and `model_id`.
+        tasks: launches; their `node`, `communication`, `connection_id` and `model_id` are set.
         tree: calls of the same window.
         items: item hashes by index, as in `CallNames.items`; for MODEL calls the model id.
     """
@@ -176,7 +177,7 @@ def locate_calls(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) ->
 
 
 def without_repeats(tasks: HostTasks, sink: Sink) -> HostTasks:
-    """Drop launches that were recorded twice, with the same time and identity."""
+    """Drop launches that were recorded twice with the same time and identity."""
     same_time = np.flatnonzero(tasks.key[1:] == tasks.key[:-1])
     if not len(same_time):
         return tasks
@@ -194,10 +195,10 @@ def without_repeats(tasks: HostTasks, sink: Sink) -> HostTasks:
 
 
 def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
-    """Drop launches from communication calls that are in no NODE call.
+    """Drop launches in communication calls that are not enclosed by a NODE call.
 
-    The record of the NODE call is lost, so the operator of these tasks is unknown; the exporter
-    does not join them with the device's log.
+    The record of the NODE call is lost, so the operator of these tasks is unknown; like the
+    exporter, uprof does not join them with the device's log.
     """
     in_node = tree.node.find(tree.communication.end) != NOWHERE
     lost = (tasks.communication != NOWHERE) & ~np.r_[in_node, True][tasks.communication]
@@ -228,14 +229,14 @@ class Launches:
     """Launches of one device with their contexts, sorted by identity."""
 
     tasks: HostTasks
-    """The launches, a row each."""
+    """The launches, one row each."""
     key: NDArray[np.uint64]
-    """Identity with context, ascending; the columns below have its length."""
+    """Identity with context, ascending; the following columns have the same length."""
     task: NDArray[np.int64]
     """Row in `tasks`."""
     context_id: NDArray[np.uint32]
     placeholder: NDArray[np.bool_]
-    """True for tasks that consist of contexts, which are separate rows."""
+    """True for tasks with contexts; each context is a separate row."""
 
 
 def launches_of(
@@ -247,9 +248,9 @@ def launches_of(
     *,
     wide_task_ids: bool,
 ) -> Launches:
-    """Return the launches of one device, with a row for each context of those that have any.
+    """Return the launches of one device, with a row for each context of tasks with contexts.
 
-    With 32-bit task ids the device logs no contexts of operators.
+    With 32-bit task ids, the device does not log contexts of operators.
     """
     on_device = tasks.device_id == device_id
     if not on_device.all():

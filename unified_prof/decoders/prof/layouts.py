@@ -1,12 +1,13 @@
-"""Layouts of binary records as NumPy structured types, groups of platforms, names of numbers.
+"""Layouts of binary records as NumPy structured types, platform groups, and names of codes.
 
 Platforms (`platform_version` of info.json): 0 is the 310, 1 the 910A, 4 the 310P, 5 the 910B, 7 the
 310B, 15 and 16 the 950.
 
-An entry reads `name: (size_bytes, "field type@offset, ...")`. Types are little-endian: u1 u2 u4 u8
-unsigned, i4 i8 signed, f8 double, `Nu4` an array of N, `NS` a NUL-padded text of N bytes. Unused
-bytes have no field. An entry of `_COMPACT` or `_ADDITIONAL` describes the payload of
-a host record: its offsets count from the payload, and the type also has the envelope's fields.
+An entry has the format `name: (size_bytes, "field type@offset, ...")`. Types are little-endian: u1
+u2 u4 u8 unsigned, i4 i8 signed, f8 double, `Nu4` an array of N, `NS` a NUL-padded string of N
+bytes. Unused bytes have no field. An entry in `_COMPACT` or `_ADDITIONAL` describes the payload of
+a host record: its offsets are relative to the payload, and the NumPy type also contains the fields
+of the envelope.
 
 Source of the facts: the public collector and analysis code of the Ascend toolkit.
 """
@@ -269,10 +270,10 @@ _FIELD = re.compile(r"(\w+) (\d*)([uif]\d|S)@(\d+)")
 
 @cache
 def record_type(name: str) -> RecordType:
-    """Return the NumPy structured type of the record kind `name`, envelope included.
+    """Return the NumPy structured type of the record kind `name`, including the envelope.
 
     Raises:
-        KeyError: no such layout.
+        KeyError: there is no such layout.
     """
     if name in _COMPACT:
         return _structured(_COMPACT_BYTES, [(_HEADER, 0), (_COMPACT[name], _HEADER_BYTES)])
@@ -332,5 +333,5 @@ DATA_TYPES = _numbered(
 
 
 def name_of(names: dict[int, str], number: int) -> str:
-    """Return the name of `number`, or the number as text."""
+    """Return the name of `number`; if unknown, the number as a string."""
     return names.get(number, str(number))

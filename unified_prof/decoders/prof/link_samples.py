@@ -22,11 +22,11 @@ _HCCS_FIELDS = 3
 
 
 def decode_hccs(device: DeviceDirectory, sink: Sink) -> None:
-    """Write HCCS (hccs.data, text): throughput between samples, at the time of the later one.
+    """Write HCCS (hccs.data, text): throughput between samples, with the time of the later one.
 
-    Follows the exporter: each sample is compared with the one before it, and the first with the
-    last; intervals in which a counter went backwards are left out; the last row is dropped unless
-    it is the only one. Rates are rounded to a thousandth MB/s.
+    As in the exporter, each sample is compared with the previous one, and the first with the last.
+    Intervals in which a counter decreases are skipped. The last row is dropped unless it is the
+    only one. Rates are rounded to 0.001 MB/s.
     """
     samples = sampling.integer_rows(device, sink, "hccs", _HCCS_FIELDS, header_lines=1)
     if not len(samples):
@@ -110,7 +110,7 @@ def _decode_interface(device: DeviceDirectory, sink: Sink, kind: str) -> None:
 
 
 def _interface_rows(lines: Sequence[str]) -> list[list[float]]:
-    """Return time and numbers of the lines that have the expected form."""
+    """Return the times and numbers of the lines with the expected format."""
     rows = []
     for line in lines:
         time, *fields = line.replace(":", " ", 1).split()
@@ -154,7 +154,7 @@ _NETDEV_BANDWIDTHS = {
 def decode_netdev_stats(device: DeviceDirectory, sink: Sink) -> None:
     """Write NETDEV_STATS (netdev_stats.data, text): changes since the previous sample.
 
-    A counter that went backwards counts as 0. Times are those of the host's monotonic clock.
+    A counter that decreased counts as 0. Times are those of the host's monotonic clock.
     """
     samples = sampling.integer_rows(device, sink, "netdev_stats", 1 + len(_NETDEV_COUNTERS))
     if len(samples) < 2:
@@ -202,7 +202,7 @@ def decode_pcie(device: DeviceDirectory, sink: Sink) -> None:
 def decode_unified_bus(device: DeviceDirectory, sink: Sink) -> None:
     """Write UB (ub.data): one row per port and sample.
 
-    The exporter keeps 32 bits of both counters; this decoder keeps all 64.
+    The exporter keeps only 32 bits of both counters; this decoder keeps all 64.
     """
     clock = sampling.start_clock(device)
     for records in sampling.pieces(device, "ub", "ub"):
@@ -277,7 +277,7 @@ def _write_sio(device: DeviceDirectory, sink: Sink) -> None:
 def _scheduler_samples(
     device: DeviceDirectory, function: int, layout: str
 ) -> Iterator[tuple[Records, NDArray[np.int64]]]:
-    """Yield the records of one function code from both logs of the scheduler, and their times."""
+    """Yield the records with one function code in both scheduler logs, and their times."""
     files = ["stars_soc_profile"]
     # Task logs of platforms 15 and 16 have no samples; of those of platform 5 the exporter
     # evaluates ACC_PMU alone.

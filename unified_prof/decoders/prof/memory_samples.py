@@ -20,7 +20,7 @@ _DDR_BYTES_PER_COUNT_ELSEWHERE = 32
 
 
 def decode_ddr(device: DeviceDirectory, sink: Sink) -> None:
-    """Write DDR (ddr.data): one row per moment, the first one measured from the start."""
+    """Write DDR (ddr.data): one row per sample time; the first interval begins at the start."""
     size = _DDR_BYTES_PER_COUNT.get(device.platform, _DDR_BYTES_PER_COUNT_ELSEWHERE)
     clock = sampling.start_clock(device)
     before_us = 0
@@ -30,7 +30,7 @@ def decode_ddr(device: DeviceDirectory, sink: Sink) -> None:
             sink.anomaly(
                 "ddr_single_master",
                 int((~total).sum()),
-                f"{device.data.path}: samples of single masters have no column in DDR",
+                f"{device.data.path}: samples of individual masters have no column in DDR",
             )
         chosen = records[total]
         times, row = np.unique(chosen["timestamp_us"].astype(np.int64), return_inverse=True)
@@ -55,9 +55,10 @@ _HBM_RECORDS_PER_EVENT = 4
 
 
 def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
-    """Write HBM (hbm.data): bandwidth of each memory and direction since its previous sample.
+    """Write HBM (hbm.data): bandwidth by memory and direction since the previous sample.
 
-    The first sample of each has no interval and is 0, as in the exporter's databases.
+    As in the exporter, the first sample of each memory and direction is 0, because it has no
+    interval.
     """
     absolute = device.layout_version == "2.0"
     layout = "hbm_v2" if absolute else "hbm_v1"
@@ -118,7 +119,7 @@ _CACHES_ELSEWHERE = 4
 
 
 def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
-    """Write LLC (llc.data): hit rate and throughput of each cache at each moment."""
+    """Write LLC (llc.data): hit rate and throughput of each cache at each sample time."""
     mode = device.sample.text("llc_profiling")
     if mode not in _LLC_EVENTS:
         sink.anomaly(
@@ -152,7 +153,7 @@ def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
             sink.anomaly(
                 "incomplete_llc_sample",
                 int((~complete).sum()),
-                f"{device.data.path}: samples without all of {len(events)} events",
+                f"{device.data.path}: samples without all {len(events)} events",
             )
         time, cache = moment[0][complete], moment[1][complete].astype(np.int64)
         counts = counts[complete]
@@ -170,7 +171,7 @@ def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
 
 
 def _hit_rate(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return percent, rounded to a tenth."""
+    """Return the hit rate in percent, rounded to 0.1."""
     hits, accesses = (
         counts[:, columns].sum(axis=1).astype(np.float64) for columns in (_HITS, _ACCESSES)
     )
@@ -178,7 +179,7 @@ def _hit_rate(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _throughput(counts: NDArray[np.int64], duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bytes per second, rounded to a thousandth MB/s; 0 for the first sample."""
+    """Return bytes per second, rounded to 0.001 MB/s; 0 for the first sample."""
     transfers = counts[:, _TRANSFERS].sum(axis=1)
     megabytes = sampling.megabytes_per_second(transfers, duration_ns, _BYTES_PER_TRANSFER)
     rounded = np.round(megabytes, 3)
@@ -194,7 +195,7 @@ def _throughput(counts: NDArray[np.int64], duration_ns: NDArray[np.float64]) -> 
 
 
 def _exact_megabytes(transfers: int, duration_ns: float) -> float:
-    """Return MB/s rounded as the exporter does, which rounds halves in decimal arithmetic."""
+    """Return MB/s, rounded like the exporter (halves are rounded in decimal arithmetic)."""
     with localcontext(_DECIMAL):
         seconds = Decimal(repr(duration_ns / _SHARES / 1e9))
         exact = Decimal(transfers) / _MEGABYTES / 1024 / 1024 / seconds
@@ -230,7 +231,7 @@ def decode_npu_mem(device: DeviceDirectory, sink: Sink) -> None:
 
 
 def decode_npu_module_mem(device: DeviceDirectory, sink: Sink) -> None:
-    """Write NPU_MODULE_MEM (npu_module_mem.data): memory reserved by modules of the software."""
+    """Write NPU_MODULE_MEM (npu_module_mem.data): memory reserved by software modules."""
     for records in sampling.pieces(device, "npu_module_mem", "npu_module_mem"):
         sampling.write_samples(
             sink,
@@ -248,9 +249,9 @@ _NO_DIE = -1
 
 
 def decode_qos(device: DeviceDirectory, sink: Sink) -> None:
-    """Write QOS (qos.data): bandwidth of each event at each moment, in bytes per second.
+    """Write QOS (qos.data): bandwidth of each event at each sample time, in bytes per second.
 
-    The exporter multiplies in 32 bits and shows 4096 MB/s as 0; this decoder does not.
+    The exporter multiplies with 32 bits and shows 4096 MB/s as 0; this decoder uses 64 bits.
     """
     names = [name for name in device.sample.text("qosEvents").split(",") if name.strip()]
     names = names[:_QOS_EVENTS]

@@ -1,6 +1,7 @@
-"""Reads the descriptions of operators: names, tensors, attributes and contexts of NODE calls.
+"""Reads operator descriptions: names, tensors, attributes and contexts of NODE calls.
 
-Recordings have millions of operators with hundreds of texts, so each text is interned once.
+Recordings have millions of operators but only hundreds of distinct strings, so each string is
+interned once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CONTEXTS = 1 << 16
 
 @dataclass(slots=True)
 class Descriptions:
-    """The last description of every NODE call, by row of the call tree."""
+    """Last description of each NODE call, by row in the call tree."""
 
     described: NDArray[np.bool_]
     name: NDArray[np.uint32]
@@ -35,7 +36,7 @@ class Descriptions:
     op_type: NDArray[np.uint32]
     task_type: NDArray[np.uint8]
     block_dim: NDArray[np.uint32]
-    """BlockCounters in the low, the mix factor in the high 16 bits."""
+    """Number of blocks in the low 16 bits, mix factor in the high 16 bits."""
     hf32: NDArray[np.bool_]
     static: NDArray[np.bool_]
     attribute: NDArray[np.uint32]
@@ -48,7 +49,7 @@ class Descriptions:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """FFTS+ contexts of calls: sorted call rows, and a range of `ids` for each."""
+    """FFTS+ contexts of calls: sorted call rows, and a range in `ids` for each call."""
 
     row: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -56,7 +57,7 @@ class Contexts:
     ids: NDArray[np.uint32]
 
     def expand(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return a pair (position in `rows`, context id) for every context of every row."""
+        """Return all pairs (position in `rows`, context id) for the contexts of the given rows."""
         place = find(self.row, rows)
         have = np.flatnonzero(place != NOWHERE)
         start = self.start[place[have]]
@@ -89,7 +90,7 @@ def read_descriptions(
     tensors: Spool,
     sink: Sink,
 ) -> tuple[NDArray[np.uint64], TensorTexts]:
-    """Append the descriptions of NODE calls to spools; returns their hashes and tensors."""
+    """Append the descriptions of NODE calls to spools; return their hashes and tensors."""
     hashes, texts = Pool(), TensorTexts()
     hashes.index_of(np.zeros(1, np.uint64))  # index 0: none
     for prefix in ("unaging", "aging"):
@@ -127,13 +128,13 @@ def describe(
     texts: TensorTexts,
     sink: Sink,
 ) -> Descriptions:
-    """Return the descriptions of NODE calls; the last description of a call counts.
+    """Return the descriptions of NODE calls; if a call has several, the last one is used.
 
     Args:
         nodes: the calls.
-        described: rows of `DESCRIBED`, sorted by key.
-        attributes: rows of `ATTRIBUTES`, sorted by key.
-        tensors: rows of `TENSORS`, sorted by key.
+        described: `DESCRIBED` rows, sorted by key.
+        attributes: `ATTRIBUTES` rows, sorted by key.
+        tensors: `TENSORS` rows, sorted by key.
         hashes: first result of `read_descriptions`.
         texts: second result of `read_descriptions`.
         sink: takes the number of records outside calls.
@@ -187,9 +188,9 @@ def contexts_of(
 def unroll_ranges(
     bounds: NDArray[np.uint32], sink: Sink
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the ids of [first, last] ranges, one range after another, and their numbers.
+    """Return the concatenated ids of [first, last] ranges, and the number of ids in each range.
 
-    Ranges that are inverted or reach beyond 65535 are empty and counted.
+    Ranges that are inverted or exceed 65535 are treated as empty and counted.
     """
     first, last = bounds[:, 0].astype(np.int64), bounds[:, 1].astype(np.int64)
     good = (first <= last) & (last < _CONTEXTS)
@@ -206,7 +207,7 @@ def unroll_ranges(
 def _contexts(
     calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: NDArray[np.int64]
 ) -> Contexts:
-    """Return the contexts of the last record of every call; `ids` has those of all records."""
+    """Return the contexts in the last record of each call; `ids` contains those of all records."""
     row = calls.find(key)
     order = np.argsort(row, kind="stable")
     last = order[Runs(row[order]).last]
@@ -218,7 +219,7 @@ def _contexts(
 def _last_of_each(
     nodes: Intervals, rows: Rows, kind: str, sink: Sink
 ) -> tuple[NDArray[np.int64], Rows]:
-    """Return the calls that have records, and the last record of each."""
+    """Return the calls with records, and the last record of each call."""
     node, rows = _sorted_by_call(*_in_calls(nodes, rows, kind, sink))
     last = Runs(node).last
     return (node, rows) if len(last) == len(node) else (node[last], selected(rows, last))
@@ -227,7 +228,7 @@ def _last_of_each(
 def _in_calls(
     nodes: Intervals, rows: Rows, kind: str, sink: Sink
 ) -> tuple[NDArray[np.int64], Rows]:
-    """Return the calls of records, and the records that are in a call."""
+    """Return the enclosing calls of records, and the records that have one."""
     node = nodes.find(rows["key"])
     inside = node != NOWHERE
     if inside.all():
@@ -239,13 +240,13 @@ def _in_calls(
 
 
 def _sorted_by_call(node: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], Rows]:
-    """Return both, sorted by call."""
+    """Return both arrays, sorted by call."""
     order = order_of_keys(node)
     return (node, rows) if order is None else (node[order], selected(rows, order))
 
 
 def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> NDArray[np.uint32]:
-    """Return the tensor list of every NODE call: all records of its last operator."""
+    """Return the tensor list of each NODE call, from all records of its last operator."""
     result = np.zeros(len(nodes), np.uint32)
     node, rows = _in_calls(nodes, rows, "tensor_info", sink)
     if not len(node):
@@ -273,7 +274,7 @@ _UNKNOWN = -1
 
 
 class HashTexts:
-    """Interns the texts of hashes on first use; knows which names mark communication."""
+    """Interns the strings of hashes on first use; recognizes names of communication kernels."""
 
     def __init__(self, dictionaries: Dictionaries, strings: Strings) -> None:
         self._dictionaries, self._strings = dictionaries, strings
@@ -283,7 +284,7 @@ class HashTexts:
         self._has_text = np.zeros(0, bool)
 
     def has_text(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which hashes have a text."""
+        """Return a mask of the hashes with a known string."""
         place = self._places(hashes)
         return self._has_text[place]
 
@@ -324,7 +325,7 @@ class HashTexts:
 
 
 class ListTexts:
-    """Interns the texts of tensor lists: three of the inputs, three of the outputs."""
+    """Interns the strings of tensor lists: three for the inputs, three for the outputs."""
 
     COLUMNS = 2 * len(_SIDES)
 
@@ -333,7 +334,7 @@ class ListTexts:
         self._ids = np.zeros((0, self.COLUMNS), np.int32)
 
     def ids(self, lists: NDArray[Any]) -> NDArray[np.int32]:
-        """Return the string ids of lists, one row each."""
+        """Return one row of string ids for each list."""
         if len(self._ids) < len(self._texts):
             more = np.full((len(self._texts) - len(self._ids), self.COLUMNS), _UNKNOWN, np.int32)
             self._ids = np.concatenate([self._ids, more])

@@ -1,9 +1,10 @@
 """Defines the metric sets of the AI core counters (PMU): names, events and formulas.
 
-A metric is a weighted sum of event counters, related to the cycles, the time or another counter.
-Metrics refer to events by number, so one definition serves task-based and sample-based counters,
-any order of events, and chips that lack some of them. Numbers, bytes per event and names are those
-of the vendor's public exporter, checked with generated recordings of platforms 1, 5, 7 and 15.
+A metric is a weighted sum of event counters, divided by the cycles, the time or another counter.
+Metrics refer to events by number, so one definition applies to task-based and sample-based
+counters, any order of events, and chips without some of the events. Numbers, bytes per event and
+names are those of the vendor's public exporter, verified with generated recordings of platforms 1,
+5, 7 and 15.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Metric:
     name: str
     kind: Kind
     terms: tuple[tuple[int, float], ...]
-    """(event, weight) of each summand. For `rate`: numerator and denominator."""
+    """(event, weight) of each term; for `rate`, of numerator and denominator."""
 
     def events(self) -> frozenset[int]:
-        """Return the events that must have been counted."""
+        """Return the events that the metric requires."""
         return frozenset(event for event, _weight in self.terms)
 
 
 class MetricSelection(NamedTuple):
-    """The metrics of a set that can be computed, and the names of those that cannot."""
+    """Metrics of a set that can be computed, and the names of the others."""
 
     metrics: tuple[Metric, ...]
     uncounted: tuple[str, ...]
@@ -275,11 +276,11 @@ NOT_EVALUATED: Mapping[Family, frozenset[str]] = {"v6": frozenset({"Memory"})}
 
 
 def parse_events(text: str, limit: int) -> tuple[int, ...]:
-    """Return the event numbers of a list such as `0x8,0xa` or `8,10`.
+    """Parse a list of event numbers such as `0x8,0xa` or `8,10`.
 
     Args:
         text: ai_core_profiling_events or aiv_profiling_events of sample.json.
-        limit: number of counters in a record; further events were not counted.
+        limit: number of counters in a record; later events were not counted.
 
     Raises:
         ValueError: an entry is not a number.
@@ -307,7 +308,7 @@ def select_metrics(
     Args:
         set_name: ai_core_metrics or aiv_metrics of sample.json, such as `Memory`, `Custom:0x8`.
         events: the event of each counter of a record.
-        family: family of the chip: cores of two kinds, of one kind, or platforms 15 and 16.
+        family: chip family: chips with two kinds of cores, with one kind, or platforms 15 and 16.
         sampled: True if cores were sampled, False if tasks were counted.
     """
     if set_name.startswith(CUSTOM_PREFIX):
@@ -340,7 +341,7 @@ def evaluate(
         events: event of each column of `counters`.
         counters: one row per task or core.
         cycles: cycles of each row.
-        total_time_ns: time of each row; `time` metrics are a share of it.
+        total_time_ns: duration of each row; `time` metrics are fractions of it.
         frequency_mhz: core frequency, to convert bytes per cycle to GB/s.
 
     Returns:
@@ -379,7 +380,7 @@ def _evaluate(
 
 
 def divide(numerator: NDArray[Any], denominator: NDArray[Any]) -> Float64:
-    """Return the quotients, 0 where the denominator is 0."""
+    """Return the quotients; 0 if the denominator is 0."""
     result = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=result, where=denominator != 0)
     return result

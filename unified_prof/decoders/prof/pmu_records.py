@@ -1,8 +1,8 @@
-"""Decodes TASK_PMU_INFO: metrics of the AI core counters of every task (ffts_profile.data).
+"""Decodes TASK_PMU_INFO: AI core counter metrics of each task (ffts_profile.data).
 
-A record has the counters of a task, or of one context of an FFTS+ task, on the cores of one kind.
-A MIX task runs on both kinds: its record has the main cores, further records (one per core) the
-others.
+A record contains the counters of a task, or of one context of an FFTS+ task, on one kind of core. A
+MIX task runs on both kinds: its record contains the main cores, and additional records (one per
+core) the other cores.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class TaskCounters:
-    """Counters of tasks or contexts, in columns of equal length."""
+    """Counters of tasks or contexts; columns of equal length."""
 
     task_row: NDArray[np.int64]
     """Row of `DeviceTasks`."""
     block_key: NDArray[np.uint64]
     """Identity shared with the block records of the task."""
     core: NDArray[np.int64]
-    """`AIC` or `AIV`; for a MIX its main cores."""
+    """`AIC` or `AIV`; the main cores of MIX tasks."""
     is_mix: NDArray[np.bool_]
     start: NDArray[np.uint64]
     end: NDArray[np.uint64]
@@ -73,14 +73,14 @@ class TaskCounters:
         return len(self.task_row)
 
     def where(self, mask: NDArray[np.bool_]) -> TaskCounters:
-        """Return the rows of a mask."""
+        """Return the rows in a mask."""
         if mask.all():
             return self
         return TaskCounters(*(getattr(self, field.name)[mask] for field in fields(self)))
 
     @staticmethod
     def concatenate(parts: Sequence[TaskCounters]) -> TaskCounters:
-        """Return the rows of all parts (at least one)."""
+        """Concatenate the rows of all parts (at least one)."""
         return TaskCounters(
             *(
                 np.concatenate([getattr(part, field.name) for part in parts])
@@ -91,7 +91,7 @@ class TaskCounters:
 
 @dataclass(frozen=True, slots=True)
 class BlockCounters:
-    """Counters of single cores, in columns of equal length."""
+    """Counters of individual cores; columns of equal length."""
 
     block_key: NDArray[np.uint64]
     core: NDArray[np.int64]
@@ -113,7 +113,7 @@ class PmuReader:
         self._where = f"{device.data.path}/{file.name}.data"
 
     def tasks(self) -> Iterator[TaskCounters]:
-        """Yield the counters of tasks and contexts; records of other kinds are counted."""
+        """Yield the counters of tasks and contexts; other kinds of records are counted."""
         layout = record_type("v6_pmu" if self._v6 else "ffts_context_pmu")
         known = (_V6,) if self._v6 else (_CONTEXT, _BLOCK)
         for piece in self._file.pieces(layout, _PIECE_BYTES):
@@ -128,7 +128,7 @@ class PmuReader:
                 yield counted
 
     def blocks(self) -> Iterator[BlockCounters]:
-        """Yield the counters of the single cores of MIX tasks."""
+        """Yield the counters of the individual cores of MIX tasks."""
         if self._v6:
             for piece in self._file.pieces(record_type("v6_pmu"), _PIECE_BYTES):
                 slave = piece["w0"] & _FUNCTION_BITS == _V6
@@ -199,7 +199,7 @@ class PmuReader:
         is_mix: NDArray[np.bool_],
         records: Records,
     ) -> TaskCounters:
-        """Return counters of tasks in the device's log; the others are dropped and counted."""
+        """Return the counters of logged tasks; other records are dropped and counted."""
         task_row = self._tasks.find(task_key)
         self._count("pmu_without_task", task_row < 0)
         return TaskCounters(
@@ -235,10 +235,10 @@ class PmuReader:
 
 
 class MixBlocks:
-    """Sums the counters of the other cores of MIX tasks.
+    """Sums the counters of MIX tasks on the cores of the other kind.
 
-    A block record belongs to the running task with its ids. If there are more records than blocks
-    on the other cores, the first ones count.
+    A block record belongs to the running task with the same ids. If there are more records than
+    blocks on the other cores, only the first ones are used.
     """
 
     def __init__(self, tasks: TaskCounters, limit: NDArray[Any]) -> None:
@@ -261,7 +261,7 @@ class MixBlocks:
         """Counters of all blocks of each task."""
 
     def add(self, blocks: BlockCounters) -> None:
-        """Add block records to their tasks; records of no task are ignored."""
+        """Add block records to their tasks; records without a task are ignored."""
         row = self._task_of(blocks)
         chosen = np.flatnonzero(row >= 0)
         if not len(chosen):
@@ -280,7 +280,7 @@ class MixBlocks:
             self.counters[:, event] += np.bincount(row, counts, tasks)
 
     def _task_of(self, blocks: BlockCounters) -> NDArray[np.int64]:
-        """Return the row of the task of each block, or -1."""
+        """Return the row of the task for each block, or -1."""
         last = np.searchsorted(
             self._places, self._place(blocks.block_key, blocks.start), side="right"
         )
@@ -296,7 +296,7 @@ class MixBlocks:
         return np.where(belongs, row, -1)
 
     def _place(self, key: NDArray[np.uint64], start: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return sort values by key, then time; times between the same task starts are equal."""
+        """Return values that sort by key, then time; times between two starts are equal."""
         by_key = np.searchsorted(self._distinct, key).astype(np.int64)
         by_time = np.searchsorted(self._starts, start, side="right").astype(np.int64)
         return np.asarray(by_key << np.int64(32) | by_time, np.int64)
@@ -325,10 +325,10 @@ _PLATFORMS = (5, 7, 8, 9, 11, *V6_PLATFORMS)
 
 
 def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
-    """Write TASK_PMU_INFO: every metric of every task, AIC and AIV; 0 for unused cores.
+    """Write TASK_PMU_INFO: all metrics of all tasks on AIC and AIV cores; 0 for unused cores.
 
-    The first pass over the file writes tasks on one kind of cores and collects MIX tasks, the
-    second sums their other cores. Memory grows by a few hundred bytes per MIX task.
+    The first pass over the file writes tasks on one kind of core and collects MIX tasks; the second
+    pass sums their other cores. Memory use grows by a few hundred bytes per MIX task.
     """
     if device.sample.text("ai_core_profiling_mode") == SAMPLE_BASED:
         return
@@ -380,11 +380,11 @@ class _Writer:
         self._first_column = np.cumsum([0, *(len(kind.names) for kind in kinds)])
 
     def mix_block_num(self, counted: TaskCounters) -> NDArray[np.uint32]:
-        """Return the number of blocks of each task on the other cores."""
+        """Return the number of blocks that each task has on the other cores."""
         return self._tasks.mix_block_num[counted.task_row]
 
     def write(self, counted: TaskCounters) -> None:
-        """Write tasks on one kind of cores."""
+        """Write the tasks on one kind of core."""
         values = np.zeros((len(counted), len(self._name_ids)))
         blocks = self._tasks.block_num[counted.task_row]
         core = counted.core if len(self._kinds) > 1 else np.zeros_like(counted.core)
@@ -394,7 +394,7 @@ class _Writer:
         self._append(counted, values)
 
     def write_mix(self, counted: TaskCounters, blocks: MixBlocks) -> None:
-        """Write tasks on both kinds of cores."""
+        """Write the tasks on both kinds of cores."""
         values = np.zeros((len(counted), len(self._name_ids)))
         main = self._tasks.block_num[counted.task_row]
         other = self.mix_block_num(counted)
@@ -414,7 +414,7 @@ class _Writer:
         counters: NDArray[Any],
         cycles: NDArray[np.float64],
     ) -> None:
-        """Compute the metrics of one kind of cores, for the chosen tasks."""
+        """Compute the metrics of the chosen tasks on one kind of core."""
         if not chosen.any():
             return
         kind = self._kinds[index]
@@ -428,7 +428,7 @@ class _Writer:
         values[chosen, first:end] = kind.values(counters[chosen], cycles[chosen], time_ns)
 
     def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> NDArray[np.float64]:
-        """Return the frequency of the cores at device times, MHz."""
+        """Return the frequency of the cores in MHz at device times."""
         frequencies: NDArray[np.float64] = np.concatenate(
             [[kind.frequency_mhz], self._changes.mhz.astype(np.float64)]
         )

@@ -1,11 +1,11 @@
 """Decodes sampled AI core counters and core frequencies; selects the metrics of a recording.
 
-Chips with separate cube and vector cores have two kinds, AIC and AIV, each with its own events,
-number of cores and frequency. On other chips all cores are of one kind and metric names have no
+Chips with separate cube and vector cores have two kinds of cores, AIC and AIV, each with its own
+events, number of cores and frequency. Other chips have one kind of core, and metric names have no
 prefix.
 
-Platforms with the stars scheduler write the samples of all cores to one file, where a vector core
-has a number above `last_cube_core`. Platforms 1 and 4 write one file for each kind of core.
+Platforms with the stars scheduler write the samples of all cores to one file, in which vector cores
+have numbers above `last_cube_core`. Platforms 1 and 4 write one file per kind of core.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """The cores of one kind, and the events and metrics counted on them."""
+    """One kind of core, with its events and metrics."""
 
     prefix: str
-    """Prefix of metric names: `aic_`, `aiv_`, or empty on chips with one kind."""
+    """Prefix of metric names: `aic_` or `aiv_`; empty on chips with one kind of core."""
     events: tuple[int, ...]
     metrics: tuple[Metric, ...]
     cores: int
     frequency_mhz: float
     """Rated frequency of the cube cores; the exporter uses it for both kinds."""
     rounded: bool
-    """True if total times are rounded to 0.01 us, as the exporter does on chips with one kind of
-    core and for custom events."""
+    """True if total times are rounded to 0.01 us, as the exporter does for custom events and on
+    chips with one kind of core."""
 
     @property
     def names(self) -> list[str]:
@@ -72,8 +72,8 @@ class CoreKind:
         Args:
             cycles: sum of the cycles of all blocks of a task.
             frequency_mhz: core frequency at the end of the task.
-            blocks: number of blocks; as many run at a time as there are cores. Tasks without
-                recorded blocks have duration 0.
+            blocks: number of blocks, of which one per core runs at a time. Tasks without recorded
+                blocks have duration 0.
         """
         if not self.cores:
             return np.zeros(len(cycles))
@@ -82,7 +82,7 @@ class CoreKind:
         return self.rounded_ns(one_round * rounds * _NS_PER_US)
 
     def rounded_ns(self, time_ns: Float64) -> Float64:
-        """Round times if the exporter does."""
+        """Round times to 0.01 us if `rounded` is true."""
         return sampling.rounded(time_ns / _NS_PER_US, 2) * _NS_PER_US if self.rounded else time_ns
 
     def values(self, counters: NDArray[np.uint64], cycles: Float64, time_ns: Float64) -> Float64:
@@ -103,11 +103,11 @@ def core_kinds(
 ) -> tuple[CoreKind, ...]:
     """Return the kinds of cores of a device, indexed by `AIC` and `AIV`; empty if unknown.
 
-    Counts as anomalies: metric sets without a formula, and metrics of a set whose events were not
-    counted.
+    Metric sets without a formula, and metrics whose events were not counted, are reported as
+    anomalies.
 
     Args:
-        device: the device; its sample.json names sets and events.
+        device: the device, whose sample.json contains sets and events.
         sink: receives the anomalies.
         sampled: True if cores were sampled, False if tasks were counted.
     """
@@ -165,7 +165,7 @@ def _core_kind(
     sampled: bool,
     uncounted: list[str],
 ) -> CoreKind | None:
-    """Return one kind of cores; None if its list of events cannot be parsed.
+    """Return one kind of core; None if its list of events cannot be parsed.
 
     Appends the names of metrics whose events were not counted to `uncounted`.
     """
@@ -276,10 +276,10 @@ def _decode_file(
 def _sample_records(
     device: DeviceDirectory, file_name: str, events: int, sink: Sink
 ) -> Iterator[Records]:
-    """Yield the records of a file up to the one that ends it.
+    """Yield the records of a file up to its end record.
 
-    Records whose number of counters is not `events` are damaged or of another layout: they are
-    left out and counted.
+    Records whose number of counters differs from `events` are damaged or have another layout; they
+    are skipped and counted.
     """
     layout = "aicore_sample_v6" if device.platform in V6_PLATFORMS else "aicore_sample"
     for piece in sampling.pieces(device, file_name, layout):
@@ -343,10 +343,10 @@ def _write_summary(device: DeviceDirectory, sink: Sink, sums: dict[tuple[int, in
 
 
 def _summary(total: _Sums) -> Iterator[tuple[str, float]]:
-    """Yield names and values of a core's metrics.
+    """Yield the names and values of a core's metrics.
 
-    Bandwidths are in bytes per second; total_time is microseconds times a million, as the exporter
-    writes it.
+    Bandwidths are in bytes per second; total_time is in microseconds times a million, as in the
+    exporter.
     """
     kind = total.kind
     cycles = np.array([total.cycles])
@@ -372,7 +372,7 @@ _FREQUENCY_PLATFORMS = (5, 7)
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of the AI core frequency, by time."""
+    """Changes of the AI core frequency, sorted by time."""
 
     ticks: NDArray[np.uint64]
     mhz: NDArray[np.int64]
@@ -381,7 +381,8 @@ class Changes:
 def read_changes(device: DeviceDirectory) -> Changes:
     """Read the frequency changes of a device (lpmFreqConv, lpmInfoConv).
 
-    The last change before the start of the device is moved to the start, earlier ones are dropped.
+    The last change before the start of the device is moved to the start; earlier changes are
+    dropped.
     """
     ticks: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     mhz: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
@@ -405,7 +406,8 @@ def read_changes(device: DeviceDirectory) -> Changes:
 def usable_changes(device: DeviceDirectory) -> Changes:
     """Return the frequency changes to use for task times.
 
-    If a change is to 0 MHz, there are none: the exporter uses the rated frequency then.
+    If any change is to 0 MHz, the result is empty, because the exporter then uses the rated
+    frequency.
     """
     changes = read_changes(device)
     if (changes.mhz == 0).any():
@@ -414,7 +416,7 @@ def usable_changes(device: DeviceDirectory) -> Changes:
 
 
 def decode_frequency(device: DeviceDirectory, sink: Sink) -> None:
-    """Write AICORE_FREQ: the frequency at the start, at each change and at a recorded end."""
+    """Write AICORE_FREQ: the frequency at the start, at each change, and at the end if recorded."""
     if device.platform not in _FREQUENCY_PLATFORMS or device.clocks.device is None:
         return
     changes = read_changes(device)

@@ -1,4 +1,4 @@
-"""Decodes a PROF_* recording: the host first, then the devices one after another."""
+"""Decodes a PROF_* recording: first the host, then each device."""
 
 from __future__ import annotations
 
@@ -83,15 +83,16 @@ _NOT_BOUNDING = (
 
 
 class Decoder(NamedTuple):
-    """A decoder that needs one part of a recording only."""
+    """A decoder that needs only one part of a recording."""
 
     name: str
-    """Name of its stage, for timing and anomalies."""
+    """Name of the stage in timings and anomalies."""
     decode: Callable[..., None]
     files: tuple[str, ...]
-    """Names as in `DataFolder`: the decoder runs if any of them has data, or if empty, always."""
+    """File names as in `DataFolder`: the decoder runs if one of them has data, or always if
+    empty."""
     platforms: frozenset[int] = frozenset()
-    """Platforms whose files of this kind the exporter evaluates; empty: all."""
+    """Platforms for which the exporter evaluates these files; empty: all."""
 
 
 def _platforms(text: str) -> frozenset[int]:
@@ -159,7 +160,7 @@ HOST_TASK_DECODERS = (
 
 @dataclass(frozen=True, slots=True)
 class OutputContext:
-    """Sink, ids and work sizes shared by all devices of one database."""
+    """Sink, id source and memory limits shared by all devices of one database."""
 
     sink: Sink
     stage: Stage
@@ -172,16 +173,16 @@ class OutputContext:
 def decode_device(
     device_id: int, device: DeviceDirectory | None, host_side: HostSide | None, file: OutputContext
 ) -> None:
-    """Write the tables about the tasks of one device, logged or launched only.
+    """Write the tables of one device's tasks, both logged tasks and tasks that were only launched.
 
     Args:
         device_id: number of the device.
-        device: directory of the device; None if only the host has records about it.
-        host_side: records of the host; None without a host directory.
-        file: sink, ids and work sizes.
+        device: directory of the device; None if only the host recorded it.
+        host_side: host records; None without a host directory.
+        file: sink, id source and memory limits.
 
     Raises:
-        RawFormatError: a file that all tables need cannot be read.
+        RawFormatError: a file required by all tables cannot be read.
     """
     with ExitStack() as stack:
         if host_side is None:
@@ -203,7 +204,7 @@ def decode_registered(
     file: OutputContext,
     *arguments: Any,
 ) -> None:
-    """Run the decoders whose files exist; one that fails loses its own tables only.
+    """Run the decoders whose files exist; if a decoder fails, only its own tables are missing.
 
     Files that the exporter does not evaluate on this platform are counted as an anomaly.
     """
@@ -226,7 +227,7 @@ def decode_registered(
 
 
 class _DeviceTaskDecoder:
-    """Decodes the tasks of one device that has a directory, and the launches for it."""
+    """Decodes tasks and launches of a device that has a directory."""
 
     def __init__(
         self,
@@ -249,7 +250,7 @@ class _DeviceTaskDecoder:
         self._clock = clock
 
     def write(self, stack: ExitStack) -> DeviceTasks:
-        """Write all tables about the tasks of the device; returns the tasks by identity."""
+        """Write all tables of the device's tasks; return the tasks by identity."""
         file, device = self._file, self._device
         executed, joined = (
             stack.enter_context(file.workspace.spool(dtype, key))
@@ -297,7 +298,7 @@ class _DeviceTaskDecoder:
         )
 
     def _needs_identities(self) -> bool:
-        """Return True if decoders look up tasks by their identity."""
+        """Return True if a decoder will look up tasks by identity."""
         return any(
             self._device.data.get(name) for decoder in TASK_DECODERS for name in decoder.files
         )
@@ -323,7 +324,7 @@ class _DeviceTaskDecoder:
             )
 
     def _write_tasks(self, joined: Spool, overlap: DeviceOverlap) -> tuple[Steps, TaskRows | None]:
-        """Write TASK; returns the tasks of collectives, and all tasks if AI CPUs run any."""
+        """Write TASK; return the collective tasks, and all tasks if AI CPUs run collectives."""
         file, host_side = self._file, self._host_side
         writer = TaskWriter(
             self._device.device_id,
@@ -371,7 +372,7 @@ class _DeviceTaskDecoder:
         aicpu: AicpuRecords,
         stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
     ) -> CommunicationTimes:
-        """Write the collectives of the host, and those that AI CPUs ran on their own."""
+        """Write the collectives launched by the host and those launched by AI CPUs."""
         host_side, sink = self._host_side, self._file.sink
         if host_side is None:
             return CommunicationTimes.none()
@@ -428,9 +429,9 @@ def _join(
 def _streams(
     launched: Launched, aicpu: AicpuRecords
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the 32-bit ids of tasks that the host or an AI CPU launched, and their streams.
+    """Return the 32-bit ids of the tasks launched by the host or an AI CPU, and their streams.
 
-    Ids are ascending; the host's task comes before one of an AI CPU with the same id.
+    Ids are ascending; of equal ids, the task of the host comes first.
     """
     task, stream = launched.stream_by_task()
     task = np.concatenate([task, aicpu.tasks["task_id"]])
@@ -440,7 +441,7 @@ def _streams(
 
 
 def _has_wide_ids(device: DeviceDirectory | None, host_side: HostSide | None) -> bool:
-    """Return True if task ids have 32 bits."""
+    """Return True if the task ids of the device have 32 bits."""
     if device is not None:
         return device.platform in V6_PLATFORMS
     return host_side is not None and host_side.host.platform in V6_PLATFORMS
@@ -455,15 +456,15 @@ def decode_recording(
     stage: Stage = lambda _: nullcontext(),
     workspace: Workspace | None = None,
 ) -> None:
-    """Write every table of which a recording has data.
+    """Write all tables that the recording has data for.
 
-    A part that cannot be decoded is counted as an anomaly and loses its own tables only.
+    If a part cannot be decoded, only its own tables are missing, and an anomaly is counted.
 
     Args:
         prof: the recording.
         sink: receives the rows and anomalies.
-        stage: context manager around each stage, called with its name.
-        workspace: sizes that bound the memory.
+        stage: called with the name of each stage; returns a context manager for it.
+        workspace: limits of memory use.
 
     Raises:
         RawFormatError: the start of the session is unknown.

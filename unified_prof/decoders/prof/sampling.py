@@ -1,4 +1,4 @@
-"""Functions shared by the decoders of sampled counters: times, text lines, previous samples."""
+"""Functions shared by the decoders of samples: times, text lines, previous samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LATEST_US = MAX_NS // 2000
 
 
 class Part(Protocol):
-    """The members of a host or device directory that samplers need."""
+    """Attributes of a host or device directory that sample decoders use."""
 
     @property
     def info(self) -> Control: ...  # noqa: D102
@@ -40,14 +40,14 @@ class Part(Protocol):
 
 
 def pieces(part: Part, file_name: str, layout: str) -> Iterator[Records]:
-    """Yield the records of a data file in pieces; none if the file is missing."""
+    """Yield the records of a data file in chunks; nothing if the file is missing."""
     file = part.data.get(file_name)
     if file is not None:
         yield from file.pieces(record_type(layout))
 
 
 def pieces_by_moment(part: Part, file_name: str, layout: str, time_field: str) -> Iterator[Records]:
-    """Yield records in pieces; all records of one moment are in the same piece."""
+    """Yield records in chunks; all records with the same time are in one chunk."""
     held: Records | None = None
     for piece in pieces(part, file_name, layout):
         records = piece if held is None else np.concatenate([held, piece])
@@ -60,10 +60,10 @@ def pieces_by_moment(part: Part, file_name: str, layout: str, time_field: str) -
 
 
 def device_clock(part: Part, file_name: str) -> LinearClock:
-    """Return the clock of device counter values.
+    """Return the clock for device counter values.
 
     Raises:
-        RawFormatError: a control file lacks its origin or frequency.
+        RawFormatError: its origin or frequency is missing in a control file.
     """
     clock = part.clocks.device
     if clock is None:
@@ -72,10 +72,10 @@ def device_clock(part: Part, file_name: str) -> LinearClock:
 
 
 def device_monotonic_clock(part: Part, file_name: str) -> LinearClock:
-    """Return the clock of the device's monotonic nanoseconds.
+    """Return the clock for the device's monotonic nanoseconds.
 
     Raises:
-        RawFormatError: a control file lacks its origin.
+        RawFormatError: its origin is missing in a control file.
     """
     clock = part.clocks.device_monotonic
     if clock is None:
@@ -92,18 +92,18 @@ def _missing_clock(part: Part, file_name: str, *values: str) -> RawFormatError:
 
 
 def start_clock(part: Part) -> LinearClock:
-    """Return the clock of microseconds since profiling of the device started."""
+    """Return the clock for microseconds since the start of the device's profiling."""
     clock = part.clocks.since_start_us
     assert clock is not None
     return clock
 
 
 def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
-    """Convert microseconds since the start to ns since 1970, rounded as the exporter does.
+    """Convert microseconds since the start to Unix ns, with the rounding of the exporter.
 
-    The exporter converts to the device's monotonic clock first and adds float64 numbers, whose
-    resolution is 256 ns at times since 1970. The same operations in the same order give the same
-    values. Times that no clock can show become `MAX_NS`.
+    The exporter first converts to the device's monotonic clock and then adds float64 numbers, whose
+    resolution is 256 ns for Unix times. The same operations in the same order give the same values.
+    Times outside the range of int64 become `MAX_NS`.
     """
     readings = part.clocks.readings
     device_ns = readings.device_monotonic_ns or 0  # cancels out, except for the rounding
@@ -116,10 +116,10 @@ def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
-    """Convert device counter values to monotonic ns as float64, for the time between samples.
+    """Convert device counter values to float64 monotonic ns, for differences between samples.
 
     Raises:
-        RawFormatError: a control file lacks the clock's origin or frequency.
+        RawFormatError: the origin or frequency of the clock is missing in a control file.
     """
     device_clock(part, "counters sampled by the task scheduler")
     readings = part.clocks.readings
@@ -145,16 +145,16 @@ def write_samples(
     time_column: str = "timestampNs",
     **columns: Any,
 ) -> None:
-    """Write samples of the session, with their time and, if `part` is a device, its id.
+    """Write samples with their time and, if `part` is a device, its id.
 
-    Samples before the start of the session are left out, as in the exporter's databases, and
-    counted; so are samples whose time no clock can show.
+    As in the exporter, samples before the start of the session are skipped. They are counted, as
+    are samples whose times are out of range.
 
     Args:
         sink: receives rows and anomalies.
         part: directory that recorded the samples.
         table: table of the rows.
-        times_ns: time of each sample, ns since 1970.
+        times_ns: Unix time of each sample in ns.
         time_column: column of the times.
         columns: the other columns, each an array or one value for all rows.
     """
@@ -180,10 +180,10 @@ def write_samples(
 def megabytes_per_second(
     count: NDArray[Any], duration_ns: NDArray[np.float64], bytes_per_count: int
 ) -> NDArray[np.float64]:
-    """Return MB/s (of 2**20 bytes), 0 where no time passed.
+    """Return MB/s (1 MB = 2**20 bytes); 0 if the duration is 0.
 
-    The order of the operations is the exporter's: another order gives other whole numbers in rare
-    cases.
+    Operations are in the order of the exporter, because another order changes the rounded result in
+    rare cases.
     """
     result = np.zeros(len(count))
     passed = duration_ns > 0
@@ -195,19 +195,19 @@ def megabytes_per_second(
 def bandwidth(
     count: NDArray[Any], duration_ns: NDArray[np.float64], bytes_per_count: int
 ) -> NDArray[np.float64]:
-    """Return whole bytes per second, 0 where no time passed."""
+    """Return integer bytes per second; 0 if the duration is 0."""
     return np.trunc(megabytes_per_second(count, duration_ns, bytes_per_count) * BYTES_PER_MB)
 
 
 def ratio(numerator: NDArray[Any], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the quotients, 0 where the denominator is not positive."""
+    """Return the quotients; 0 if the denominator is not positive."""
     result: NDArray[np.float64] = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=result, where=denominator > 0)
     return result
 
 
 def rounded(values: NDArray[np.float64], decimals: int) -> NDArray[np.float64]:
-    """Round correctly, as Python's `round` does; `np.round` is inexact near halves."""
+    """Round correctly like Python's `round`; `np.round` is inexact near halves."""
     scaled = values * 10**decimals
     result = np.round(values, decimals)
     near_half = np.flatnonzero(np.abs(np.abs(scaled - np.trunc(scaled)) - 0.5) < 1e-4)
@@ -216,7 +216,7 @@ def rounded(values: NDArray[np.float64], decimals: int) -> NDArray[np.float64]:
 
 
 class PreviousSamples:
-    """Returns the previous sample of the same group for every sample, across pieces of a file."""
+    """Finds the previous sample of the same group for each sample, across chunks of a file."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Any, ...]] = {}
@@ -224,10 +224,10 @@ class PreviousSamples:
     def previous(
         self, group: NDArray[Any], *columns: NDArray[Any]
     ) -> tuple[NDArray[np.bool_], tuple[NDArray[Any], ...]]:
-        """Return which rows have a previous sample, and its values (their own if they have none).
+        """Return a mask of rows with a previous sample, and its values (else their own).
 
         Args:
-            group: small integer of each row; samples of a group follow each other in row order.
+            group: group of each row, a small integer; samples of a group are in time order.
             columns: values to look up in the previous sample.
         """
         order = np.argsort(group, kind="stable")
@@ -254,9 +254,9 @@ class PreviousSamples:
 
 
 def text_lines(file: RawFile) -> Iterator[list[str]]:
-    """Yield the non-empty lines of a text file, in batches of a few megabytes.
+    """Yield the non-empty lines of a text file in batches of a few megabytes.
 
-    Undecodable bytes appear as backslash escapes, so that damaged names stay distinct.
+    Undecodable bytes are replaced by backslash escapes, so that damaged names stay distinct.
     """
     rest = b""
     for piece in file.pieces(_TEXT_BYTE):
@@ -276,9 +276,9 @@ def _non_empty_lines(raw: bytes) -> list[str]:
 
 
 def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the time of each `time <ns>` line of a text file and the lines that follow it.
+    """Yield the time in each `time <ns>` line of a text file, and the lines after it.
 
-    Lines before the first time are counted as damaged.
+    Lines before the first `time` line are counted as damaged.
     """
     file = part.data.get(kind)
     time_ns: int | None = None
@@ -305,7 +305,7 @@ def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[
 
 
 def integer(text: str) -> int | None:
-    """Return a decimal integer that int64 holds, None for anything else."""
+    """Parse a decimal integer that fits into int64; return None for other text."""
     digits = text[1:] if text[:1] == "-" else text
     if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_INT64_DIGITS:
         value = int(text)
@@ -314,7 +314,7 @@ def integer(text: str) -> int | None:
 
 
 def integers(text: str, separator: str | None = None) -> list[int] | None:
-    """Return the integers of a line, None if a field is not an integer."""
+    """Parse the integers in a line; return None if a field is not an integer."""
     values = [integer(field) for field in text.split(separator)]
     return None if None in values else [value for value in values if value is not None]
 
@@ -328,9 +328,9 @@ def count_damaged(sink: Sink, part: Part, kind: str, count: int) -> None:
 def integer_rows(
     part: Part, sink: Sink, kind: str, fields: int, header_lines: int = 0
 ) -> NDArray[np.int64]:
-    """Return the rows of a text file whose lines have a fixed number of non-negative integers.
+    """Return the rows of a text file whose lines contain a fixed number of non-negative integers.
 
-    Lines of another form are left out and counted as damaged. A missing file has no rows.
+    Other lines are skipped and counted as damaged. If the file is missing, there are no rows.
 
     Args:
         part: directory of the file.

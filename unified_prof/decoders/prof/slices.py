@@ -1,9 +1,9 @@
 """Finds the data files of a `data/` directory and reads their slices as one stream.
 
-Each kind of record is stored in slices `<name>.slice_<K>`, which continue each other; a slice may
-end inside a record, the last one ends with a record. The collector drops the oldest slices first,
-so the remainder of the total size is skipped at the front. If the end of a slice was lost, the
-size in its `.done` companion is used. Symbolic links are not followed.
+Each kind of record is stored in consecutive slices `<name>.slice_<K>`. A slice may end inside a
+record; only the last slice always ends with a complete record. The collector drops the oldest
+slices first, so an incomplete record is skipped at the front. If the end of a slice was lost, the
+size in its `.done` file is used. Symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _MAX_STEP, _MAX_TIME = np.uint64(1 << 42), np.uint64(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One file of a stream of records."""
+    """One file in a stream of records."""
 
     path: Path
     size: int
     index: int = 0
     recorded_size: int = 0
-    """Size in its `.done` companion; more than `size` if the end was lost."""
+    """Size in the `.done` file; larger than `size` if the end was lost."""
 
 
 def runs(
     stream: Sequence[Slice], record_bytes: int
 ) -> Iterator[tuple[Sequence[Slice], tuple[int, ...]]]:
-    """Yield consecutive slices without gaps, and the possible offsets of their first record.
+    """Yield runs of consecutive slices, and the possible offsets of the first record in each run.
 
-    The first offset follows from the sizes. There is a second one if the sizes do not show which
-    side of a slice was lost; the records decide (`most_plausible`).
+    The first offset follows from the sizes. There is a second one if the sizes do not determine
+    which end of a slice was lost; `most_plausible` chooses by the records.
     """
     starts = [0] + [
         place
@@ -68,14 +68,14 @@ def runs(
 def most_plausible(
     head: NDArray[np.uint8], record: RecordType, candidates: Sequence[int], magic: int | None
 ) -> int:
-    """Return the offset of the first record in `head`.
+    """Return the most plausible offset of the first record in `head`.
 
     Args:
         head: bytes of the first records.
         record: type of the records.
         candidates: possible offsets.
-        magic: value of the field `magic`; with it, other offsets are tried if no candidate fits.
-            Without it, times must not go backwards or jump.
+        magic: value of the field `magic`; if given, other offsets are tried if no candidate
+            matches. If None, an offset is plausible if times neither decrease nor jump.
     """
     best, score = candidates[0], -1.0
     for offsets in (candidates, range(record.itemsize if magic is not None else 0)):
@@ -103,9 +103,9 @@ def _plausibility(sample: NDArray[Any], magic: int | None) -> float:
 
 
 def losses(stream: Sequence[Slice]) -> list[str]:
-    """Return a phrase for each lost part of a stream."""
+    """Return a description of each lost part of a stream."""
     found = [
-        f"{part.path.name} has {part.size} bytes and should have {part.recorded_size}"
+        f"{part.path.name} has {part.size} bytes, expected {part.recorded_size}"
         for part in stream
         if _cut(part)
     ]
@@ -118,7 +118,7 @@ def losses(stream: Sequence[Slice]) -> list[str]:
 
 
 def _before_first(stream: Sequence[Slice], start: int, stop: int, record_bytes: int) -> int:
-    """Return the offset of the first record of a run, from the sizes."""
+    """Return the offset of the first record of a run, computed from the sizes."""
     if not _gaps(stream[start:]):  # from the end, which is the end of a record
         return sum(_length(part) for part in stream[start:]) % record_bytes
     if stream[0].index == 0 and not _gaps(stream[:stop]):  # from the first byte
@@ -162,11 +162,11 @@ _APP_SUFFIX = re.compile(r"(?P<name>.+\.app)\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """The slices of one kind of record, in reading order."""
+    """Slices of one kind of record, in reading order."""
 
     name: str
     streams: tuple[tuple[Slice, ...], ...]
-    """Slices that continue each other; usually one stream."""
+    """Streams of consecutive slices; usually there is one."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -185,14 +185,14 @@ class RawFile:
     def pieces(
         self, record: RecordType, piece_bytes: int = PIECE_BYTES, *, magic: int | None = None
     ) -> Iterator[Records]:
-        """Yield the records of all slices, in file order, a few megabytes at a time.
+        """Yield the records of all slices in file order, a few megabytes at a time.
 
-        Pieces are not reused. Bytes before the first complete record and after the last one are
-        skipped.
+        The yielded arrays are not reused. Bytes before the first and after the last complete record
+        are skipped.
 
         Args:
             record: type of the records.
-            piece_bytes: approximate number of bytes to read at a time.
+            piece_bytes: approximate size of a chunk in bytes.
             magic: value of the field `magic` of the records.
 
         Raises:
@@ -214,7 +214,7 @@ class RawFile:
         return [RawFile(self.name, ((part,),)) for stream in self.streams for part in stream]
 
     def read_bytes(self) -> bytes:
-        """Return the bytes of all slices; for text files and dictionaries.
+        """Return the bytes of all slices; use for text files and dictionaries.
 
         Raises:
             RawFormatError: a slice cannot be read.
@@ -225,7 +225,7 @@ class RawFile:
             raise _unreadable(err, self.paths[0]) from err
 
     def lines(self) -> list[str]:
-        r"""Return the text lines of all slices; undecodable bytes appear as `\xNN`."""
+        r"""Return the text lines of all slices; undecodable bytes are replaced by `\xNN`."""
         return self.read_bytes().decode("utf-8", "backslashreplace").split("\n")
 
 
@@ -247,7 +247,7 @@ def _read(
 
 
 def _head(paths: list[Path], size: int) -> NDArray[np.uint8]:
-    """Return the first bytes of some files."""
+    """Return the first `size` bytes of consecutive files."""
     buffer = np.zeros(size, np.uint8)
     with closing(_Source(paths, 0)) as source:
         return buffer[: source.fill(buffer.data)]
@@ -262,7 +262,7 @@ class _Source:
         self._skip = skip
 
     def fill(self, view: memoryview) -> int:
-        """Fill a buffer; returns the number of bytes, less than its size only at the end.
+        """Fill a buffer; return the number of bytes, smaller than the buffer only at the end.
 
         Raises:
             RawFormatError: a file cannot be read.
@@ -301,19 +301,19 @@ def _unreadable(err: OSError, path: Path | None = None) -> RawFormatError:
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """The record files of a `data/` directory, by name without device number and slice."""
+    """Record files in a `data/` directory, by name without device number and slice."""
 
     path: Path
     files: dict[str, RawFile]
     unfinished: tuple[str, ...]
-    """Files without a `.done` companion: still being written, or left by a crash."""
+    """Files without a `.done` file, which are still being written or were left by a crash."""
     links: tuple[str, ...]
     """Symbolic links and other non-regular files, which are not read."""
     lost: tuple[str, ...]
-    """A phrase for each lost end of a slice and each gap between slices."""
+    """Descriptions of lost ends of slices and of gaps between slices."""
 
     def get(self, *names: str) -> RawFile | None:
-        """Return the files called `names` as one, in that order; None if all are missing."""
+        """Return the files with these names as one `RawFile`; None if all are missing."""
         found = [self.files[name] for name in names if name in self.files]
         if not found:
             return None
@@ -325,7 +325,7 @@ class DataFolder:
 
 
 def scan(folder: Path) -> DataFolder:
-    """List the record files of a directory; a missing one has none.
+    """List the record files in a directory; empty if it does not exist.
 
     Raises:
         RawFormatError: the directory cannot be listed.
@@ -358,7 +358,7 @@ def scan(folder: Path) -> DataFolder:
 
 
 def _recorded_size(done: Path) -> int:
-    """Return the size in a `.done` companion, 0 if there is none."""
+    """Return the size in a `.done` file, 0 if there is none."""
     try:
         with done.open("rb") as source:
             match = _RECORDED_SIZE.search(source.read(_DONE_BYTES))
@@ -368,7 +368,7 @@ def _recorded_size(done: Path) -> int:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a file name: `hbm` of `hbm.data.0`, `host_cpu` of `host_cpu.data`."""
+    """Return the kind in a file name: `hbm` for `hbm.data.0`, `host_cpu` for `host_cpu.data`."""
     if name.startswith(("aging.", "unaging.")):
         return name.removesuffix(".data")
     if match := _APP_SUFFIX.fullmatch(name) or _CCU_SUFFIX.fullmatch(name):
@@ -393,12 +393,12 @@ def _entries(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Sizes that bound the memory of decoding, independent of the length of the recording."""
+    """Limits of memory use during decoding, independent of the length of the recording."""
 
     window_rows: int = 1 << 17
-    """Rows of all kinds that are joined at a time."""
+    """Number of rows (of all kinds) to join at a time."""
     run_bytes: int = 4 << 20
-    """Bytes of rows of one kind that are collected before they are sorted and spooled."""
+    """Bytes of rows of one kind to collect before they are sorted and written to a file."""
 
     def spool(self, dtype: np.dtype[Any], key: str = "key") -> Spool:
         """Return a spool that sorts rows by `key`."""

@@ -1,7 +1,7 @@
-"""Identifies tasks: stream and task ids of device records, batches, sortable keys.
+"""Task identities: stream and task ids of device records, batches, and sortable keys.
 
-Task ids of a stream have 16 bits and wrap. At every wrap the host and the device each record a
-flip; the batch of a task is the number of flips of its stream before it.
+Task ids of a stream have 16 bits and wrap around. At each wrap-around, the host and the device both
+record a flip. The batch of a task is the number of earlier flips of its stream.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def decode_words(
     expanded: bool,
     sqe_type: NDArray[Any] | int = 0,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the stream and task ids of the 16-bit words of device records.
+    """Decode stream and task ids from the 16-bit words of device records.
 
     Args:
         stream_word: stream field of the records.
         task_word: task field of the records.
         expanded: True if the recording has an expand_stream_spec with status 1 (15-bit streams).
-        sqe_type: task type of the records, if they have one.
+        sqe_type: task type of the records, None if they have none.
     """
     stream = np.asarray(stream_word).astype(np.uint32)
     task = np.asarray(task_word).astype(np.uint32)
@@ -57,7 +57,7 @@ _NARROW_NO_CONTEXT = 0xFFFF
 
 
 class IdCounter:
-    """Source of ids of one database."""
+    """Assigns ids that are unique in one database."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -79,8 +79,8 @@ def pack_keys(
 ) -> NDArray[Any]:
     """Pack the identities of tasks of one device into 64-bit keys that sort by stream first.
 
-    Task ids have 16 bits and wrap (with 16 bits of batch), or 32 bits and do not wrap
-    (`wide_task_ids`, platforms 15 and 16).
+    Task ids have 16 bits, wrap around and are combined with a 16-bit batch, or they have 32 bits
+    and do not wrap (`wide_task_ids`, platforms 15 and 16).
     """
     context = np.asarray(context_id).astype(np.uint64)
     context = np.where(context < _NARROW_NO_CONTEXT, context + np.uint64(1), np.uint64(0))
@@ -95,7 +95,7 @@ def pack_keys(
 def streams_of(
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]], task_id: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Return the streams of 32-bit task ids from (ascending task ids, streams), -1 if missing."""
+    """Return the streams of 32-bit ids from (ascending task ids, streams), -1 if missing."""
     known, streams = stream_by_task
     row = find(known, task_id)
     return np.where(row < 0, -1, np.r_[streams, 0][row].astype(np.int64))
@@ -106,17 +106,17 @@ _PLAIN_FLIP = (0, 65535)
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """The flips of one device, recorded by the host or by the device; columns of equal length."""
+    """Flips of one device, recorded by the host or by the device; columns of equal length."""
 
     stream_id: NDArray[Any]
     task_id: NDArray[Any]
     """First id after the flip. Unless it is 0 or 65535, tasks directly before the flip with a
-    smaller id belong to the new round: another thread was faster."""
+    smaller id belong to the new batch, because another thread launched them concurrently."""
     ticks: NDArray[np.uint64]
 
     @classmethod
     def none(cls) -> Flips:
-        """Return no flips."""
+        """Return an empty set of flips."""
         return cls(np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.uint64))
 
     def batch_of(
@@ -127,14 +127,14 @@ class Flips:
         *,
         at_flip: bool,
     ) -> NDArray[np.uint32]:
-        """Return the batch of every task.
+        """Return the batch of each task.
 
         Args:
             stream_id: streams of the tasks.
             task_id: 16-bit ids of the tasks.
             ticks: times of the tasks, in the counter of the flips.
-            at_flip: True if a task at the tick of a flip belongs to the new round (device logs),
-                False if to the old one (host records).
+            at_flip: True if a task at the tick of a flip belongs to the new batch (device logs),
+                False if it belongs to the old batch (host records).
         """
         place = np.arange(len(stream_id))
         rounds = Rounds(self, at_flip=at_flip)
@@ -144,10 +144,11 @@ class Flips:
 
 
 class Rounds:
-    """Batches of the tasks of one device, which are passed in parts, in any order.
+    """Determines the batches of one device's tasks, which are passed in parts and in any order.
 
-    `place` (the position among all tasks) orders tasks with the same time and must be the same in
-    both calls. If `looks_back`, all tasks must be passed to `observe` before `batch_of` is called.
+    `place`, the position among all tasks, orders tasks with the same time and must be the same in
+    both calls. If `looks_back` is true, all tasks must be passed to `observe` before `batch_of` is
+    called.
 
     Args:
         flips: the flips of the device.
@@ -168,7 +169,7 @@ class Rounds:
 
     @property
     def looks_back(self) -> bool:
-        """True if tasks before a flip may belong to the round after it."""
+        """True if tasks before a flip may belong to the batch after it."""
         return bool(self._limit.any())
 
     def observe(
@@ -178,7 +179,7 @@ class Rounds:
         ticks: NDArray[Any],
         place: NDArray[np.int64],
     ) -> None:
-        """Record the tasks that keep earlier ones in the round before a flip."""
+        """Record the tasks that show that earlier tasks belong to the batch before a flip."""
         rows, flip, _ = self._next_flip(stream_id, ticks)
         other = (flip >= 0) & (np.asarray(task_id, np.int64)[rows] >= self._limit[flip])
         rows, flip = rows[other], flip[other]
@@ -201,7 +202,7 @@ class Rounds:
         ticks: NDArray[Any],
         place: NDArray[np.int64],
     ) -> NDArray[np.uint32]:
-        """Return the batch of every task."""
+        """Return the batch of each task."""
         batches = np.zeros(len(stream_id), np.uint32)
         rows, flip, passed = self._next_flip(stream_id, ticks)
         if not len(rows):
@@ -220,7 +221,7 @@ class Rounds:
     def _next_flip(
         self, stream_id: NDArray[Any], ticks: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the tasks of streams with flips, their next flip or -1, and the flips before."""
+        """Return tasks on streams with flips, their next flip or -1, and the flips before."""
         none = np.zeros(0, np.int64)
         if not len(self._stream):
             return none, none, none

@@ -1,7 +1,7 @@
-"""Joins the tasks of a device log with their launches; writes TASK.
+"""Joins the tasks of a device log with their launches, and writes TASK.
 
-Other decoders look up tasks in `DeviceTasks` by stream, task, batch and context, to get their
-globalTaskId.
+Other decoders look up the globalTaskId of tasks in `DeviceTasks` by stream, task, batch and
+context.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
 @dataclass(frozen=True, slots=True)
 class DeviceTasks:
-    """The logged tasks of one device by key, for decoders of records about tasks."""
+    """Logged tasks of one device by key, for decoders of other records of these tasks."""
 
     ids: IdCounter
     flips: Flips
-    """The device's own flips: `flips.batch_of(stream, task, end_ticks, at_flip=True)`."""
+    """Flips recorded by the device: `flips.batch_of(stream, task, end_ticks, at_flip=True)`."""
     wide_task_ids: bool
-    """Platforms 15 and 16: 32-bit task ids, unique on the device; records carry no stream."""
+    """True on platforms 15 and 16: task ids have 32 bits and are unique; records have no stream."""
     expanded_streams: bool
-    """Stream and task words of device records are in the expanded notation (`decode_words`)."""
+    """True if stream and task words of device records are in expanded format (`decode_words`)."""
     key: NDArray[np.uint64]
     """Keys (`pack_keys`) of all tasks of the device's log, ascending, including those that ended
     before the session."""
     global_task_id: NDArray[np.int64]
     """globalTaskId of each key; -1 if not assigned yet (tasks that ended before the session)."""
     block_num: NDArray[np.uint32]
-    """BlockCounters of the compute operator; 0 where there is no operator."""
+    """Number of blocks of the compute operator; 0 without an operator."""
     mix_block_num: NDArray[np.uint32]
     host: HostDirectory | None
-    """Directory of the host; None without one."""
+    """Directory of the host; None if it is missing."""
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     """With `wide_task_ids`: ascending task ids and their streams. Otherwise empty."""
 
@@ -63,18 +63,18 @@ class DeviceTasks:
         return pack_keys(stream_id, task_id, batch_id, context_id, wide_task_ids=self.wide_task_ids)
 
     def find(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the row of every key, -1 if there is none."""
+        """Return the row of each key, -1 if there is none."""
         return find(self.key, key)
 
     def ids_of(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the globalTaskIds of rows, assigning new ones where needed."""
+        """Return the globalTaskId of each row; missing ids are assigned."""
         without = np.unique(row[self.global_task_id[row] < 0])
         if len(without):
             self.global_task_id[without] = self.ids.take(len(without))
         return self.global_task_id[row]
 
     def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the stream of every 32-bit task id, -1 for ids that were not launched."""
+        """Return the stream of each 32-bit task id, -1 for ids that were not launched."""
         return streams_of(self.stream_by_task, task_id)
 
 
@@ -104,13 +104,13 @@ _COMMON_BYTES = EXECUTED_TASK.itemsize - EXECUTED_TASK["early"].itemsize
 
 @dataclass(slots=True)
 class TaskIdentities:
-    """The tasks of a device log by identity, each once; columns of equal length."""
+    """Distinct tasks of a device log, sorted by identity; columns of equal length."""
 
     key: NDArray[np.uint64]
     global_task_id: NDArray[np.int64]
     """-1 for tasks that ended before the session."""
     block_num: NDArray[np.uint32]
-    """BlockCounters of the compute operator; 0 where there is no operator."""
+    """Number of blocks of the compute operator; 0 without an operator."""
     mix_block_num: NDArray[np.uint32]
     count: int = field(default=0)
 
@@ -127,12 +127,12 @@ class TaskIdentities:
     def add(
         self, key: NDArray[np.uint64], global_task_id: NDArray[np.int64], operators: Rows
     ) -> None:
-        """Add tasks with larger keys than all before.
+        """Add tasks, whose keys must be larger than all earlier keys.
 
         Args:
             key: keys of the tasks, ascending.
             global_task_id: ids of the tasks.
-            operators: rows of `LAUNCHED` that have blocks.
+            operators: `LAUNCHED` rows with blocks.
         """
         here = slice(self.count, self.count + len(key))
         self.count += len(key)
@@ -166,17 +166,18 @@ def identify(
     *,
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
 ) -> None:
-    """Set key, batch and place in the order of starts of executed tasks.
+    """Set key, batch and place (position by start) of executed tasks.
 
     Args:
-        by_start: rows of `EXECUTED_TASK`, sorted by start.
-        by_key: spool for the rows, sorted by key.
-        rounds: rounds of the device's task ids.
+        by_start: `EXECUTED_TASK` rows, sorted by start.
+        by_key: spool that receives the rows and sorts them by key.
+        rounds: batches of the device's task ids.
         clock: clock of the device counter.
         start_ns: start of the session.
         workspace: sizes that bound the memory.
-        sink: takes the number of tasks that ended before the session.
-        stream_by_task: for `streams_of`, if task ids have 32 bits and the log has no streams.
+        sink: receives the number of tasks that ended before the session.
+        stream_by_task: argument for `streams_of`, if task ids have 32 bits and the log has no
+            streams.
     """
     if rounds.looks_back:
         for rows in in_order_of_start(by_start, workspace.window_rows):
@@ -219,8 +220,8 @@ def join(
     Args:
         launched: launches for the device.
         ran: executed tasks, by key.
-        joined: spool for the rows of `JOINED_TASK`.
-        identified: takes all tasks of the log; None if no decoder looks them up.
+        joined: spool that receives the `JOINED_TASK` rows.
+        identified: receives all tasks of the log; None if no decoder looks them up.
         ids: source of globalTaskIds.
         workspace: sizes that bound the memory.
         sink: receives the rows.
@@ -268,7 +269,7 @@ def join(
 def _rank_keys(
     *keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], list[NDArray[np.int64]]]:
-    """Return the distinct values of all columns, ascending, and the ranks of each column."""
+    """Return the sorted distinct values of all columns, and the index into them for each column."""
     values = np.concatenate(keys)
     order = order_of_keys(values)
     if order is not None:
@@ -284,9 +285,9 @@ def _rank_keys(
 
 
 def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
-    """Return the last operator of each key, and the number of operators dropped.
+    """Return the last operator of each key, and the number of dropped operators.
 
-    The tables have one row per task id.
+    The tables contain only one row per task id.
     """
     chosen = np.flatnonzero(launches["is_operator"])
     if not len(chosen):
@@ -302,14 +303,14 @@ def _with_launches(
     operators: NDArray[np.int64],
     global_task_id: NDArray[np.int64],
 ) -> Rows:
-    """Return rows of `JOINED_TASK`.
+    """Return `JOINED_TASK` rows for executed tasks and their launches.
 
     Args:
         rows: executed tasks.
         launches: launches of the host.
-        launch: launch of every task, or NOWHERE.
-        operators: launches that are operators.
-        global_task_id: id of every task.
+        launch: launch of each task, or NOWHERE.
+        operators: indexes of the launches that are operators.
+        global_task_id: id of each task.
     """
     result = np.zeros(len(rows), JOINED_TASK)
     _beginning(result)[:] = _beginning(rows)
@@ -331,16 +332,16 @@ def _with_launches(
 
 
 def _beginning(rows: Rows) -> NDArray[np.void]:
-    """Return the bytes that rows of `EXECUTED_TASK` and `JOINED_TASK` have in common."""
+    """Return a view of the fields that `EXECUTED_TASK` and `JOINED_TASK` have in common."""
     return np.ndarray((len(rows),), f"V{_COMMON_BYTES}", rows, 0, rows.strides)
 
 
 def _match_in_order(
     row: NDArray[np.int64], launched: NDArray[np.uint64], ran: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """Return the launch of every task, or NOWHERE.
+    """Return the launch of each task, or NOWHERE.
 
-    If several launches and tasks have the same key, they are matched in their order.
+    Several launches and tasks with the same key are matched in order.
 
     Args:
         row: first launch with the key of each task, or NOWHERE.
@@ -379,7 +380,7 @@ class TaskRows:
 
     @classmethod
     def from_rows(cls, rows: Rows, clock: LinearClock) -> TaskRows:
-        """Return columns of rows of `JOINED_TASK`."""
+        """Convert `JOINED_TASK` rows to columns."""
         return cls(
             rows["key"].copy(),
             rows["stream_id"].copy(),
@@ -396,7 +397,7 @@ class TaskRows:
 
 
 class TaskWriter:
-    """Writes TASK rows of one device."""
+    """Writes the TASK rows of one device."""
 
     def __init__(
         self,
@@ -412,7 +413,7 @@ class TaskWriter:
 
         Args:
             device_id: number of the device.
-            clock: clock of its counter.
+            clock: clock of the device counter.
             types: task types of the host.
             captures: captured streams; None without a host.
             platform: platform of the device.
@@ -424,7 +425,7 @@ class TaskWriter:
         self._names = _TypeNames(types, platform, sink)
 
     def write(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Write rows of `JOINED_TASK`; returns their starts and ends, ns."""
+        """Write `JOINED_TASK` rows; return their starts and ends in ns."""
         start_ns, end_ns = self._clock.to_ns(rows["start"]), self._clock.to_ns(rows["end"])
         model = rows["model_id"].copy()
         if self._captures is not None:
@@ -454,12 +455,12 @@ class TaskWriter:
         return start_ns, end_ns
 
     def finish(self) -> None:
-        """Report unknown task types."""
+        """Count unknown task types as anomalies."""
         self._names.report()
 
 
 class _TypeNames:
-    """TASK.taskType: the type of the host; for graphs and unknown launches that of the device."""
+    """Names for TASK.taskType: from the host, or from the device for graphs and lost launches."""
 
     def __init__(self, types: TaskTypes, platform: int, sink: Sink) -> None:
         self._types, self._platform, self._sink = types, platform, sink
@@ -479,7 +480,7 @@ class _TypeNames:
         return result
 
     def report(self) -> None:
-        """Count the tasks whose device type has no name."""
+        """Count the tasks whose device type has no name as an anomaly."""
         if self._unknown:
             first = min(self._unknown)
             count = self._unknown.total()

@@ -1,4 +1,4 @@
-"""Reads the task logs of a device: starts, ends and types of tasks; flips and marks (ts_track)."""
+"""Reads the task logs of a device (start, end and type of tasks), and its flips and marks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _MARK = np.dtype([("ticks", "u8"), ("identity", "u8"), ("is_end", "?"), ("type_c
 
 
 def type_name(code: int, platform: int) -> str | None:
-    """Return the device's name of a task type, None if unknown."""
+    """Return the device's name for a task type, None if unknown."""
     if platform in HWTS_PLATFORMS:
         names = _SQE_TYPES_HWTS if platform == _310P else ()
         return names[code] if code < len(names) else OTHER
@@ -90,9 +90,9 @@ def type_name(code: int, platform: int) -> str | None:
 def read_task_log(
     device: DeviceDirectory, ran: Spool, workspace: Workspace, sink: Sink, *, expanded: bool
 ) -> None:
-    """Append the executed tasks of the log to `ran` (rows of `EXECUTED_TASK`).
+    """Append the executed tasks of the log to `ran` (`EXECUTED_TASK` rows).
 
-    On platforms with 32-bit task ids the stream is 0, since device logs have none.
+    On platforms with 32-bit task ids the stream is 0, because device logs do not contain it.
     """
     with workspace.spool(_MARK, "ticks") as tasks, workspace.spool(_MARK, "ticks") as contexts:
         if device.platform in V6_PLATFORMS:
@@ -119,7 +119,7 @@ def read_task_log(
 
 
 def in_order_of_start(ran: Spool, window_rows: int) -> Iterator[Rows]:
-    """Yield executed tasks by start; of equal starts, tasks before contexts, then by key."""
+    """Yield executed tasks sorted by start; equal starts are sorted tasks first, then by key."""
     place = 0
     for (rows,) in windows(ran, window_rows=window_rows):
         start = rows["start"]
@@ -147,7 +147,7 @@ def _marks(
 
 
 def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[Rows]:
-    """Yield a row of `EXECUTED_TASK` for every start with an end, matched in order."""
+    """Match starts and ends in order, and yield an `EXECUTED_TASK` row for each pair."""
     still_open = np.zeros(0, _MARK)
     lost = marks.rows
     for (found,) in windows(marks, window_rows=window_rows):
@@ -170,7 +170,7 @@ def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[R
 
 
 def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the order by identity, time and place in the log."""
+    """Return indexes that sort by identity, time and position in the log."""
     if (ticks[1:] >= ticks[:-1]).all():  # usual case: the file is sorted by time
         count = len(identity)
         if count < 1 << 24 and int(identity.max(initial=0)) < 1 << 40:
@@ -185,7 +185,7 @@ def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArr
 def first_to_first(
     identity: NDArray[np.uint64], is_end: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Match marks sorted by identity and time: the first open start with the next end."""
+    """Match each end with the first open start; marks are sorted by identity and time."""
     count = len(identity)
     rows = np.arange(count)
     same = np.r_[identity[1:] == identity[:-1], False]
@@ -213,7 +213,7 @@ def first_to_first(
 def _read_stars(
     device: DeviceDirectory, tasks: Spool, contexts: Spool, sink: Sink, *, expanded: bool
 ) -> None:
-    """Read stars_soc: tasks, and contexts of FFTS+ tasks."""
+    """Read tasks and contexts of FFTS+ tasks from stars_soc."""
     for piece in _stars_pieces(device, "stars_acsq", sink):
         function = piece["w0"] & 0x3F
         rows = piece[function <= _END]
@@ -272,7 +272,7 @@ def _read_stars_v6(device: DeviceDirectory, tasks: Spool, sink: Sink) -> None:
 
 
 def _read_hwts(device: DeviceDirectory, tasks: Spool) -> None:
-    """Read hwts of platforms 1 and 4."""
+    """Read the hwts log of platforms 1 and 4."""
     file = device.data.get("hwts")
     if file is None:
         return
@@ -312,7 +312,7 @@ class Track:
 
     flips: Flips
     marks: Records
-    """Step records of mstx marks; `index_id` is the mark."""
+    """Step records of mstx marks; `index_id` identifies the mark."""
 
     @classmethod
     def none(cls) -> Track:

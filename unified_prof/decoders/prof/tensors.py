@@ -1,4 +1,4 @@
-"""Converts tensor records of operators to texts: formats, data types, shapes."""
+"""Converts tensor records of operators to strings: formats, data types, shapes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _DATA_TYPES = (
 
 
 def format_text(word: int, *, captured: bool = False) -> str:
-    """Return the name of a format (low byte) with its sub-format (bits 8 to 23).
+    """Return the name of a format (low byte), with its sub-format (bits 8 to 23).
 
-    Unknown formats are numbers: the low byte, or for captured operators the whole word.
+    For unknown formats the number is returned: the low byte, or the entire word for captured
+    operators.
     """
     primary, sub = word & 0xFF, word >> 8 & 0xFFFF
     if captured and primary >= len(_FORMATS):
@@ -57,7 +58,7 @@ def data_type_text(number: int, *, captured: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SideTexts:
-    """Texts of the inputs or the outputs of an operator."""
+    """Strings that describe the inputs or outputs of an operator."""
 
     formats: str
     data_types: str
@@ -65,7 +66,7 @@ class SideTexts:
 
 
 class TensorTexts:
-    """Interns lists of tensors; index 0 is the empty list."""
+    """Assigns indexes to distinct lists of tensors; index 0 is the empty list."""
 
     WORDS_PER_RECORD = TENSORS_PER_RECORD * _WORDS
 
@@ -80,11 +81,11 @@ class TensorTexts:
     def signatures(
         self, tensors: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> NDArray[np.uint32]:
-        """Return the list index of every record.
+        """Return the list index of each record.
 
         Args:
             tensors: 55 words per record: five tensors of kind, format, data type, 8 dimensions.
-            number: number of tensors that are filled.
+            number: number of used tensors in each record.
         """
         words = np.ascontiguousarray(tensors)
         number = np.minimum(number, TENSORS_PER_RECORD).astype(np.uint32)
@@ -111,7 +112,7 @@ class TensorTexts:
         )
 
     def concatenate(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.uint32]:
-        """Return the indexes of the lists of `before` followed by those of `after`."""
+        """Concatenate pairs of lists, given by index, and return the new indexes."""
         pair = before.astype(np.uint64) << np.uint64(32) | after
         distinct, inverse = np.unique(pair, return_inverse=True)
         index = [
@@ -121,12 +122,12 @@ class TensorTexts:
         return np.array(index, np.uint32)[inverse]
 
     def texts(self, index: int, *, captured: bool = False) -> tuple[SideTexts, SideTexts]:
-        """Return the texts of the inputs and of the outputs of a list.
+        """Return the strings for the inputs and for the outputs in a list.
 
         Args:
             index: index of the list.
-            captured: True for operators of captured graphs, whose unknown values the exporter
-                names differently.
+            captured: True for operators of captured graphs, for which the exporter uses other names
+                of unknown values.
         """
         words = np.frombuffer(self._lists[index], "<u4").reshape(-1, _WORDS).tolist()
         return (
@@ -135,7 +136,7 @@ class TensorTexts:
         )
 
     def intern(self, words: bytes) -> int:
-        """Return the index of a list of tensors, given as 11 words per tensor."""
+        """Return the index of a list of tensors, which is given as 11 words per tensor."""
         index = self._index.setdefault(words, len(self._lists))
         if index == len(self._lists):
             self._lists.append(words)
@@ -143,7 +144,7 @@ class TensorTexts:
 
 
 class _RecordCache:
-    """First record of each checksum, and its list."""
+    """First record with each checksum, and the list index of the record."""
 
     def __init__(self) -> None:
         self._checksums = Pool()
@@ -161,10 +162,10 @@ class _RecordCache:
         number: NDArray[np.uint32],
         lists: Callable[[NDArray[np.uint32], NDArray[np.uint32]], NDArray[np.uint32]],
     ) -> NDArray[np.uint32]:
-        """Return the rows of the first records with given checksums, adding new ones.
+        """Return the cached row for each checksum; unknown records are added to the cache.
 
         Args:
-            checksum: checksums of records.
+            checksum: checksums of the records.
             words: words of the records.
             number: numbers of tensors of the records.
             lists: returns the list indexes of new records.
@@ -183,7 +184,7 @@ class _RecordCache:
     def all_equal(
         self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> bool:
-        """Return True if all records equal the cached ones at `place`."""
+        """Return True if all records are equal to the cached records at `place`."""
         row_bytes = f"V{self._words.shape[1] * self._words.itemsize}"
         known = self._words.view(row_bytes)[:, 0].take(place).view(np.uint32)
         return np.array_equal(known.reshape(words.shape), words) and np.array_equal(
@@ -193,7 +194,7 @@ class _RecordCache:
     def mismatches(
         self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> NDArray[np.bool_]:
-        """Return which records differ from the cached ones at `place`."""
+        """Return a mask of the records that differ from the cached records at `place`."""
         different = (self._words[place] != words).any(axis=1) | (self._number[place] != number)
         return np.asarray(different, bool)
 
@@ -213,6 +214,6 @@ def _side(tensors: list[list[int]], *, captured: bool) -> SideTexts:
 
 
 def _shape(dimensions: list[int]) -> str:
-    """Return the dimensions up to the first 0 as text."""
+    """Return the dimensions before the first 0 as a string."""
     end = dimensions.index(0) if 0 in dimensions else len(dimensions)
     return ",".join(map(str, dimensions[:end]))
