@@ -270,7 +270,9 @@ def _finding(first: Mapping[str, Any], fault: Fault) -> str:
     name = "-".join(map(str, first["ranks"])) if len(ranks) <= 4 else ", ".join(first["hosts"])
     how = first["figures"].get("factor", first["figures"].get("late_ms"))
     factor = "" if how is None else f", {how:.3f}"
-    return f"{first['kind']} {bold(name, right)}{factor}; {first['cost_ms_per_step']:.3f} ms a step"
+    return (
+        f"{first['kind']} {bold(name, right)}{factor}; {first['cost_ms_per_step']:.3f} ms per step"
+    )
 
 
 def compared(

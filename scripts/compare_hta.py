@@ -39,14 +39,14 @@ from hta.trace_analysis import TraceAnalysis
 from hta.common.trace_call_stack import CallStackGraph
 path, output, operations = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 ns = lambda us: int(round(float(us) * 1000))
-told = {}
+results = {}
 analysis = TraceAnalysis(trace_files={0: path}, include_last_profiler_step=True)
 def tell(name):
     def keep(function):
         try:
-            told[name] = function()
+            results[name] = function()
         except Exception as err:
-            told[name] = {"error": f"{type(err).__name__}: {err}"[:200]}
+            results[name] = {"error": f"{type(err).__name__}: {err}"[:200]}
     return keep
 frame = analysis.t.get_trace(0)
 names = analysis.t.symbol_table.get_sym_table()
@@ -100,18 +100,18 @@ def _():
 @tell("overlap")
 def _():
     return float(analysis.get_comm_comp_overlap(visualize=False).iloc[0].comp_comm_overlap_pctg)
-told["sequence"] = {}
+results["sequence"] = {}
 for operation in operations:
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = analysis.get_frequent_cuda_kernel_sequences(
                 operator_name=operation, output_dir=folder, visualize=False, top_k=1)
-            told["sequence"][operation] = [
+            results["sequence"][operation] = [
                 [one["pattern"], one["count"], ns(one["GPU kernel duration (us)"]),
                  ns(one["CPU op duration (us)"])] for one in found.to_dict("records")]
         except Exception as err:
-            told["sequence"][operation] = {"error": f"{type(err).__name__}: {err}"[:200]}
-json.dump(told, open(output, "w"))
+            results["sequence"][operation] = {"error": f"{type(err).__name__}: {err}"[:200]}
+json.dump(results, open(output, "w"))
 """
 
 

@@ -1,7 +1,7 @@
 """Measure the structure of the package: lines, modules, import arrows and levels.
 
     python scripts/structure.py                    # totals, and a row per package
-    python scripts/structure.py --before REV       # totals of a revision beside today's
+    python scripts/structure.py --before REV       # also totals of another revision
     python scripts/structure.py --report DATABASE  # also the modules that `uprof report` imports
 
 An *arrow* is one module that imports another one of the package at run time, a *level* a step of
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = {"now": totals(ROOT, options.report)}
     if options.before:
-        # Imports the package, which would hide that of the other checkout from `grimp`.
+        # Imported late: the package of this checkout would hide the other one from `grimp`.
         from checkouts import checkout
 
         with checkout(options.before) as folder:

@@ -141,7 +141,7 @@ def _of_command(table: Mapping[str, Any], command: click.Command, where: str) ->
 
 
 def _value(value: object, where: str) -> object:
-    """Return a value as Click takes it: text or a number, or a list for a repeatable option."""
+    """Convert a setting for Click: text, a number, or a list for a repeatable option."""
     if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
         return [str(one) for one in value]
     if isinstance(value, bool | str | int | float):

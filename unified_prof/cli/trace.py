@@ -314,7 +314,7 @@ def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTi
     if not found:
         family = has_times[0][0].family
         why = (
-            "neither device tasks nor host calls nor memory were recorded"
+            "no device tasks, host calls or memory were recorded"
             if family == "msprof"
             else "Skyline reports have durations but no timestamps"
         )

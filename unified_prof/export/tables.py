@@ -227,7 +227,7 @@ def _fits(value: float) -> bool:
 
 
 def _as(declared: str, value: Any) -> Any:
-    """Convert a value to text or bytes, as the column declares."""
+    """Convert a value to the declared type of its column, text or bytes."""
     if value is None:
         return None
     if declared == "blob":

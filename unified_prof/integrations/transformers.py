@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from unified_prof.integrations.measurement import Measurement
 
 
-class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it is not installed
+class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped if it is not installed
     """Profiles optimizer steps of a training and writes run-time and memory reports.
 
     Args:

@@ -36,7 +36,7 @@ _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Part of a vendor file that cannot be written."""
+    """Part of a file of the text export that cannot be written."""
 
     deliverable: str
     what: str
@@ -44,7 +44,7 @@ class LeftOut:
 
 
 class Recording:
-    """Msprof database, with the data that the vendor's files need."""
+    """Msprof database, with the data that the files of the text export need."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
