@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return capsys.readouterr().out
 
 
-def test_text_says_what_it_costs_and_what_to_try(
+def test_text_output_lists_cost_and_advice_of_each_finding(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = run(capsys, str(slow_host))
@@ -42,7 +42,7 @@ def test_text_says_what_it_costs_and_what_to_try(
     assert "skipped: input_wait" in text
 
 
-def test_of_many_rules_that_lack_the_same_only_some_are_named(
+def test_skipped_rules_with_the_same_missing_data_are_abbreviated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Plant(tmp_path / "msprof_1.db") as plant:
@@ -54,7 +54,7 @@ def test_of_many_rules_that_lack_the_same_only_some_are_named(
     assert len(said) < 160
 
 
-def test_json_has_the_shape_of_the_clusters_findings_and_more(
+def test_json_extends_the_format_of_cluster_findings(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(run(capsys, str(slow_host), "--json"))
@@ -68,7 +68,7 @@ def test_json_has_the_shape_of_the_clusters_findings_and_more(
     assert document["coverage"]["whole"] == 1
 
 
-def test_markdown_shows_names_as_they_are(
+def test_markdown_escapes_names(
     slow_host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, str(slow_host), "-o", str(tmp_path / "advice.md"))
@@ -77,7 +77,7 @@ def test_markdown_shows_names_as_they_are(
     assert "| evidence |" in text
 
 
-def test_a_folder_is_judged_report_by_report(
+def test_directory_is_analyzed_report_by_report(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Plant(slow_host.parent / "msprof_2.db") as plant:
@@ -86,7 +86,7 @@ def test_a_folder_is_judged_report_by_report(
     assert [len(one["findings"]) for one in document["reports"]] == [1, 0]
 
 
-def test_a_damaged_report_beside_others_is_told_of(
+def test_damaged_report_in_a_directory_is_reported(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = slow_host.parent / "msprof_2.db"
@@ -95,27 +95,25 @@ def test_a_damaged_report_beside_others_is_told_of(
     assert document["coverage"]["missing"][0]["what"]
 
 
-def test_what_is_no_report_ends_as_other_commands_do(tmp_path: Path) -> None:
+def test_file_that_is_no_report_exits_with_code_7(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("nothing")
     with pytest.raises(SystemExit) as ended:
         main(["advise", str(tmp_path / "x.db")])
     assert ended.value.code == 7
 
 
-def test_top_leaves_out_the_cheaper_ones(
-    slow_host: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_top_omits_cheaper_findings(slow_host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(run(capsys, str(slow_host), "--json", "--top", "1"))
     assert document["reports"][0]["findings_left_out"] == 0
 
 
-def test_programs_ask_by_function(slow_host: Path) -> None:
+def test_advise_function_returns_findings(slow_host: Path) -> None:
     (advice,) = unified_prof.advise(slow_host)
     assert [one.kind for one in advice.findings] == ["host_bound"]
     assert advice.findings[0].sure == "certain"
 
 
-def test_of_several_ranks_their_run_comes_first(
+def test_run_findings_precede_findings_of_single_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = databases(tmp_path / "ranks", slow_2=1.4)
@@ -128,7 +126,7 @@ def test_of_several_ranks_their_run_comes_first(
     assert len(one["reports"]) == 1
 
 
-def test_a_run_that_was_built_is_judged_without_its_recordings(
+def test_built_run_is_analyzed_without_its_recordings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = summaries.make(tmp_path / "run.cluster", summaries.Made(slow={3: 1.5}))

@@ -36,7 +36,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_version_has_a_row_and_the_change_its_mark(
+def test_each_version_has_a_row_with_its_change_marked(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("baseline", "history", "main") == 0
@@ -50,9 +50,7 @@ def test_every_version_has_a_row_and_the_change_its_mark(
     assert "limits: 5 %" in lines[-1]
 
 
-def test_what_was_never_measured_has_no_scale(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unmeasured_metric_has_no_scale(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("baseline", "history", "main", "--metric", "peak-memory") == 0
     assert "0 B" not in capsys.readouterr().out
 
@@ -74,9 +72,7 @@ def test_all_formats_have_the_same_points(store: Path, capsys: pytest.CaptureFix
     assert [{name: one[name] for name in points[0]} for one in sent] == points
 
 
-def test_the_page_needs_nothing_else_and_runs_nothing_of_a_name(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_self_contained_page_escapes_names(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("baseline", "history", "main", HOSTILE, "-o", "page.html") == 0
     text = Path("page.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text
@@ -86,7 +82,9 @@ def test_the_page_needs_nothing_else_and_runs_nothing_of_a_name(
     capsys.readouterr()
 
 
-def test_what_there_is_not_is_told(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_baseline_metric_or_format_is_a_usage_error(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert uprof("baseline", "history", "other") == 2
     assert "has no baseline 'other'" in capsys.readouterr().err
     assert uprof("baseline", "history", "main", "--metric", "speed") == 2
@@ -99,7 +97,7 @@ def test_what_there_is_not_is_told(store: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.slow
 @browser.needed
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_chart_in_a_browser(
+def test_chart_renders_in_browser(
     store: Path, width: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("baseline", "history", "main", HOSTILE, "-o", "page.html") == 0

@@ -23,7 +23,7 @@ def peaks(*sizes: tuple[int, int]) -> list[Measured]:
     return [Measured(size, 10.0, peak * MIB) for size, peak in sizes]
 
 
-def test_the_largest_batch_follows_from_the_line_through_the_peaks() -> None:
+def test_largest_batch_is_computed_from_the_line_fitted_to_peak_memory() -> None:
     found = fit(peaks((8, 180), (16, 260), (32, 420)), 1100 * MIB)
     assert found is not None
     assert found.bytes_per_sample == pytest.approx(10 * MIB)
@@ -32,7 +32,7 @@ def test_the_largest_batch_follows_from_the_line_through_the_peaks() -> None:
     assert found.largest_without_error in (99, 100)
 
 
-def test_what_lies_off_the_line_makes_the_batch_smaller() -> None:
+def test_scatter_around_the_fitted_line_lowers_the_largest_batch() -> None:
     found = fit(peaks((8, 180), (16, 290), (24, 340)), 1100 * MIB)
     assert found is not None
     assert found.error_bytes is not None
@@ -42,7 +42,7 @@ def test_what_lies_off_the_line_makes_the_batch_smaller() -> None:
     assert found.largest_batch < found.largest_without_error
 
 
-def test_two_sizes_tell_no_error_and_one_no_line() -> None:
+def test_two_sizes_give_no_error_estimate_and_one_gives_no_fit() -> None:
     two = fit(peaks((8, 180), (16, 260)), None)
     assert two is not None
     assert two.error_bytes is None
@@ -51,7 +51,7 @@ def test_two_sizes_tell_no_error_and_one_no_line() -> None:
     assert fit([Measured(8, 1.0, None), Measured(16, 1.0, None)]) is None
 
 
-def test_a_batch_that_never_fits() -> None:
+def test_batch_size_that_never_fits_is_reported() -> None:
     found = fit(peaks((8, 180), (16, 260)), 50 * MIB)
     assert found is not None
     assert found.largest_batch is None
@@ -65,18 +65,18 @@ def spec() -> RunSpec:
 @pytest.mark.parametrize(
     ("sizes", "memory"), [("0,8", None), ("a", None), ("", None), ("8", "much"), (None, "1GiB")]
 )
-def test_what_are_no_sizes(sizes: str | None, memory: str | None) -> None:
+def test_invalid_sizes_are_refused(sizes: str | None, memory: str | None) -> None:
     with pytest.raises(UsageError):
         batch_sizes.BatchSizes.parse(sizes, memory, spec())
 
 
-def test_sizes_are_run_in_rising_order_once_each() -> None:
+def test_sizes_run_once_each_in_ascending_order() -> None:
     wanted = batch_sizes.BatchSizes.parse("32, 8,8", "2GiB", spec())
     assert [one.batch_size for one in wanted.specs] == [8, 32]
     assert wanted.memory_bytes == 2 << 30
 
 
-def test_a_script_is_run_for_each_size(
+def test_script_runs_once_for_each_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_a_script_is_run_for_each_size(
 
 
 @pytest.mark.slow
-def test_a_size_that_fails_ends_the_series_and_is_told_of(
+def test_failing_size_ends_the_series_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -113,7 +113,7 @@ def test_a_size_that_fails_ends_the_series_and_is_told_of(
     assert not Path("out/batch-8").exists()
 
 
-def test_a_script_without_providers_has_no_batches(
+def test_script_without_providers_has_no_batch_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

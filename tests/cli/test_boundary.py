@@ -76,7 +76,7 @@ def mostly_slow(commands: list[str]) -> list[Any]:
 @needs_full
 @pytest.mark.parametrize("command", mostly_slow([command for command, _ in COMMANDS]))
 @pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full", "2>&- >/dev/null <&-"])
-def test_stderr_never_decides(place: Path, command: str, stream: str) -> None:
+def test_stderr_never_changes_the_exit_code(place: Path, command: str, stream: str) -> None:
     expected = shell(f"uprof {command} --force" if "-o" in command else f"uprof {command}", place)
     if "create" in command:
         (place / "new.db").unlink()
@@ -94,7 +94,7 @@ def test_stderr_never_decides(place: Path, command: str, stream: str) -> None:
 @pytest.mark.parametrize(
     "command", mostly_slow([command for command, writes in COMMANDS if writes])
 )
-def test_a_result_that_cannot_be_written_is_exit_code_9(place: Path, command: str) -> None:
+def test_unwritable_result_exits_with_code_9(place: Path, command: str) -> None:
     found = shell(f"uprof {command} >/dev/full", place)
     assert found.returncode == 9
     assert found.stderr.splitlines()[-1] == (
@@ -105,7 +105,7 @@ def test_a_result_that_cannot_be_written_is_exit_code_9(place: Path, command: st
 
 @pytest.mark.slow
 @needs_full
-def test_mistakes_keep_their_exit_code_without_a_stderr(place: Path) -> None:
+def test_usage_errors_keep_their_exit_code_without_stderr(place: Path) -> None:
     for stream in ("2>&-", "2>/dev/full", ""):
         assert shell(f"uprof report absent.db {stream}", place).returncode == 7
         assert shell(f"uprof report --top x empty.db {stream}", place).returncode == 2
@@ -113,14 +113,14 @@ def test_mistakes_keep_their_exit_code_without_a_stderr(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_ends_the_command_quietly(place: Path) -> None:
+def test_closed_pipe_of_the_reader_ends_the_command_quietly(place: Path) -> None:
     found = shell("uprof db info | true; echo ${PIPESTATUS[0]}", place)
     assert found.stdout in ("141\n", "0\n")  # 0: all fitted into the pipe
     assert found.stderr == ""
 
 
 @pytest.mark.slow
-def test_a_closed_stdout_harms_no_file(place: Path) -> None:
+def test_closed_stdout_does_not_affect_output_files(place: Path) -> None:
     before = (place / "empty.db").read_bytes()
     assert shell("uprof report empty.db -o r.html <&- >&- 2>&-", place).returncode == 0
     assert (place / "r.html").read_text(encoding="utf-8").startswith("<!")
@@ -143,7 +143,7 @@ def test_a_closed_stdout_harms_no_file(place: Path) -> None:
         ("mkdir gone; cd gone; rmdir ../gone; uprof baseline show", 2, "current directory"),
     ],
 )
-def test_a_mistake_is_one_line_and_perhaps_a_hint(
+def test_usage_error_is_one_line_with_an_optional_hint(
     place: Path, line: str, code: int, words: str
 ) -> None:
     found = shell(line, place)
@@ -157,7 +157,7 @@ def test_a_mistake_is_one_line_and_perhaps_a_hint(
     assert "\x1b" not in found.stderr
 
 
-def test_version_needs_no_folder(place: Path) -> None:
+def test_version_works_without_a_working_directory(place: Path) -> None:
     found = shell("mkdir gone; cd gone; rmdir ../gone; uprof --version", place)
     assert (found.returncode, found.stderr) == (0, "")
 
@@ -190,7 +190,7 @@ BUG = (
 )
 
 
-def test_an_unforeseen_exception_has_a_code_of_its_own_and_leaves_its_traceback(
+def test_unexpected_exception_exits_with_code_70_and_saves_its_traceback(
     place: Path,
 ) -> None:
     found = subprocess.run(
@@ -226,7 +226,7 @@ ENDED = (
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_end_a_command_as_sys_exit_does(
+def test_signals_end_a_command_with_the_code_of_sys_exit(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     arguments = [str(int(number)), "db", "create", "new.db"]
@@ -237,7 +237,7 @@ def test_signals_end_a_command_as_sys_exit_does(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_installation_that_is_broken_is_no_regression() -> None:
+def test_broken_installation_does_not_exit_as_a_regression() -> None:
     code = (
         "import sys; sys.modules['click'] = None\nfrom unified_prof.__main__ import main\nmain()\n"
     )
@@ -246,7 +246,7 @@ def test_an_installation_that_is_broken_is_no_regression() -> None:
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_without_a_place_for_the_file_the_traceback_is_on_stderr(
+def test_traceback_goes_to_stderr_if_its_file_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_place(**_: str) -> None:
@@ -257,7 +257,7 @@ def test_without_a_place_for_the_file_the_traceback_is_on_stderr(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(
+def test_ctrl_c_during_startup_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Interrupted:
@@ -292,7 +292,7 @@ def _raise(error: BaseException) -> object:
         (SystemExit("words"), 1, "words\n"),
     ],
 )
-def test_exit_codes(
+def test_exit_code_and_message_match_the_exception(
     error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.exit_code_of(lambda: _raise(error)) == code
@@ -328,7 +328,7 @@ TRAIN = (
         ("prints", "2>/dev/full"),
     ],
 )
-def test_a_workload_is_measured_whatever_its_streams_are(
+def test_workload_is_profiled_for_any_state_of_its_streams(
     place: Path, workload: str, streams: str
 ) -> None:
     (place / "train.py").write_text(TRAIN + WORKLOADS[workload])
@@ -341,7 +341,7 @@ def test_a_workload_is_measured_whatever_its_streams_are(
 
 
 @pytest.mark.slow
-def test_stderr_of_the_workload_is_what_it_would_be_alone(place: Path) -> None:
+def test_workload_sees_the_stderr_of_an_unprofiled_run(place: Path) -> None:
     """Python has None for a stream that is closed when it starts."""
     (place / "train.py").write_text(
         TRAIN + "import sys\nopen('said', 'w').write(repr(sys.stderr))\n"
@@ -362,7 +362,7 @@ def test_stderr_of_the_workload_is_what_it_would_be_alone(place: Path) -> None:
         ("report empty.db --nosuch", "no such option: --nosuch"),
     ],
 )
-def test_a_value_that_cannot_be_read_is_told_in_words_of_ours(
+def test_unparsable_option_value_has_an_error_message_of_uprof(
     place: Path, command: str, told: str
 ) -> None:
     done = shell(f"uprof {command}", place)
@@ -371,7 +371,7 @@ def test_a_value_that_cannot_be_read_is_told_in_words_of_ours(
     assert len(done.stderr.splitlines()) == 2
 
 
-def test_a_flag_in_the_environment_that_is_neither_yes_nor_no_is_told(place: Path) -> None:
+def test_non_boolean_environment_variable_of_a_flag_is_a_usage_error(place: Path) -> None:
     done = shell("uprof report empty.db", place, UPROF_REPORT_FORCE="maybe")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].endswith(

@@ -22,7 +22,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_summary_has_rows_and_times(original: Path, tmp_path: Path) -> None:
+def test_summary_lists_rows_and_times(original: Path, tmp_path: Path) -> None:
     code, out, err = run(original, "-o", tmp_path / "x.db")
     assert (code, out) == (0, "")
     assert f"{original} -> {tmp_path / 'x.db'}" in err
@@ -30,7 +30,7 @@ def test_the_summary_has_rows_and_times(original: Path, tmp_path: Path) -> None:
     assert "CPU time" in err
 
 
-def test_quiet_json(original: Path, tmp_path: Path) -> None:
+def test_quiet_json_prints_only_json(original: Path, tmp_path: Path) -> None:
     code, out, err = run(original, "-o", tmp_path / "x.db", "--json", "-q")
     assert (code, err) == (0, "")
     (record,) = json.loads(out)
@@ -39,9 +39,7 @@ def test_quiet_json(original: Path, tmp_path: Path) -> None:
     assert record["cpu_seconds"]
 
 
-def test_a_bad_recording_is_an_error_and_the_others_are_built(
-    original: Path, tmp_path: Path
-) -> None:
+def test_bad_recording_is_an_error_and_the_others_are_built(original: Path, tmp_path: Path) -> None:
     good = shutil.copytree(original, tmp_path / "PROF_1")
     (tmp_path / "PROF_2").mkdir()
     code, out, err = run(tmp_path, "--json")

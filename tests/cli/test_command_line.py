@@ -66,7 +66,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("path", "option"), OPTIONS)
-def test_every_option_is_set_by_the_variable_of_its_name(
+def test_each_option_can_be_set_by_its_environment_variable(
     path: str, option: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{path} {long_name(option)[2:]}".replace(" ", "_").replace("-", "_").upper()
@@ -111,7 +111,7 @@ def test_the_documented_variables_are_read(
      "UPROF_SHOW_COMPLETION"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["1", "0.1.0", "bash"])
-def test_no_variable_turns_a_command_into_one_that_does_nothing(variable: str, value: str) -> None:
+def test_no_environment_variable_disables_a_command(variable: str, value: str) -> None:
     plain = CliRunner().invoke(app, ["db", "info", "--json"])
     with_it = CliRunner().invoke(app, ["db", "info", "--json"], env={variable: value})
     assert with_it.exit_code == plain.exit_code == 0
@@ -128,7 +128,7 @@ def help_of(path: str, option: str = "--help") -> str:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_help_fits_80_columns_and_names_every_option(path: str) -> None:
+def test_help_fits_80_columns_and_lists_every_option(path: str) -> None:
     text = help_of(path) + (help_of(path, "--help-npu") if path == "run" else "")
     assert max(map(len, text.splitlines())) <= 80
     assert "<" not in text
@@ -138,7 +138,7 @@ def test_help_fits_80_columns_and_names_every_option(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_help_has_an_example_that_can_be_parsed(path: str) -> None:
+def test_help_contains_an_example_that_parses(path: str) -> None:
     text = help_of(path)
     assert "Examples:" in text
     for example, _ in EXAMPLES[path]:
@@ -171,12 +171,12 @@ def test_examples_belong_to_commands() -> None:
     assert EXAMPLES.keys() == COMMANDS.keys()
 
 
-def test_the_screen_of_run_fits_a_screen() -> None:
+def test_help_of_run_fits_on_one_screen() -> None:
     assert len(help_of("run").splitlines()) <= 66
     assert "--aic-metrics" not in help_of("run")
 
 
-def test_the_screen_says_of_each_command_what_it_says_of_itself() -> None:
+def test_command_list_shows_the_summary_of_each_command() -> None:
     for name, (_, summary) in app_module.COMMANDS.items():
         assert ROOT.commands[name].get_short_help_str(limit=200) == summary
 
@@ -197,7 +197,7 @@ FORMER = {
 
 
 @pytest.mark.parametrize("path", FORMER)
-def test_former_names_are_hidden_and_print_the_new_one(path: str) -> None:
+def test_former_command_names_are_hidden_and_print_the_new_name(path: str) -> None:
     *groups, name = path.split()
     group = ROOT.commands[groups[0]] if groups else ROOT
     assert group.commands[name].hidden
@@ -205,7 +205,7 @@ def test_former_names_are_hidden_and_print_the_new_one(path: str) -> None:
     assert any(command and FORMER[path].startswith(command) for command in COMMANDS)
 
 
-def test_a_former_name_works(tmp_path: Path) -> None:
+def test_former_command_name_still_works(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["db", "history"])
     assert result.exit_code == 0
     assert result.stderr == "uprof: note: `uprof db history` is now `uprof db info`\n"
@@ -227,7 +227,7 @@ def test_a_former_name_works(tmp_path: Path) -> None:
         ("export x", "for example `uprof export RUN -o run.perfetto-trace`"),
     ],
 )
-def test_a_wrong_command_line_names_the_right_one(
+def test_wrong_command_line_suggests_the_right_one(
     words: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -265,7 +265,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["export", "RUN", "-o", "x.csv"], 2, "use `uprof report RUN -o x.csv`"),
     ],
 )
-def test_mistakes_get_a_hint(
+def test_usage_errors_have_a_hint(
     words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -277,7 +277,7 @@ def test_mistakes_get_a_hint(
 
 
 @pytest.mark.usefixtures("place")
-def test_a_missing_script_is_found_before_torch_is_imported() -> None:
+def test_missing_script_is_reported_before_torch_is_imported() -> None:
     program = "import sys; from unified_prof.cli.app import main\n" + (
         "try: main(['run', 'nosuch.py'])\nfinally: print('torch' in sys.modules)"
     )
@@ -286,7 +286,7 @@ def test_a_missing_script_is_found_before_torch_is_imported() -> None:
     assert "backend" not in done.stderr
 
 
-def test_the_files_of_a_run_are_named_as_its_directory(
+def test_files_of_a_run_are_named_after_its_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / "memory.sqlite", tmp_path / "run_time.sqlite"]
@@ -298,7 +298,7 @@ def test_the_files_of_a_run_are_named_as_its_directory(
     assert f"pass the directory: uprof report {tmp_path}" in capsys.readouterr().err
 
 
-def test_commands_are_listed_in_the_order_of_their_use() -> None:
+def test_commands_are_listed_in_order_of_use() -> None:
     names = [name for name in ROOT.list_commands(None) if name in COMMANDS]
     assert names.index("gate") + 1 == names.index("baseline")
     assert names[-1] == "doctor"
@@ -324,7 +324,7 @@ def test_common_options_have_one_short_name_and_one_meaning() -> None:
 @pytest.mark.parametrize(
     "path", [p for p, c in COMMANDS.items() if p and not hasattr(c, "commands")]
 )
-def test_common_options_exist_wherever_they_make_sense(path: str) -> None:
+def test_commands_have_the_common_options_that_apply(path: str) -> None:
     names = {long_name(option) for option in settable(COMMANDS[path])}
     assert "--json" in names
     if path not in ("doctor", "db info"):
@@ -333,13 +333,13 @@ def test_common_options_exist_wherever_they_make_sense(path: str) -> None:
         assert "--force" in names
 
 
-def test_the_old_name_of_schema_still_works() -> None:
+def test_former_name_of_schema_still_works() -> None:
     assert parsed("db upgrade", ("--to", "documented", "x.db")).params["to"] == "documented"
     assert "--to" not in help_of("db upgrade")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_get_a_script_and_commands_to_complete(shell: str) -> None:
+def test_completion_script_completes_commands_in_each_shell(shell: str) -> None:
     script = CliRunner().invoke(app, ["--show-completion", shell])
     assert script.exit_code == 0
     assert "_UPROF_COMPLETE" in script.stdout
@@ -388,7 +388,7 @@ def test_an_empty_path_is_refused(words: list[str], capsys: pytest.CaptureFixtur
     assert "is empty, expected a path [uprof:empty-path]" in capsys.readouterr().err
 
 
-def test_what_is_the_programs_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_argument_of_the_script_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         app_module.main(["run", "--backend", "cpu", "no-such-script.py", "-o", ""])
     assert "empty-output" not in capsys.readouterr().err

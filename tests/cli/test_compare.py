@@ -124,7 +124,7 @@ def error(result: Result) -> UprofError:
     return result.exception
 
 
-def test_the_diff_names_the_slower_line_first_and_nothing_else(base: Path, slower: Path) -> None:
+def test_diff_lists_only_the_slower_line(base: Path, slower: Path) -> None:
     result = uprof("diff", base, slower)
     assert result.exit_code == 0
     table = result.stdout.partition("Time\n")[2].splitlines()
@@ -134,9 +134,7 @@ def test_the_diff_names_the_slower_line_first_and_nothing_else(base: Path, slowe
     assert "activation net.linear" in result.stdout
 
 
-def test_time_between_operations_is_compared_by_the_line_that_took_it(
-    base: Path, tmp_path: Path
-) -> None:
+def test_time_between_operations_is_compared_by_source_line(base: Path, tmp_path: Path) -> None:
     paused = write_run(tmp_path / "paused", pause_ms=3.0, seed=4)
     first = json.loads(uprof("diff", base, paused, "--json").stdout)["changes"][0]
     assert (first["status"], first["place"]["line"]) == ("slower", "model.py:11")
@@ -146,7 +144,7 @@ def test_time_between_operations_is_compared_by_the_line_that_took_it(
     assert "net (between operations)" in table[1]
 
 
-def test_the_json_of_a_diff_holds_every_operation(base: Path, slower: Path) -> None:
+def test_diff_json_contains_every_operation(base: Path, slower: Path) -> None:
     document = json.loads(uprof("diff", base, slower, "--json", "--quiet").stdout)
     assert [change["status"] for change in document["changes"]] == [
         "slower",
@@ -158,7 +156,7 @@ def test_the_json_of_a_diff_holds_every_operation(base: Path, slower: Path) -> N
     assert document["totals"]["total"]["verdict"] == "slower"
 
 
-def test_time_spent_waiting_for_a_processor_counts_in_no_metric(base: Path, tmp_path: Path) -> None:
+def test_cpu_wait_time_is_excluded_from_all_metrics(base: Path, tmp_path: Path) -> None:
     quiet = write_run(tmp_path / "quiet", seed=5, waited_ms=0)
     busy = write_run(tmp_path / "busy", seed=6, waited_ms=30)
     document = json.loads(uprof("diff", quiet, busy, "--json").stdout)
@@ -174,7 +172,7 @@ def test_time_spent_waiting_for_a_processor_counts_in_no_metric(base: Path, tmp_
     assert said not in uprof("diff", base, base).stdout, "where nobody knows, nobody says"
 
 
-def test_what_is_not_shown_is_counted_with_the_reason(base: Path, same: Path) -> None:
+def test_hidden_rows_are_counted_with_the_reason(base: Path, same: Path) -> None:
     lines = uprof("diff", base, same).stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("hidden (--all shows them): ")]
     assert "unchanged within 5 %" in line
@@ -183,24 +181,24 @@ def test_what_is_not_shown_is_counted_with_the_reason(base: Path, same: Path) ->
     )
 
 
-def test_the_words_of_a_wrong_threshold_say_what_to_write(base: Path, same: Path) -> None:
+def test_invalid_threshold_message_shows_a_valid_value(base: Path, same: Path) -> None:
     problem = error(uprof("gate", base, same, "--max-regress", "much"))
     assert str(problem) == "--max-regress takes a percentage or a fraction, not 'much'"
     assert problem.hint == "for example 5% or 0.05"
 
 
-def test_markdown_shows_hostile_names_as_they_are(base: Path, slower: Path) -> None:
+def test_markdown_escapes_hostile_names(base: Path, slower: Path) -> None:
     output = uprof("diff", base, slower, "--format", "markdown").stdout
     assert "&lt;script&gt;" in output
     assert "<script>" not in output
 
 
-def test_runs_on_different_devices_are_warned_of(base: Path, tmp_path: Path) -> None:
+def test_diff_warns_if_devices_differ(base: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "npu", device="npu: Ascend910B", seed=3)
     assert "differ in device: cpu and npu: Ascend910B" in uprof("diff", base, other).stdout
 
 
-def test_the_gate_warns_of_other_devices_on_stderr(base: Path, tmp_path: Path) -> None:
+def test_gate_warns_on_stderr_if_devices_differ(base: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "npu", device="npu: Ascend910B", seed=3)
     told = uprof("gate", base, other)
     assert "warning: the runs differ in device: cpu and npu: Ascend910B" in told.stderr
@@ -208,34 +206,34 @@ def test_the_gate_warns_of_other_devices_on_stderr(base: Path, tmp_path: Path) -
     assert not uprof("gate", base, other, "--quiet").stderr
 
 
-def test_files_of_different_families_are_refused(base: Path) -> None:
+def test_reports_of_different_kinds_are_refused(base: Path) -> None:
     result = uprof("diff", base / "run_time.sqlite", base / "memory.sqlite")
     assert error(result).exit_code == 2
     assert "different families" in str(error(result))
 
 
-def test_several_files_a_side_are_pooled(base: Path, slower: Path, same: Path) -> None:
+def test_several_reports_per_side_are_pooled(base: Path, slower: Path, same: Path) -> None:
     document = json.loads(uprof("diff", base, "--base", same, slower, "--json").stdout)
     assert document["changes"][0]["comparison"]["base_count"] == 2 * ITERATIONS
 
 
-def test_the_gate_passes_what_did_not_change(base: Path, same: Path) -> None:
+def test_gate_passes_unchanged_runs(base: Path, same: Path) -> None:
     assert uprof("gate", base, same).exit_code == 0
 
 
-def test_the_gate_refuses_a_regression(base: Path, slower: Path) -> None:
+def test_gate_fails_on_a_regression(base: Path, slower: Path) -> None:
     result = uprof("gate", base, slower, "--metric", "total", "--metric", "peak-memory")
     assert result.exit_code == 1
     assert result.stdout.count("regression") >= 2
 
 
-def test_thresholds_decide(base: Path, slower: Path) -> None:
+def test_thresholds_determine_the_verdict(base: Path, slower: Path) -> None:
     assert uprof("gate", base, slower, "--max-regress", "50%").exit_code == 0
     assert uprof("gate", base, slower, "--min-abs", "1s").exit_code == 0
     assert uprof("gate", base, slower, "--max-regress", "0.01", "--min-abs", "1us").exit_code == 1
 
 
-def test_a_percentage_without_its_sign_is_refused_with_what_to_write(
+def test_threshold_without_percent_sign_is_refused_with_the_correct_form(
     base: Path, slower: Path
 ) -> None:
     problem = error(uprof("gate", base, slower, "--max-regress", "5"))
@@ -259,20 +257,18 @@ def test_a_percentage_without_its_sign_is_refused_with_what_to_write(
         ("--store", "x"),
     ],
 )
-def test_what_cannot_be_meant_is_wrong_use(
+def test_contradictory_options_are_usage_errors(
     base: Path, same: Path, options: tuple[str, ...]
 ) -> None:
     assert error(uprof("gate", base, same, *options)).exit_code == 2
 
 
-def test_a_metric_of_no_operation_is_wrong_use(base: Path, same: Path) -> None:
+def test_metric_of_unknown_operation_is_a_usage_error(base: Path, same: Path) -> None:
     found = error(uprof("gate", base, same, "--metric", "operation:"))
     assert (found.exit_code, str(found)) == (2, "no metric 'operation:'")
 
 
-def test_the_gate_refuses_files_of_different_families_as_diff_does(
-    base: Path, tmp_path: Path
-) -> None:
+def test_gate_refuses_reports_of_different_kinds(base: Path, tmp_path: Path) -> None:
     create(tmp_path / "timeline.db", "msprof", "latest")
     told = [str(error(uprof(command, base, "timeline.db"))) for command in ("diff", "gate")]
     assert "are reports of different families" in told[1]
@@ -283,7 +279,7 @@ def test_a_metric_that_matches_no_operation_is_a_usage_error(base: Path, same: P
     assert (found.exit_code, found.slug) == (2, "unknown-metric")
 
 
-def test_the_verdict_as_junit_names_the_failed_check(base: Path, slower: Path) -> None:
+def test_junit_verdict_names_the_failed_check(base: Path, slower: Path) -> None:
     output = uprof(
         "gate", base, slower, "--format", "junit", "--metric", "operation:<script>"
     ).stdout
@@ -295,13 +291,13 @@ def test_the_verdict_as_junit_names_the_failed_check(base: Path, slower: Path) -
     assert case.get("name") == "operation:<script>"
 
 
-def test_the_verdict_as_json_says_how_it_was_found(base: Path, slower: Path) -> None:
+def test_json_verdict_contains_its_statistics(base: Path, slower: Path) -> None:
     document = json.loads(uprof("gate", base, slower, "--json").stdout)
     assert (document["outcome"], document["exit_code"]) == ("regression", 1)
     assert document["checks"][0]["comparison"]["ratio"] > 1.1
 
 
-def test_the_verdict_is_appended_to_the_job_summary(
+def test_verdict_is_appended_to_the_job_summary(
     base: Path, same: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "summary.md"
@@ -312,7 +308,9 @@ def test_the_verdict_is_appended_to_the_job_summary(
     assert "pass" in summary.read_text()
 
 
-def test_an_output_file_is_not_overwritten_unasked(base: Path, same: Path, tmp_path: Path) -> None:
+def test_existing_output_file_is_not_replaced_without_force(
+    base: Path, same: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "gate.xml"
     out.write_text("mine")
     result = uprof("gate", base, same, "--format", "junit", "-o", out)
@@ -335,7 +333,7 @@ def test_an_output_file_is_not_overwritten_unasked(base: Path, same: Path, tmp_p
         ("gate", "o.txt", "uprof gate: "),
     ],
 )
-def test_the_format_follows_the_ending_of_the_output(
+def test_format_follows_the_output_extension(
     base: Path, same: Path, tmp_path: Path, command: str, name: str, begins: str
 ) -> None:
     result = uprof(command, base.name, same.name, "-o", name)
@@ -357,7 +355,7 @@ def test_the_format_follows_the_ending_of_the_output(
         (("gate", "--json", "--format", "junit"), "--json contradicts --format"),
     ],
 )
-def test_an_ending_that_is_no_format_or_another_is_refused(
+def test_unknown_or_contradicting_output_extension_is_refused(
     base: Path, same: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
 ) -> None:
     command, *options = arguments
@@ -367,7 +365,7 @@ def test_an_ending_that_is_no_format_or_another_is_refused(
 
 
 @pytest.mark.parametrize("command", ["diff", "gate", "report"])
-def test_no_report_is_replaced_by_text(base: Path, same: Path, command: str) -> None:
+def test_text_output_never_replaces_a_report(base: Path, same: Path, command: str) -> None:
     report = base / "memory.sqlite"
     before = report.read_bytes()
     sides = (base,) if command == "report" else (base, same)
@@ -379,20 +377,18 @@ def test_no_report_is_replaced_by_text(base: Path, same: Path, command: str) -> 
     assert report.read_bytes() == before
 
 
-def test_a_single_dash_is_stdout(base: Path, same: Path, tmp_path: Path) -> None:
+def test_dash_as_output_is_stdout(base: Path, same: Path, tmp_path: Path) -> None:
     for command in ("diff", "gate"):
         assert uprof(command, base, same, "-o", "-").stdout == uprof(command, base, same).stdout
     assert not (tmp_path / "-").exists()
 
 
-def test_settings_of_the_project_are_used(base: Path, slower: Path, tmp_path: Path) -> None:
+def test_project_settings_are_used(base: Path, slower: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.uprof.gate]\nmax-regress = '90%'\n")
     assert uprof("gate", base, slower).exit_code == 0
 
 
-def test_a_baseline_is_saved_listed_shown_and_gated_by(
-    base: Path, slower: Path, same: Path
-) -> None:
+def test_baseline_is_saved_listed_shown_and_gated(base: Path, slower: Path, same: Path) -> None:
     assert uprof("baseline", "save", "main", base).exit_code == 0
     assert uprof("gate", "--baseline", "main", slower).exit_code == 1
     assert uprof("gate", "--baseline", "main", same).exit_code == 0
@@ -404,21 +400,21 @@ def test_a_baseline_is_saved_listed_shown_and_gated_by(
     assert [entry["version"] for entry in shown] == [1, 2]
 
 
-def test_a_store_in_the_environment_does_not_keep_from_comparing_two_reports(
+def test_store_variable_does_not_prevent_comparing_two_reports(
     base: Path, same: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UPROF_GATE_STORE", "postgresql+psycopg://nobody@localhost:1/none")
     assert uprof("gate", base, same).exit_code == 0
 
 
-def test_a_baseline_gives_the_verdict_that_its_report_gives(base: Path, slower: Path) -> None:
+def test_baseline_gives_the_same_verdict_as_its_report(base: Path, slower: Path) -> None:
     uprof("baseline", "save", "main", base)
     by_file = json.loads(uprof("gate", base, slower, "--json").stdout)
     by_name = json.loads(uprof("gate", "--baseline", "main", slower, "--json").stdout)
     assert by_file["checks"] == by_name["checks"]
 
 
-def test_an_unknown_baseline_says_what_there_is(base: Path) -> None:
+def test_unknown_baseline_error_lists_the_baselines(base: Path) -> None:
     uprof("baseline", "save", "main", base)
     for arguments in (("gate", "--baseline", "other", base), ("baseline", "show", "other")):
         problem = error(uprof(*arguments))
@@ -442,7 +438,7 @@ def test_a_report_without_samples_is_inconclusive(base: Path, slower: Path) -> N
 
 @pytest.mark.parametrize("command", ["diff", "gate"])
 @pytest.mark.parametrize("content", [None, b"", b"no database"])
-def test_what_is_no_report_is_told(
+def test_invalid_report_exits_with_code_7(
     base: Path, tmp_path: Path, command: str, content: bytes | None
 ) -> None:
     path = tmp_path / "bad.sqlite"
@@ -475,14 +471,14 @@ def spoil(folder: Path) -> None:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("form", ["text", "json", "markdown"])
-def test_impossible_times_are_no_samples(base: Path, slower: Path, form: str) -> None:
+def test_impossible_times_are_not_samples(base: Path, slower: Path, form: str) -> None:
     spoil(slower)
     for sides in ((base, slower), (slower, base), (slower, slower)):
         assert uprof("diff", *sides, "--format", form).exit_code == 0
         assert uprof("gate", *sides, "--format", form).exit_code == 3
 
 
-def test_a_base_without_any_time_is_told_in_json(base: Path, tmp_path: Path) -> None:
+def test_json_handles_a_baseline_without_any_time(base: Path, tmp_path: Path) -> None:
     zero = write_run(tmp_path / "zero", slow_line=0)
     import sqlite3
 
@@ -494,7 +490,7 @@ def test_a_base_without_any_time_is_told_in_json(base: Path, tmp_path: Path) -> 
     assert uprof("diff", zero, base, "--json").exit_code == 0
 
 
-def test_runs_without_a_common_operation_are_warned_of(base: Path, tmp_path: Path) -> None:
+def test_runs_without_common_operations_give_a_warning(base: Path, tmp_path: Path) -> None:
     import sqlite3
 
     other = write_run(tmp_path / "other")
@@ -503,7 +499,7 @@ def test_runs_without_a_common_operation_are_warned_of(base: Path, tmp_path: Pat
     assert "no operation of" in uprof("diff", base, other).stdout
 
 
-def test_the_gate_pools_several_runs_a_side(base: Path, slower: Path, same: Path) -> None:
+def test_gate_pools_several_runs_per_side(base: Path, slower: Path, same: Path) -> None:
     document = json.loads(uprof("gate", base, same, "--new", slower, "--json").stdout)
     comparison = document["checks"][0]["comparison"]
     assert (comparison["base_count"], comparison["new_count"]) == (ITERATIONS, 2 * ITERATIONS)

@@ -45,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pyproject.toml"
 
 
-def test_options_beat_variables_beat_the_file_beats_the_default(
+def test_precedence_is_option_then_variable_then_file_then_default(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("gate") == "5%  False"
@@ -68,7 +68,7 @@ def test_options_beat_variables_beat_the_file_beats_the_default(
         ("[tool]\nuprof = 3\n#tool.uprof", "not a table"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_names_the_file(
+def test_invalid_setting_is_refused_and_names_the_file(
     project: Path, text: str, complaint: str
 ) -> None:
     project.write_text(text)
@@ -91,7 +91,7 @@ def test_what_cannot_be_meant_is_refused_and_names_the_file(
         "[tool.\tuprof.gate]\r\nmax-regress = '7%'\r\n",
     ],
 )
-def test_every_spelling_of_toml_is_honoured(project: Path, text: str) -> None:
+def test_every_toml_syntax_is_accepted(project: Path, text: str) -> None:
     project.write_bytes(text.encode())
     assert run("gate") == "7%  False"
 
@@ -105,13 +105,13 @@ def test_every_spelling_of_toml_is_honoured(project: Path, text: str) -> None:
         ("[tool.uprof]\nhelp = true\n", "unknown setting 'help'"),
     ],
 )
-def test_odd_files_are_refused_in_words(project: Path, text: str, complaint: str) -> None:
+def test_malformed_file_is_refused_with_a_message(project: Path, text: str, complaint: str) -> None:
     project.write_text(text)
     with pytest.raises(UsageError, match=complaint):
         run("gate")
 
 
-def test_a_file_that_cannot_be_read_is_refused_in_words(
+def test_unreadable_file_is_refused_with_a_message(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Path) -> bytes:
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_words(
 
 
 @pytest.mark.parametrize("root", [".git", ".hg", "home"])
-def test_settings_above_the_repository_or_home_are_not_taken(
+def test_settings_above_the_repository_or_home_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:
     inner = tmp_path / "repository" / "below" / "deeper"
@@ -143,16 +143,14 @@ def test_settings_above_the_repository_or_home_are_not_taken(
     assert run("gate") == "8%  False"
 
 
-def test_a_repository_may_be_a_worktree(tmp_path: Path) -> None:
+def test_git_worktree_counts_as_a_repository(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "worktree").mkdir()
     (tmp_path / "worktree" / ".git").write_text("gitdir: elsewhere\n")
     assert config.find(tmp_path / "worktree") is None
 
 
-def test_no_setting_can_turn_every_command_into_one_that_does_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_cannot_disable_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from unified_prof.cli.app import app as uprof
 
     for setting in ("version", "show-completion", "help"):
@@ -162,9 +160,7 @@ def test_no_setting_can_turn_every_command_into_one_that_does_nothing(
 
 
 @pytest.mark.parametrize("setting", ["output", "force", "store", "until-sure", "new-python"])
-def test_a_project_file_cannot_decide_what_is_written_run_or_connected_to(
-    setting: str, project: Path
-) -> None:
+def test_project_file_cannot_set_outputs_programs_or_addresses(setting: str, project: Path) -> None:
     from unified_prof.cli.app import app as uprof
 
     command = "report" if setting in ("output", "force") else "gate"

@@ -60,14 +60,14 @@ def other(tmp_path: Path) -> Path:
     return path
 
 
-def test_current_says_what_a_file_is_and_why(uprof: Uprof, old: Path) -> None:
+def test_current_prints_the_revision_and_its_evidence(uprof: Uprof, old: Path) -> None:
     result = uprof("current", old)
     assert result.code == 0
     assert f"{old}: msprof 1.0.0_20241112" in result.out
     assert "ENUM_MODULE has 74 AMP" in result.out
 
 
-def test_current_goes_on_after_a_bad_file(uprof: Uprof, old: Path, other: Path) -> None:
+def test_current_continues_after_a_bad_file(uprof: Uprof, old: Path, other: Path) -> None:
     result = uprof("current", "--json", other, old)
     assert result.code == 7
     bad, good = result.json
@@ -80,7 +80,7 @@ def test_current_goes_on_after_a_bad_file(uprof: Uprof, old: Path, other: Path) 
     assert good["recognised_by"] == ["ENUM_MODULE has 74 AMP"]
 
 
-def test_history_tells_every_revision(uprof: Uprof) -> None:
+def test_history_lists_every_revision(uprof: Uprof) -> None:
     result = uprof("history", "--json")
     assert result.code == 0
     revisions = result.json["revisions"]
@@ -94,7 +94,7 @@ def test_history_tells_every_revision(uprof: Uprof) -> None:
     assert [r["revision"] for r in skyline["revisions"]] == ["1"]
 
 
-def test_check_tells_sound_from_wrong(uprof: Uprof, old: Path) -> None:
+def test_check_detects_wrong_databases(uprof: Uprof, old: Path) -> None:
     assert uprof("check", old).code == 0
     with closing(sqlite3.connect(old)) as db:
         db.execute("DROP TABLE STRING_IDS")
@@ -116,7 +116,7 @@ def test_upgrade_replaces_the_file_and_keeps_the_original(uprof: Uprof, old: Pat
     assert uprof("upgrade", old, "--to", "1.0.0_20240516").code == 8
 
 
-def test_upgrade_does_the_others_and_says_which_failed(
+def test_upgrade_continues_after_a_failure_and_names_the_failed_file(
     uprof: Uprof, old: Path, other: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "new"
@@ -131,7 +131,7 @@ def test_upgrade_does_the_others_and_says_which_failed(
     assert uprof("upgrade", old, "-o", folder, "--force").code == 0
 
 
-def test_upgrade_of_many_files_needs_a_folder(tmp_path: Path, old: Path, uprof: Uprof) -> None:
+def test_upgrade_of_files_requires_a_directory(tmp_path: Path, old: Path, uprof: Uprof) -> None:
     result = uprof("upgrade", old, old, "-o", tmp_path / "one.db")
     assert result.code == 2
     assert "one.db is not a directory" in result.err
@@ -146,7 +146,7 @@ def test_upgrade_of_many_files_needs_a_folder(tmp_path: Path, old: Path, uprof: 
         ("skyline-memory", "1", "1"),
     ],
 )
-def test_create_makes_every_table_of_a_revision(
+def test_create_creates_every_table_of_a_revision(
     uprof: Uprof, tmp_path: Path, family: str, asked: str, revision: str
 ) -> None:
     path = tmp_path / "new.db"
@@ -162,14 +162,14 @@ def test_create_makes_every_table_of_a_revision(
 @pytest.mark.parametrize(
     "arguments", [("--schema", "9.9.9"), ("--family", "nsight"), ("--family", "msprof", "--nope")]
 )
-def test_create_refuses_what_it_does_not_know(
+def test_create_refuses_unknown_revisions(
     uprof: Uprof, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     assert uprof("create", tmp_path / "new.db", *arguments).code == 2
     assert not (tmp_path / "new.db").exists()
 
 
-def test_recognising_needs_neither_sqlalchemy_nor_alembic(old: Path) -> None:
+def test_detection_imports_neither_sqlalchemy_nor_alembic(old: Path) -> None:
     program = (
         "import sys; from unified_prof.cli.app import main\n"
         f"try: main(['db', 'current', {str(old)!r}])\n"
@@ -187,7 +187,7 @@ ODD_NAMES = [b"caf\xe9.db", b"\x1b]0;title\x07.db", b"a\nuprof: error: forged.db
 @pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("name", ODD_NAMES)
 @pytest.mark.parametrize("command", ["current", "check", "upgrade"])
-def test_any_file_name_works_and_is_shown_as_one_harmless_line(
+def test_any_file_name_works_and_prints_as_one_safe_line(
     uprof: Uprof, tmp_path: Path, command: str, name: bytes
 ) -> None:
     path = make(tmp_path / "old.db", "1.0.0_20241112")
@@ -203,7 +203,7 @@ def test_any_file_name_works_and_is_shown_as_one_harmless_line(
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_an_output_of_any_name_is_written(uprof: Uprof, tmp_path: Path, name: bytes) -> None:
+def test_output_with_any_name_is_written(uprof: Uprof, tmp_path: Path, name: bytes) -> None:
     path = make(tmp_path / "old.db", "1.0.0_20241112")
     target = tmp_path / os.fsdecode(name)
     assert uprof("upgrade", path, "-o", target).code == 0
@@ -211,7 +211,7 @@ def test_an_output_of_any_name_is_written(uprof: Uprof, tmp_path: Path, name: by
     assert target.is_file()
 
 
-def test_names_from_inside_a_file_do_nothing_to_the_terminal(uprof: Uprof, tmp_path: Path) -> None:
+def test_names_in_a_file_cannot_control_the_terminal(uprof: Uprof, tmp_path: Path) -> None:
     escape = "\x1b]0;owned\x07\x9b31m\n"
     path = make(
         tmp_path / "new.db",
@@ -234,7 +234,7 @@ def test_names_from_inside_a_file_do_nothing_to_the_terminal(uprof: Uprof, tmp_p
     assert all(line.isprintable() for line in result.err.splitlines())
 
 
-def test_a_name_that_is_a_view_is_noted(uprof: Uprof, tmp_path: Path) -> None:
+def test_view_with_the_name_of_a_table_is_noted(uprof: Uprof, tmp_path: Path) -> None:
     path = make(tmp_path / "new.db", "latest", {}, "CREATE VIEW TASK AS SELECT 1 AS startNs")
     assert "TASK is not a table and is ignored" in uprof("current", path).out
     assert uprof("current", path, "--json").json[0]["not_tables"] == ["TASK"]
@@ -242,7 +242,7 @@ def test_a_name_that_is_a_view_is_noted(uprof: Uprof, tmp_path: Path) -> None:
     assert uprof("upgrade", path).code == 7
 
 
-def test_a_pipe_beside_a_database_ends_with_7(uprof: Uprof, tmp_path: Path, old: Path) -> None:
+def test_pipe_among_databases_exits_with_code_7(uprof: Uprof, tmp_path: Path, old: Path) -> None:
     os.mkfifo(tmp_path / "old.db-wal")
     for command in ("current", "check", "upgrade"):
         result = uprof(command, old)

@@ -66,13 +66,13 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Done:
     return uprof(*arguments)
 
 
-def test_every_page_is_tried() -> None:
+def test_every_page_is_tested() -> None:
     assert {page.name for page in PAGES} == set(PREPARED)
 
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_do_what_they_say(
+def test_commands_of_a_page_work_as_documented(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -18,7 +18,7 @@ def doctor(*arguments: str) -> None:
     assert not ended.value.code
 
 
-def test_it_says_what_can_run_and_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_versions_and_backends(capsys: pytest.CaptureFixture[str]) -> None:
     doctor("--json")
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["uprof"] == __version__
@@ -29,7 +29,7 @@ def test_it_says_what_can_run_and_what_is_installed(capsys: pytest.CaptureFixtur
     assert [*found["backends"]][:3] == ["npu", "cuda", "cpu"]
 
 
-def test_people_get_the_same_as_a_table(
+def test_text_output_shows_the_same_as_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy.install(monkeypatch, shy="tests.backends.toy:ShyBackend")
@@ -39,7 +39,7 @@ def test_people_get_the_same_as_a_table(
     assert f"uprof        {__version__}" in out
 
 
-def test_a_toolkit_is_found_by_its_environment(
+def test_toolkit_is_found_by_its_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "toolkit"
@@ -59,7 +59,7 @@ def test_a_toolkit_is_found_by_its_environment(
     assert cann.find_msprof() == msprof
 
 
-def test_the_msprof_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_msprof_on_path_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("first/bin", "second"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "msprof").write_text("#!/bin/sh\n")
@@ -69,7 +69,7 @@ def test_the_msprof_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert cann.find_msprof() == tmp_path / "second" / "msprof"
 
 
-def test_the_chip_is_what_npu_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chip_name_is_read_from_npu_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "npu-smi"
     smi.write_text(
         "#!/bin/sh\necho '\tNPU ID   Chip ID   Chip Logic ID   Chip Name'\n"

@@ -50,7 +50,7 @@ def read_all(given: Path, folder: Path, *more: str) -> None:
 
 
 @pytest.mark.quick(cases=3)
-def test_imported_and_read(recording: Path, tmp_path: Path) -> None:
+def test_every_recording_can_be_imported_and_read(recording: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.db"
     told = well(uprof("import", recording, "-o", report)).stderr
     assert f"{recording} -> {report}" in told
@@ -58,14 +58,14 @@ def test_imported_and_read(recording: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.quick(cases=1)
-def test_read_as_it_is(recording: Path, tmp_path: Path) -> None:
+def test_every_recording_can_be_read_with_convert(recording: Path, tmp_path: Path) -> None:
     read_all(recording, tmp_path, "--convert")
     told = uprof("report", recording)
     assert told.returncode == 7
     assert "first, or use --convert" in told.stderr
 
 
-def test_what_is_converted_is_said_once_and_with_quiet_never(tmp_path: Path) -> None:
+def test_conversion_is_noted_once_and_never_with_quiet(tmp_path: Path) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
     told = well(uprof("report", trace, "--convert")).stderr
     assert told.startswith(f"uprof: note: {trace} is a torch.profiler trace; its report is ")
@@ -73,7 +73,7 @@ def test_what_is_converted_is_said_once_and_with_quiet_never(tmp_path: Path) -> 
     assert well(uprof("report", trace, "--convert", "-q")).stderr == ""
 
 
-def test_a_bad_rank_is_told_as_a_damaged_report_is(tmp_path: Path) -> None:
+def test_bad_trace_of_a_rank_is_reported_as_a_damaged_report(tmp_path: Path) -> None:
     for rank in (0, 1):
         MAKERS["kineto"](tmp_path / "run" / f"rank{rank}")
     bad = tmp_path / "run" / "rank1" / "run.pt.trace.json"
@@ -86,7 +86,7 @@ def test_a_bad_rank_is_told_as_a_damaged_report_is(tmp_path: Path) -> None:
     assert (alone.returncode, alone.stdout) == (6, "")
 
 
-def test_a_comparison_shows_the_names_that_the_user_knows(tmp_path: Path) -> None:
+def test_comparison_shows_the_names_of_the_original_recordings(tmp_path: Path) -> None:
     traces = [MAKERS["kineto"](tmp_path / "runs" / name) for name in ("base", "new")]
     text = well(uprof("diff", *traces, "--convert")).stdout
     assert f"{traces[0]} -> {traces[1]}" in text
@@ -95,7 +95,7 @@ def test_a_comparison_shows_the_names_that_the_user_knows(tmp_path: Path) -> Non
     assert "has 2 recordings" in both.stderr
 
 
-def test_a_baseline_of_a_recording(tmp_path: Path) -> None:
+def test_recording_can_be_saved_as_baseline_with_convert(tmp_path: Path) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
     store = ("--store", tmp_path / "kept.sqlite")
     refused = uprof("baseline", "save", "main", trace, *store)
@@ -109,7 +109,7 @@ def test_a_baseline_of_a_recording(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["prof", "ascend_pt", "ascend_text"])
-def test_ascend_recordings_are_exported_on_the_way(kind: str, tmp_path: Path) -> None:
+def test_ascend_recordings_are_exported_during_conversion(kind: str, tmp_path: Path) -> None:
     recording = MAKERS[kind](tmp_path / "in")
     done = uprof("export", recording, "-o", tmp_path / "out", "--convert")
     assert done.returncode in (0, 2), done.stderr
@@ -127,7 +127,7 @@ def test_ascend_recordings_are_exported_on_the_way(kind: str, tmp_path: Path) ->
         ("ascend_mindspore_profiler_0.db", lambda path: make(path, LATEST)),
     ],
 )
-def test_databases_of_mindspore_and_msmonitor_are_reports_already(
+def test_databases_of_mindspore_and_msmonitor_are_read_directly(
     name: str, make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     database = make(tmp_path / name)
@@ -142,7 +142,7 @@ def test_databases_of_mindspore_and_msmonitor_are_reports_already(
 
 
 @pytest.mark.parametrize("command", [("report",), ("trace", "-o", "t.json")])
-def test_profiles_of_jax_are_named(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_profiles_of_jax_are_recognized(command: tuple[str, ...], tmp_path: Path) -> None:
     profile = tmp_path / "host.xplane.pb"
     profile.write_bytes(b"\x0a")
     for more in ((), ("--convert",)):

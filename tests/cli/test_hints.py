@@ -31,7 +31,7 @@ def given(command: tuple[str, ...], path: Path) -> list[str]:
     return [part.format(path) for part in command]
 
 
-def test_a_trace_is_to_be_imported(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_hint_for_a_trace_is_to_import_it(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": []}).encode()))
     done = uprof(*given(command, path))
@@ -40,7 +40,7 @@ def test_a_trace_is_to_be_imported(command: tuple[str, ...], tmp_path: Path) -> 
     assert "\\x1f" not in done.stderr
 
 
-def test_a_raw_recording_is_to_be_built(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_hint_for_a_raw_recording_is_to_build_it(command: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "PROF_000001_20260101000000000_ABCDEFGH"
     (folder / "host" / "data").mkdir(parents=True)
     (folder / "host" / "info.json").write_text("{}")
@@ -53,9 +53,7 @@ def test_a_raw_recording_is_to_be_built(command: tuple[str, ...], tmp_path: Path
         )
 
 
-def test_nsight_recordings_are_named_as_what_they_are(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_nsight_recordings_are_recognized(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "export.sqlite"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
@@ -68,7 +66,7 @@ def test_nsight_recordings_are_named_as_what_they_are(
     assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in said
 
 
-def test_a_damaged_report_gets_no_hint_of_another_kind(
+def test_damaged_report_gets_no_hint_for_another_kind(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     path = run_time_report(tmp_path / "run_time.sqlite")

@@ -43,7 +43,7 @@ def tables(report: Path) -> set[str]:
     return found
 
 
-def test_a_report_named_after_the_trace_in_this_folder(
+def test_report_is_named_after_the_trace_and_written_to_the_working_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def test_a_report_named_after_the_trace_in_this_folder(
     assert "1 device tasks, 1 matched to their launch" in told.err
 
 
-def test_provenance_says_that_the_device_is_a_gpu(trace: Path, tmp_path: Path) -> None:
+def test_provenance_names_the_device_as_a_gpu(trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "out.db"
     assert uprof("import", trace, "-o", report, "-q") == 0
     with open_report(report) as opened:
@@ -66,7 +66,7 @@ def test_provenance_says_that_the_device_is_a_gpu(trace: Path, tmp_path: Path) -
     assert json.loads(facts["events"])["kernel"] == 1
 
 
-def test_json_on_stdout_and_nothing_else_with_quiet(
+def test_quiet_prints_only_json_on_stdout(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("import", trace, "-o", tmp_path / "r.db", "-q", "--json") == 0
@@ -79,7 +79,7 @@ def test_json_on_stdout_and_nothing_else_with_quiet(
     assert record["anomalies"] == {}
 
 
-def test_a_report_is_replaced_only_with_force(trace: Path, tmp_path: Path) -> None:
+def test_report_is_replaced_only_with_force(trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.db"
     report.write_text("mine")
     assert uprof("import", trace, "-o", report) == 9
@@ -88,7 +88,7 @@ def test_a_report_is_replaced_only_with_force(trace: Path, tmp_path: Path) -> No
     assert "TASK" in tables(report)
 
 
-def test_one_bad_trace_does_not_stop_the_others_and_leaves_nothing(
+def test_bad_trace_does_not_stop_the_others_and_leaves_no_file(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.json"
@@ -105,7 +105,7 @@ def test_one_bad_trace_does_not_stop_the_others_and_leaves_nothing(
     assert "uprof: hint: " in told.err
 
 
-def test_what_is_whole_of_a_trace_that_was_cut_off_is_imported_and_said(
+def test_complete_part_of_a_truncated_trace_is_imported_with_an_anomaly(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = tmp_path / "cut.json"
@@ -115,7 +115,7 @@ def test_what_is_whole_of_a_trace_that_was_cut_off_is_imported_and_said(
     assert "TASK" in tables(tmp_path / "r.db")
 
 
-def test_a_folder_made_for_nothing_is_taken_away_again(tmp_path: Path) -> None:
+def test_directory_created_for_a_failed_import_is_removed(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
     for layout in ("plain", "ascend-pt"):
@@ -134,7 +134,7 @@ def test_a_folder_made_for_nothing_is_taken_away_again(tmp_path: Path) -> None:
         (["empty"], 6),
     ],
 )
-def test_wrong_use(
+def test_usage_errors_have_their_exit_code_and_write_nothing(
     trace: Path, arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trace.parent)
@@ -143,11 +143,11 @@ def test_wrong_use(
     assert not Path("x.db").exists()
 
 
-def test_several_traces_do_not_fit_into_one_file(trace: Path, tmp_path: Path) -> None:
+def test_several_traces_into_one_file_are_refused(trace: Path, tmp_path: Path) -> None:
     assert uprof("import", trace, trace, "-o", tmp_path / "one.db") == 2
 
 
-def test_traces_of_one_name_get_reports_of_their_own(tmp_path: Path) -> None:
+def test_traces_with_the_same_name_get_separate_reports(tmp_path: Path) -> None:
     traces = []
     for rank in ("rank0", "rank1"):
         (tmp_path / rank).mkdir()
@@ -158,7 +158,7 @@ def test_traces_of_one_name_get_reports_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", ["pre_20240328", "1.0.0_20241112", "1.1.1_20250820", "latest"])
-def test_every_revision_can_be_written(trace: Path, tmp_path: Path, revision: str) -> None:
+def test_every_schema_revision_can_be_written(trace: Path, tmp_path: Path, revision: str) -> None:
     report = tmp_path / "r.db"
     assert uprof("import", trace, "-o", report, "--schema", revision, "-q") == 0
     with open_report(report) as opened:
@@ -175,7 +175,7 @@ def test_equal_input_gives_equal_bytes(trace: Path, tmp_path: Path) -> None:
     assert tables(tmp_path / "c.db") == tables(tmp_path / "a.db")
 
 
-def test_the_layout_of_torch_npu(tmp_path: Path) -> None:
+def test_layout_of_torch_npu_is_imported(tmp_path: Path) -> None:
     trace = write(tmp_path / "run.json", EVENTS, distributedInfo={"rank": 4})
     out = tmp_path / "out"
     assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q") == 0
@@ -192,13 +192,15 @@ def test_the_layout_of_torch_npu(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == names
 
 
-def test_a_read_only_place_is_said(trace: Path, tmp_path: Path) -> None:
+def test_unwritable_output_path_exits_with_code_9(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert uprof("import", trace, "-o", tmp_path / "file" / "r.db") == 9
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes there")
-def test_names_of_any_bytes(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_file_names_with_arbitrary_bytes_are_imported(
+    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in").mkdir()
     for name in (b"a\xe9\x1b]0;x\x07.trace.json", b"b\xe9\nuprof: done.trace.json"):
         shutil.copy(trace, tmp_path / "in" / os.fsdecode(name))

@@ -28,7 +28,7 @@ def stand_in(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_torch_npus_analysis_gets_what_it_asks_msprof_for(tmp_path: Path) -> None:
+def test_stand_in_msprof_serves_the_analysis_of_torch_npu(tmp_path: Path) -> None:
     msprof = stand_in(tmp_path)
     prof = generate(tmp_path / "a folder", Recipe(operators=3, collectives=1)).path
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}

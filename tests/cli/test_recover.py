@@ -102,7 +102,7 @@ print(atomic.tag())
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_the_middle_can_be_recovered() -> None:
+def test_run_killed_midway_can_be_recovered() -> None:
     process = start("train(7, 0.3)\nos.kill(os.getpid(), 9)\n", "--iterations", "99")
     assert end(process) is not None
     assert process.returncode == -signal.SIGKILL
@@ -124,7 +124,7 @@ def test_a_run_that_is_killed_in_the_middle_can_be_recovered() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_leaves_by_os_exit_in_step_7_can_be_recovered() -> None:
+def test_program_that_calls_os_exit_in_step_7_can_be_recovered() -> None:
     process = start("train(7)\nos._exit(3)\n", "--iterations", "99")
     end(process)
     assert process.returncode == 3
@@ -133,7 +133,7 @@ def test_a_program_that_leaves_by_os_exit_in_step_7_can_be_recovered() -> None:
 
 
 @pytest.mark.slow
-def test_before_the_first_iteration_there_is_nothing_to_recover() -> None:
+def test_nothing_is_recovered_before_the_first_iteration() -> None:
     process = start("os._exit(3)\n")
     end(process)
     done = uprof("recover", "out")
@@ -143,7 +143,7 @@ def test_before_the_first_iteration_there_is_nothing_to_recover() -> None:
 
 
 @pytest.mark.slow
-def test_after_all_was_measured_nothing_is_left_to_recover() -> None:
+def test_completed_measurement_leaves_nothing_to_recover() -> None:
     process = start("train(30)\nos.kill(os.getpid(), 9)\n", "--iterations", "2")
     end(process)
     assert files() == REPORTS
@@ -153,7 +153,7 @@ def test_after_all_was_measured_nothing_is_left_to_recover() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_any_moment_it_leaves_reports_or_what_makes_them(seed: int) -> None:
+def test_run_killed_at_any_moment_leaves_reports_or_a_recoverable_spool(seed: int) -> None:
     process = start("print('go', flush=True)\ntrain(400, 0.01)\n", "--iterations", "200")
     assert process.stdout is not None
     process.stdout.readline()
@@ -168,7 +168,7 @@ def test_killed_at_any_moment_it_leaves_reports_or_what_makes_them(seed: int) ->
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_in_order_leaves_no_spool() -> None:
+def test_normal_exit_leaves_no_spool() -> None:
     process = start("train(5)\nsys.exit(4)\n")
     end(process)
     assert process.returncode == 4
@@ -176,7 +176,7 @@ def test_a_run_that_ends_in_order_leaves_no_spool() -> None:
 
 
 @pytest.mark.slow
-def test_what_belongs_to_a_process_that_runs_is_left_alone() -> None:
+def test_spool_of_a_running_process_is_not_recovered() -> None:
     process = start("train(2)\nprint('up', flush=True)\ntime.sleep(600)\n")
     try:
         assert process.stdout is not None
@@ -195,7 +195,7 @@ def test_what_belongs_to_a_process_that_runs_is_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() -> None:
+def test_each_rank_gets_its_reports_and_is_listed_as_recovered() -> None:
     ranks = [
         start(
             "train(5)\nif os.environ['RANK'] == '1':\n    os._exit(9)\n",
@@ -225,7 +225,7 @@ def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() 
 
 
 @pytest.mark.slow
-def test_other_commands_on_the_folder_name_the_way() -> None:
+def test_other_commands_on_the_directory_suggest_recover() -> None:
     left(tag=tag_of_the_dead())
     done = uprof("report", "out")
     assert done.returncode == 7
@@ -238,7 +238,7 @@ def test_other_commands_on_the_folder_name_the_way() -> None:
     assert files() == REPORTS, "--force is for what earlier runs left"
 
 
-def test_reports_of_another_run_are_not_replaced_unasked() -> None:
+def test_reports_of_another_run_are_not_replaced_without_force() -> None:
     path = left()
     Path("out/memory.sqlite").write_bytes(b"mine")
     done = uprof("recover", "out")
@@ -249,14 +249,14 @@ def test_reports_of_another_run_are_not_replaced_unasked() -> None:
     assert files() == REPORTS
 
 
-def test_a_process_that_cannot_be_seen_from_here_is_recovered_with_a_remark() -> None:
+def test_spool_of_a_process_on_another_host_is_recovered_with_a_note() -> None:
     left()
     done = uprof("recover", "out")
     assert done.returncode == 0
     assert "process 7 of node7 may still be running" in done.stderr
 
 
-def test_of_two_attempts_the_newer_gets_the_usual_names() -> None:
+def test_newer_of_two_attempts_gets_the_usual_names() -> None:
     older = left(tag="0badc0de-10-1", facts={"started": "1", "host": "a"})
     os.utime(older, (1, 1))
     left(tag="0badc0de-11-1", facts={"started": "2", "host": "a"})
@@ -265,7 +265,7 @@ def test_of_two_attempts_the_newer_gets_the_usual_names() -> None:
     assert facts("out/run_time.sqlite")["started"] == "2"
 
 
-def test_killed_between_its_reports_a_run_keeps_the_one_that_it_wrote() -> None:
+def test_run_killed_between_two_reports_keeps_the_first() -> None:
     path = left()
     content = path.read_bytes()
     assert uprof("recover", "out").returncode == 0
@@ -277,7 +277,7 @@ def test_killed_between_its_reports_a_run_keeps_the_one_that_it_wrote() -> None:
     assert Path("out/memory.sqlite").stat().st_ino == written
 
 
-def test_a_damaged_spool_is_named_and_the_others_are_recovered() -> None:
+def test_damaged_spool_is_named_and_the_others_are_recovered() -> None:
     whole = left("_rank1")
     cut = Path("out", ".uprof_rank0.0badc0de-8-8.spool")
     cut.write_bytes(whole.read_bytes()[:-1])
@@ -288,7 +288,7 @@ def test_a_damaged_spool_is_named_and_the_others_are_recovered() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_of_that_name_does_not_hang() -> None:
+def test_pipe_with_the_name_of_a_spool_does_not_block() -> None:
     Path("out").mkdir()
     os.mkfifo("out/.uprof.0badc0de-8-8.spool")
     done = uprof("recover", "out")
@@ -296,7 +296,7 @@ def test_a_pipe_of_that_name_does_not_hang() -> None:
     assert "is not a regular file" in done.stderr
 
 
-def test_a_folder_that_is_none_is_wrong_use() -> None:
+def test_path_that_is_no_directory_is_a_usage_error() -> None:
     done = uprof("recover", "nowhere")
     assert done.returncode == 2
     assert "nowhere is not an existing directory" in done.stderr
@@ -304,7 +304,7 @@ def test_a_folder_that_is_none_is_wrong_use() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
-def test_a_full_disk_costs_an_anomaly_and_not_the_program() -> None:
+def test_full_disk_adds_an_anomaly_and_does_not_stop_the_program() -> None:
     """The limit allows no spool; it is lifted before the reports are written."""
     process = start(
         "import resource\n"
@@ -322,7 +322,7 @@ def test_a_full_disk_costs_an_anomaly_and_not_the_program() -> None:
 
 
 @pytest.mark.slow
-def test_a_profiled_block_can_be_recovered() -> None:
+def test_profiled_block_can_be_recovered() -> None:
     Path("train.py").write_text(
         TRAINING
         + "import unified_prof\n"
@@ -336,7 +336,7 @@ def test_a_profiled_block_can_be_recovered() -> None:
 
 
 @pytest.mark.slow
-def test_file_names_that_are_not_utf_8_are_saved_too() -> None:
+def test_file_names_that_are_not_utf_8_are_recovered() -> None:
     folder = os.fsdecode(b"caf\xe9")
     Path(folder).mkdir()
     Path(folder, "train.py").write_text(TRAINING + "train(5)\nos._exit(3)\n")
@@ -354,7 +354,7 @@ def test_file_names_that_are_not_utf_8_are_saved_too() -> None:
 
 
 @pytest.mark.slow
-def test_recovering_needs_no_torch() -> None:
+def test_recovery_does_not_import_torch() -> None:
     left()
     script = (
         "import sys; sys.modules['torch'] = None\n"
@@ -364,6 +364,6 @@ def test_recovering_needs_no_torch() -> None:
     assert done.returncode == 0
 
 
-def test_a_tag_says_who_is_alive() -> None:
+def test_tag_identifies_processes_of_this_machine() -> None:
     assert atomic.is_of_here(atomic.tag())
     assert not atomic.is_of_here("0badc0de-7-7")

@@ -48,7 +48,7 @@ def refused(done: Done, code: int, *words: str) -> None:
         assert word in done.stderr
 
 
-def test_the_terminal_gets_a_table_and_programs_get_json(tmp_path: Path) -> None:
+def test_output_is_a_table_by_default_and_json_with_the_option(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     done = uprof("report", path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -57,7 +57,7 @@ def test_the_terminal_gets_a_table_and_programs_get_json(tmp_path: Path) -> None
     assert document["reports"][0]["totals"]["total_ns"] == 6_250_000
 
 
-def test_the_format_follows_the_ending_of_the_output(tmp_path: Path) -> None:
+def test_format_follows_the_output_extension(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     for name, begins in (
         ("o.html", "<!doctype"),
@@ -70,7 +70,7 @@ def test_the_format_follows_the_ending_of_the_output(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
 
 
-def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+def test_existing_file_is_not_replaced_without_force(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     output = tmp_path / "o.md"
     output.write_text("mine", encoding="utf-8")
@@ -80,7 +80,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert output.read_text(encoding="utf-8").startswith("## ")
 
 
-def test_a_folder_is_reported_as_a_whole(tmp_path: Path) -> None:
+def test_reports_of_a_directory_are_combined(tmp_path: Path) -> None:
     run_time_report(tmp_path / "run_time.sqlite")
     memory_report(tmp_path / "memory.sqlite")
     training_step(tmp_path / "msprof_20260101000000.db")
@@ -89,7 +89,7 @@ def test_a_folder_is_reported_as_a_whole(tmp_path: Path) -> None:
     assert [one["family"] for one in reports] == ["skyline-run-time + skyline-memory", "msprof"]
 
 
-def test_what_a_report_cannot_say_is_refused(tmp_path: Path) -> None:
+def test_options_that_the_report_cannot_serve_are_usage_errors(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     refused(uprof("report", path, "--by", "kernel"), 2, "r.sqlite", "kernel", "operation, line")
     refused(uprof("report", path, "--sort", "size"), 2, "cannot sort by size")
@@ -100,18 +100,18 @@ def test_what_a_report_cannot_say_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" + b"\0" * 200])
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.db"
     path.write_bytes(content)
     refused(uprof("report", path), 7, "broken.db")
 
 
-def test_a_file_or_folder_without_a_report_is_named(tmp_path: Path) -> None:
+def test_file_or_directory_without_a_report_is_named(tmp_path: Path) -> None:
     refused(uprof("report", tmp_path / "absent.db"), 7, "absent.db")
     refused(uprof("report", tmp_path), 7, "holds no readable report", "hint")
 
 
-def test_an_empty_report_explains_itself(tmp_path: Path) -> None:
+def test_empty_report_explains_why_it_is_empty(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [])
     for form in ("text", "json", "csv", "markdown", "html"):
         done = uprof("report", path, "--format", form)
@@ -120,7 +120,7 @@ def test_an_empty_report_explains_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_poor_terminal_still_gets_the_report(tmp_path: Path) -> None:
+def test_limited_terminal_still_gets_the_report(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [("µ-op", 0.0015, None, [])])
     done = subprocess.run(
         [sys.executable, "-m", "unified_prof", "report", str(path)],
@@ -133,7 +133,7 @@ def test_a_poor_terminal_still_gets_the_report(tmp_path: Path) -> None:
     assert r"\xb5-op" in done.stdout
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_large_package() -> None:
     code = (
         "import sys, unified_prof.cli.app; "
         "print([m for m in ('numpy', 'sqlalchemy', 'torch', 'rich.table') if m in sys.modules])"

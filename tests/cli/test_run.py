@@ -63,25 +63,25 @@ def the_spec(*arguments: str) -> RunSpec:
     return spec
 
 
-def test_what_is_behind_the_script_belongs_to_it(place: Path) -> None:
+def test_arguments_after_the_script_belong_to_the_script(place: Path) -> None:
     code = uprof("--backend", "toy", "-o", "out", "work.py", "-o", "x", "--json", "--", "-h")
     assert code == 0
     assert (place / "arguments").read_text() == "-o|x|--json|--|-h"
 
 
-def test_two_dashes_end_our_options() -> None:
+def test_double_dash_ends_the_options_of_uprof() -> None:
     spec = the_spec("--", "-odd.py", "--force")
     assert (spec.target, spec.is_module, spec.arguments) == ("-odd.py", False, ("--force",))
 
 
-def test_what_is_behind_a_module_belongs_to_it() -> None:
+def test_arguments_after_a_module_belong_to_the_module() -> None:
     spec = the_spec("-m", "pkg.train", "--warmup", "9", "-q")
     assert (spec.target, spec.is_module) == ("pkg.train", True)
     assert spec.arguments == ("--warmup", "9", "-q")
     assert spec.warmup == 2
 
 
-def test_the_options_reach_the_backend(place: Path) -> None:
+def test_options_reach_the_backend(place: Path) -> None:
     (place / "proj").mkdir()
     spec = the_spec(
         *("--report", "memory", "--warmup", "0", "--iterations", "4"),
@@ -95,7 +95,7 @@ def test_the_options_reach_the_backend(place: Path) -> None:
     assert (spec.scope, spec.stop_after) == ("project", True)
 
 
-def test_the_project_is_this_folder_or_that_of_a_script_elsewhere(place: Path) -> None:
+def test_project_is_the_working_directory_or_that_of_the_script(place: Path) -> None:
     (place / "sub").mkdir()
     assert the_spec("sub/train.py").project_root == place
     Recording.specs.clear()
@@ -104,7 +104,7 @@ def test_the_project_is_this_folder_or_that_of_a_script_elsewhere(place: Path) -
     assert Recording.specs[0].project_root == place.parent
 
 
-def test_people_read_stderr_and_the_workload_keeps_stdout(
+def test_messages_go_to_stderr_and_stdout_belongs_to_the_workload(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert uprof("--backend", "toy", "-o", "out", "work.py") == 0
@@ -122,7 +122,7 @@ def test_people_read_stderr_and_the_workload_keeps_stdout(
         assert text in err
 
 
-def test_json_is_all_that_stands_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_only_output_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
     assert uprof("--backend", "toy", "-o", "out", "--json", "-q", "work.py") == 0
     out, err = capfd.readouterr()
     answer = json.loads(out)
@@ -132,18 +132,18 @@ def test_json_is_all_that_stands_on_stdout(capfd: pytest.CaptureFixture[str]) ->
     assert err == "said by the workload\n"
 
 
-def test_quiet_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert uprof("--backend", "recording", "-o", "out", "-q", "work.py") == 0
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_exit_code_is_the_workload_s(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_is_that_of_the_workload(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (place / "work.py").write_text("import sys\nsys.exit(42)\n")
     assert uprof("--backend", "toy", "-o", "out", "--json", "work.py") == 42
     assert json.loads(capfd.readouterr().out)["exit_code"] == 42
 
 
-def test_a_partial_measurement_is_told(
+def test_partial_measurement_is_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capture = Capture(130, tracked_run(complete=False), failure="interrupted after 3 iterations")
@@ -173,7 +173,7 @@ def test_a_partial_measurement_is_told(
         (["--no-such-option", "work.py"], 2, "--no-such-option"),
     ],
 )
-def test_wrong_use_gets_one_clear_message(
+def test_usage_error_prints_one_message(
     arguments: list[str], code: int, words: str, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(place.iterdir())
@@ -184,7 +184,9 @@ def test_wrong_use_gets_one_clear_message(
     assert sorted(place.iterdir()) == before
 
 
-def test_an_existing_report_is_refused_and_forced(capfd: pytest.CaptureFixture[str]) -> None:
+def test_existing_report_is_replaced_only_with_force(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     once = ("--backend", "toy", "-o", "out", "-q")
     assert uprof(*once, "work.py") == 0
     assert uprof(*once, "work.py") == 9
@@ -192,7 +194,7 @@ def test_an_existing_report_is_refused_and_forced(capfd: pytest.CaptureFixture[s
     assert uprof(*once, "--force", "work.py") == 0
 
 
-def test_auto_says_what_it_took(
+def test_auto_prints_the_chosen_backend(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from unified_prof.backends import registry
@@ -202,7 +204,7 @@ def test_auto_says_what_it_took(
     assert "uprof: backend recording\n" in capfd.readouterr().err
 
 
-def test_a_progress_line_is_for_terminals_only(
+def test_progress_line_is_printed_only_on_terminals(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(self: Recording, spec: RunSpec) -> Capture:
@@ -217,16 +219,14 @@ def test_a_progress_line_is_for_terminals_only(
     assert "\r\x1b[Kuprof: iteration 1 of 3\r\r\x1b[K" in capfd.readouterr().err
 
 
-def test_termination_ends_the_workload_like_an_exit(
-    monkeypatch: pytest.MonkeyPatch, place: Path
-) -> None:
+def test_sigterm_ends_workload_like_an_exit(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     (place / "work.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
     assert uprof("--backend", "toy", "-o", "out", "work.py") == 143
     assert (place / "out" / "run_time.sqlite").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_dry_run_prints_the_command_and_does_nothing(
+def test_dry_run_prints_the_command_and_does_nothing(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(place.iterdir())
@@ -239,7 +239,7 @@ def test_a_dry_run_prints_the_command_and_does_nothing(
     assert sorted(place.iterdir()) == before
 
 
-def test_every_option_of_msprof_is_in_the_help(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_option_of_msprof(capfd: pytest.CaptureFixture[str]) -> None:
     from unified_prof.backends.msprof_options import OPTIONS
 
     assert uprof("--help-npu") == 0

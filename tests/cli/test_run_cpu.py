@@ -77,7 +77,7 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "train"])
-def test_every_example_runs_as_it_is(name: str, place: Path) -> None:
+def test_every_example_runs_unchanged(name: str, place: Path) -> None:
     project = ("--project-root", str(ROOT / "examples"))
     assert uprof("-q", "--warmup", "1", *project, str(ROOT / "examples" / f"{name}.py")) == 0
     found = rows(place / "out" / "run_time.sqlite", "SELECT operation_name FROM run_time_entries")
@@ -89,7 +89,7 @@ def test_every_example_runs_as_it_is(name: str, place: Path) -> None:
     ]
 
 
-def test_the_reports_are_read_through_the_public_interface(place: Path) -> None:
+def test_reports_are_readable_through_the_public_interface(place: Path) -> None:
     from unified_prof import open_report
 
     (place / "model.py").write_text(providers())
@@ -106,7 +106,7 @@ def test_the_reports_are_read_through_the_public_interface(place: Path) -> None:
         ]
 
 
-def test_the_rank_is_part_of_every_file_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_name_contains_the_rank(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     (place / "model.py").write_text(providers())
     assert uprof("-q", "model.py") == 0
@@ -131,7 +131,7 @@ def test_the_rank_is_part_of_every_file_name(place: Path, monkeypatch: pytest.Mo
         (providers(model="return Net().to('meta')"), 5, ["meta", "cpu"]),
     ],
 )
-def test_what_goes_wrong_gets_one_message_and_leaves_no_file(
+def test_failures_print_one_message_and_leave_no_file(
     source: str, code: int, words: list[str], place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (place / "model.py").write_text(source)
@@ -143,13 +143,13 @@ def test_what_goes_wrong_gets_one_message_and_leaves_no_file(
     assert [p.name for p in place.iterdir() if p.name != "__pycache__"] == ["model.py"]
 
 
-def test_a_loss_that_is_not_a_number_is_measured_all_the_same(place: Path) -> None:
+def test_nan_loss_does_not_stop_profiling(place: Path) -> None:
     (place / "model.py").write_text(providers(forward="return self.linear(x) * float('nan')"))
     assert uprof("-q", "model.py") == 0
     assert (place / "out" / "run_time.sqlite").exists()
 
 
-def test_a_failure_after_some_iterations_leaves_reports_that_say_so(
+def test_failure_after_some_iterations_leaves_reports_marked_as_partial(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     failing = "model(*inputs).sum().backward(); COUNT.append(1); assert len(COUNT) < 4"
@@ -160,7 +160,7 @@ def test_a_failure_after_some_iterations_leaves_reports_that_say_so(
     assert "AssertionError" in capfd.readouterr().err
 
 
-def test_a_workload_that_turns_its_world_over_is_reported_all_the_same(
+def test_workload_that_changes_directory_and_streams_is_reported(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     turning = "import os, sys\nos.chdir('/')\nsys.stdout = sys.stderr = None\n"
@@ -184,7 +184,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1)
 """
 
 
-def test_the_report_is_written_by_the_process_that_was_started(place: Path) -> None:
+def test_only_the_started_process_writes_the_report(place: Path) -> None:
     (place / "train.py").write_text(FORKING)
     assert uprof("-q", "--scope", "project", "train.py") == 4
     assert (place / "out" / "run_time.sqlite").exists()
@@ -209,7 +209,7 @@ for i in range(10_000):
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
-def test_an_interrupted_run_keeps_its_complete_iterations(
+def test_interrupted_run_keeps_its_complete_iterations(
     number: signal.Signals, code: int, place: Path
 ) -> None:
     (place / "train.py").write_text(SLOW_TRAINING)

@@ -69,7 +69,7 @@ REPORTS = ["memory.sqlite", "run_time.sqlite"]
 
 
 @pytest.mark.slow
-def test_a_program_that_leaves_by_os_exit_leaves_complete_reports() -> None:
+def test_program_that_calls_os_exit_leaves_complete_reports() -> None:
     process = start(f"train({MEASURED_IN})\nos._exit(0)\n")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -81,7 +81,7 @@ def test_a_program_that_leaves_by_os_exit_leaves_complete_reports() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_is_killed_after_all_was_measured_leaves_complete_reports() -> None:
+def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
     process = start(f"train({MEASURED_IN})\nopen('up', 'w').close()\ntime.sleep(600)\n")
     wait_for("up", process)
     process.kill()
@@ -91,7 +91,7 @@ def test_a_program_that_is_killed_after_all_was_measured_leaves_complete_reports
 
 
 @pytest.mark.slow
-def test_how_a_program_ended_is_added_to_the_reports_it_has_left_already() -> None:
+def test_exit_of_the_program_is_added_to_reports_already_written() -> None:
     process = start(
         f"train({MEASURED_IN})\n"
         "before = os.stat('out/run_time.sqlite').st_ino\n"
@@ -109,7 +109,7 @@ def test_how_a_program_ended_is_added_to_the_reports_it_has_left_already() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_run_that_is_asked_to_end_keeps_its_complete_iterations(number: signal.Signals) -> None:
+def test_terminated_run_keeps_its_complete_iterations(number: signal.Signals) -> None:
     process = start("train(6)\nopen('up', 'w').close()\ntime.sleep(600)\n", "--iterations", "99")
     wait_for("up", process)
     process.send_signal(number)
@@ -122,7 +122,7 @@ def test_a_run_that_is_asked_to_end_keeps_its_complete_iterations(number: signal
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
-def test_broken_streams_change_nothing(redirection: str) -> None:
+def test_broken_streams_do_not_affect_the_reports(redirection: str) -> None:
     Path("train.py").write_text(TRAINING + f"train({MEASURED_IN})\n")
     line = " ".join(f"'{word}'" for word in command())
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -137,7 +137,7 @@ def test_broken_streams_change_nothing(redirection: str) -> None:
     ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)"],
     ids=["objects", "descriptors"],
 )
-def test_a_program_that_closes_its_streams_is_measured_all_the_same(closing_them: str) -> None:
+def test_program_that_closes_its_streams_is_profiled(closing_them: str) -> None:
     process = start(f"{closing_them}\ntrain({MEASURED_IN})\n")
     process.communicate(timeout=120)
     assert process.returncode == 0
@@ -147,7 +147,7 @@ def test_a_program_that_closes_its_streams_is_measured_all_the_same(closing_them
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
-def test_a_path_that_is_not_utf_8_loses_nothing() -> None:
+def test_path_that_is_not_utf_8_loses_no_data() -> None:
     folder = os.fsdecode(b"caf\xe9")
     Path(folder).mkdir()
     Path(folder, "train.py").write_text(TRAINING + f"train({MEASURED_IN + 2})\n")

@@ -54,7 +54,7 @@ def rows(database: str, sql: str) -> list[tuple[Any, ...]]:
         return db.execute(sql).fetchall()
 
 
-def test_success_leaves_one_database_of_our_making(place: Path) -> None:
+def test_successful_run_leaves_one_database_of_uprof(place: Path) -> None:
     done = uprof(place, INIT)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
@@ -66,7 +66,7 @@ def test_success_leaves_one_database_of_our_making(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_msprof_s_own_database_can_be_kept(place: Path) -> None:
+def test_native_exporter_keeps_the_database_of_msprof(place: Path) -> None:
     done = uprof(place, INIT, "--exporter", "native")
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
@@ -84,7 +84,7 @@ prof = next(pathlib.Path('out').glob('PROF_*'))
 
 
 @pytest.mark.slow
-def test_a_recording_with_what_we_do_not_know_is_exported_by_msprof(place: Path) -> None:
+def test_recording_with_unknown_files_is_exported_by_msprof(place: Path) -> None:
     done = uprof(place, UNKNOWN_FILE)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
@@ -94,7 +94,7 @@ def test_a_recording_with_what_we_do_not_know_is_exported_by_msprof(place: Path)
 
 
 @pytest.mark.slow
-def test_where_that_export_fails_the_database_is_ours(
+def test_uprof_builds_the_database_if_the_export_of_msprof_fails(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_crashes")
@@ -107,7 +107,7 @@ def test_where_that_export_fails_the_database_is_ours(
 
 
 @pytest.mark.slow
-def test_an_option_the_chip_has_not_is_wrong_use(
+def test_option_unsupported_by_the_chip_is_a_usage_error(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_PLATFORM", "4")
@@ -119,14 +119,14 @@ def test_an_option_the_chip_has_not_is_wrong_use(
 
 
 @pytest.mark.slow
-def test_several_recordings_give_a_database_each(place: Path) -> None:
+def test_each_recording_gives_one_database(place: Path) -> None:
     done = uprof(place, INIT + "stand_in_acl.init(index=2)")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["files"]["timeline"]) == 2
 
 
 @pytest.mark.slow
-def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> None:
+def test_failing_application_keeps_its_exit_code_and_its_recording(place: Path) -> None:
     done = uprof(place, INIT + "raise SystemExit(7)")
     assert done.returncode == 7
     assert "the workload exited with code 7" in done.stderr
@@ -134,7 +134,7 @@ def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_with_exit_code_9(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_exits_with_code_9(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "full_while_recording")
     done = uprof(place, INIT)
     assert done.returncode == 9
@@ -142,7 +142,7 @@ def test_a_full_disk_ends_with_exit_code_9(place: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_failing_export_of_msprof_does_not_concern_us(
+def test_failing_export_of_msprof_is_ignored_if_uprof_builds_the_database(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
@@ -152,7 +152,7 @@ def test_a_failing_export_of_msprof_does_not_concern_us(
 
 
 @pytest.mark.slow
-def test_a_failing_export_is_said_where_it_was_asked_for(
+def test_failing_export_of_msprof_is_reported_with_the_native_exporter(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
@@ -162,7 +162,7 @@ def test_a_failing_export_is_said_where_it_was_asked_for(
 
 
 @pytest.mark.slow
-def test_nothing_recorded(place: Path) -> None:
+def test_run_without_npu_work_exits_with_code_5(place: Path) -> None:
     done = uprof(place, "print('no NPU here')")
     assert done.returncode == 5
     assert "never initialized an NPU (no aclInit)" in done.stderr
@@ -171,7 +171,7 @@ def test_nothing_recorded(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_keeps_what_was_recorded(place: Path) -> None:
+def test_interrupted_run_keeps_the_recorded_data(place: Path) -> None:
     process = start(place, INIT + "import time\nopen('up', 'w')\ntime.sleep(60)\n")
     while not (place / "up").exists():
         assert process.poll() is None
@@ -185,7 +185,7 @@ def test_an_interrupted_run_keeps_what_was_recorded(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_options_are_found_before_anything_starts(place: Path) -> None:
+def test_invalid_options_are_refused_before_the_workload_starts(place: Path) -> None:
     done = uprof(place, "open('started', 'w')", "--task-time", "l9")
     assert done.returncode == 2
     assert "--task-time: expected one of l0, l1, l2, on, off, found 'l9'" in done.stderr

@@ -47,7 +47,7 @@ def databases(done: subprocess.CompletedProcess[bytes]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["C.UTF-8", "C"])
-def test_names_that_are_no_utf8(place: Path, encoding: str) -> None:
+def test_paths_and_arguments_that_are_not_utf_8_work(place: Path, encoding: str) -> None:
     folder = os.fsencode(place) + b"/caf\xe9"
     os.mkdir(folder)  # noqa: PTH102
     script = folder + b"/tr\xffain.py"
@@ -65,7 +65,7 @@ def test_names_that_are_no_utf8(place: Path, encoding: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["out", "../below/any", "höhle mit raum/日本", "a  b"])
-def test_output_folders(place: Path, output: str) -> None:
+def test_database_is_written_to_the_output_directory(place: Path, output: str) -> None:
     (place / "work.py").write_text(INIT)
     (database,) = databases(uprof("-o", output, "work.py"))
     assert Path(database).is_relative_to(output)
@@ -75,7 +75,7 @@ def test_output_folders(place: Path, output: str) -> None:
 
 
 @pytest.mark.slow
-def test_folders_that_a_group_may_write_to(place: Path) -> None:
+def test_group_writable_directories_are_accepted(place: Path) -> None:
     (place / "work.py").write_text(INIT)
     before = os.umask(0o002)
     try:
@@ -85,7 +85,7 @@ def test_folders_that_a_group_may_write_to(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_for_temporary_files_with_a_blank(place: Path) -> None:
+def test_temporary_directory_may_contain_a_blank(place: Path) -> None:
     (place / "work.py").write_text(INIT)
     temporary = place / "tmp with blank"
     temporary.mkdir()
@@ -94,7 +94,7 @@ def test_a_folder_for_temporary_files_with_a_blank(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_child_process_records_on_its_own(place: Path) -> None:
+def test_child_process_has_a_separate_recording(place: Path) -> None:
     source = f"""{INIT}
 import subprocess, sys
 child = "from tests.backends import stand_in_acl; stand_in_acl.init(index=2)"
@@ -105,7 +105,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 
 
 @pytest.mark.slow
-def test_several_devices_of_one_process(place: Path) -> None:
+def test_devices_of_one_process_are_recorded_together(place: Path) -> None:
     source = "from tests.backends import stand_in_acl\nstand_in_acl.init(devices=(0, 3))\n"
     (place / "work.py").write_text(source)
     (database,) = databases(uprof("-o", "out", "work.py"))
@@ -115,7 +115,7 @@ def test_several_devices_of_one_process(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_are_started_each_with_msprof(place: Path) -> None:
+def test_ranks_started_with_one_msprof_each_are_recorded(place: Path) -> None:
     (place / "work.py").write_text(INIT)
     ranks = [
         subprocess.Popen(
@@ -138,7 +138,7 @@ def test_ranks_that_are_started_each_with_msprof(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_below_one_msprof(place: Path) -> None:
+def test_torchrun_under_one_msprof_is_recorded(place: Path) -> None:
     source = """\
 import os
 from tests.backends import stand_in_acl
@@ -150,7 +150,7 @@ stand_in_acl.init(index=1 + int(os.environ["RANK"]))
 
 
 @pytest.mark.slow
-def test_without_a_program_that_does_nothing_msprof_exports_and_the_database_is_ours(
+def test_msprof_exports_if_no_no_op_program_is_found(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from unified_prof.backends import msprof_command
@@ -163,7 +163,7 @@ def test_without_a_program_that_does_nothing_msprof_exports_and_the_database_is_
 
 
 @pytest.mark.slow
-def test_nothing_that_msprof_would_be_killed_for_is_left(place: Path) -> None:
+def test_no_files_of_a_killed_msprof_are_left(place: Path) -> None:
     """Its list of recordings stays behind when SIGTERM ends it."""
     killing = INIT + "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\n"
     (place / "work.py").write_text(killing)

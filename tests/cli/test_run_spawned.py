@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_what_a_spawned_child_sends_back_arrives(tmp_path: Path) -> None:
+def test_data_sent_by_a_spawned_child_arrives(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     run = ["-m", "unified_prof", "run", "--backend", "cpu", "--iterations", "2", "train.py"]
     done = subprocess.run(

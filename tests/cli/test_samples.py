@@ -63,7 +63,7 @@ def reports(given: Path, folder: Path) -> Iterator[Path]:
     yield from sorted((folder / "reports").rglob("*.db"))
 
 
-def test_it_goes_in_and_comes_out(given: Path, tmp_path: Path) -> None:
+def test_sample_can_be_imported_and_reported(given: Path, tmp_path: Path) -> None:
     if given.name in NO_REPORTS:
         done = uprof("report", given)
         assert done.returncode == 7

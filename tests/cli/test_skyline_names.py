@@ -16,7 +16,7 @@ MODEL = ROOT / "examples" / "mlp.py"
 
 
 @pytest.mark.parametrize("command", ["time", "memory"])
-def test_a_file_that_exists_is_never_replaced_unasked(
+def test_existing_file_is_never_replaced_without_force(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out.sqlite").write_bytes(b"mine")
@@ -25,9 +25,7 @@ def test_a_file_that_exists_is_never_replaced_unasked(
     assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
 
 
-def test_a_folder_that_is_not_there_is_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_directory_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("time", MODEL, "-o", tmp_path / "none" / "out.sqlite") == 9
     assert "none" in capsys.readouterr().err
 
@@ -36,7 +34,7 @@ def test_a_folder_that_is_not_there_is_told_of(
 @pytest.mark.parametrize(
     ("command", "table"), [("time", "run_time_entries"), ("memory", "activation_entries")]
 )
-def test_the_report_is_the_file_and_nothing_is_left_beside_it(
+def test_report_is_written_without_temporary_files_left_over(
     command: str, table: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
@@ -59,7 +57,7 @@ def test_the_report_is_the_file_and_nothing_is_left_beside_it(
 
 
 @pytest.mark.slow
-def test_a_script_that_fails_leaves_no_file_and_its_own_exit_code(tmp_path: Path) -> None:
+def test_failing_script_leaves_no_file_and_keeps_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise SystemExit(7)", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "unified_prof", "time", "bad.py", "-o", "out.sqlite"],

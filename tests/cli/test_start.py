@@ -22,7 +22,7 @@ HEAVY = ("pyarrow", "sqlalchemy", "torch")
 @pytest.mark.parametrize(
     "command", [("report", "run"), pytest.param(("gate", "run", "run"), marks=pytest.mark.slow)]
 )
-def test_reports_of_operations_need_nothing_of_timelines(
+def test_operation_reports_do_not_import_timeline_modules(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "run").mkdir()
@@ -31,21 +31,21 @@ def test_reports_of_operations_need_nothing_of_timelines(
     assert imported(command, HEAVY, tmp_path) == []
 
 
-def test_a_small_trace_is_imported_without_what_large_and_many_ones_need(tmp_path: Path) -> None:
+def test_importing_a_small_trace_loads_no_heavy_module(tmp_path: Path) -> None:
     command = ("import", str(kineto(tmp_path)), "-o", "r.db")
     assert imported(command, HEAVY, tmp_path) == []
     assert (tmp_path / "r.db").is_file()
 
 
 @pytest.mark.slow
-def test_so_is_a_small_recording_of_an_npu(tmp_path: Path) -> None:
+def test_building_a_small_recording_loads_no_heavy_module(tmp_path: Path) -> None:
     command = ("build", str(prof(tmp_path)), "-o", "r.db")
     assert imported(command, HEAVY, tmp_path) == []
     assert (tmp_path / "r.db").is_file()
 
 
 @pytest.mark.slow
-def test_plain_words_on_the_command_line_need_no_validators(tmp_path: Path) -> None:
+def test_valid_command_lines_import_no_validators(tmp_path: Path) -> None:
     run_time_report(tmp_path / "a.sqlite", [("linear", 1.5, 3.0, [("m.py", 1)])])
     plain = ("report", "a.sqlite", "--by", "operation", "--top", "3", "-o", "a.txt")
     assert imported(plain, ["pydantic"], tmp_path) == []
@@ -53,7 +53,7 @@ def test_plain_words_on_the_command_line_need_no_validators(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_command_seldom_looks_for_garbage(tmp_path: Path) -> None:
+def test_garbage_collection_rarely_runs_during_a_command(tmp_path: Path) -> None:
     """The first few dozen times are before there is a command: what the imports create."""
     trace = kineto(tmp_path)
     before = "import gc\nlooks = []\ngc.callbacks.append(lambda when, _: looks.append(when))\n"
@@ -63,7 +63,7 @@ def test_a_command_seldom_looks_for_garbage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_uprof_runs_finds_the_process_as_it_is_by_itself(tmp_path: Path) -> None:
+def test_profiled_program_sees_default_gc_and_blas_settings(tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(
         "import gc, os\n"
         "print(gc.get_threshold(), gc.get_freeze_count(), os.environ.get('OPENBLAS_NUM_THREADS'))\n"
@@ -78,7 +78,7 @@ def test_a_program_that_uprof_runs_finds_the_process_as_it_is_by_itself(tmp_path
     assert under == alone
 
 
-def test_thresholds_are_ours_only_within_the_block() -> None:
+def test_raised_gc_thresholds_apply_only_within_the_block() -> None:
     with thresholds((700, 10, 10)):
         with thrift.reduced_garbage_collection():
             assert gc.get_threshold()[0] > 100_000
@@ -88,7 +88,7 @@ def test_thresholds_are_ours_only_within_the_block() -> None:
         assert gc.get_threshold()[0] == 5
 
 
-def test_who_wants_no_looking_for_garbage_gets_none() -> None:
+def test_disabled_garbage_collection_stays_disabled() -> None:
     with thresholds((0, 10, 10)):
         with thrift.reduced_garbage_collection():
             assert gc.get_threshold()[0] == 0
@@ -96,7 +96,7 @@ def test_who_wants_no_looking_for_garbage_gets_none() -> None:
 
 
 @pytest.mark.parametrize("wish", [None, "4"])
-def test_blas_has_one_thread_unless_the_user_wishes_otherwise(
+def test_blas_uses_one_thread_unless_the_user_sets_a_number(
     wish: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "OPENBLAS_NUM_THREADS"
@@ -108,7 +108,7 @@ def test_blas_has_one_thread_unless_the_user_wishes_otherwise(
     assert os.environ.get(name) == wish
 
 
-def test_only_where_no_program_ran_nothing_is_looked_through_at_the_end(
+def test_objects_are_frozen_at_exit_only_if_no_program_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frozen: list[bool] = []

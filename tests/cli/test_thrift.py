@@ -39,11 +39,11 @@ def _faults(how: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library alone")
-def test_memory_that_was_freed_is_had_again_without_the_kernel() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     assert _faults("as usual") > 10 * _faults("keep") + 1000
 
 
-def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in (lambda _: object(), os.stat):
         monkeypatch.setattr(ctypes, "CDLL", library)
         thrift.keep_memory()

@@ -68,7 +68,7 @@ def left() -> list[str]:
     return [one.name for one in Path(tempfile.gettempdir()).iterdir()]
 
 
-def test_the_page_is_the_one_that_report_writes(
+def test_page_is_the_one_written_by_report(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = training_step(tmp_path / "msprof_1.db")
@@ -83,7 +83,7 @@ def test_the_page_is_the_one_that_report_writes(
     assert left() == []
 
 
-def test_a_timeline_comes_with_the_page_that_hands_it_to_perfetto(
+def test_timeline_is_served_with_a_page_that_opens_it_in_perfetto(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = training_step(tmp_path / "a run, of <today>.db")
@@ -97,7 +97,7 @@ def test_a_timeline_comes_with_the_page_that_hands_it_to_perfetto(
     assert left() == []
 
 
-def test_a_run_of_many_ranks_has_its_page(
+def test_multi_rank_run_is_served_as_its_page(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_of_ranks = make(tmp_path / "run", Made(slow={3: 1.3}))
@@ -114,7 +114,7 @@ def test_a_run_of_many_ranks_has_its_page(
     assert visit.pages == {}
 
 
-def test_programs_are_told_the_address_as_json(
+def test_json_prints_the_address(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(str(training_step(tmp_path / "msprof_1.db")), "--json", "-q")
@@ -125,7 +125,7 @@ def test_programs_are_told_the_address_as_json(
     assert said.err == ""
 
 
-def test_without_the_perfetto_package_it_is_a_trace_in_chromes_format(
+def test_timeline_is_a_chrome_trace_without_the_perfetto_package(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "find_spec", lambda name: None)
@@ -134,7 +134,7 @@ def test_without_the_perfetto_package_it_is_a_trace_in_chromes_format(
     assert visit.waited == [3, 3]
 
 
-def test_perfetto_may_read_the_port_that_is_taken_first(
+def test_cors_allows_perfetto_for_the_chosen_port(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -152,7 +152,7 @@ def test_perfetto_may_read_the_port_that_is_taken_first(
     assert asked == [(9001, 0), (0,), (8123,)]
 
 
-def test_a_port_that_is_taken_is_an_error_of_one_line(
+def test_port_in_use_is_a_one_line_error(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with loopback.Served([]) as taken:
@@ -162,7 +162,7 @@ def test_a_port_that_is_taken_is_an_error_of_one_line(
 
 
 @pytest.mark.parametrize("perfetto", [[], ["--perfetto"]], ids=["page", "perfetto"])
-def test_wrong_input_is_told_as_report_and_trace_tell_it(
+def test_invalid_input_gives_the_errors_of_report_and_trace(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str], perfetto: list[str]
 ) -> None:
     (tmp_path / "notes.txt").write_text("no report")
@@ -179,7 +179,7 @@ def test_wrong_input_is_told_as_report_and_trace_tell_it(
     assert left() == []
 
 
-def test_a_report_without_points_in_time_has_no_timeline(
+def test_report_without_timestamps_has_no_timeline(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(str(run_time_report(tmp_path / "run_time.sqlite")), "--perfetto", code=2)
@@ -187,7 +187,7 @@ def test_a_report_without_points_in_time_has_no_timeline(
     assert left() == []
 
 
-def test_what_is_missing_is_told_at_the_end(
+def test_damaged_reports_are_listed_at_the_end(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_step(tmp_path / "msprof_1.db")
@@ -203,7 +203,7 @@ def test_what_is_missing_is_told_at_the_end(
     ids=["x", "wayland", "terminal"],
 )
 @pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="has a screen by itself")
-def test_a_browser_is_opened_where_there_is_a_screen(
+def test_browser_is_opened_if_there_is_a_display(
     visit: Visit,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,7 @@ def serving(tmp_path: Path) -> Iterator[Any]:
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"]
 )
 @pytest.mark.parametrize("perfetto", [(), ("--perfetto",)], ids=["page", "perfetto"])
-def test_it_serves_until_it_is_interrupted_and_leaves_nothing(
+def test_server_runs_until_interrupted_and_leaves_no_files(
     serving: Any, tmp_path: Path, number: signal.Signals, code: int, perfetto: tuple[str, ...]
 ) -> None:
     process, address = serving(str(training_step(tmp_path / "msprof_1.db")), *perfetto)
@@ -282,7 +282,7 @@ def test_it_serves_until_it_is_interrupted_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_it_ends_by_itself(serving: Any, tmp_path: Path) -> None:
+def test_server_exits_after_the_idle_time(serving: Any, tmp_path: Path) -> None:
     path = str(training_step(tmp_path / "msprof_1.db"))
     process, address = serving(path, "--idle", "1")
     assert address
@@ -291,9 +291,7 @@ def test_it_ends_by_itself(serving: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @browser.needed
-def test_in_a_browser_the_trace_goes_to_perfetto_and_nowhere_else(
-    serving: Any, tmp_path: Path
-) -> None:
+def test_browser_sends_the_trace_only_to_perfetto(serving: Any, tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 150, kernel=("gemm</script>", "mm"))
     _, address = serving(str(tmp_path / "msprof_1.db"), "--perfetto")
@@ -335,7 +333,7 @@ def test_in_a_browser_the_trace_goes_to_perfetto_and_nowhere_else(
 
 @pytest.mark.slow
 @browser.needed
-def test_in_a_browser_the_page_is_there(serving: Any, tmp_path: Path) -> None:
+def test_browser_shows_the_page_without_errors(serving: Any, tmp_path: Path) -> None:
     _, address = serving(str(training_step(tmp_path / "msprof_1.db")))
     with Browser() as window:
         window.go(address)

@@ -34,7 +34,9 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return captured.out if code == 0 else captured.err
 
 
-def test_text_says_what_a_step_gains(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_output_shows_the_time_saved_per_step(
+    two_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = run(capsys, str(two_steps), "--faster", "mm_1=2")
     assert "if            mm_1 is 2x faster" in text
     assert "then          saves 1.00 ms of 2.02 ms per step (49.5 %), new time 1.02 ms" in text
@@ -43,7 +45,7 @@ def test_text_says_what_a_step_gains(two_steps: Path, capsys: pytest.CaptureFixt
     assert rows[0] == ["0", "1.02", "ms", "520", "µs", "500", "µs", "49.0", "%"]
 
 
-def test_what_is_not_all_gained_is_said_to_be_hidden(
+def test_overlapped_savings_are_reported_as_hidden(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program: list[Action] = [*[Launch("mm_1", 10 * US, before_ns=50 * US)] * 10, Step()]
@@ -53,7 +55,7 @@ def test_what_is_not_all_gained_is_said_to_be_hidden(
     assert "hidden        the changed items themselves take 100 µs less" in text
 
 
-def test_without_a_change_it_tries_what_costs_most(
+def test_most_expensive_items_are_tried_if_no_change_is_given(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(run(capsys, str(two_steps), "--json"))
@@ -68,7 +70,7 @@ def test_without_a_change_it_tries_what_costs_most(
     assert "2x faster" in run(capsys, str(two_steps))
 
 
-def test_without_steps_it_is_the_recording_that_gains(
+def test_savings_are_per_recording_if_there_are_no_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program: list[Action] = [*[Launch("mm_1", 100 * US)] * 10, Synchronise()]
@@ -79,7 +81,7 @@ def test_without_steps_it_is_the_recording_that_gains(
     assert "a step" not in tried + asked
 
 
-def test_json_has_every_step_and_what_the_recording_cannot_tell(
+def test_json_contains_every_step_and_the_limitations(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(run(capsys, str(two_steps), "--json", "--without", "mm_1"))
@@ -91,7 +93,7 @@ def test_json_has_every_step_and_what_the_recording_cannot_tell(
     assert report["limits"] == []
 
 
-def test_a_file_gets_the_shape_of_its_ending(
+def test_format_follows_the_output_extension(
     two_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, str(two_steps), "--faster", "kernel=1.5x", "-o", str(tmp_path / "a.json"))
@@ -99,7 +101,7 @@ def test_a_file_gets_the_shape_of_its_ending(
     assert document["changes"] == [{"name": "kernel", "factor": 1.5}]
 
 
-def test_a_name_that_nothing_has_is_refused_with_those_near_it(
+def test_unknown_name_is_refused_with_similar_names(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
@@ -108,14 +110,14 @@ def test_a_name_that_nothing_has_is_refused_with_those_near_it(
 
 
 @pytest.mark.parametrize("wrong", ["mm_1", "mm_1=", "mm_1=fast", "mm_1=0", "mm_1=-1", "=2"])
-def test_a_change_that_is_none_is_refused(
+def test_change_without_effect_is_refused(
     two_steps: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     said = run(capsys, str(two_steps), "--faster", wrong, code=2)
     assert "expected NAME=K, for example aten::mm=2" in said
 
 
-def test_a_report_without_a_timeline_is_refused(
+def test_report_without_a_timeline_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = builders.run_time_report(tmp_path / "run_time.sqlite")
@@ -124,14 +126,14 @@ def test_a_report_without_a_timeline_is_refused(
     assert f"no timeline in {path}, {other}: dependencies" in run(capsys, str(tmp_path), code=2)
 
 
-def test_an_empty_recording_is_refused(tmp_path: Path) -> None:
+def test_empty_recording_is_refused(tmp_path: Path) -> None:
     with builders.Device(tmp_path / "a.db") as device:
         device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
     with pytest.raises(UsageError, match="neither device work nor host ranges"):
         unified_prof.what_if(tmp_path / "a.db")
 
 
-def test_programs_ask_by_function(two_steps: Path) -> None:
+def test_what_if_function_returns_estimates(two_steps: Path) -> None:
     (found,) = unified_prof.what_if(two_steps, faster={"mm_1": 2})
     assert found.gain is not None
     assert found.gain.per_step_ns == 1_000 * US

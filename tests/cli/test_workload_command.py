@@ -23,5 +23,5 @@ from unified_prof.cli.run_options import end_options_after_module
         ([], []),
     ],
 )
-def test_only_a_module_of_ours_ends_the_options(ours: list[str], expected: list[str]) -> None:
+def test_only_module_option_of_uprof_ends_its_options(ours: list[str], expected: list[str]) -> None:
     assert end_options_after_module(ours, frozenset({"--backend", "-m", "--module"})) == expected

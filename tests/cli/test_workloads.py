@@ -30,7 +30,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return options
 
 
-def test_each_workload_is_judged_and_the_whole(
+def test_gate_judges_each_workload_and_the_total(
     reports: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("gate", *reports) == 1
@@ -45,7 +45,7 @@ def test_each_workload_is_judged_and_the_whole(
     assert "+15.3 %" in out
 
 
-def test_the_verdicts_in_every_format(
+def test_verdicts_are_written_in_every_format(
     reports: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("gate", *reports, "--json") == 1
@@ -70,7 +70,7 @@ def test_the_verdicts_in_every_format(
     assert "| mlp | total | regression |" in text
 
 
-def test_a_comparison_says_what_changed_on_the_whole_and_in_each(
+def test_diff_shows_the_geometric_mean_and_each_workload(
     reports: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("diff", *reports) == 0
@@ -106,14 +106,14 @@ def test_a_comparison_says_what_changed_on_the_whole_and_in_each(
         (["diff"], "BASE and NEW"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_workload_arguments_are_usage_errors(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof(*arguments) == 2
     assert told in capsys.readouterr().err
 
 
-def test_paths_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workload_paths_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "c", "a", "b:c", "only:one"):
         Path(name).mkdir()
@@ -131,13 +131,13 @@ def test_paths_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("./run", {"workload": "./run"}),
     ],
 )
-def test_commands_have_names(text: str, found: dict[str, str]) -> None:
+def test_commands_can_be_named(text: str, found: dict[str, str]) -> None:
     commands = workloads.commands(text)
     assert next(iter(commands.items())) == next(iter(found.items()))
     assert len(commands) == len(found)
 
 
-def test_two_commands_of_one_name_are_refused() -> None:
+def test_duplicate_command_names_are_refused() -> None:
     with pytest.raises(UsageError, match="have the name 'train'"):
         workloads.commands("train.py 1\ntrain.py 2")
 
@@ -156,7 +156,7 @@ def test_until_sure_runs_every_workload_in_every_round(
     assert len(list((tmp_path / "kept" / "mlp").iterdir())) == 6
 
 
-def test_one_command_may_have_a_name_too(
+def test_single_command_can_be_named(
     machine: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(0.005, old=10.0, new=12.0)

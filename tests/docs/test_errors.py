@@ -58,7 +58,7 @@ def used() -> set[str]:
 ENTRIES = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
 
 
-def test_every_place_that_makes_an_error_names_it() -> None:
+def test_every_raised_error_has_a_slug() -> None:
     unnamed = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for call, path in raised()
@@ -68,13 +68,13 @@ def test_every_place_that_makes_an_error_names_it() -> None:
     assert unnamed == [], 'give slug="...", and the slug an entry in docs/troubleshooting.md'
 
 
-def test_every_name_has_an_entry_and_every_entry_is_used() -> None:
+def test_every_slug_is_documented_and_every_entry_is_used() -> None:
     assert sorted(used() - set(ENTRIES)) == [], "add an entry to docs/troubleshooting.md"
     assert sorted(set(ENTRIES) - used()) == [], "nothing in the package has this name any more"
 
 
 @pytest.mark.parametrize("slug", sorted(set(ENTRIES)))
-def test_an_entry_says_cause_and_fix(slug: str) -> None:
+def test_each_entry_has_a_cause_and_a_fix(slug: str) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", slug)
     assert ENTRIES.count(slug) == 1
     entry = PAGE.partition(f"\n### {slug}\n")[2].partition("\n#")[0]
@@ -82,14 +82,14 @@ def test_an_entry_says_cause_and_fix(slug: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_lists_the_messages_of_each() -> None:
+def test_site_lists_the_messages_of_each_error() -> None:
     shown = SITE["with_messages"](PAGE)
     entry = shown.partition("\n### no-report\n")[2].partition("\n#")[0]
     assert "`… holds no readable report…`" in entry
     assert shown.count("**Messages:**") > 100
 
 
-def test_a_message_ends_with_the_name_and_a_traceback_has_it() -> None:
+def test_slug_is_in_the_message_and_the_traceback() -> None:
     error = errors.StoreError("no", hint="do", slug="no-report")
     assert (str(error), error.tagged_message) == ("no", "no [uprof:no-report]")
     assert "[uprof:no-report]" in "".join(traceback.format_exception(error))
@@ -97,7 +97,7 @@ def test_a_message_ends_with_the_name_and_a_traceback_has_it() -> None:
     assert (str(copy), copy.hint, copy.slug) == ("no", "do", "no-report")
 
 
-def test_an_error_without_a_name_has_its_class_s() -> None:
+def test_error_without_a_slug_has_that_of_its_class() -> None:
     class Own(errors.OutputError):
         pass
 

@@ -78,7 +78,7 @@ def parsed(words: list[str]) -> None:
         assert any(word.startswith("--help") for word in words)
 
 
-def test_a_wrong_option_is_seen() -> None:
+def test_invalid_option_in_an_example_is_detected() -> None:
     parsed(["report", "RUN", "--by", "module"])
     with pytest.raises(Exception, match=r"[Nn]o such option"):
         parsed(["report", "RUN", "--bye", "module"])
@@ -87,9 +87,7 @@ def test_a_wrong_option_is_seen() -> None:
 
 
 @pytest.mark.parametrize("block", with_commands(), ids=lambda block: block.where)
-def test_every_command_can_be_parsed(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_command_parses(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for words in typed(block):
         try:
@@ -103,7 +101,7 @@ def test_every_command_can_be_parsed(
     [block for page in PAGES for block in blocks(page) if block.language == "python"],
     ids=lambda block: block.where,
 )
-def test_python_is_python_and_takes_what_there_is(block: Block) -> None:
+def test_python_examples_use_existing_names(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unified_prof"):
             if node.module.endswith(OPTIONAL):  # type: ignore[union-attr]
@@ -124,7 +122,7 @@ def test_python_is_python_and_takes_what_there_is(block: Block) -> None:
     [block for page in PAGES for block in blocks(page) if block.language in ("toml", "yaml")],
     ids=lambda block: block.where,
 )
-def test_settings_and_jobs_are_well_formed(
+def test_settings_and_job_files_are_well_formed(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if block.language == "yaml":
@@ -157,7 +155,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_examples_of_a_page_work(
+def test_examples_of_a_page_work(
     page: Path, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):

@@ -35,7 +35,7 @@ def test_each_heading_has_an_entry() -> None:
     assert sorted(found - set(glossary.HEADINGS)) == [], "add it to unified_prof/report/glossary.py"
 
 
-def test_each_entry_is_the_heading_of_something() -> None:
+def test_each_entry_is_used_as_a_heading() -> None:
     literals = {
         node.value
         for found in nodes("unified_prof").values()
@@ -45,7 +45,7 @@ def test_each_entry_is_the_heading_of_something() -> None:
     assert sorted(set(glossary.HEADINGS) - literals - set(KINDS)) == []
 
 
-def test_the_page_is_current() -> None:
+def test_page_is_current() -> None:
     stored = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     assert stored == glossary.markdown(), "run scripts/make_schema_docs.py"
 

@@ -23,7 +23,7 @@ def links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for target in links(page):
         if re.match(r"[a-z]+:", target):
             parts = urlsplit(target)
@@ -43,24 +43,24 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pictures_have_words(page: Path) -> None:
+def test_images_have_alternative_text(page: Path) -> None:
     for words in re.findall(r"!\[([^\]]*)\]\(", prose(page)):
         assert len(words) > 20, words
 
 
-def test_every_page_has_its_place() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     written = {str(one.relative_to(ROOT / "docs")) for one in PAGES[1:]}
     assert set(listed) == written | MADE, "add the page to `nav` in mkdocs.yml"
     assert len(listed) == len(set(listed))
 
 
-def test_anchors_are_those_of_the_site() -> None:
+def test_anchors_match_those_of_the_site() -> None:
     assert anchor("What is measured, and when") == "what-is-measured-and-when"
     assert anchor("Beside HolisticTraceAnalysis 0.5.0") == "beside-holistictraceanalysis-050"
 
 
-def test_what_a_page_would_load_from_elsewhere_is_seen() -> None:
+def test_external_resources_of_a_page_are_detected() -> None:
     loads = site()["LOADS"]
     assert loads.search('<script src="https://cdn.example/x.js"></script>')
     assert loads.search('<link rel="stylesheet" href="//fonts.example/css">')

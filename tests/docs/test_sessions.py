@@ -28,12 +28,12 @@ def recorder() -> ModuleType:
     return module
 
 
-def test_there_is_one_of_each() -> None:
+def test_each_session_has_one_recording() -> None:
     assert [one.stem for one in CASTS] == sorted(one.name for one in recorder().ALL)
 
 
 @pytest.mark.parametrize("cast", CASTS, ids=lambda cast: cast.stem)
-def test_a_recording_is_whole_and_short_and_names_no_machine(cast: Path) -> None:
+def test_recording_is_complete_short_and_anonymous(cast: Path) -> None:
     head, *events = map(json.loads, cast.read_text(encoding="utf-8").splitlines())
     assert head["version"] == 2
     assert head["width"] > 0
@@ -46,7 +46,7 @@ def test_a_recording_is_whole_and_short_and_names_no_machine(cast: Path) -> None
 
 
 @pytest.mark.parametrize("cast", CASTS, ids=lambda cast: cast.stem)
-def test_a_recording_ran_the_commands_of_its_session(cast: Path) -> None:
+def test_recording_contains_the_commands_of_its_session(cast: Path) -> None:
     session = next(one for one in recorder().ALL if one.name == cast.stem)
     _, *events = map(json.loads, cast.read_text(encoding="utf-8").splitlines())
     typed = [text[2:].strip() for _, _, text in events if text.startswith("$ ")]
@@ -54,6 +54,6 @@ def test_a_recording_ran_the_commands_of_its_session(cast: Path) -> None:
     assert (ROOT / "examples" / "sessions" / session.script).is_file()
 
 
-def test_the_page_shows_the_recordings() -> None:
+def test_page_embeds_the_recordings() -> None:
     stored = (ROOT / "docs" / "sessions.md").read_text(encoding="utf-8")
     assert stored == recorder().page(), "run scripts/record_sessions.py --pages"

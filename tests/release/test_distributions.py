@@ -48,18 +48,18 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"wheel": found[".whl"], "sdist": found[".gz"]}
 
 
-def test_they_have_the_package_s_version(distributions: dict[str, Path]) -> None:
+def test_distributions_have_the_version_of_the_package(distributions: dict[str, Path]) -> None:
     assert distributions["wheel"].name == f"unified_prof-{VERSION}-py3-none-any.whl"
     assert distributions["sdist"].name == f"unified_prof-{VERSION}.tar.gz"
 
 
 @pytest.mark.skipif(find_spec("twine") is None, reason="needs twine")
-def test_the_package_index_can_show_them(distributions: dict[str, Path]) -> None:
+def test_metadata_passes_the_checks_of_the_package_index(distributions: dict[str, Path]) -> None:
     done = run(sys.executable, "-m", "twine", "check", "--strict", *distributions.values())
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_wheel_has_what_is_read_at_run_time_and_no_tests(
+def test_wheel_contains_runtime_data_and_no_tests(
     distributions: dict[str, Path],
 ) -> None:
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
@@ -79,7 +79,7 @@ def test_the_wheel_has_what_is_read_at_run_time_and_no_tests(
     assert own <= {*names}
 
 
-def test_the_sdist_can_be_tested(distributions: dict[str, Path]) -> None:
+def test_sdist_can_be_tested(distributions: dict[str, Path]) -> None:
     with tarfile.open(distributions["sdist"]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     for name in ("Makefile", "constraints.txt", "tests/conftest.py", "docs/architecture.md"):
@@ -102,9 +102,7 @@ def interpreter(python: str) -> str:
 
 
 @pytest.mark.parametrize("python", SUPPORTED)
-def test_what_reads_works_where_only_the_wheel_is_installed(
-    distributions: dict[str, Path], python: str
-) -> None:
+def test_wheel_reads_reports_on_every_python(distributions: dict[str, Path], python: str) -> None:
     script = ROOT / "scripts" / "try_wheel.py"
     found = interpreter(python)
     unless_offline(run(sys.executable, script, distributions["wheel"], "--python", found))

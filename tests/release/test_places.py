@@ -31,13 +31,13 @@ def values(name: str) -> list[str]:
     return [rest for instruction, rest in instructions() if instruction == name]
 
 
-def test_the_image_is_slim_and_of_one_version() -> None:
+def test_image_is_slim_and_pins_one_version() -> None:
     bases = {base.partition(" AS ")[0] for base in values("FROM")}
     assert len(bases) == 1
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases.pop())
 
 
-def test_nobody_is_root_in_it_and_uprof_is_what_it_runs() -> None:
+def test_image_runs_uprof_as_an_unprivileged_user() -> None:
     last = max(i for i, (name, _) in enumerate(instructions()) if name == "FROM")
     final = dict(instructions()[last:])
     assert int(final["USER"]) > 0
@@ -45,7 +45,7 @@ def test_nobody_is_root_in_it_and_uprof_is_what_it_runs() -> None:
     assert final["WORKDIR"] == "/work"
 
 
-def test_everything_that_the_wheel_is_made_of_is_sent_to_the_builder() -> None:
+def test_build_context_contains_all_files_of_the_wheel() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     copied = {
@@ -61,7 +61,7 @@ def test_everything_that_the_wheel_is_made_of_is_sent_to_the_builder() -> None:
     assert all((ROOT / name).exists() for name in sent)
 
 
-def test_its_extras_exist() -> None:
+def test_extras_of_the_image_exist() -> None:
     (extras,) = re.findall(r"'\.\[([\w,]+)\]'", DOCKERFILE.read_text(encoding="utf-8"))
     assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]} - {"dev", "torch", "npu"}
 
@@ -86,7 +86,7 @@ def builder() -> str:
 
 
 @pytest.mark.slow
-def test_the_image_is_built_and_shows_a_report(tmp_path: Path) -> None:
+def test_image_builds_and_shows_a_report(tmp_path: Path) -> None:
     tool, tag = builder(), "uprof-of-tests"
     build = [tool, "build", "-t", tag, str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=900)
@@ -112,7 +112,7 @@ def recipe() -> dict[str, Any]:
     return found
 
 
-def test_the_recipe_requires_what_the_package_requires() -> None:
+def test_recipe_requires_the_dependencies_of_the_package() -> None:
     required = {
         distribution(one): one.partition(";")[0].strip().replace(" ", "")
         for one in [*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"]
@@ -121,7 +121,7 @@ def test_the_recipe_requires_what_the_package_requires() -> None:
     assert found == required
 
 
-def test_the_recipe_s_command_is_the_package_s() -> None:
+def test_recipe_has_the_entry_points_of_the_package() -> None:
     entry_points = [f"{name} = {where}" for name, where in PROJECT["scripts"].items()]
     assert recipe()["build"]["python"]["entry_points"] == entry_points
     assert recipe()["about"]["license_file"] == PROJECT["license-files"]

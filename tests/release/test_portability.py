@@ -58,7 +58,7 @@ def opens_text(call: ast.Call) -> bool:
     return "b" not in (mode := mode_of(call)) and set(mode) <= set("rwxat+")
 
 
-def test_no_locale_decides_how_a_file_is_read_or_written() -> None:
+def test_text_files_are_opened_with_an_explicit_encoding() -> None:
     open_to_doubt = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path in nodes("unified_prof")
@@ -69,7 +69,7 @@ def test_no_locale_decides_how_a_file_is_read_or_written() -> None:
 
 
 @pytest.mark.slow
-def test_modules_that_only_posix_has_are_not_imported_where_a_module_is() -> None:
+def test_posix_modules_are_not_imported_at_module_level() -> None:
     found = []
     for path in nodes("unified_prof"):
         for node in ast.parse(path.read_bytes()).body:
@@ -114,7 +114,7 @@ def newer(path: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="an older Python fails by itself")
-def test_nothing_is_used_that_the_oldest_python_lacks() -> None:
+def test_only_features_of_the_oldest_python_are_used() -> None:
     assert [one for path in nodes("unified_prof") for one in newer(path)] == []
 
 
@@ -190,20 +190,20 @@ def as_on_windows(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_what_reads_is_imported_without_anything_that_windows_lacks(tmp_path: Path) -> None:
+def test_modules_import_without_posix_features(tmp_path: Path) -> None:
     done = as_on_windows(EVERY_MODULE, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_reports_are_made_and_read_without_anything_that_windows_lacks(tmp_path: Path) -> None:
+def test_reports_are_written_and_read_without_posix_features(tmp_path: Path) -> None:
     done = as_on_windows(READ, tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.html").is_file()
 
 
 @pytest.mark.parametrize("system", ["posix", "nt"])
-def test_what_is_written_reaches_the_disk_on_either_system(
+def test_written_files_are_flushed_to_disk_on_each_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     """Windows opens no folder, and flushes only what was opened for writing."""

@@ -52,7 +52,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_changelog_has_its_form_and_speaks_of_what_is_not_released(release: Any) -> None:
+def test_changelog_is_well_formed_and_has_an_unreleased_section(release: Any) -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     known = release.entries(text)
     assert next(iter(known)) == release.UNRELEASED
@@ -65,7 +65,7 @@ def test_the_changelog_has_its_form_and_speaks_of_what_is_not_released(release: 
         assert len({*kinds}) == len(kinds), name
 
 
-def test_released_versions_are_dated_and_the_last_is_the_package_s(release: Any) -> None:
+def test_released_versions_are_dated_and_the_latest_is_that_of_the_package(release: Any) -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     released = [head for head in release.HEADING.finditer(text) if head["name"] != "Unreleased"]
     assert all(head["date"] for head in released)
@@ -73,13 +73,13 @@ def test_released_versions_are_dated_and_the_last_is_the_package_s(release: Any)
         assert released[0]["name"] == version.VERSION
 
 
-def test_everything_says_the_version_of_the_package(release: Any) -> None:
+def test_all_files_have_the_version_of_the_package(release: Any) -> None:
     assert release.version(ROOT) == version.VERSION
     recipe = (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
     assert release.RECIPE_LINE.search(recipe)["version"] == version.VERSION
 
 
-def test_a_release_is_prepared_in_one_step(release: Any, checkout: Path) -> None:
+def test_release_is_prepared_in_one_step(release: Any, checkout: Path) -> None:
     release.prepare(checkout, "0.10.0rc1", "2026-02-03")
     assert release.version(checkout) == "0.10.0rc1"
     text = (checkout / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -107,33 +107,31 @@ def test_the_first_release_can_be_prepared(release: Any, checkout: Path) -> None
         ("0.9.0", "already has 0.9.0"),
     ],
 )
-def test_what_is_no_new_version_is_refused(
-    release: Any, checkout: Path, new: str, words: str
-) -> None:
+def test_invalid_version_is_refused(release: Any, checkout: Path, new: str, words: str) -> None:
     with pytest.raises(release.ReleaseError, match=words):
         release.prepare(checkout, new, "2026-02-03")
 
 
-def test_a_release_of_which_nothing_is_said_is_refused(release: Any, checkout: Path) -> None:
+def test_release_without_changes_is_refused(release: Any, checkout: Path) -> None:
     release.prepare(checkout, "0.10.0", "2026-02-03")
     with pytest.raises(release.ReleaseError, match="has no entries"):
         release.prepare(checkout, "0.11.0", "2026-02-04")
 
 
 @pytest.mark.parametrize("tag", ["0.9.0", "v0.9.1", "main"])
-def test_a_tag_that_is_not_the_version_is_refused(release: Any, checkout: Path, tag: str) -> None:
+def test_tag_other_than_the_version_is_refused(release: Any, checkout: Path, tag: str) -> None:
     with pytest.raises(release.ReleaseError, match=r"expected v0\.9\.0"):
         release.check(checkout, tag)
 
 
-def test_a_recipe_that_was_forgotten_is_told(release: Any, checkout: Path) -> None:
+def test_recipe_with_an_outdated_version_is_refused(release: Any, checkout: Path) -> None:
     recipe = checkout / "conda" / "recipe.yaml"
     recipe.write_text(recipe.read_text(encoding="utf-8").replace('"0.9.0"', '"0.8.0"'))
     with pytest.raises(release.ReleaseError, match=r"recipe\.yaml has version 0\.8\.0"):
         release.check(checkout, "v0.9.0")
 
 
-def test_how_a_step_ends_is_its_exit_code(
+def test_result_of_a_step_is_the_exit_code(
     release: Any,
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,

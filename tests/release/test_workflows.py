@@ -35,12 +35,12 @@ def steps(name: str) -> list[dict[str, Any]]:
     return [step for job in jobs(name).values() for step in job.get("steps", ())]
 
 
-def test_there_are_those_of_tests_and_of_releases() -> None:
+def test_workflows_for_tests_and_releases_exist() -> None:
     assert {"ci.yml", "release.yml", "wheel.yml"} <= {*WORKFLOWS}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_actions_of_others_are_pinned_to_a_version(name: str) -> None:
+def test_third_party_actions_are_pinned_to_a_version(name: str) -> None:
     used = [step["uses"] for step in steps(name) if "uses" in step]
     used += [job["uses"] for job in jobs(name).values() if "uses" in job]
     assert used
@@ -52,7 +52,7 @@ def test_actions_of_others_are_pinned_to_a_version(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_job_may_only_read_unless_it_publishes(name: str) -> None:
+def test_jobs_have_read_permission_only_unless_they_publish(name: str) -> None:
     assert workflow(name)["permissions"] == {}
     writes = {
         (job, right)
@@ -65,7 +65,7 @@ def test_a_job_may_only_read_unless_it_publishes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_no_checkout_leaves_its_token_and_no_job_runs_for_ever(name: str) -> None:
+def test_checkouts_drop_their_token_and_jobs_have_a_timeout(name: str) -> None:
     for step in steps(name):
         if step.get("uses", "").startswith("actions/checkout@"):
             assert step["with"]["persist-credentials"] is False
@@ -73,7 +73,7 @@ def test_no_checkout_leaves_its_token_and_no_job_runs_for_ever(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_commands_are_sound_and_no_text_of_others_is_part_of_them(name: str) -> None:
+def test_commands_are_valid_and_contain_no_untrusted_text(name: str) -> None:
     for step in steps(name):
         if "run" in step:
             assert "${{" not in step["run"], "expressions go through the environment"
@@ -82,7 +82,7 @@ def test_commands_are_sound_and_no_text_of_others_is_part_of_them(name: str) -> 
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_what_commands_name_is_there(name: str) -> None:
+def test_files_and_targets_named_by_commands_exist(name: str) -> None:
     text = "\n".join(step.get("run", "") for step in steps(name))
     for path in re.findall(r"(?:scripts/\w+\.py|\.ci/run)", text):
         assert (ROOT / path).is_file(), path
@@ -91,14 +91,14 @@ def test_what_commands_name_is_there(name: str) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_wheel_is_tried_on_every_python_and_system_that_the_package_names() -> None:
+def test_wheel_is_tested_on_every_supported_python_and_system() -> None:
     matrix = jobs("wheel.yml")["try"]["strategy"]["matrix"]
     named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if ":: Python :: 3." in one]
     assert matrix["python"] == named
     assert {one.partition("-")[0] for one in matrix["system"]} == {"ubuntu", "macos", "windows"}
 
 
-def test_nothing_is_published_before_the_wheel_was_tried() -> None:
+def test_nothing_is_published_before_the_wheel_is_tested() -> None:
     release = jobs("release.yml")
     assert release["wheel"] == {
         "needs": "agree",
@@ -111,7 +111,7 @@ def test_nothing_is_published_before_the_wheel_was_tried() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("check_jsonschema") is None, reason="needs check-jsonschema")
-def test_they_are_what_github_s_schema_allows() -> None:
+def test_workflows_match_the_schema_of_github() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
     for schema, files in (
         ("vendor.github-workflows", [FOLDER / name for name in WORKFLOWS]),
@@ -130,7 +130,7 @@ def test_they_are_what_github_s_schema_allows() -> None:
         ("zizmor", ["--offline", "--no-progress", "--min-severity", "medium", "--config"]),
     ],
 )
-def test_linters_of_workflows_find_nothing(tool: str, arguments: list[str], tmp_path: Path) -> None:
+def test_workflow_linters_find_nothing(tool: str, arguments: list[str], tmp_path: Path) -> None:
     linter = program(tool)
     if linter is None:
         pytest.skip(f"needs {tool}")

@@ -33,7 +33,7 @@ SPEC = RunSpec(
 )
 
 
-def test_another_process_is_told_every_wish() -> None:
+def test_every_field_survives_serialization() -> None:
     usual = RunSpec(target="", reports=(), output_dir=Path(), project_root=Path())
     for one in fields(RunSpec):
         same = getattr(SPEC, one.name) == getattr(usual, one.name)
@@ -41,7 +41,7 @@ def test_another_process_is_told_every_wish() -> None:
     assert RunSpec.of_data(json.loads(json.dumps(SPEC.as_data()))) == SPEC
 
 
-def test_who_listens_stays_in_its_process() -> None:
+def test_callbacks_are_not_serialized() -> None:
     listening = replace(SPEC, progress=print, relay=print, on_measured=print, on_partial=print)
     assert RunSpec.of_data(listening.as_data()) == SPEC
 
@@ -54,7 +54,7 @@ def test_who_listens_stays_in_its_process() -> None:
         ({"scope": "all"}, "no scope 'all'; there are module and project"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(wish: dict[str, Any], message: str) -> None:
+def test_contradictory_options_are_refused_early(wish: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         replace(SPEC, **wish)
 
@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused_at_once(wish: dict[str, Any], message: s
     ("reports", "asks"),
     [(("timeline",), False), ((), False), (("timeline", "memory"), True), (("run-time",), True)],
 )
-def test_operations_are_asked_for_by_the_reports_made_of_them(
+def test_operations_are_required_by_the_reports_that_use_them(
     reports: tuple[str, ...], asks: bool
 ) -> None:
     assert replace(SPEC, reports=reports).asks_for_operations is asks

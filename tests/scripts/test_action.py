@@ -38,7 +38,7 @@ def variables(script: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("script", TOLD, ids=[path.name for path in TOLD])
-def test_every_variable_that_a_script_reads_is_given_by_action_and_component(script: Path) -> None:
+def test_action_and_component_set_every_variable_read_by_a_script(script: Path) -> None:
     assert variables(script)
     lacking = {
         name: variables(script) - set(re.findall(r"(UPROF_\w+)[:=]", text.read_text("utf-8")))
@@ -52,7 +52,7 @@ def test_every_variable_that_a_script_reads_is_given_by_action_and_component(scr
     )
 
 
-def test_inputs_reach_the_script_as_variables_and_never_as_text_of_a_command() -> None:
+def test_inputs_reach_scripts_as_variables_never_as_command_text() -> None:
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     for command in re.findall(r"^ +run: (.*)$", text, re.MULTILINE):
         assert "inputs." not in command
@@ -61,7 +61,7 @@ def test_inputs_reach_the_script_as_variables_and_never_as_text_of_a_command() -
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=NAMES)
-def test_scripts_are_executable_and_sound(script: Path) -> None:
+def test_scripts_are_executable_and_valid(script: Path) -> None:
     assert os.access(script, os.X_OK)
     if script.suffix == ".sh":
         subprocess.run(["bash", "-n", str(script)], check=True)
@@ -99,7 +99,7 @@ def programs(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_what_two_checkouts_install_hides_nothing_of_each_other(tmp_path: Path) -> None:
+def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None:
     """`pip install -e .` in both: each is measured with its own package, and sees all the rest."""
     pythons = {}
     for side in ("base", "new"):
@@ -127,7 +127,7 @@ def test_what_two_checkouts_install_hides_nothing_of_each_other(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ref", ["--upload-pack=touch PWN;git-upload-pack", "-c", "no such ref"])
-def test_a_base_revision_is_never_an_option_of_git(ref: str, tmp_path: Path) -> None:
+def test_base_revision_is_never_parsed_as_a_git_option(ref: str, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     a_repository(repository, "", "changed = True")
     git(repository, "remote", "add", "origin", str(repository))
@@ -145,7 +145,7 @@ def test_a_base_revision_is_never_an_option_of_git(ref: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_base_and_change_are_measured_and_the_comment_is_written(tmp_path: Path) -> None:
+def test_baseline_and_candidate_are_measured_and_the_comment_is_written(tmp_path: Path) -> None:
     repository, work = tmp_path / "repository", tmp_path / "work"
     # Nothing that a machine does by itself makes 20 ms of sleep 200.
     base = a_repository(repository, SCRIPT.format(seconds=0.02), SCRIPT.format(seconds=0.2))

@@ -66,14 +66,16 @@ def write(folder: Path, text: str = "pass", mark: str = MARK) -> int:
     return code
 
 
-def test_the_first_run_writes_and_the_next_one_updates(place: Forge, tmp_path: Path) -> None:
+def test_first_run_creates_the_comment_and_the_next_updates_it(
+    place: Forge, tmp_path: Path
+) -> None:
     place.comments += [{"id": one, "body": f"about {MARK}"} for one in range(150)]
     assert write(tmp_path, "⚠️ unclear") == 0
     assert write(tmp_path, "✅ pass") == 0
     assert place.bodies()[150:] == [f"{MARK}\n✅ pass\n"]
 
 
-def test_a_comment_of_another_account_is_not_updated(place: Forge, tmp_path: Path) -> None:
+def test_comment_of_another_account_is_not_updated(place: Forge, tmp_path: Path) -> None:
     """Its author could edit the verdict."""
     stranger = {"user": {"login": "attacker"}, "author": {"id": 6}}
     place.comments += [{"id": 77, "body": f"{MARK}\nhi", **stranger}]
@@ -83,7 +85,7 @@ def test_a_comment_of_another_account_is_not_updated(place: Forge, tmp_path: Pat
     assert place.bodies() == [f"{MARK}\nhi", f"{MARK}\nhi", f"{MARK}\nsecond\n"]
 
 
-def test_the_account_of_a_github_token_can_be_named(
+def test_account_of_a_github_token_can_be_named(
     server: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = {**github(server), "UPROF_WORK": str(tmp_path), "UPROF_COMMENT_AUTHOR": "me"}
@@ -94,21 +96,21 @@ def test_the_account_of_a_github_token_can_be_named(
     assert server.bodies() == [f"{MARK}\nnew\n"]
 
 
-def test_gates_of_several_names_have_a_comment_each(place: Forge, tmp_path: Path) -> None:
+def test_gates_with_different_names_have_separate_comments(place: Forge, tmp_path: Path) -> None:
     for text in ("first", "second"):
         for name in ("", " gpu", " npu"):
             assert write(tmp_path, text, f"<!-- uprof gate{name} -->") == 0
     assert [body.splitlines()[1] for body in place.bodies()] == ["second"] * 3
 
 
-def test_what_is_too_long_for_a_comment_is_cut_and_closed(place: Forge, tmp_path: Path) -> None:
+def test_long_comment_is_truncated_with_its_markup_closed(place: Forge, tmp_path: Path) -> None:
     assert write(tmp_path, "<details>\n" + "ä line\n" * 20_000) == 0
     (body,) = place.bodies()
     assert len(body) < 65_536
     assert body.endswith("(truncated; the job's files have the rest)\n</details>")
 
 
-def test_a_token_that_may_not_comment_costs_the_comment_and_not_the_job(
+def test_token_without_permission_skips_the_comment_and_the_job_passes(
     place: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.failures = [403]
@@ -119,13 +121,13 @@ def test_a_token_that_may_not_comment_costs_the_comment_and_not_the_job(
     assert TOKEN not in told
 
 
-def test_a_server_that_is_busy_is_asked_again(place: Forge, tmp_path: Path) -> None:
+def test_busy_server_is_retried(place: Forge, tmp_path: Path) -> None:
     place.failures = [502, 503]
     assert write(tmp_path) == 0
     assert len(place.comments) == 1
 
 
-def test_a_server_that_stays_broken_is_told(
+def test_permanent_server_error_is_reported(
     place: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.failures = [500] * 3
@@ -133,7 +135,7 @@ def test_a_server_that_stays_broken_is_told(
     assert "cannot write the comment: 500" in capsys.readouterr().err
 
 
-def test_no_server_is_told(
+def test_missing_server_is_reported(
     place: Forge,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +147,7 @@ def test_no_server_is_told(
     assert "is not an HTTP address" in capsys.readouterr().err
 
 
-def test_without_a_verdict_a_request_or_a_token_nothing_is_written(
+def test_nothing_is_written_without_a_verdict_request_or_token(
     place: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert COMMENT["main"]() == 0
@@ -173,7 +175,7 @@ def job(**inputs: str) -> tuple[dict[str, str], list[str]]:
     return found["variables"], found["script"]
 
 
-def test_the_component_is_sound_whatever_its_inputs() -> None:
+def test_component_quotes_all_inputs() -> None:
     command = "bert=--backend cuda 'my train.py' --name \"a: b\" # $HOME"
     found, script = job(commands=[command, "vit=x.py"], setup='pip install -e ".[dev]" && make')  # type: ignore[arg-type]
     assert import_module("json").loads(found["UPROF_COMMANDS"]) == [command, "vit=x.py"]
@@ -184,9 +186,7 @@ def test_the_component_is_sound_whatever_its_inputs() -> None:
 
 
 @pytest.mark.slow
-def test_the_component_measures_two_workloads_and_leaves_one_note(
-    server: Forge, tmp_path: Path
-) -> None:
+def test_component_measures_workloads_and_writes_one_note(server: Forge, tmp_path: Path) -> None:
     repository, work = tmp_path / "repository", tmp_path / "work"
     slow = SCRIPT.replace("{seconds}", "0.2 if 'b' in sys.argv else 0.02")
     both = SCRIPT.replace("{seconds}", "0.02")

@@ -22,7 +22,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("bench_before")
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
+def test_command_over_its_time_limit_is_killed_with_its_children(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "command", lambda *words: ["sh", "-c", *words])
@@ -32,7 +32,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     assert ends(int(child.read_text()))
 
 
-def test_a_command_that_a_checkout_does_not_know_is_named(
+def test_command_unknown_to_a_checkout_is_named(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "command", lambda *words: ["sh", "-c", *words])
@@ -43,7 +43,7 @@ def test_a_command_that_a_checkout_does_not_know_is_named(
     assert comparison.pairs("new") == []
 
 
-def test_no_pair_is_begun_after_the_time(
+def test_no_pair_is_started_after_the_time_limit(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(100))
@@ -55,7 +55,7 @@ def test_no_pair_is_begun_after_the_time(
     assert len(comparison.pairs("b")) == 2
 
 
-def test_a_difference_is_of_two_commands_of_one_round(script: Any, tmp_path: Path) -> None:
+def test_difference_is_between_two_commands_of_one_round(script: Any, tmp_path: Path) -> None:
     ((name, (more, less)),) = script.DIFFERENCES.items()
     comparison = script.Comparison(tmp_path, tmp_path, 9.0)
     comparison.rounds = [{more: (5.0, 4.0), less: (2.0, 3.0)}, {less: (2.0, 2.0)}]
@@ -66,7 +66,7 @@ def test_a_difference_is_of_two_commands_of_one_round(script: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_checkout_is_gone_though_a_signal_ends_the_process(tmp_path: Path) -> None:
+def test_checkout_is_removed_if_a_signal_ends_the_process(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("needs the repository")
     before = worktrees()

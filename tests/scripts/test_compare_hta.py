@@ -76,20 +76,20 @@ def compared(*traces: Path) -> str:
 
 
 @pytest.mark.clients
-def test_every_figure_of_a_trace_is_equal(tmp_path: Path) -> None:
+def test_all_figures_of_a_trace_are_equal(tmp_path: Path) -> None:
     told = compared(trace(tmp_path / "trace.json"))
     for analysis in ANALYSES:
         assert f"  {analysis}: equal" in told, told
 
 
 @pytest.mark.clients
-def test_figures_of_real_traces_are_equal_or_the_reason_is_known(shared: Path) -> None:
+def test_figures_of_real_traces_are_equal_or_differ_for_a_known_reason(shared: Path) -> None:
     names = ("timeline_analysis__sampled_rank-0", "h100_vit", "b200_eager")
     told = compared(*(shared / "samples" / "kineto" / f"{name}.json.gz" for name in names))
     assert "DIFFERS" not in told
 
 
-def test_without_hta_it_says_what_it_needs() -> None:
+def test_missing_hta_is_reported() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "HTA_PYTHON"}
     run = subprocess.run(
         [sys.executable, SCRIPT, "x.json"],

@@ -27,7 +27,7 @@ def side(script: Any, tmp_path: Path) -> Iterator[Any]:
     found.end()
 
 
-def test_a_row_that_differs_is_told(script: Any, tmp_path: Path, capsys: Any) -> None:
+def test_differing_row_is_reported(script: Any, tmp_path: Path, capsys: Any) -> None:
     texts = []
     for name in ("a", "b"):
         with closing(sqlite3.connect(tmp_path / name)) as db, db:
@@ -43,7 +43,7 @@ def test_a_row_that_differs_is_told(script: Any, tmp_path: Path, capsys: Any) ->
     assert "same" not in said
 
 
-def test_what_is_equal_is_counted_only(script: Any, capsys: Any) -> None:
+def test_equal_rows_are_only_counted(script: Any, capsys: Any) -> None:
     tally = script.Tally(9, None)
     tally.add("in", "out", "text", "text")
     assert tally.end() == 0
@@ -51,7 +51,9 @@ def test_what_is_equal_is_counted_only(script: Any, capsys: Any) -> None:
 
 
 @pytest.mark.slow
-def test_commands_run_in_a_warm_process_and_folders_are_left_out(side: Any, tmp_path: Path) -> None:
+def test_commands_run_in_a_warm_process_and_directories_are_skipped(
+    side: Any, tmp_path: Path
+) -> None:
     said = side.run(("db", "current", str(tmp_path / "after" / "none.db")), tmp_path / "after")
     assert side.clean(said).startswith("exit code 7\n")
     assert "<folder>/none.db does not exist" in side.clean(said)

@@ -27,12 +27,12 @@ def compat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return script
 
 
-def test_its_tests_exist(compat: Any) -> None:
+def test_listed_tests_exist(compat: Any) -> None:
     assert [path for path in (*compat.TESTS, "tests/wild") if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.slow
-def test_it_prints_torch_python_and_how_the_tests_went(
+def test_output_shows_torch_python_and_the_test_results(
     compat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tests = tmp_path / "test_some.py"
@@ -53,7 +53,7 @@ def test_it_prints_torch_python_and_how_the_tests_went(
     assert counts.strip() == "1 failed, 1 passed, 1 skipped"
 
 
-def test_what_was_kept_is_used_and_the_rest_deleted(
+def test_kept_environment_is_reused_and_others_are_deleted(
     compat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compat, "run_tests", lambda *_, **__: 0)
@@ -67,7 +67,7 @@ def test_what_was_kept_is_used_and_the_rest_deleted(
     assert not folder.exists()
 
 
-def test_make_hands_over_what_was_asked_for() -> None:
+def test_make_passes_its_variables_to_the_script() -> None:
     command = ["make", "-n", "compat", "TORCH=2.6.0", "PYTHON=python3.12", "KEEP=1"]
     # A make that runs this test hands its options down, and would announce its folders.
     ours = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}

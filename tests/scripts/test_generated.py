@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_the_frozen_schemas_are_what_the_migrations_make() -> None:
+def test_frozen_schemas_match_the_migrations() -> None:
     frozen = runpy.run_path(str(ROOT / "scripts" / "freeze_schemas.py"))["frozen"]
     for revision in catalogue.REVISIONS["msprof"]:
         assert frozen(revision) == catalogue.frozen_text("msprof", revision)
 
 
-def test_the_schema_page_says_what_the_models_say() -> None:
+def test_schema_page_matches_the_models() -> None:
     page = runpy.run_path(str(ROOT / "scripts" / "make_schema_docs.py"))["page"]
     stored = (ROOT / "docs" / "schema" / "msprof.md").read_text(encoding="utf-8")
     assert stored == page(), "run scripts/make_schema_docs.py"
