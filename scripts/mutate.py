@@ -79,7 +79,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         checkout = Checkout(Path(folder) / "checkout")
         for mutant in chosen:
-            source = (ROOT / mutant.path).read_text(encoding="utf-8")
+            source = checkout.source(mutant.path)
             nearest = tests.near(mutant.path, mutant.line)[: options.files]
             killer = checkout.killer(mutant, nearest)
             survivors += killer is None
@@ -153,8 +153,11 @@ def _of_module(path: Path, source: str) -> Iterator[Mutant]:
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that run: no docstrings, annotations or imports."""
+    """Yield the nodes of a module that run: no docstrings, annotations, decorators or imports."""
+    decorators = getattr(tree, "decorator_list", [])
     for child in ast.iter_child_nodes(tree):
+        if child in decorators:
+            continue
         if isinstance(child, ast.Import | ast.ImportFrom | ast.JoinedStr):
             continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
@@ -265,10 +268,14 @@ class Checkout:
         ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "__pycache__", ".*_cache")
         shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
 
+    def source(self, path: Path) -> str:
+        """Return the source of a module without mutants."""
+        return (self._folder / path).read_text(encoding="utf-8")
+
     def killer(self, mutant: Mutant, tests: list[Path]) -> str | None:
         """Return the test that fails, or runs endlessly, only with the mutant; None: no test."""
         path = self._folder / mutant.path
-        source = path.read_text(encoding="utf-8")
+        source = self.source(mutant.path)
         mutated = source[: mutant.start] + mutant.new + source[mutant.end :]
         while True:
             path.write_text(mutated, encoding="utf-8")
