@@ -153,7 +153,7 @@ def test_a_program_runs_on_where_a_place_is_missing(
     elif key != "compiled_original":  # no compiled module runs here
         count, detail = outcome.tracked.anomalies[f"torch_place_missing_{key}"]
         assert count == 1
-        assert detail.startswith(f"{PLACES[key].loss}: torch ")
+        assert detail.startswith(f"{PLACES[key].loss}: ")
         assert "_until_yesterday" in detail
     assert outcome.tracked.iterations
     assert sum(weight.size_bytes for weight in outcome.tracked.weights) == 4 * (64 + 8)
