@@ -239,7 +239,7 @@ def test_threshold_without_percent_sign_is_refused_with_the_correct_form(
     problem = error(uprof("gate", base, slower, "--max-regress", "5"))
     assert problem.exit_code == 2
     assert "500%" in str(problem)
-    assert problem.hint == "write 5%, or 500% if that is meant"
+    assert problem.hint == "write 5%, or 500% if you mean that"
     assert uprof("gate", base, slower, "--max-regress", "500%").exit_code == 0
     assert uprof("gate", base, slower, "--max-regress", "1").exit_code == 0
 

@@ -247,4 +247,4 @@ def test_pipe_among_databases_exits_with_code_7(uprof: Uprof, tmp_path: Path, ol
     for command in ("current", "check", "upgrade"):
         result = uprof(command, old)
         assert result.code == 7
-        assert "old.db-wal beside it is not a regular file" in result.err
+        assert "old.db-wal in its directory is not a regular file" in result.err

@@ -66,9 +66,9 @@ def test_a_sound_file_gives_no_findings(tmp_path: Path) -> None:
             "UPDATE META_DATA SET value = '1.1.0' WHERE name = 'SCHEMA_VERSION'",
             "schema",
             1,
-            "META_DATA has version 1.1.0, the tables are of 1.2.0",
+            "META_DATA has version 1.1.0, but the tables have 1.2.0",
         ),
-        ("ALTER TABLE TASK DROP COLUMN modelId", "schema", 1, "lacks TASK.modelId"),
+        ("ALTER TABLE TASK DROP COLUMN modelId", "schema", 1, "lack TASK.modelId"),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -121,7 +121,7 @@ def test_other_types_orders_and_keys_are_problems(tmp_path: Path) -> None:
     )
     messages = {f.message for f in check(path).findings}
     assert messages == {
-        "CPU_USAGE: columns are in another order: timestampNs, usage, cpuId",
+        "CPU_USAGE: columns are in a different order: timestampNs, usage, cpuId",
         "CPU_USAGE.timestampNs is TEXT, expected NUMERIC",
         "HOST_MEM_USAGE.timestampNs is INTEGER, expected NUMERIC",
         "HOST_MEM_USAGE has a primary key, expected none",

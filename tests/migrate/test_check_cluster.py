@@ -49,7 +49,7 @@ def test_a_whole_one_is_sound(summary: Path) -> None:
         ('DELETE FROM "GROUP"', "dangling", "COLLECTIVE.group_id"),
         ("UPDATE LINK SET dst_rank = 7", "dangling", "dst_rank"),
         ("UPDATE COLLECTIVE SET complete_n = 3", "figure", "complete"),
-        ("DROP TABLE BLAME", "schema", "it lacks BLAME.rank"),
+        ("DROP TABLE BLAME", "schema", "it does not have BLAME.rank"),
     ],
 )
 def test_what_contradicts_is_a_problem(

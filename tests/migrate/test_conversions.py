@@ -184,7 +184,7 @@ def test_constants_keep_the_names_they_were_collected_with(tmp_path: Path) -> No
     (kept,) = result.anomalies
     assert kept.name == "enum_row_kept"
     assert kept.count == 7  # hccl; RESERVED; MBUFF, CUSTOM; IDEDH, HIAIENGINE, MDCFUSION
-    assert "74 stays 'MBUFF'" in str(kept.detail)
+    assert "74 keeps its name 'MBUFF'" in str(kept.detail)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_another_file_is_overwritten_only_if_asked(old: Path, tmp_path: Path) ->
     assert target.read_text() == "precious"
     upgrade(old, output=target, overwrite=True)
     assert detect(target).revision == LATEST
-    with pytest.raises(OutputError, match="is the file to be upgraded"):
+    with pytest.raises(OutputError, match="is the file to upgrade"):
         upgrade(old, output=old, overwrite=True)
 
 
@@ -140,7 +140,7 @@ def test_a_file_of_msmonitor_is_upgraded_keyless_as_it_is(tmp_path: Path) -> Non
     before = {t: rows_of(path, f"SELECT * FROM {t}") for t in tables_of(path) if t != "META_DATA"}
     found = detect(path)
     assert (found.revision, found.producer) == ("1.2.0_20260128", "msMonitor")
-    assert any("version parts say 0.2.1, its SCHEMA_VERSION 1.2.0" in n for n in found.notes)
+    assert any("version parts are 0.2.1, but SCHEMA_VERSION is 1.2.0" in n for n in found.notes)
     assert check(path).sound
     upgrade(path)
     assert check(path).sound
@@ -208,7 +208,7 @@ def test_a_failing_step_leaves_the_original_and_nothing_else(old: Path) -> None:
     with closing(sqlite3.connect(old)) as db:
         db.execute("CREATE INDEX ENUM_OVERLAP_ANALYSIS_TYPE ON META_DATA (name)")
     before = old.read_bytes()
-    with pytest.raises(StoreError, match=f"{old.name} could not be taken from"):
+    with pytest.raises(StoreError, match=f"{old.name} could not be upgraded from"):
         upgrade(old)
     assert old.read_bytes() == before
     assert names(old.parent) == [old.name]

@@ -150,8 +150,8 @@ def test_why_a_rank_left_nothing_is_told_as_far_as_the_run_wrote_it_down(folder:
         )
     shown = uprof("report", folder).stdout
     assert "\n  rank 8: it left no report: no operation ran (" in shown
-    assert "\n  rank 9: it left no report: it started on node1 and never came to an end (" in shown
-    assert "\n  rank 10: it left no report: it never started, or wrote elsewhere (" in shown
+    assert "\n  rank 9: it left no report: it started on node1 but did not finish (" in shown
+    assert "rank 10: it left no report: it did not start, or wrote to another directory (" in shown
 
 
 def test_a_world_size_alone_says_which_ranks_to_expect(folder: Path) -> None:

@@ -49,9 +49,9 @@ def test_callbacks_are_not_serialized() -> None:
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"warmup": -1}, "warm-up is -1 iterations; it cannot be negative"),
-        ({"iterations": 0}, "0 iterations to measure; at least 1 is needed"),
-        ({"scope": "all"}, "no scope 'all'; there are module and project"),
+        ({"warmup": -1}, "the number of warm-up iterations is -1; it must not be negative"),
+        ({"iterations": 0}, "the number of iterations is 0; it must be at least 1"),
+        ({"scope": "all"}, "unknown scope 'all', expected module or project"),
     ],
 )
 def test_contradictory_options_are_refused_early(wish: dict[str, Any], message: str) -> None:

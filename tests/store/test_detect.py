@@ -98,9 +98,9 @@ def test_a_version_that_never_existed_is_refused(tmp_path: Path) -> None:
         ("DELETE FROM META_DATA WHERE name = 'SCHEMA_VERSION'", "has no row SCHEMA_VERSION"),
         ("DELETE FROM META_DATA", "has no row SCHEMA_VERSION"),
         ("DELETE FROM META_DATA WHERE name = 'SCHEMA_VERSION_MICRO'", "no row SCHEMA_VERSION_M"),
-        ("INSERT INTO META_DATA SELECT * FROM META_DATA", "SCHEMA_VERSION 2 times"),
-        ("INSERT INTO META_DATA VALUES ('SCHEMA_VERSION', '1.0.0')", "SCHEMA_VERSION 2 times"),
-        ("UPDATE META_DATA SET value = '0' WHERE name = 'SCHEMA_VERSION_MAJOR'", "parts say 0.2"),
+        ("INSERT INTO META_DATA SELECT * FROM META_DATA", "2 rows SCHEMA_VERSION"),
+        ("INSERT INTO META_DATA VALUES ('SCHEMA_VERSION', '1.0.0')", "2 rows SCHEMA_VERSION"),
+        ("UPDATE META_DATA SET value = '0' WHERE name = 'SCHEMA_VERSION_MAJOR'", "parts are 0.2"),
         (set_version("1.0.0"), "its tables are of 1.2.0"),
     ],
 )
@@ -115,7 +115,7 @@ def test_nonsense_in_meta_data_is_told_and_the_tables_decide(
 def test_a_claim_that_the_tables_do_not_keep_counts_as_the_older_revision(tmp_path: Path) -> None:
     found = detect(make(tmp_path / "a.db", "1.0.0_20241112", set_version("1.2.0")))
     assert found.revision == "1.0.0_20241112"
-    assert any("META_DATA says 1.2.0" in note for note in found.notes)
+    assert any("META_DATA has version 1.2.0" in note for note in found.notes)
 
 
 def test_a_build_between_two_revisions_counts_as_the_older(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_file_of_msmonitor_is_recognised_though_its_version_contradicts_itself
     )
     found = detect(path)
     assert (found.revision, found.producer) == ("1.2.0_20260128", "msMonitor")
-    assert any("parts say 0.2.0" in note for note in found.notes)
+    assert any("parts are 0.2.0" in note for note in found.notes)
 
 
 def test_a_file_without_strings_is_incomplete(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_database_of_something_else_is_described(tmp_path: Path) -> None:
         db.execute("CREATE TABLE TASK (id INTEGER PRIMARY KEY, title TEXT)")
     found = detect(tmp_path / "a.db")
     assert found.family is None
-    with pytest.raises(StoreError, match=r"a\.db is not a report.*something else \(tables: TASK\)"):
+    with pytest.raises(StoreError, match=r"a\.db is not a report.*program \(tables: TASK\)"):
         found.require()
 
 

@@ -79,7 +79,7 @@ def test_a_virtual_table_in_place_of_a_table_is_not_read(tmp_path: Path) -> None
 def test_a_report_with_such_a_view_is_not_upgraded(tmp_path: Path, revision: str) -> None:
     path = endless(tmp_path / "report.db", "TASK", "startNs", revision)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="TASK in it is a view or a virtual table"):
+    with pytest.raises(StoreError, match="TASK is a view or a virtual table"):
         upgrade(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["report.db"]
@@ -156,7 +156,7 @@ def test_a_pipe_beside_a_database_is_named_and_not_waited_for(
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA journal_mode = {mode}")
     os.mkfifo(tmp_path / f"report.db{ending}")
-    with pytest.raises(StoreError, match=rf"report\.db{ending} beside it is not a regular file"):
+    with pytest.raises(StoreError, match=rf"\.db{ending} in its directory is not a regular file"):
         act(path)
 
 

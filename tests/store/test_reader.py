@@ -324,7 +324,7 @@ def test_a_library_that_is_not_installed_is_asked_for(
     monkeypatch.setitem(sys.modules, library, None)
     with open_report(path) as report:
         convert = report.to_pandas if library == "pandas" else report.to_arrow
-        with pytest.raises(UsageError, match=f"needs {library}"):
+        with pytest.raises(UsageError, match=f"requires {library}"):
             convert("TASK")
 
 

@@ -34,8 +34,8 @@ def test_a_reader_knows_who_is_absent_and_why(tmp_path: Path) -> None:
     assert found is not None
     assert (found.world_size, found.hosts) == (3, ("node0", "node1"))
     assert found.without_reports == {
-        1: "it started on node1 and never came to an end",
-        2: "it never started, or wrote elsewhere",
+        1: "it started on node1 but did not finish",
+        2: "it did not start, or wrote to another directory",
     }
     run_folder.note(tmp_path, entry(1, files={}, failure="no operation ran"))
     found = run_folder.read(tmp_path)

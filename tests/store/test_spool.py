@@ -91,7 +91,7 @@ def test_deep_nesting_is_refused_and_not_a_crash() -> None:
 
 
 def test_a_later_version_is_named() -> None:
-    with pytest.raises(RawFormatError, match="a spool of version 2, this build reads 1"):
+    with pytest.raises(RawFormatError, match="spool version 2 is not supported, expected 1"):
         spool.decode(_framed(b"", version=2), where="somewhere")
 
 
@@ -101,7 +101,7 @@ def test_a_later_version_is_named() -> None:
         ({"forward_ms": (1.0,)}, "more or fewer times"),
         ({"forward_ms": (), "iterations": ()}, "unknown iterations"),
         ({"iterations": (0, 7)}, "unknown iterations"),
-        ({"iterations": (1, 1)}, "twice in one iteration"),
+        ({"iterations": (1, 1)}, "two samples of one iteration"),
         ({"backward_ms": (1.0,)}, "more or fewer times"),
         ({"forward_ms": (1.0, float("nan"))}, "a time of nan"),
         ({"frames": (Frame("a.py", 1 << 63),)}, "the number 9223372036854775808"),

@@ -62,7 +62,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_read_only_folder_is_said(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
-        with pytest.raises(OutputError, match="is read-only for this user"):
+        with pytest.raises(OutputError, match="is read-only, or this user may not write there"):
             ReportWriter(tmp_path / "msprof.db").__enter__()
     finally:
         tmp_path.chmod(0o755)

@@ -262,7 +262,7 @@ def test_a_device_that_is_not_here(workload: Workload) -> None:
     [
         ({"iterations": 0}, "0 iterations to measure"),
         ({"warmup": -1}, "warm-up is -1"),
-        ({"scope": "all"}, "no scope 'all'; there are module and project"),
+        ({"scope": "all"}, "unknown scope 'all', expected module or project"),
     ],
 )
 def test_options_that_make_no_sense(

@@ -1,1 +1,1 @@
-"""Columns of numbers: intervals, nesting, lookups; NumPy alone, for decoding and analysis alike."""
+"""NumPy algorithms for columns: intervals, nesting, grouping, lookups and packing."""

@@ -1,4 +1,4 @@
-"""Grouping of rows without loops: lookup by key, runs, distinct rows, dense numbering, sorting."""
+"""Vectorized grouping of rows: lookup by key, runs, distinct rows, dense numbering, sorting."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Runs:
         return self.starts + self.sizes - 1
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the value of its run for each row."""
+        """Return for each row the value of its run."""
         return np.repeat(values, self.sizes)
 
     def number(self) -> NDArray[np.int64]:
@@ -94,7 +94,7 @@ _DENSE = 4
 
 
 def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct values in rising order, and the index of each value among them.
+    """Return the distinct values in ascending order, and the index of each value among them.
 
     Same as `np.unique`, but without sorting if values are close together, as ids are.
     """
@@ -113,7 +113,7 @@ def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def rising(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct values in rising order, by sorting.
+    """Return the distinct values in ascending order, by sorting.
 
     `np.unique` hashes first, which is several times slower if most values differ.
     """
@@ -124,7 +124,7 @@ def rising(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return one row of each distinct combination of int64 values, and that row for each row.
+    """Return one row per distinct combination of int64 values, and for each row its representative.
 
     Rows are found by hash and verified, which is several times faster than sorting; if two
     combinations have the same hash, all are sorted.
@@ -152,7 +152,7 @@ class Pool:
         self._values = np.zeros(0, np.uint64)
         self._sorted = np.zeros(0, np.uint64)
         self._index_of_sorted = np.zeros(0, np.uint32)
-        # Index of the value in each slot: most values are found there by comparison, several times
+        # Index of the value in each slot. Most values are found there by comparison, several times
         # as fast as by bisection, which is used for the others.
         self._slots = np.zeros(self._FEWEST_SLOTS, np.uint32)
 
@@ -184,7 +184,7 @@ class Pool:
         return found.view(np.int64)
 
     def _sought(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """Return the indexes of values that are not in their slots."""
+        """Return the indexes of values that are not in their expected slots."""
         place, known = self._places(values)
         if not known.all():
             self._add(np.unique(values[~known]))
@@ -192,7 +192,7 @@ class Pool:
         return self._index_of_sorted[place]
 
     def _places(self, values: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the positions of values among the sorted ones, and which of them exist."""
+        """Return the positions of values among the sorted values, and a mask of those found."""
         place = np.searchsorted(self._sorted, values)
         place[place == len(self._sorted)] = 0
         return place, self._sorted[place] == values
@@ -212,7 +212,7 @@ class Pool:
 
 
 class FirstSeen:
-    """Numbers values in order of first use, over several batches."""
+    """Numbers values in order of first use across batches."""
 
     def __init__(self) -> None:
         self._sorted = np.zeros(0, np.int64)
@@ -297,7 +297,7 @@ _KEY_BITS = 62
 
 
 def stable_order(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the order of rows by several columns, the first one first; the sort is stable.
+    """Return the stable order of rows by several columns, the first being the primary key.
 
     Same as `np.lexsort(columns[::-1])`, but a few times as fast for millions of rows whose numbers
     have few bits in total.
@@ -346,7 +346,7 @@ def order_of_keys(keys: NDArray[Any]) -> NDArray[np.int64] | None:
 
 
 def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | None:
-    """Return numbers that sort like the keys and end with their position; None if too long."""
+    """Return the keys combined with their positions in the low bits; None if too long."""
     bits = keys.view(np.uint64)
     differing = int(np.bitwise_or.reduce(bits ^ bits[0]))
     if keys.dtype.kind == "i" and differing >> 63:  # negative keys sort first

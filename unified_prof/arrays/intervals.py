@@ -1,8 +1,8 @@
 """Unions and intersections of time intervals, as sorted NumPy columns.
 
 An interval is half open, `[start_ns, end_ns)`. A set of intervals is two int64 arrays of the same
-length. A *merged* set is sorted and has no overlapping, touching or empty intervals, so that two
-merged sets are equal exactly if they cover the same time.
+length. A *merged* set is sorted and has no overlapping, touching or empty intervals, so two merged
+sets are equal if and only if they cover the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
 def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> IntervalSet:
     """Return the union of any intervals; empty and inverted ones (end <= start) cover nothing.
 
-    With `keep_empty`, empty intervals that touch no other one are kept, as points in time.
+    If `keep_empty` is true, empty intervals that touch no other interval are kept as points in
+    time.
     """
     keep = end_ns >= start_ns if keep_empty else end_ns > start_ns
     if not keep.all():
@@ -58,7 +59,7 @@ def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> Interv
 
 
 def union(*sets: IntervalSet) -> IntervalSet:
-    """Return the time that is covered by any of the sets."""
+    """Return the time covered by any of the sets."""
     filled = [one for one in sets if len(one)]
     if len(filled) <= 1:
         return filled[0] if filled else EMPTY
@@ -92,7 +93,8 @@ def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
     """Return the time of the first set that the second does not cover."""
     edges = np.concatenate([one.start_ns, one.end_ns, removed.start_ns, removed.end_ns])
-    # Number of intervals of the first minus twice that of the second that cover what follows.
+    # For the time after each boundary: open intervals of the first set minus twice those of the
+    # second.
     steps = np.repeat([1, -1, -2, 2], [len(one), len(one), len(removed), len(removed)])
     order = np.argsort(edges, kind="stable")
     edges, level = edges[order], np.cumsum(steps[order])
@@ -120,7 +122,7 @@ def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
 
 
 def part(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
-    """Return the same as `clip` in logarithmic time; the result may share memory with the set."""
+    """Like `clip`, but in logarithmic time; the result may share memory with the set."""
     low = int(np.searchsorted(one.end_ns, start_ns, side="right"))
     high = int(np.searchsorted(one.start_ns, end_ns, side="left"))
     if low >= high:

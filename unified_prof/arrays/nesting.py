@@ -1,14 +1,14 @@
-"""Containment of nested ranges: the call tree of host ranges, one thread at a time.
+"""Nesting of host ranges: the call tree of each thread.
 
-Ranges recorded on one thread nest: two of them are disjoint or one contains the other. For
-recordings that break this rule there are three answers: the innermost earlier range that is open
-when a range starts (`parents`), the innermost one that contains it fully (`containing`), and the
-innermost one that contains it up to rounding of clocks (`around`). If all ranges nest, they are
-equal.
+Ranges recorded on one thread nest: two ranges are disjoint, or one contains the other. For
+recordings that violate this rule, there are three definitions of a parent: the innermost earlier
+range that is open when a range starts (`parents`), the innermost range that fully contains it
+(`containing`), and the innermost range that contains it up to clock rounding (`around`). If all
+ranges nest, the three are equal.
 
 Large recordings are processed in windows of ranges. Only the few ranges that may still be open are
-passed on to the next window, where they come first, so that each window is a small tree. Inherited
-attributes (`Inherited`) are passed on the same way.
+passed on to the next window, where they come first, so each window is a small tree. Inherited
+attributes (`Inherited`) are passed on in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def call_order(
 ) -> Indexes:
     """Return the order by thread, start, and decreasing length: parents before children.
 
-    If two ranges are equal, the one of smaller `rank` is outside; without ranks, the first.
+    If two ranges are equal, the one with the smaller `rank` is the parent; without ranks, the
+    first.
     """
     keys = (-end_ns, start_ns, thread)
     return np.lexsort(keys if rank is None else (rank, *keys))
@@ -63,9 +64,9 @@ def around(
 ) -> Indexes:
     """Return the innermost earlier range that is open until the end of each range, or NONE.
 
-    A range may end later than its parent by at most `rounding_ns`. If it ends later, it only
-    crosses the other one (as a step that begins in a hook of the previous optimizer does), and its
-    parent is the range around both.
+    A range may end later than its parent by at most `rounding_ns`. If it ends even later, the two
+    ranges only overlap (for example, a step that begins in a hook of the previous optimizer), and
+    the parent is the range around both.
 
     Args:
         thread: Threads of ranges in `call_order`.
@@ -107,7 +108,7 @@ def _nearest_reaching(thread: NDArray[np.int64], end_ns: Times, bound_ns: Times)
 
 
 def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
-    """Return the outermost of each range and its ancestors below a stopping range.
+    """Return, for each range, its outermost ancestor (or itself) below the nearest stopping range.
 
     A range marked in `stop` (such as a structural annotation) is never the result, and its
     ancestors are ignored. The result is -1 for the ranges in `stop`.
@@ -123,7 +124,7 @@ def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
 
 
 def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
-    """Return the innermost marked range among each range and its ancestors, or -1."""
+    """Return, for each range, the range itself or its nearest ancestor that is marked, or -1."""
     result = np.where(marked, np.arange(len(parent)), NONE)
     looking = np.flatnonzero(~marked & (parent != NONE))
     at = parent[looking]
@@ -137,7 +138,7 @@ def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
 
 
 def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes, Indexes]:
-    """Number the paths of labels from the outermost range to each range; equal paths are one.
+    """Number the label paths from outermost range to each range; equal paths share a number.
 
     Args:
         parent: Parent of each range, or NONE.
@@ -167,7 +168,7 @@ def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes
 
 
 def inherit(values: NDArray[Any], parent: Indexes) -> NDArray[Any]:
-    """Replace missing values (NONE) by that of the nearest ancestor with a value."""
+    """Replace missing values (NONE) by the value of the nearest ancestor that has one."""
     if not len(values):
         return values.copy()
     at = nearest_marked(parent, values != NONE)
@@ -201,7 +202,7 @@ def innermost_at(
             continue
         slot = np.searchsorted(start_ns[low:high], at_ns[points], side="right") - 1
         found[points] = np.where(slot >= 0, slot + low, NONE)
-    # The last range to start may have ended: then one of its ancestors is the answer.
+    # If the last range to start has ended, the result is one of its ancestors.
     while True:
         ended = (found != NONE) & (end_ns[found] < at_ns)
         if not ended.any():
@@ -219,7 +220,7 @@ _SMALL = np.dtype(np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Consecutive ranges, preceded by ranges that may be open around them."""
+    """Consecutive ranges, preceded by the ranges that may still be open around them."""
 
     # First range.
     low: int
@@ -244,12 +245,12 @@ class Window:
 
     @property
     def is_outermost(self) -> Flags:
-        """True for ranges of the window without parent."""
+        """Mask of the window's ranges that have no parent."""
         return np.equal(self.parent[len(self.opened) :], NO_PARENT)
 
 
 class Inherited:
-    """Nearest marked range of each range among itself and its ancestors, window by window."""
+    """Computes `nearest_marked` window by window."""
 
     def __init__(self) -> None:
         self._of_opened = np.zeros(0, np.int64)
@@ -270,7 +271,7 @@ class Inherited:
 
 
 class Below:
-    """Outermost range below a stopping range, window by window; see `climb`."""
+    """Computes `climb` window by window."""
 
     def __init__(self) -> None:
         self._top = Inherited()
@@ -288,7 +289,7 @@ class Below:
 
 
 class Distances(Column):
-    """Column of earlier ranges, stored as the distance to them; NONE means none."""
+    """Column of indexes of earlier ranges, stored as distances; NONE means no range."""
 
     def __init__(self) -> None:
         self._packing = Packing(_SMALL, hole=NO_PARENT)
@@ -310,7 +311,7 @@ class Distances(Column):
         return self._rows
 
     def at(self, rows: NDArray[np.integer]) -> Indexes:
-        """Return the ranges of any rows."""
+        """Return the range indexes of the given rows."""
         assert self._done is not None
         return self._before(rows, self._done.at(rows))
 
@@ -364,7 +365,7 @@ class Nest:
             opened = window.ids[window.kept]
 
     def nearest(self, marked: Callable[[Window], Flags]) -> Distances:
-        """Return the nearest marked range of each range, among itself and its ancestors."""
+        """Return `nearest_marked` for all ranges."""
         nearest, result = Inherited(), Distances()
         for window in self.windows():
             result.add(nearest.next_window(window, marked(window)))
@@ -376,8 +377,8 @@ def _still_open(
 ) -> NDArray[np.int64]:
     """Return the positions of ranges that may contain a range after the last one.
 
-    These are on its thread and end after its start, and no later range ends as late, which would be
-    nearer.
+    These are on the thread of the last range and end after its start, and no later range ends as
+    late.
     """
     if not len(end_ns):
         return np.zeros(0, np.int64)

@@ -1,9 +1,9 @@
-"""Integer columns in little memory, for tables of tens of millions of rows.
+"""Compressed integer columns, for tables of tens of millions of rows.
 
 A column is divided into blocks. A block stores its minimum and the offset of each value in as few
-bytes as necessary, or the differences of neighbours (`Steps`) if these are smaller: times of
-consecutive tasks take two bytes per row, consecutive ids and constants none. The few steps that are
-far larger are stored separately.
+bytes as necessary, or the differences between neighbours (`Steps`) if that takes fewer bytes: times
+of consecutive tasks take two bytes per row, consecutive ids and constants none. The few steps that
+are far larger than the others are stored separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unified_prof.arrays.types import Ints
 
 
 def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Convert to four bytes per value, if they fit."""
+    """Convert to int32 if all values fit."""
     limits = np.iinfo(np.int32)
     fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
     return values.astype(np.int32) if fits else values
@@ -82,7 +82,7 @@ class Steps:
 
 
 def in_steps(values: Ints, span: int, below: int) -> Steps | None:
-    """Encode values as steps; None if this does not take fewer bytes.
+    """Encode values as steps; return None if this does not take fewer bytes than `below`.
 
     Args:
         values: Values.
@@ -149,7 +149,7 @@ class _Block:
 
 
 class Column(NDArrayOperatorsMixin):
-    """Column that is not stored as an array but can be used like one."""
+    """Base class of columns that can be indexed like arrays without being stored as one."""
 
     def to_array(self) -> NDArray[Any]:
         """Return all values."""
@@ -162,7 +162,7 @@ class Column(NDArrayOperatorsMixin):
     def __getitem__(self, rows: int | np.integer) -> Any: ...
 
     def __getitem__(self, rows: slice | NDArray[Any] | int | np.integer) -> Any:
-        """Return values like an array."""
+        """Return the values at an index, slice or array of rows, as for an array."""
         if isinstance(rows, slice):
             return self._between(*rows.indices(len(self))[:2])
         rows = np.asarray(rows)
@@ -201,7 +201,7 @@ Values = NDArray[np.integer] | Column
 
 
 class Packed(Column):
-    """Finished column; see `Packing`.
+    """Finished packed column, built by `Packing`.
 
     Attributes:
         dtype: Type of its values.
@@ -243,7 +243,7 @@ class Packed(Column):
         return np.array(least, np.int64), np.array([one.most for one in self._blocks], np.int64)
 
     def anew(self) -> Packing:
-        """Return an empty column of the same kind, for the same values in another order."""
+        """Return an empty builder with the same types and hole."""
         return Packing(*self._dtypes, hole=self._hole)
 
     def _between(self, low: int, high: int) -> NDArray[Any]:
@@ -279,12 +279,12 @@ class Packed(Column):
         return result
 
     def last_not_after(self, wanted: Ints, low: int, high: int) -> Ints:
-        """Return the last row whose value is not above each wanted one; `low - 1` if there is none.
+        """Return, for each wanted value, the last row with a value not above it; `low - 1` if none.
 
         Args:
-            wanted: Values in rising order.
+            wanted: Values in ascending order.
             low: First row to search.
-            high: End of the rows; the values from `low` on must rise.
+            high: End of the rows to search; the values in between must be in ascending order.
         """
         result = np.full(len(wanted), low - 1, np.int64)
         if low >= high:
@@ -301,7 +301,7 @@ class Packed(Column):
         return result
 
     def distinct(self) -> Ints:
-        """Return the distinct values in rising order."""
+        """Return the distinct values in ascending order."""
         found = [np.zeros(0, np.int64)]
         for number, block in enumerate(self._blocks):
             if block.above is None:
@@ -362,7 +362,7 @@ class Packing:
 
 
 def pack(values: NDArray[Any], *dtypes: Any, hole: int = NOWHERE) -> Packed:
-    """Pack existing values; arguments as of `Packing`."""
+    """Pack existing values; for the arguments, see `Packing`."""
     packing = Packing(*dtypes, hole=hole)
     packing.add(values)
     return packing.done()
@@ -394,8 +394,8 @@ def _packed(values: Ints, hole: int) -> _Block:
 class PackedLookup:
     """Row numbers by key, like `Lookup`, for packed keys that are mostly sorted.
 
-    Keys of one query are then close together, and a table of few blocks suffices; otherwise a table
-    of all keys is built.
+    For sorted keys, the keys of one query are close together, so a table of a few blocks suffices;
+    otherwise, a table of all keys is built.
     """
 
     # Minimum number of blocks searched before a table of all keys is built.
@@ -423,7 +423,7 @@ class PackedLookup:
         parts = [self._keys[block << _SHIFT : (block + 1) << _SHIFT] for block in near.tolist()]
         there = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found = Lookup(there - first).rows(keys - first)
-        # All blocks but the last are full, and the last one is last here too.
+        # All blocks but the last are full, and the last one stays last.
         block = near.astype(np.int32)[found >> _SHIFT]
         result: NDArray[np.int32] = np.where(
             found >= 0, (block << _SHIFT) | (found & (BLOCK - 1)), NOWHERE
@@ -435,7 +435,7 @@ _INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
 
 
 def recoded(column: Packed, values: Sequence[int] | Ints) -> Packed:
-    """Return a column with the index of each value among `values` (in rising order)."""
+    """Return a column with the index of each value in `values`, which are in ascending order."""
     ordered = np.array(values, np.int64)
     packing = Packing(_INT16, _INT32)
     for block in column.blocks():
@@ -444,7 +444,7 @@ def recoded(column: Packed, values: Sequence[int] | Ints) -> Packed:
 
 
 def codes(values: Ints) -> tuple[list[int], NDArray[np.int32]]:
-    """Number the distinct values; few and small ones (string ids) without sorting all."""
+    """Return the distinct values and the index of each value; does not sort if they are small."""
     if not len(values):
         return [], np.empty(0, np.int32)
     if values.min() >= 0 and values.max() < 1 << 20:

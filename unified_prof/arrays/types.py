@@ -1,4 +1,4 @@
-"""Array types that most modules use."""
+"""Array types used by most modules."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Foundations without knowledge of profiles: text, streams, signals, redaction, run records."""
+"""Utilities that do not depend on profiles: text, streams, signals, redaction, run records."""

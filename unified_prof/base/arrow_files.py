@@ -1,4 +1,4 @@
-"""Writers of Parquet and Arrow files, and the import of pyarrow."""
+"""Writers for Parquet and Arrow files; pyarrow is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = ("parquet", "arrow")
 
 
 def pyarrow() -> Any:
-    """Import pyarrow.
+    """Import and return pyarrow.
 
     Raises:
         UsageError: It is not installed.
@@ -22,7 +22,7 @@ def pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as err:
         raise UsageError(
-            "Parquet and Arrow files need pyarrow",
+            "Parquet and Arrow files require pyarrow",
             hint="run `pip install 'unified-prof[parquet]'`",
             slug="missing-package",
         ) from err
@@ -34,7 +34,7 @@ def opened(kind: str, where: Any, schema: Any) -> AbstractContextManager[Any]:
 
     Args:
         kind: One of `KINDS`.
-        where: Path as text, or a stream of pyarrow.
+        where: Path as text, or a pyarrow stream.
         schema: Names and types of the columns.
     """
     from pyarrow import ipc, parquet

@@ -1,7 +1,7 @@
-"""Interfaces between decoding and storing: batches of columns, never one object per row.
+"""Interfaces between decoders and storage, which exchange batches of columns.
 
-A decoder knows a `Sink` and no database; `unified_prof.sqlite` implements it, and a test can use a
-list. Input that is already tabular reaches its decoder as `Tables`.
+A decoder writes to a `Sink` and does not depend on a database; `unified_prof.sqlite` implements the
+interface, and a test can use a list. Decoders read tabular input through `Tables`.
 
 Decoders, the tracker, writers and readers count anomalies (skipped, unmatched or unknown data) in a
 `Ledger`, which is stored as `UPROF_ANOMALIES`.
@@ -30,7 +30,7 @@ class Strings(Protocol):
 
 
 class Sink(Protocol):
-    """Receiver of decoded rows, in any order of tables and any batch size."""
+    """Receiver of decoded rows; tables may be written in any order and with any batch size."""
 
     @property
     def strings(self) -> Strings:
@@ -56,7 +56,7 @@ Cells = Mapping[str, Any]
 
 
 class Tables(Protocol):
-    """Tables of another tool, independent of file format and size."""
+    """Tables written by another tool, independent of file format and size."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -78,14 +78,14 @@ class Tables(Protocol):
         texts: Sequence[str] = (),
         only: tuple[str, Collection[int] | None] | None = None,
     ) -> Iterator[Cells]:
-        """Yield the rows of `table` in order, some thousands at a time.
+        """Yield the rows of `table` in order, a few thousand at a time.
 
         Args:
             table: Name; a missing table has no rows.
             numbers: Integer columns and their value for NULL, non-numbers and missing columns.
             reals: Columns of measurements; NaN for NULL.
             texts: Text columns, None for NULL; very long texts are truncated.
-            only: A column and the integers to select by; None for all rows.
+            only: A column, and the integers in it that select rows; None for all rows.
 
         Raises:
             UprofError: The file is damaged.
@@ -107,7 +107,7 @@ class Ledger(Mapping[str, Entry]):
         self._entries: dict[str, Entry] = {}
 
     def add(self, name: str, detail: str = "", count: int = 1) -> None:
-        """Count `count` cases of `name`; a count of zero adds nothing.
+        """Add `count` occurrences of `name`; a count of zero adds nothing.
 
         Counts of the same name add up; the first non-empty `detail` is kept.
         """

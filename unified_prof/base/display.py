@@ -1,6 +1,6 @@
-"""Base classes of objects that notebooks show as HTML.
+"""Base classes for objects that notebooks display as HTML.
 
-The renderer is imported by name, because `report` is a higher layer than the objects.
+The renderer is imported by name, because `report` is a higher layer than these classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class Displayed:
-    """Shown in notebooks as HTML by `report.notebook`."""
+    """Base class of objects that `report.notebook` displays as HTML."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class Displayed:
 
 
 class DisplayedList(list[Item], Displayed):
-    """List whose items notebooks show."""
+    """List that notebooks display as HTML."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Serves a few files to a browser on this machine: on loopback, below a random path.
+"""Local HTTP server that serves a few files to a browser, on loopback and below a random path.
 
-Only holders of the address can read the files: other machines cannot reach it, other users and
-pages do not know the path, and pages that let their name point here (DNS rebinding) are refused by
-the Host header. Nothing can be written.
+Only clients that know the full address can read the files: other machines cannot reach the server,
+other users and web pages do not know the path, and pages whose host name resolves to this machine
+(DNS rebinding) are rejected by their Host header. Nothing can be written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import BinaryIO
 from unified_prof.errors import UsageError
 
 ADDRESS = "127.0.0.1"
-# Host names of this machine; with a forwarded port the number differs.
+# Host names of this machine; the port is ignored because it may be forwarded.
 _NAMES = frozenset({ADDRESS, "localhost"})
 _PATIENCE_S = 30
 _GRACE_S = 5
@@ -35,11 +35,11 @@ _GRACE_S = 5
 class Item:
     """Served file."""
 
-    # Name after the random path in its address; may be empty.
+    # Name that follows the random path in the URL; may be empty.
     name: str
     media_type: str
     content: bytes | Path
-    # Origin of a foreign page that may read it too, such as https://example.org.
+    # Other origin that may read the file, such as https://example.org.
     reader: str | None = None
     # True if no further request is expected after it.
     is_last: bool = False
@@ -95,11 +95,11 @@ class Served:
 
     @property
     def url(self) -> str:
-        """Address of the file with an empty name."""
+        """URL of the file with an empty name."""
         return self.url_of("")
 
     def url_of(self, name: str) -> str:
-        """Return the address of a file."""
+        """Return the URL of a file."""
         return f"http://{ADDRESS}:{self.port}/{self._word}/{name}"
 
     def wait(self, idle_s: float, *, after_last_s: float | None = None) -> None:
@@ -121,7 +121,7 @@ class Served:
                 self._changed.wait(min(max(left, 0.05), 1.0))
 
     def _find(self, path: str) -> Item | None:
-        """Return the file of a path; takes constant time with respect to the random part."""
+        """Return the file at a path; the random part is compared in constant time."""
         word, slash, name = path.partition("?")[0].removeprefix("/").partition("/")
         known = hmac.compare_digest(word.encode(), self._word.encode())
         return self._items.get(name) if known and slash else None
@@ -132,10 +132,10 @@ class Served:
             self._asked_at = time.monotonic()
 
     def _end(self, whole: Item | None) -> None:
-        """Note the end of a response.
+        """Record the end of a response.
 
         Args:
-            whole: The file that was sent completely, if any.
+            whole: The file, if it was sent completely.
         """
         with self._changed:
             self._under_way -= 1
@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_content=False)
 
     def do_OPTIONS(self) -> None:
-        """Answer a preflight request: foreign pages may read only files that allow them."""
+        """Answer a preflight request: other origins may read only files that allow them."""
         item = self._requested_item()
         if item is None:
             return
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the terminal belongs to the command."""
+        """Log nothing, so that only the command writes to the terminal."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer invalid requests without details."""
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         return item
 
     def _allow(self, item: Item) -> None:
-        """Add the headers that allow the file's foreign origin, if it has one."""
+        """Add the CORS headers for the file's allowed origin, if it has one."""
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         if item.reader is None:
             return
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def _opened(content: bytes | Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Yield content for reading, and its size."""
+    """Yield a stream of the content, and its size."""
     if isinstance(content, bytes):
         yield BytesIO(content), len(content)
         return

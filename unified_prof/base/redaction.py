@@ -138,7 +138,7 @@ _PARAMETER = re.compile(r"([?&;])([\w.%~-]+)=([^&;#\s'\"]*)")
 _ASSIGNMENT = re.compile(r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)["']?\s*[=:]\s*(?=\S)""")
 _OPTION = re.compile(r"(?<![\w.-])--?([A-Za-z][\w.-]*)\s+(?=[^\s-])")
 _BARE_VALUE = re.compile(r"""[^\s,;&"'{}\[\]()]+""")
-# Number of characters by which a value is judged; a secret is masked to its end.
+# Number of characters of a value that are examined; a secret is masked to its end.
 _MAX_JUDGED_LENGTH = 256
 
 
@@ -252,7 +252,7 @@ def _without_values(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _end_of_value(text: str, begin: int, most: int) -> int:
-    """Return the end of the value that begins here: its closing quote, or the end of the word."""
+    """Return the end of the value that begins at `begin`: the closing quote or end of the word."""
     quote = text[begin - 1]
     if quote in _QUOTES:
         end = begin

@@ -1,8 +1,7 @@
 """Specification and results of a run: plain records without torch and without a database.
 
-Every option of a run is a field of `RunSpec`, which is passed unchanged from the place where it is
-set (`uprof run`, `unified_prof.profile`) to the place that uses it, also to other processes
-(`as_data`).
+Every option of a run is a field of `RunSpec`, which is passed unchanged from where it is created
+(`uprof run`, `unified_prof.profile`) to where it is used, including other processes (`as_data`).
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ class GapRecord:
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """One invocation of an operation, measured in every matched iteration that has it.
+    """One invocation of an operation, measured in every matched iteration that contains it.
 
     The sample tuples have one value per such iteration, in order.
     """
 
     name: str
-    # Most specific first.
+    # Innermost frame first.
     frames: tuple[Frame, ...]
     # Qualified name of the innermost module; '' is the root model, None means outside any module.
     module_path: str | None
@@ -69,7 +68,7 @@ class OperationRecord:
 
 @dataclass(frozen=True, slots=True)
 class WeightRecord:
-    """Parameter; a tied one appears once, under its first name."""
+    """Parameter of the model; a tied parameter appears once, under its first name."""
 
     name: str
     # Qualified name of the module that owns it.
@@ -82,7 +81,7 @@ class WeightRecord:
 
 @dataclass(frozen=True, slots=True)
 class ActivationRecord:
-    """Bytes that an operation was the first to save for the backward pass."""
+    """Memory of the tensors that an operation was the first to save for the backward pass."""
 
     operation_name: str
     module_path: str | None
@@ -108,7 +107,7 @@ class RegionRecord:
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """Measured iteration as a whole."""
+    """Measurements of one iteration as a whole."""
 
     total_ms: float
     forward_ms: float | None
@@ -117,14 +116,14 @@ class IterationRecord:
     # True if it shares at least half of its operations with the report's entries; other iterations
     # have no samples.
     matched: bool
-    # Time of the total in which the thread waited for a busy processor; None if unknown, or if
-    # times are of a device.
+    # Part of the total in which the thread waited for a busy processor; None if unknown, or if
+    # times are device times.
     waited_ms: float | None = None
     # The same for the forward time.
     forward_waited_ms: float | None = None
     # The same for the backward time.
     backward_waited_ms: float | None = None
-    # Times outside of the passes: optimizer, zero_grad, data_loading.
+    # Times outside the passes: optimizer, zero_grad, data_loading.
     parts_ms: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -166,7 +165,7 @@ class Recording:
     # Kind of its source in `pipeline.sources`, such as `prof` or `kineto`.
     kind: str
     path: Path
-    # Database made by the vendor's exporter, if there is one.
+    # Database written by the vendor's exporter, if it exists.
     native: Path | None = None
     # Runs the vendor's exporter, which may take minutes; None if there is no exporter. Raises
     # CaptureError on failure and leaves nothing behind.
@@ -175,7 +174,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Result of a run."""
+    """Result of a profiled run: exit code, measurements and raw recordings."""
 
     # Exit code of the workload; 1 after an exception, 130 after Ctrl-C.
     exit_code: int
@@ -186,8 +185,8 @@ class Capture:
     failure: str | None = None
     # Provenance known only to the backend.
     facts: Mapping[str, str | None] = field(default_factory=dict)
-    # Unexpected exception after the workload had ended, or of `RunSpec.on_measured`: a bug that
-    # does not change the exit code.
+    # Unexpected exception in uprof after the workload ended, or in `RunSpec.on_measured`; does not
+    # change the exit code.
     error: Exception | None = None
 
 
@@ -240,46 +239,47 @@ class RunSpec:
     # measuring ended early or there was nothing to measure. An exception does not reach the
     # workload but becomes `Capture.error`.
     on_measured: Callable[[Capture], None] = lambda _: None
-    # Called between iterations with the measurements so far, so that they survive the process:
-    # after the first iteration, later so rarely that it takes at most 2 % of the time. An exception
-    # becomes an anomaly.
+    # Called between iterations with the measurements so far, so that they can be saved in case the
+    # process is killed: after the first iteration, then so rarely that it takes at most 2 % of the
+    # time. An exception becomes an anomaly.
     on_partial: Callable[[TrackedRun], None] | None = None
-    # Called with the output lines of another program that runs the workload.
+    # Called with each output line of an external program that runs the workload.
     relay: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise UsageError(
-                f"warm-up is {self.warmup} iterations; it cannot be negative",
+                f"the number of warm-up iterations is {self.warmup}; it must not be negative",
                 slug="wrong-option-value",
             )
         if self.iterations < 1:
             raise UsageError(
-                f"{self.iterations} iterations to measure; at least 1 is needed",
+                f"the number of iterations is {self.iterations}; it must be at least 1",
                 slug="wrong-option-value",
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(
-                f"a batch of {self.batch_size}; at least 1 is needed", slug="wrong-option-value"
+                f"the batch size is {self.batch_size}; it must be at least 1",
+                slug="wrong-option-value",
             )
         if self.scope not in SCOPES:
             raise UsageError(
-                f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}",
+                f"unknown scope {self.scope!r}, expected {' or '.join(SCOPES)}",
                 slug="wrong-option-value",
             )
 
     @property
     def asks_for_operations(self) -> bool:
-        """True if a requested report is made from operations."""
+        """True if a requested report needs measurements of operations."""
         return RUN_TIME in self.reports or MEMORY in self.reports
 
     def as_data(self) -> dict[str, Any]:
-        """Return all fields except the callbacks, for `of_data` in another process."""
+        """Return all fields except callbacks as plain data, for `of_data` in another process."""
         return {name: _plain(getattr(self, name)) for name in _data_names()}
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Return the RunSpec of `as_data`, without callbacks."""
+        """Return the RunSpec from the result of `as_data`, without callbacks."""
         import msgspec
 
         types = get_type_hints(cls)
@@ -301,7 +301,7 @@ def _of_plain(kind: type, value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON has it."""
+    """Return a value converted to JSON types."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

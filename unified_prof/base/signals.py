@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end uprof like `sys.exit`, and never while a report is being written.
+"""Handling of SIGTERM and SIGHUP: they end uprof like `sys.exit`, but never during report writing.
 
 A process ended by a scheduler, a closed terminal or a launcher must leave no half-written file and,
 once it has measured something, its reports. `ended_by_signals` converts both signals to SystemExit,
@@ -91,7 +91,7 @@ class _Hold:
     def begin(self) -> None:
         """Defer signals from now on; idempotent.
 
-        A signal that arrives meanwhile is delivered after all others are deferred.
+        A signal that arrives during this call is delivered after all signals are deferred.
         """
         late: BaseException | None = None
         for number in self._numbers:
@@ -124,8 +124,8 @@ class _Hold:
 def held_back(numbers: tuple[int, ...] = (*ENDING, signal.SIGINT)) -> Iterator[None]:
     """Defer signals within the block; the first one is delivered at its end.
 
-    For the short time in which measurements become files. Outside the main thread nothing is
-    changed, because Python delivers no signals there.
+    Intended for the short time in which reports are written. Outside the main thread nothing is
+    changed, because Python delivers signals only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -145,8 +145,9 @@ _prepared: _Hold | None = None
 def held_back_from_end_of_workload() -> Iterator[None]:
     """Defer signals from `workload_ended()` to the end of the block.
 
-    While the workload runs in the block, signals are its own. After its end nothing may interrupt
-    writing the reports: a launcher sends SIGTERM to all ranks as soon as one of them fails.
+    While the workload runs in the block, signals go to the workload. After it has ended, nothing
+    may interrupt writing the reports, because a launcher sends SIGTERM to all ranks as soon as one
+    of them fails.
     """
     global _prepared
     if threading.current_thread() is not threading.main_thread():

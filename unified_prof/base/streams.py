@@ -1,8 +1,8 @@
-"""Standard streams that may be closed, full, or closed by the user's program.
+"""Handling of standard streams that may be closed or full.
 
-Text for people goes to stderr; if it cannot be written it is lost, and the exit code stays the
-same. Data goes to stdout: a failure is an error, and a reader that has left (`uprof report RUN |
-head`) ends the command silently. The workload of `uprof run` gets the streams as uprof found them.
+Messages go to stderr; if they cannot be written, they are dropped and the exit code stays the same.
+Data goes to stdout: a failure is an error, except that a closed pipe (`uprof report RUN | head`)
+ends the command silently. The workload of `uprof run` gets the original streams.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _NullStream(io.TextIOBase):
 
 
 class ReaderLeft(Exception):  # noqa: N818 (not an error)
-    """The reader of stdout has closed its end."""
+    """Raised if the reader of stdout has closed its end of the pipe."""
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Guard the standard streams within the block.
+    """Replace the standard streams by guarded ones within the block.
 
-    Replacements by a test or a notebook are left alone.
+    Streams that a test or a notebook has replaced are left unchanged.
     """
     fill_closed_descriptors()
     found = sys.stdout, sys.stderr
@@ -62,7 +62,7 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def as_found() -> Iterator[None]:
-    """Give a workload the original streams; afterwards restore ours."""
+    """Restore the original streams within the block, for a workload."""
     if _Originals.streams is None:
         yield
         return
@@ -83,7 +83,7 @@ def as_found() -> Iterator[None]:
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write a line for people to stderr; ignored if that is not possible."""
+    """Write a message line to stderr; a failure is ignored."""
     stream = _Originals.words or sys.stderr
     try:
         encoding = stream.encoding or "utf-8"
@@ -158,18 +158,18 @@ def stdout_to_stderr(*, enabled: bool) -> Iterator[None]:
 
 
 def _forget_unwritten(stream: TextIO | None) -> None:
-    """Keep Python from flushing `stream` again at exit, where a failure is exit code 120."""
+    """Keep Python from flushing `stream` again at exit, where a failure sets exit code 120."""
     if stream is not None and sys.stderr is stream:
         sys.stderr = _NullStream()
 
 
 @contextmanager
 def writing_the_result() -> Iterator[None]:
-    """Convert failures of stdout to the errors that commands know.
+    """Convert failures to write stdout to uprof's errors.
 
     Raises:
         OutputError: stdout cannot be written.
-        ReaderLeft: The reader has closed stdout.
+        ReaderLeft: The reader has closed the pipe.
     """
     try:
         yield
@@ -181,14 +181,14 @@ def writing_the_result() -> Iterator[None]:
 
 
 class _Originals:
-    """Streams before `guarded`, while it is active."""
+    """Original streams while `guarded` is active."""
 
     streams: tuple[TextIO, TextIO] | None = None
     words: TextIO | None = None
 
 
 class _DataStream(io.TextIOWrapper):
-    """stdout: a failed write ends the command; bytes of undecodable names become escapes."""
+    """stdout: a failed write ends the command; undecodable bytes in names are escaped."""
 
     def write(self, text: str) -> int:
         with writing_the_result():
@@ -232,7 +232,7 @@ def _wrapped(stream: TextIO | None, name: str, kind: type[io.TextIOWrapper]) -> 
 
 
 def _discard(stream: TextIO | None) -> None:
-    """Discard the unwritten buffer of a stream: Python would try again at exit."""
+    """Discard the unwritten buffer of a stream, which Python would otherwise write at exit."""
     with suppress(*_WRITE_ERRORS):
         assert stream is not None
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Safe display of text of unknown origin; units and formatting of figures.
+"""Safe display of untrusted text, and formatting of numbers with units.
 
 Names come from untrusted programs and file systems. In a terminal, escape sequences could move the
 cursor or forge output, a line break could forge a second line, and direction marks could disguise a
@@ -48,7 +48,7 @@ def guard_formula(text: str) -> str:
 def storable(text: str) -> str:
     r"""Return `text` with surrogates escaped, so that it can be encoded as UTF-8.
 
-    They are bytes of file names that are not UTF-8: `caf\xe9`.
+    Surrogates represent bytes of file names that are not UTF-8: `caf\xe9`.
     """
     try:
         text.encode()
@@ -90,7 +90,7 @@ _MAX_EXPONENT = 30  # of a time in ns: far above any real one
 def us_text_to_ns(text: str) -> int:
     """Convert decimal microseconds, as vendors print them, to integer nanoseconds.
 
-    Digits below the nanosecond are truncated.
+    Digits below one nanosecond are dropped.
 
     Raises:
         ValueError: `text` is not a finite decimal number of less than 30 digits.
@@ -110,7 +110,7 @@ def ms_to_ns(duration_ms: float) -> int:
 
 
 def scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
-    """Format `value` with three digits in the largest unit of which it is at least one."""
+    """Format `value` with three digits, in the largest unit that gives a number of at least 1."""
     for index, (factor, name) in enumerate(units):
         last = index == len(units) - 1
         if abs(value) >= factor or last:
@@ -121,7 +121,7 @@ def scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
             if index and float(text.replace(",", "")) * factor >= units[index - 1][0]:
                 return scaled(units[index - 1][0], units)
             return f"{text} {name}"
-    raise AssertionError("the last unit fits everything")
+    raise AssertionError("the last unit fits every value")
 
 
 def _magnitude(value: float) -> int:

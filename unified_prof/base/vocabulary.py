@@ -1,14 +1,14 @@
-"""Special values of the msprof database: missing values and numbered kinds.
+"""Special values in msprof databases: placeholders for missing values, and enum numbers.
 
-Their meaning was derived from the exporter's output (columns: `docs/schema/msprof.md`). "Exporter"
-and "uprof" name the writer of a value. Released migrations repeat the values.
+Their meaning was derived from the exporter's output; `docs/schema/msprof.md` describes the columns.
+"Exporter" and "uprof" name the writer of a value. Released migrations contain copies of the values.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-# Unknown text: names, tensors, attributes. Exporter; an ordinary text in STRING_IDS.
+# Unknown text, for names, tensors and attributes. Exporter; stored as a text in STRING_IDS.
 NOT_AVAILABLE = "N/A"
 
 # Missing value of 32-bit columns. Exporter, with the following meanings.
@@ -66,7 +66,7 @@ COPY_OTHER = 65535
 NO_STREAM = 0xFFFF
 
 # COMPUTE_TASK_INFO.taskType of kernels of other devices: viewers look for compute here. uprof; the
-# task's own type is in TASK.taskType.
+# type of the task itself is in TASK.taskType.
 KERNEL_CORE = "AI_CORE"
 
 # ENUM_API_TYPE of PYTORCH_API: operator, entry of torch_npu's queue, Python call, user mark.
@@ -79,7 +79,7 @@ API_NAMES = {API_OPERATION: "op", API_QUEUE: "queue", API_PYTHON: "trace", API_M
 
 @lru_cache(maxsize=4096)  # ranks of one run name the same groups
 def group_hash(group: str) -> int:
-    """Return the number that msprof writes for a communication group: two 32-bit hashes.
+    """Return the number that msprof writes for a communication group (two 32-bit hashes).
 
     Used in `analysis.db`, and in COMMUNICATION_OP.groupName if the name was not recorded.
     """

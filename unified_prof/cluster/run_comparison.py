@@ -201,7 +201,7 @@ def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
 def _check(base: Overview, new: Overview, metric: str, limits: Limits) -> Check:
     unit: Literal["ns", "x"] = "x" if metric == "imbalance" else "ns"
     sides = (str(base.run.path), str(new.run.path))
-    before, after = (Sample.of(metric_samples(one, metric)) for one in (base, new))
+    before, after = (Sample.from_values(metric_samples(one, metric)) for one in (base, new))
     return check_samples(metric, before, after, unit, limits, sides, _BY_STEPS)
 
 

@@ -1,1 +1,1 @@
-"""Comparison of runs and verdicts with confidence, for tracked workloads and devices."""
+"""Comparison of runs, with confidence intervals and verdicts, for tracked workloads and devices."""

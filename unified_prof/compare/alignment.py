@@ -1,4 +1,4 @@
-"""Alignment of the operations of two runs, tolerating inserted, removed and moved ones.
+"""Alignment of the operations of two runs, which tolerates inserted, removed and moved operations.
 
 Both sequences are in program order. Each element has several keys, from the most to the least
 specific (for an operation: module path, source line and name; module path and name; ...). The most
@@ -31,7 +31,7 @@ NO_KEY = -1
 # Gaps up to this number of cells are solved exactly, larger ones by occurrence.
 _EXACT_CELLS = 250_000
 
-# Sequences up to this total length are compared as lists, which is faster than NumPy.
+# Sequences up to this total length are compared as lists, which is faster than with NumPy.
 _MAX_LIST_LENGTH = 200
 
 
@@ -112,10 +112,10 @@ def _gaps(anchors: Pairs, count_a: int, count_b: int) -> list[list[int]]:
 
 
 def common_subsequence(base: Ints, new: Ints) -> Pairs:
-    """Return a long common subsequence of numbered keys, as ascending positions.
+    """Return the positions of a long common subsequence of numbered keys, in ascending order.
 
-    It is the longest one if the differing parts are small. NO_KEY never pairs. Time is about linear
-    for similar sequences.
+    It is the longest one if the differing parts are small. NO_KEY is never paired. The time is
+    about linear for similar sequences.
     """
     found: list[Pairs] = []
     few: list[Pair] = []
@@ -175,7 +175,7 @@ def _once(part: Ints) -> Pairs:
 
 
 def _occurrence_pairs(a: Ints, b: Ints) -> Pairs:
-    """Return pairs of the n-th occurrences of each key."""
+    """Return pairs of equal keys: the n-th occurrence in `a` and the n-th one in `b`."""
     size = int(max(a.max(initial=0), b.max(initial=0))) + 1
     where_a, where_b = np.flatnonzero(a != NO_KEY), np.flatnonzero(b != NO_KEY)
     key_a = _occurrence(a[where_a]) * size + a[where_a]
@@ -197,7 +197,7 @@ def _occurrence(keys: Ints) -> Ints:
 
 
 def _ascending(first: Ints, second: Ints) -> Pairs:
-    """Return the longest selection of pairs, given in order of the first, that ascends in both."""
+    """Return the longest selection of pairs that ascends on both sides; `first` is ascending."""
     if (second[1:] > second[:-1]).all():
         return first, second
     chosen = _longest_ascending(second.tolist())

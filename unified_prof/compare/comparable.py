@@ -1,9 +1,9 @@
-"""One side of a comparison, independent of where it was read from.
+"""Model of one side of a comparison, independent of its source.
 
-A report, several reports of the same workload, and a stored baseline all become a `Run`; `diff` and
-`gate` know nothing else.
+A report, several reports of the same workload, and a stored baseline all become a `Run`, the only
+input of `diff` and `gate`.
 
-On a shared machine, a thread that is ready to run waits for a processor. This time is not a
+On a shared machine, a thread that is ready to run may wait for a processor. This time is not a
 property of the program. It is subtracted if it is known for all compared times (total, forward and
 backward) on both sides; otherwise nothing is subtracted, so that parts never exceed their total.
 """
@@ -52,7 +52,7 @@ class Place:
 
     @property
     def keys(self) -> tuple[tuple[str, ...] | None, ...]:
-        """Keys to align by, most specific first; None for a key that does not apply.
+        """Keys for alignment, most specific first; None for a key that does not apply.
 
         Line numbers shift with every edit above them, so the file is a less specific key. The name
         alone is enough for an operation between two aligned pairs, but not for a weight (most are
@@ -72,13 +72,13 @@ class Place:
 
 
 def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
-    """Return the indexes of the places of both sides that are the same, by their keys."""
+    """Return the indexes of equal places in both sides, aligned by their keys."""
     keys = _numbered_keys([*base, *new])
     return align([level[: len(base)] for level in keys], [level[len(base) :] for level in keys])
 
 
 def _numbered_keys(places: Sequence[Place]) -> list[Ints]:
-    """Return `Place.keys` as numbers, one array per level; tuples would take a gigabyte."""
+    """Return `Place.keys` as numbers, one array per level, to save memory."""
     kind = _numbers([place.kind for place in places])
     name = _numbers([place.name for place in places])
     module = _numbers([place.module for place in places])
@@ -112,7 +112,7 @@ def _numbers(texts: Sequence[str | None]) -> Ints:
 
 
 def _pair_numbers(a: Ints, b: Ints) -> Ints:
-    """Return a number per pair; two pairs have the same number if both members are equal."""
+    """Return one number per pair (a, b); equal pairs have the same number."""
     width = int(b.max(initial=0)) + 2
     result: Ints = np.unique(a * width + b + 1, return_inverse=True)[1]
     return result
@@ -122,8 +122,8 @@ def _pair_numbers(a: Ints, b: Ints) -> Ints:
 class Operations:
     """Operations in program order, with a time for each sample.
 
-    The matrices have shape (operations, samples), in nanoseconds. NaN is not measured; for backward
-    times, the operation has no backward pass.
+    The matrices have shape (operations, samples), in nanoseconds. NaN means not measured or, for
+    backward times, that the operation has no backward pass.
     """
 
     places: Annotated[tuple[Place, ...], _MOST]
@@ -134,9 +134,9 @@ class Operations:
 
     def __post_init__(self) -> None:
         if not len(self.places) == len(self.forward_ns) == len(self.backward_ns):
-            raise ValueError("operations and rows of times differ in number")
+            raise ValueError("the numbers of operations and of rows of times differ")
         if self.regions and len(self.regions) != len(self.places):
-            raise ValueError("operations and regions differ in number")
+            raise ValueError("the numbers of operations and of regions differ")
 
     @classmethod
     def none(cls) -> Operations:
@@ -157,7 +157,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Weight or activation with its size."""
+    """Weight or activation, with its size."""
 
     place: Place
     size_bytes: int
@@ -213,7 +213,7 @@ class Run:
         finite = np.isfinite(values)
         run = np.repeat(np.arange(len(lengths)), lengths)
         kept = np.bincount(run[finite], minlength=len(lengths)).tolist()
-        return Sample.of(values[finite], kept)
+        return Sample.from_values(values[finite], kept)
 
     def check(self) -> None:
         """Raise ValueError if `lengths` contradicts the samples, as in a damaged store."""
@@ -222,7 +222,7 @@ class Run:
         for metric, lengths in self.lengths.items():
             if min(lengths, default=0) < 0 or sum(lengths) != counts.get(metric, 0):
                 raise ValueError(
-                    f"the lengths of the runs of {metric} do not add up to its samples"
+                    f"the run lengths of {metric} do not add up to the number of samples"
                 )
 
     def with_label(self, label: str) -> Run:
@@ -237,10 +237,10 @@ def pool(runs: Sequence[Run]) -> Run:
     lacks has no samples of that run.
 
     Raises:
-        ValueError: `runs` is empty, or they were timed by different clocks.
+        ValueError: `runs` is empty, or the runs were timed by different clocks.
     """
     if not runs:
-        raise ValueError("nothing to pool")
+        raise ValueError("no runs to pool")
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -271,7 +271,7 @@ def _lengths(runs: Sequence[Run]) -> dict[str, tuple[int, ...]]:
 
 
 def _pooled_operations(sides: Sequence[Operations]) -> Operations:
-    """Return the first side's operations with the samples of all."""
+    """Return the first run's operations with the samples of all runs."""
     first = sides[0]
     forward, backward = [first.forward_ns], [first.backward_ns]
     for side in sides[1:]:
@@ -289,7 +289,7 @@ def _pooled_operations(sides: Sequence[Operations]) -> Operations:
 
 
 def _concatenated(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """Return each metric's samples of all runs, one run after the other."""
+    """Return the samples of each metric, concatenated over all runs."""
     return {
         metric: np.concatenate([one[metric] for one in samples if metric in one])
         for metric in dict.fromkeys(metric for one in samples for metric in one)
@@ -298,9 +298,9 @@ def _concatenated(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How waiting for a processor was treated in a comparison."""
+    """Treatment of the time spent waiting for a processor in a comparison."""
 
-    # True if it was subtracted from the compared times.
+    # True if the wait time was subtracted from the compared times.
     left_out: bool
     # Waiting as a share of the iterations' time, 0 to 1; None if unknown.
     base_share: float | None
@@ -308,9 +308,9 @@ class Waiting:
 
 
 def exclude_waiting(base: Run, new: Run) -> tuple[Run, Run, Waiting | None]:
-    """Return both runs without waiting for a processor, if it is known for all compared times.
+    """Return both runs without processor wait time, if that is known for all compared times.
 
-    The last value says how waiting was treated; None if neither run recorded it.
+    The last value describes how wait time was treated; None if neither run recorded it.
     """
     shares = (_share(base), _share(new))
     if shares == (None, None):
@@ -340,7 +340,7 @@ def _without_waiting(run: Run) -> Run:
 
 
 def _share(run: Run) -> float | None:
-    """Return the share of the measured time that was waiting, or None if unknown."""
+    """Return the share of the measured time that was wait time, or None if unknown."""
     if TOTAL not in run.totals or not _has_waiting(run, TOTAL):
         return None
     total = float(run.totals[TOTAL].sum())

@@ -1,13 +1,14 @@
-"""Confidence intervals of a change between two sides whose runs vary.
+"""Confidence intervals of changes, which take run-to-run variation into account.
 
 The iterations of one run are not independent: memory layout, other programs and temperature stay
-the same within a run and differ in the next one. A side therefore counts as one value per run. With
-several runs per side, their variance gives the interval (Student's t). With one, the `Noise`
-learned on this machine does. Without either, a change must exceed the largest difference known
-between runs of an unchanged workload (`MAX_RATIO_ON_DEVICE`, `MAX_RATIO_ON_HOST`).
+the same within a run and differ in the next run. Each run therefore counts as one value. With
+several runs per side, their variance determines the interval (Student's t). With one run per side,
+the interval is based on the `Noise` learned on this machine. Without either, a change must exceed
+the largest known difference between runs of an unchanged workload (`MAX_RATIO_ON_DEVICE`,
+`MAX_RATIO_ON_HOST`).
 
-The variance of a statistic within a run comes from a bootstrap of blocks of iterations. All results
-are deterministic.
+The variance of a statistic within a run is estimated by a bootstrap over blocks of iterations. All
+results are deterministic.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NORMAL_FROM = 1e6
 
 
 def two_sided(t: float, degrees: float) -> float:
-    """Return the probability of a value at least `t` away from 0.
+    """Return the two-sided p-value of `t` in Student's t distribution.
 
     Args:
         t: Value in standard errors; may be infinite.
@@ -44,7 +45,7 @@ def two_sided(t: float, degrees: float) -> float:
 
 @lru_cache(maxsize=256)
 def quantile(alpha: float, degrees: float) -> float:
-    """Return the t that is exceeded in absolute value with probability `alpha`."""
+    """Return the t whose absolute value is exceeded with probability `alpha`."""
     if degrees >= _NORMAL_FROM:
         return NormalDist().inv_cdf(1 - alpha / 2)
     low, high = 0.0, 1.0
@@ -57,7 +58,7 @@ def quantile(alpha: float, degrees: float) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """Return the regularized incomplete beta function, by its continued fraction (Lentz)."""
+    """Return the regularized incomplete beta function, computed by a continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return min(max(x, 0.0), 1.0)
     front = math.exp(
@@ -89,8 +90,8 @@ def _not_zero(value: float, tiny: float) -> float:
     return value if abs(value) > tiny else tiny
 
 
-# Probability of a wrong verdict. Low, because a team runs many gates per day and repeats unclear
-# ones.
+# Probability of a wrong verdict. It is low because a team runs many gates per day and repeats
+# inconclusive ones.
 ALPHA = 0.005
 # Ratio by which two runs of an unchanged workload may differ on a device, because of its clocks and
 # temperature; used if the noise was not learned. See docs/performance.md.
@@ -109,7 +110,7 @@ class Noise:
     relative: float
     # Degrees of freedom of the estimate: number of runs it was learned from, minus one.
     degrees: float
-    # Where it was learned, for display.
+    # Description of where it was learned, for display.
     source: str = ""
 
 
@@ -122,8 +123,8 @@ class Sample:
     lengths: tuple[int, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float] | Floats, lengths: Sequence[int] = ()) -> Sample:
-        """Return a sample of the values, as one run if `lengths` is empty.
+    def from_values(cls, values: Sequence[float] | Floats, lengths: Sequence[int] = ()) -> Sample:
+        """Return a sample of the values; if `lengths` is empty, they are one run.
 
         Raises:
             ValueError: The sum of the lengths is not the number of values.
@@ -131,7 +132,7 @@ class Sample:
         array = np.asarray(values, np.float64)
         cuts = tuple(length for length in lengths if length) or (len(array),)
         if sum(cuts) != len(array):
-            raise ValueError(f"runs of {cuts} values are not {len(array)} values")
+            raise ValueError(f"the run lengths {cuts} do not add up to {len(array)} values")
         return cls(array, cuts)
 
     @property
@@ -147,14 +148,14 @@ class Sample:
 class NoiseModel:
     """Expected run-to-run variation of two sides."""
 
-    # Learned on this machine; None if not.
+    # Noise learned on this machine; None if there is none.
     noise: Noise | None = None
     # Ratio by which two single runs may differ if the noise was not learned.
     max_ratio: float = MAX_RATIO_ON_HOST
 
     @classmethod
     def for_clock(cls, clock: str, noise: Noise | None = None) -> NoiseModel:
-        """Return the model for runs timed by `clock`, a value of `Run.clock`."""
+        """Return the model for runs timed by `clock` (a value of `Run.clock`)."""
         return cls(noise, MAX_RATIO_ON_DEVICE if clock == "device" else MAX_RATIO_ON_HOST)
 
 
@@ -209,7 +210,7 @@ def spread(
 def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> float | None:
     """Return the half width of the interval of one side's mean, at confidence 1 - ALPHA.
 
-    None if there is one run and the noise was not learned.
+    Return None if there is only one run and no noise was learned.
 
     Args:
         runs: Logarithm of the statistic of each run.
@@ -230,10 +231,10 @@ def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> flo
 def spread_by_row(
     centre: Floats, base: Floats, new: Floats, within: Floats, model: NoiseModel
 ) -> tuple[Floats, Floats]:
-    """Return the uncertainty of the ratio for each row of two matrices, such as operations.
+    """Return the uncertainty of the ratio for each row of two matrices (rows are operations).
 
-    A few runs say little about the variance of one operation. The variance of all rows is therefore
-    pooled into that of each.
+    The variance of one operation cannot be estimated well from a few runs. Each row's variance is
+    therefore combined with the pooled variance of all rows.
 
     Args:
         centre: Shape (rows,): logarithm of the ratio, NaN if unknown.
@@ -281,7 +282,7 @@ def spread_by_row(
 
 
 def _squares(side: Floats) -> Floats:
-    """Return each row's sum of squared distances from its mean."""
+    """Return each row's sum of squared deviations from its mean."""
     known = ~np.isnan(side)
     count = known.sum(axis=1)
     mean = np.divide(
@@ -302,7 +303,7 @@ _RESAMPLES = 1_000
 
 
 def statistic_by_run(side: Sample, statistic: Statistic) -> list[float]:
-    """Return a statistic of each run of a side."""
+    """Return a statistic for each run of a side."""
     return [float(STATISTICS[statistic](run)) for run in side.runs]
 
 
@@ -331,9 +332,9 @@ def ratio_interval(a: Floats, b: Floats, statistic: Statistic) -> tuple[float, f
 
 
 def _resampled(sample: Floats, statistic: Statistic, generator: np.random.Generator) -> Floats:
-    """Return the statistic of resamples that consist of blocks of consecutive iterations.
+    """Return the statistic of bootstrap samples composed of blocks of consecutive iterations.
 
-    Blocks, because a disturbance of the machine affects several iterations in a row.
+    Blocks are used because a disturbance of the machine affects several consecutive iterations.
     """
     count = len(sample)
     block = max(1, round(count**0.5))

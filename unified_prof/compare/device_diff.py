@@ -1,4 +1,4 @@
-"""Comparison of recordings of device work, and the public `unified_prof.diff`."""
+"""Comparison of device recordings, and the public function `unified_prof.diff`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FACTS_OF_DEVICES: Final = re.compile(
 
 
 def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
-    """Return sentences that say why the two sides may not be comparable."""
+    """Return sentences about why the two sides may not be comparable."""
     base, new = tables.base, tables.new
     found = [
         sentence
@@ -61,13 +61,13 @@ def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
         ]
         who = f"{lacking[0]} has no" if len(lacking) == 1 else "neither side has"
         found.append(
-            f"{who} framework operations: work is compared by class, kind of kernel and shape"
+            f"{who} framework operations: tasks are compared by class, kind of kernel and shape"
         )
     return [*found, *base.remarks, *new.remarks]
 
 
 def _call_ratio(tables: Tables, one: Side, other: Side) -> str:
-    """Return a clause with the median ratio of calls of the other side to those of the first."""
+    """Return a clause with the median ratio of calls (other side over first side)."""
     first, second = (
         (tables.pairing.base, tables.pairing.new)
         if one is tables.base
@@ -90,11 +90,11 @@ By = Literal["operation", "shape", "module", "line", "kernel", "class"]
 
 @dataclass(frozen=True, eq=False)
 class DeviceDifference(Displayed):
-    """Comparison of two recordings of device work.
+    """Comparison of two device recordings.
 
-    Figures are totals; `Side.per_share` converts them to a step of one device. The rows of
-    `classes`, `operations`, `modules`, `lines` and `kernels` each add up to `Side.work_ns` of both
-    sides, to the nanosecond; PARTS add up to `Side.window_ns`. Tables are computed on first access.
+    Figures are totals; `Side.per_share` converts them to one step of one device. The rows of each
+    of `classes`, `operations`, `modules`, `lines` and `kernels` add up exactly to `Side.work_ns` of
+    both sides; PARTS add up to `Side.window_ns`. Tables are computed on first access.
     """
 
     base: Side
@@ -105,42 +105,42 @@ class DeviceDifference(Displayed):
     left_out: tuple[str, ...]
     # Step time and peak memory, by metric.
     totals: dict[str, Comparison]
-    # True if all figures of both sides are equal: one recording, given twice.
+    # True if all figures of both sides are equal, that is, one recording was given twice.
     identical: bool
     tables: Tables = field(repr=False)
 
     @cached_property
     def allowed(self) -> Mapping[str, Allowed]:
-        """Limiting peak of each class of work, if both device models and their peaks are known."""
+        """Limiting peak of each task class, if both device models and their peaks are known."""
         return {} if self.same_devices or self.identical else self.tables.allowed()
 
     @cached_property
     def classes(self) -> tuple[Line, ...]:
-        """Work by class, in the order of CLASSES."""
+        """Device time by task class, in the order of CLASSES."""
         return self.tables.classes()
 
     @cached_property
     def operations(self) -> tuple[Line, ...]:
-        """Work by class and operation, largest loss first; so are the tables below."""
+        """Device time by task class and operation, sorted by slowdown (as the following tables)."""
         return self.tables.operations()
 
     @cached_property
     def modules(self) -> tuple[Line, ...]:
-        """Work by module."""
+        """Device time by module."""
         return self.tables.by("module", "(outside any module)")
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """Work by source line."""
+        """Device time by source line."""
         return self.tables.by("line", "(no source line)")
 
     @cached_property
     def kernels(self) -> tuple[Line, ...]:
-        """Work by class and kernel."""
+        """Device time by task class and kernel."""
         return self.tables.kernels()
 
     def kernels_of(self, operation: Line) -> tuple[Line, ...]:
-        """Return the kernels under one of `operations`."""
+        """Return the kernels of a row of `operations`."""
         return self._kernels_of.get(operation.number, ())
 
     @cached_property
@@ -148,19 +148,19 @@ class DeviceDifference(Displayed):
         return self.tables.kernels_of_operations()
 
     def change_ns(self, line: Line) -> float:
-        """Return the change of a row in a step of one device."""
+        """Return the change of a row per step of one device."""
         before = 0.0 if line.base is None else self.base.per_share(line.base.total_ns)
         return (0.0 if line.new is None else self.new.per_share(line.new.total_ns)) - before
 
     def ratio(self, line: Line) -> float | None:
-        """Return candidate over baseline of a row; None if a side lacks it."""
+        """Return the ratio candidate over baseline of a row, None if a side lacks it."""
         if line.base is None or line.new is None or not line.base.total_ns:
             return None
         before = self.base.per_share(line.base.total_ns)
         return self.new.per_share(line.new.total_ns) / before
 
     def part_ns(self, name: str) -> tuple[float, float]:
-        """Return one of PARTS in a step of one device, for both sides."""
+        """Return one of PARTS per step of one device, for both sides."""
         return (
             self.base.per_share(self.base.parts_ns[name]),
             self.new.per_share(self.new.parts_ns[name]),
@@ -174,7 +174,7 @@ def diff_devices(
     labels: tuple[str, str],
     noise: Noise | None = None,
 ) -> DeviceDifference:
-    """Compare recordings of device work.
+    """Compare device recordings.
 
     Args:
         base: Recordings of the baseline: one, several runs, or one per rank.
@@ -218,7 +218,7 @@ def _totals(base: Side, new: Side, model: NoiseModel) -> dict[str, Comparison]:
     found = {}
     for metric, before, after in (
         (TOTAL, base.step_ns, new.step_ns),
-        (PEAK, Sample.of(base.peak_bytes), Sample.of(new.peak_bytes)),
+        (PEAK, Sample.from_values(base.peak_bytes), Sample.from_values(new.peak_bytes)),
     ):
         if len(before) and len(after):
             found[metric] = compare(before, after, model)
@@ -237,19 +237,19 @@ def diff(
     by: ComparedBy = "operation",
     captures: Report | Captures | None = None,
 ) -> Difference | DeviceDifference:
-    """Compare two runs: reports, or directories of them; several reports give more samples.
+    """Compare two runs, given as reports or directories of reports.
 
     Args:
-        base: The baseline.
+        base: The baseline; several reports of the same workload give more samples.
         new: The candidate.
-        by: Grouping of the changes of tracked workloads; device recordings are always grouped in
-            all ways.
-        captures: Report in which the graphs were captured that both sides replay, or one per side;
-            replayed kernels count for the operations recorded there.
+        by: Grouping of the changes of tracked workloads; device recordings are always compared by
+            all groupings.
+        captures: Report with the capture of the graphs that both sides replay, or one report per
+            side; replayed kernels count for the operations recorded there.
 
     Returns:
-        A `DeviceDifference` if both are recordings of device work (msprof databases), else a
-        `Difference` with the statistics of each operation.
+        A `DeviceDifference` if both sides are device recordings (msprof databases), else a
+        `Difference` with statistics for each operation.
 
     Raises:
         StoreError: A file is not a report or is unreadable.
@@ -272,14 +272,14 @@ def of_devices(
     noise: Noise | None = None,
     captures: Captures = (None, None),
 ) -> DeviceDifference | None:
-    """Compare recordings of device work; return None unless both sides have device work.
+    """Compare device recordings; return None unless both sides have device tasks.
 
     Args:
         base: Reports of the baseline; those of a directory are its ranks.
         new: Reports of the candidate.
         labels: Names of the sides; their paths by default.
         noise: Run-to-run variation learned on this machine.
-        captures: Report with the captured graphs that each side replays.
+        captures: For each side, the report with the captured graphs that it replays.
 
     Raises:
         StoreError: A file is not a report or is unreadable.
@@ -297,7 +297,7 @@ def of_devices(
 def _opened(
     paths: Sequence[Report], capture: Report | None
 ) -> Iterator[list[MsprofAnalysis] | None]:
-    """Yield the recordings of one side, or None if one is another kind of report."""
+    """Yield the recordings of one side, or None if any is another kind of report."""
     if capture is not None and len(paths) > 1:
         raise UsageError(
             f"a capture applies to one timeline, but {_label(paths)} are {len(paths)} reports",
@@ -315,9 +315,9 @@ def _opened(
 
 
 def without_replays() -> UsageError:
-    """Return the error for a capture given for reports without device work."""
+    """Return the error for a capture given with reports that have no device tasks."""
     return UsageError(
-        "a capture needs two recordings of device work, which these reports are not",
+        "a capture applies only to device recordings, which these reports are not",
         slug="not-a-capture",
     )
 

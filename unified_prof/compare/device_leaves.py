@@ -1,4 +1,4 @@
-"""Device work of one recording in comparable rows, and canonical names of operations."""
+"""Device time of one recording in comparable rows, and canonical names of operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unified_prof.recording.collectives import canonical as kind_of_collective
 from unified_prof.recording.framework import NONE, NOT_ATTRIBUTED, OTHER_PASS, Framework
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.replayed_graphs import Captured
-from unified_prof.recording.task_order import Pieces
+from unified_prof.recording.task_order import TaskWindow
 
 _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -108,7 +108,7 @@ def shape(text: str | None) -> str | None:
 def shape_of_inputs(text: str) -> str | None:
     """Return the shapes of inputs recorded as `float[8,768], long int[7]`; None if there are none.
 
-    Inputs without dimensions are numbers or arguments that were not given.
+    Inputs without dimensions are scalars or omitted arguments.
     """
     found = [dims.replace(",", "x") for dims in _DIMENSIONS.findall(text)]
     return ", ".join(found) or None
@@ -116,12 +116,12 @@ def shape_of_inputs(text: str) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def dtype_of_inputs(text: str) -> str | None:
-    """Return the data type that an operation computes in: that of its first input with a peak."""
+    """Return the data type of an operation: that of the first input with a known peak."""
     recorded = (dtype_of(kind) for kind in _TYPES_OF_INPUTS.findall(text))
     return next((dtype for dtype in recorded if dtype in RATES), None)
 
 
-# Columns that identify work; each has numbers of labels.
+# Columns that identify a row; each has numbers in the labels.
 KEPT: Final = ("class", "operation", "shape", "module", "line", "kernel", "called", "dtype")
 
 _UNKNOWN_KIND: Final = "collective of unknown kind"
@@ -135,10 +135,10 @@ _MAX_ROWS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """Device work, one row per combination of the columns KEPT.
+    """Device time, with one row per combination of the columns in KEPT.
 
-    `calls` counts the operations that launched work of a class, each in one row only; `runs` counts
-    kernels, copies and collectives; `total_ns` is their duration.
+    `calls` is the number of operations that launched tasks of a class, each counted in one row
+    only; `runs` is the number of kernels, copies and collectives; `total_ns` is their duration.
     """
 
     columns: Mapping[str, Ints]
@@ -159,7 +159,7 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Rules for naming the operation of a piece of work; the same for both sides."""
+    """Rules for naming the operation of a device task, the same for both sides."""
 
     # True: use framework operations if known. False: use the operator type of the kernel.
     by_framework: bool = True
@@ -168,14 +168,14 @@ class Naming:
 
 
 def read_leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:
-    """Return the work within steps (all work if there are none), and the time of other work."""
+    """Return the tasks within steps (all without steps), and the time of other tasks."""
     reader = _Reader(recording, labels, naming)
     parts = [merge_leaves([])]
     outside = 0
-    for pieces in recording.work.windows():
-        rows = reader.of_steps(pieces)
-        outside += int(pieces.duration_ns.sum(dtype=np.int64))
-        leaves = reader.leaves(pieces, rows)
+    for window in recording.work.windows():
+        rows = reader.of_steps(window)
+        outside += int(window.duration_ns.sum(dtype=np.int64))
+        leaves = reader.leaves(window, rows)
         outside -= int(leaves.total_ns.sum())
         parts.append(leaves)
         if sum(map(len, parts)) > _MAX_ROWS:
@@ -184,11 +184,11 @@ def read_leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[L
 
 
 class _Reader:
-    """Reads the work of one recording in windows; properties of calls are looked up once."""
+    """Reads the tasks of one recording in windows; properties of calls are looked up only once."""
 
     def __init__(self, recording: Recording, labels: Labels, naming: Naming) -> None:
         self._recording, self._labels, self._naming = recording, labels, naming
-        # Numbers in `labels` of the texts of the recording's own labels.
+        # Number in `labels` of each text in the recording's labels.
         self._label_numbers = np.zeros(0, np.int64)
         self._shapes = _ShapesOfKernels(recording, labels)
         self._collectives = _collectives(recording, labels)
@@ -200,29 +200,29 @@ class _Reader:
         # Number of the (replay, captured call) of each task of a replayed graph.
         self._replays = _replay_calls(recording.work.captured)
         size = self._ranges + int(self._replays.max(initial=NONE)) + 1
-        # Classes that each call was counted for, one bit each.
+        # Task classes for which each call was counted, one bit per class.
         self._counted = np.zeros(size, np.uint16)
 
-    def of_steps(self, pieces: Pieces) -> NDArray[np.intp]:
+    def of_steps(self, window: TaskWindow) -> NDArray[np.intp]:
         """Return the rows that belong to steps; all rows if there are no steps."""
         if not self._recording.steps:
-            return np.arange(len(pieces))
+            return np.arange(len(window))
         task_steps = self._recording.task_steps
-        step = task_steps.comms if pieces.tasks is None else task_steps.steps_of(pieces.tasks)
+        step = task_steps.comms if window.tasks is None else task_steps.steps_of(window.tasks)
         return np.flatnonzero(step != UNKNOWN)
 
-    def leaves(self, pieces: Pieces, rows: NDArray[np.intp]) -> Leaves:
-        """Return the sums of some rows of a window."""
-        kind = pieces.kind[rows].astype(np.int64)
-        ranges, calls, in_optimizer = self._origin(pieces.first + rows)
-        if pieces.tasks is None:
+    def leaves(self, window: TaskWindow, rows: NDArray[np.intp]) -> Leaves:
+        """Return the sums over the given rows of a window."""
+        kind = window.kind[rows].astype(np.int64)
+        ranges, calls, in_optimizer = self._origin(window.first + rows)
+        if window.tasks is None:
             operator, shape, kernel = (one[rows] for one in self._collectives)
         else:
-            kernel, operator = (self._in_labels(one) for one in (pieces.kernel, pieces.operator))
+            kernel, operator = (self._in_labels(one) for one in (window.kernel, window.operator))
             kernel, operator = kernel[rows], operator[rows]
-            shape = self._shapes.by_row(pieces.tasks.info[rows])
+            shape = self._shapes.by_row(window.tasks.info[rows])
         of_call = self._of_range[ranges]
-        # Tasks that agree in everything are one row, which is classified once.
+        # Tasks that agree in all columns are one row, which is classified once.
         number, first = distinct(of_call, kernel, operator, kind, in_optimizer, shape)
         columns = {name: values[of_call[first]] for name, values in self._texts.items()}
         columns |= {
@@ -239,11 +239,11 @@ class _Reader:
             columns,
             self._count(calls, number, columns["class"], size),
             np.bincount(number, minlength=size).astype(np.int64),
-            _exact_sum(number, pieces.duration_ns[rows], size),
+            _exact_sum(number, window.duration_ns[rows], size),
         )
 
     def _origin(self, at: NDArray[np.intp]) -> tuple[Ints, Ints, Ints]:
-        """Return the range and the call that launched each task, and 1 if an optimizer did.
+        """Return the range and the call that launched each task, and 1 if an optimizer launched it.
 
         A range of a capture counts as one call per replay.
         """
@@ -262,7 +262,7 @@ class _Reader:
         return ranges, calls, in_optimizer.astype(np.int64)
 
     def _in_labels(self, numbers: NDArray[np.integer]) -> Ints:
-        """Return numbers of the recording's labels as numbers of `labels`."""
+        """Convert numbers of the recording's labels to numbers of `labels`."""
         texts = self._recording.work.labels.texts
         if len(texts) > len(self._label_numbers):
             more = self._labels.numbers(texts[len(self._label_numbers) :]).astype(np.int64)
@@ -271,7 +271,7 @@ class _Reader:
         return converted
 
     def _calls(self) -> tuple[NDArray[np.int32], dict[str, Ints]]:
-        """Return the kind of each range that launched work, and the columns of each kind.
+        """Return the kind of each range that launched tasks, and the columns of each kind.
 
         Ranges with equal columns are of one kind; the last kind is for tasks without a range.
         """
@@ -292,7 +292,7 @@ class _Reader:
         }
 
     def _used(self) -> list[tuple[Framework, Ints, int]]:
-        """Return the ranges that launched work, of the recording and of the capture.
+        """Return the ranges that launched tasks, in the recording and in the capture.
 
         Each entry is (framework, ranges, number of ranges before them).
         """
@@ -306,7 +306,7 @@ class _Reader:
         return found
 
     def _range_columns(self, framework: Framework, calls: Ints) -> list[Ints]:
-        """Return the columns that identify ranges, as numbers of labels."""
+        """Return the columns that identify ranges, as numbers in the labels."""
         labels = self._labels
         texts, of_name = framework.names(calls)
         modules, of_module = framework.modules(calls)
@@ -325,7 +325,7 @@ class _Reader:
         ]
 
     def _count(self, call: Ints, number: Ints, classes: Ints, size: int) -> Ints:
-        """Return calls per row: each call counts once per class of work that it launches.
+        """Return calls per row; each call counts once per class of task that it launches.
 
         A task without a call counts as one call.
         """
@@ -337,7 +337,7 @@ class _Reader:
             place = np.zeros(int(numbers.max()) + 1, np.int64)
             place[numbers] = np.arange(len(CLASSES))
             bit = place[classes[number[inside]]]
-            # The work of a call may be in several windows.
+            # The tasks of a call may be in several windows.
             key, first = np.unique(call[inside] * len(CLASSES) + bit, return_index=True)
             ranges, bits = key // len(CLASSES), (1 << (key % len(CLASSES))).astype(np.uint16)
             fresh = (self._counted[ranges] & bits) == 0
@@ -388,7 +388,7 @@ class _ShapesOfKernels:
 
 
 def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints]:
-    """Return per collective its canonical name with the kind of group, its size, and its name."""
+    """Return each collective's canonical name with the kind of group, its size, and its name."""
     if not len(recording.comms):
         empty = np.zeros(0, np.int64)
         return empty, empty, empty
@@ -414,7 +414,7 @@ def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints
 
 
 def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dict[str, Ints]:
-    """Return the columns KEPT of rows of work: their class, and the operation they count for."""
+    """Return the columns in KEPT for rows of tasks, including their class and operation."""
     kind, kernel, operator = columns["kind"], columns["kernel"], columns["operator"]
     places = classes_of(labels, kind, kernel, operator, columns["called"], columns["in_optimizer"])
     operation, shape = columns["operation"].copy(), columns["shape"].copy()
@@ -454,7 +454,7 @@ def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dic
 
 
 def _mapped(numbers: Ints, labels: Labels, convert: Callable[[str | None], str]) -> Ints:
-    """Return the numbers of converted texts."""
+    """Return the numbers of the texts after conversion."""
     values, code = np.unique(numbers, return_inverse=True)
     texts = [convert(labels.text(one)) for one in values.tolist()]
     return labels.numbers(texts).astype(np.int64)[code]
@@ -468,7 +468,7 @@ def _exact_sum(number: Ints, values: NDArray[np.integer], groups: int) -> Ints:
 
 
 def distinct(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """Return the number of each row's distinct combination, and the first row of each.
+    """Number the distinct combinations of values; return each row's number and all first rows.
 
     Values must be at least UNKNOWN (-1).
     """

@@ -1,4 +1,4 @@
-"""One side of a device comparison: recordings summed by the identity of their work."""
+"""One side of a device comparison, with sums over all its recordings."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ _VERSIONS: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """Device work of one side, summed over its recordings."""
+    """Device time of one side, summed over its recordings."""
 
     label: str
     # Distinct names of its devices.
     devices: tuple[str, ...]
-    # Number of devices that worked, over all recordings.
+    # Number of devices with tasks, over all recordings.
     device_count: int
     recordings: int
     # (name, version) of torch, toolkit and driver, if recorded.
     versions: tuple[tuple[str, str], ...]
     # Number of steps of all recordings; None if none were recorded.
     steps: int | None
-    # Divisor of totals: steps (recordings if there are none) times devices.
+    # Divisor of totals: steps (recordings if there are no steps) times devices.
     shares: int
     # Time of the steps, or from first to last task, summed over all devices.
     window_ns: int
-    # The same by PARTS, to the nanosecond.
+    # The same time by PARTS, which add up to it exactly.
     parts_ns: Mapping[str, int]
     leaves: Leaves
     # Peaks of its devices; None if unknown, or if there are several models.
     limits: Device | None
-    # Work outside all steps, which is not compared.
+    # Device time outside all steps, which is not compared.
     outside_ns: int
-    # Length of each step until its device was done, recording by recording.
+    # Length of each step until its device finished, recording by recording.
     step_ns: Sample
     # Provenance of the first recording.
     facts: Mapping[str, str]
@@ -77,11 +77,11 @@ class Side:
 
     @property
     def work_ns(self) -> int:
-        """Sum of the durations of all compared work, overlaps included."""
+        """Sum of the durations of all compared tasks, including overlaps."""
         return int(self.leaves.total_ns.sum())
 
     def same_figures(self, other: Side) -> bool:
-        """Return True if the other side has the same times and the same work."""
+        """Return True if the other side has the same times and the same tasks."""
         return (
             self.devices == other.devices
             and (self.steps, self.shares) == (other.steps, other.shares)
@@ -94,18 +94,18 @@ class Side:
         )
 
     def per_share(self, total_ns: float) -> float:
-        """Return the average of a total in a step of one device."""
+        """Return a total divided by the number of steps and devices."""
         return total_ns / self.shares
 
 
 def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming: Naming) -> Side:
-    """Return the sums of the recordings of one side; if some have steps, only of those.
+    """Return the sums over the recordings of one side; if some have steps, only those count.
 
     Args:
         label: Name of the side.
         analyses: The recordings.
-        labels: Texts of both sides; those of this one are added.
-        naming: Rules for naming work.
+        labels: Labels of both sides; the texts of this side are added.
+        naming: Rules for naming operations.
     """
     every = [_part(analysis, labels, naming) for analysis in analyses]
     stepped = [part for part in every if part.step_ns]
@@ -130,7 +130,7 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
         leaves=merge_leaves([part.leaves for part in parts]),
         limits=_common_device([part.limits for part in parts]),
         outside_ns=sum(part.outside_ns for part in parts),
-        step_ns=Sample.of(
+        step_ns=Sample.from_values(
             [time for part in parts for time in part.step_ns], [len(part.step_ns) for part in parts]
         ),
         peak_bytes=tuple(part.peak_bytes for part in parts if part.peak_bytes is not None),
@@ -149,7 +149,7 @@ def has_framework(analyses: Sequence[MsprofAnalysis]) -> bool:
 
 
 def models(analyses: Sequence[MsprofAnalysis]) -> frozenset[str]:
-    """Return the device models named in the recordings of a side."""
+    """Return the device models recorded on a side."""
     return frozenset(
         str(name)
         for analysis in analyses
@@ -198,7 +198,7 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
 
 
 def _times(recording: Recording) -> tuple[list[DeviceTime], dict[str, int]]:
-    """Return the times of each device within steps (or its window), and idle time by reason."""
+    """Return the times of each device within steps (or its window), and the idle time by reason."""
     windows = [
         work.time(
             name,
@@ -227,7 +227,7 @@ def _parts(windows: Sequence[DeviceTime], idle: Mapping[str, int]) -> dict[str, 
 
 
 def _devices(recording: Recording) -> list[str]:
-    """Return the model of each device that worked; a device without a name gets the only one."""
+    """Return the model of each device with tasks; if there is only one model, it applies to all."""
     rows = recording.source.rows("SELECT id, name FROM NPU_INFO")
     named = {number: str(name) for number, name in rows if name not in NOTHING_KNOWN}
     numbers = np.unique(np.concatenate((recording.tasks.devices, recording.comms.device)))
@@ -237,7 +237,7 @@ def _devices(recording: Recording) -> list[str]:
 
 
 def _limits(recording: Recording) -> Device | None:
-    """Return the peaks of the devices of a recording, by their recorded properties or by name."""
+    """Return the peak rates of a recording's devices, from their recorded properties or names."""
     known = known_devices(recording).values()
     names = _devices(recording)
     return _common_device(list(known)) or _common_device([peaks.find(name) for name in names])

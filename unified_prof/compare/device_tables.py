@@ -1,12 +1,13 @@
-"""Tables of a device comparison: the same work on both sides, by class, operation, module, ...
+"""Tables of a device comparison: device time of both sides by task class, operation, module, ...
 
-Most operations have the same canonical name on both sides. Others are paired if they do work of one
-class in the same modules, in the same order; then if they do work of one class with the same
-shapes.
+Most operations have the same canonical name on both sides. Other operations are paired if they
+launch tasks of one class in the same modules, in the same order; then if they launch tasks of one
+class with the same shapes.
 
-The ratio that the peaks of two devices allow depends on the class: matrix work is limited by the
-matrix units in its most used data type, collectives by the link, other work by memory bandwidth.
-For small matrix products, which are also limited by memory, the ratio is between the two.
+The ratio that the peaks of two devices allow depends on the class: matrix products are limited by
+the matrix units in their most used data type, collectives by the link, other tasks by memory
+bandwidth. For small matrix products, which are also limited by memory, the ratio is between the
+two.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from unified_prof.recording.calls import UNKNOWN, Labels
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Work of one side in one row."""
+    """Calls, tasks and device time of one side in one row."""
 
     # Number of operations that launched it.
     calls: int
@@ -46,35 +47,35 @@ class Amount:
     total_ns: int
 
 
-# Baseline, candidate; None if a side has no such work.
+# Baseline, candidate; None if a side has no such tasks.
 Both = tuple[Amount | None, Amount | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row: the same work on both sides."""
+    """One row, with the corresponding figures of both sides."""
 
     name: str
-    # None if the side has no such work.
+    # None if the side has no such tasks.
     base: Amount | None
     new: Amount | None
-    # Class of its work; empty if there are several.
+    # Task class; empty if there are several.
     class_name: str = ""
-    # Name in the side's own framework.
+    # Name in the framework of this side.
     base_name: str | None = None
     new_name: str | None = None
     # Modules that take most of the time, without instance numbers.
     modules: tuple[str, ...] = ()
     # Source lines that take most of the time.
     lines: tuple[str, ...] = ()
-    # The same by input shape, or by size for collectives; empty if unknown.
+    # Input shapes, or sizes of collectives, that take most of the time; empty if unknown.
     shapes: tuple[Line, ...] = ()
     # Number of the pair of operations; UNKNOWN for rows that are not operations.
     number: int = UNKNOWN
 
     @property
     def side(self) -> Literal["both", "base", "new"]:
-        """Side or sides that have this work."""
+        """Side or sides that have tasks in this row."""
         if self.base is None:
             return "new"
         return "base" if self.new is None else "both"
@@ -82,7 +83,7 @@ class Line:
 
 # Minimum share of the calls of the operation with fewer calls that must be in the same places.
 _MIN_COMMON_SHARE = 0.5
-# Places shared by more unpaired operations than this are ignored as evidence.
+# Places shared by more unpaired operations than this are not used for pairing.
 _MAX_CANDIDATES = 32
 
 # Class and operation, as numbers of labels.
@@ -91,7 +92,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Operations of both sides; counterparts have the same number."""
+    """Operations of both sides; paired operations have the same number."""
 
     # Operation number of each row of the leaves of each side.
     base: Ints
@@ -101,7 +102,7 @@ class Pairing:
 
 
 def pair(base: Side, new: Side) -> Pairing:
-    """Return the counterparts of all operations."""
+    """Pair the operations of both sides."""
     sides = [_Operations(side) for side in (base, new)]
     first, second = (dict.fromkeys(side.keys) for side in sides)
     keys: list[tuple[Key | None, Key | None]] = [(key, key) for key in first if key in second]
@@ -170,7 +171,7 @@ class _Operations:
 def _by_places(
     sides: Sequence[_Operations], left: Sequence[Sequence[Key]], column: str
 ) -> list[tuple[Key | None, Key | None]]:
-    """Return pairs of operations of one class called in the same places, most common first."""
+    """Return pairs of operations of one class called in the same places, most calls first."""
     places = [side.places(keys, column) for side, keys in zip(sides, left, strict=True)]
     at: tuple[defaultdict[Key, list[int]], ...] = (defaultdict(list), defaultdict(list))
     for side in (0, 1):
@@ -210,14 +211,14 @@ _NOTHING_LIMITS: Final = (COPIES, REST)
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Limiting peaks of one class of work on both devices."""
+    """Limiting peaks of one task class on both devices."""
 
     base: Peak
     new: Peak
 
     @property
     def ratio(self) -> float:
-        """Time of the candidate over that of the baseline, each at its peak."""
+        """Ratio of the candidate's to the baseline's time if each runs at its peak."""
         return self.base.rate / self.new.rate
 
     @property
@@ -267,7 +268,7 @@ _INSTANCE: Final = re.compile(r"_\d+(?=\.|$)")
 
 
 class Tables:
-    """Work of two sides, grouped by any column."""
+    """Device time of two sides, grouped by any column."""
 
     def __init__(self, base: Side, new: Side, texts: Labels) -> None:
         self.base, self.new, self._texts = base, new, texts
@@ -279,7 +280,7 @@ class Tables:
         ]
 
     def _rows(self, *columns: tuple[Ints, Ints]) -> tuple[Ints, list[Both]]:
-        """Return the distinct values of some columns, and the sums of both sides for each."""
+        """Return the distinct combinations of the columns, and the sums of both sides for each."""
         both = [np.concatenate(column) for column in columns]
         number, first = distinct(*both)
         values = np.stack([column[first] for column in both])
@@ -373,7 +374,7 @@ class Tables:
     def _places(
         self, number: tuple[Ints, Ints], column: str, shorten: Callable[[str], str]
     ) -> dict[int, tuple[str, ...]]:
-        """Return the places where each operation spends its time, most time first."""
+        """Return the places where each operation spends its time, in descending order of time."""
         keys, amounts = self._rows(number, self._column(column))
         found: dict[int, dict[str, float]] = {}
         for (owner, key), (before, after) in zip(keys.T.tolist(), amounts, strict=True):
@@ -388,7 +389,7 @@ class Tables:
         }
 
     def _called(self, number: tuple[Ints, Ints]) -> list[dict[int, str]]:
-        """Return the names of operations in each side's own framework."""
+        """Return the names of operations in the framework of each side."""
         found: list[dict[int, str]] = []
         for numbers, side in zip(number, (self.base, self.new), strict=True):
             called: dict[int, dict[str, None]] = {}
@@ -401,7 +402,7 @@ class Tables:
         return found
 
     def _sorted(self, lines: Sequence[Line]) -> tuple[Line, ...]:
-        """Return rows sorted by loss, largest first."""
+        """Return rows sorted by slowdown, largest first."""
         base, new = self.base, self.new
 
         def change(line: Line) -> float:
@@ -415,7 +416,7 @@ class Tables:
 
 
 def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
-    """Return calls, runs and time of each row, summed by row number."""
+    """Return calls, runs and time, summed by row number."""
     total = np.zeros((3, rows), np.int64)
     for row in range(3):
         np.add.at(total[row], number, sums[row])
@@ -423,7 +424,7 @@ def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
 
 
 def _kind_of_module(path: str) -> str:
-    """Return a module path without instance numbers, so that all layers of a kind are one."""
+    """Return a module path without instance numbers, which is the same for all layers of a kind."""
     return _INSTANCE.sub("", _INDEX.sub(".*", path))
 
 

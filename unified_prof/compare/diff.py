@@ -26,7 +26,7 @@ from unified_prof.compare.operation_changes import (
 from unified_prof.compare.statistics import Comparison, compare
 from unified_prof.errors import UsageError
 
-# Facts that make two runs incomparable, or explain a difference.
+# Facts that make two runs incomparable or explain a difference.
 _CONTEXT = (
     "backend",
     "device",
@@ -41,7 +41,7 @@ _CONTEXT = (
     "options",
     "timeline_details",
 )
-# Such facts whose name may be followed by the number of a device or the setting.
+# Facts of this kind whose name may be followed by a device number or a setting.
 _DEVICE_CONTEXT = (
     "device_runtime",
     "device_driver",
@@ -63,7 +63,7 @@ _DEVICE_CONTEXT = (
 
 
 def comparability_warnings(base: Run, new: Run) -> list[str]:
-    """Return sentences that say why the runs may not be comparable; empty if they are."""
+    """Return sentences about why the runs may not be comparable; empty if they are."""
     found = differences(base.facts, new.facts)
     if base.clock != new.clock:
         found.append(f"the runs were timed by different clocks: {base.clock} and {new.clock}")
@@ -83,7 +83,7 @@ def comparability_warnings(base: Run, new: Run) -> list[str]:
 
 
 def differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return sentences that name relevant differences of facts that both runs recorded."""
+    """Return sentences about relevant facts that were recorded in both runs and differ."""
     return [
         f"the runs differ in {name}: {base[name]} and {new[name]}"
         for name in (*_CONTEXT, *sorted(_device_facts(base) & _device_facts(new)))
@@ -117,18 +117,18 @@ def different_families_error(base: Run, new: Run) -> UsageError:
 
 
 def has_different_clocks(base: Run, new: Run) -> bool:
-    """Return True if one is a recording of device work and the other of the host only."""
+    """Return True if one is a device recording and the other is host-only."""
     recordings = "msprof" in base.families & new.families
     return recordings and {base.clock, new.clock} == {"device", "host"}
 
 
 def different_clocks_error(base: Run, new: Run) -> UsageError:
-    """Return the error for a recording of device work and one of the host only."""
+    """Return the error for a device recording and a host-only recording."""
     host_only, device = (base, new) if new.clock == "device" else (new, base)
     return UsageError(
         f"{device.label} has device work, {host_only.label} has host work only: their times "
         "cannot be compared",
-        hint="compare two recordings with device work, or two without",
+        hint="compare two recordings with device tasks, or two without",
         slug="not-comparable",
     )
 
@@ -150,7 +150,7 @@ class Difference(Displayed):
 
     base: Run
     new: Run
-    # Why the two may not be comparable.
+    # Sentences about why the two runs may not be comparable.
     warnings: tuple[str, ...]
     # Recorded data that is not compared.
     left_out: tuple[str, ...]
@@ -165,7 +165,7 @@ class Difference(Displayed):
     size_changes: tuple[SizeChange, ...]
     # Kernels of operations that both runs have, grouped by operation, largest change first.
     kernel_changes: tuple[KernelChange, ...] = ()
-    # True if all figures of both sides are equal: one measurement, given twice.
+    # True if all figures of both sides are equal, that is, one measurement was given twice.
     identical: bool = False
     # Single operations, if `changes` overlap because regions contain others.
     parts: tuple[Change, ...] = ()
@@ -186,21 +186,21 @@ class Difference(Displayed):
 
     @property
     def slower_ns(self) -> float:
-        """Sum of the increases: operations that became slower or are new."""
+        """Sum of the increases of operations that became slower or are new."""
         return sum(max(0.0, change.delta_ns) for change in self._parts)
 
     @property
     def faster_ns(self) -> float:
-        """Sum of the decreases: operations that became faster or are gone; positive."""
+        """Sum of the decreases of operations that became faster or were removed (positive)."""
         return sum(max(0.0, -change.delta_ns) for change in self._parts)
 
 
 def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = None) -> Difference:
     """Compare two runs.
 
-    Operations are aligned one by one and then grouped by `by`. By annotation, an operation counts
-    for each region around it, as in the candidate. Data of only one side, such as memory, is left
-    out.
+    Operations are aligned one by one and then grouped by `by`. If `by` is `annotation`, an
+    operation counts for each region that encloses it in the candidate. Data of only one side, such
+    as memory, is left out.
 
     Args:
         base: The baseline.
@@ -266,7 +266,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
 def _identical(base: Run, new: Run) -> bool:
     """Return True if all figures of two runs are equal, including every sample.
 
-    Two measurements practically never are, so one measurement was given twice.
+    Two measurements are practically never equal, so the same measurement was given twice.
     """
     mine, theirs = base.operations, new.operations
     return (
@@ -281,7 +281,7 @@ def _identical(base: Run, new: Run) -> bool:
 
 
 def _only(run: Run, families: frozenset[str]) -> Run:
-    """Return the data of a run that belongs to these families."""
+    """Return a copy of a run with only the data of the given families."""
     timed, sized = "skyline-run-time", "skyline-memory"
     if "msprof" in families:
         return run

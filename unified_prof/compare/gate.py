@@ -1,9 +1,9 @@
-"""Verdicts on a change: pass, regression or inconclusive, for one workload or several.
+"""Verdicts on changes (pass, regression or inconclusive) for one workload or several.
 
-The statistic with the smaller interval, median or fastest iteration, decides (`statistics.shifts`).
-If the other one contradicts it with certainty, the verdict is inconclusive. A regression requires
-that the whole interval is above the limits. A pass requires that a regression of RULED_OUT times
-the limit is excluded.
+The change of the median or of the minimum decides, whichever has the smaller interval
+(`statistics.shifts`). If the other one contradicts it with certainty, the verdict is inconclusive.
+A regression requires that the whole interval is above the limits. A pass requires that a change of
+RULED_OUT times the limit can be excluded.
 
 Several workloads are also judged together by their geometric mean, which detects smaller changes if
 all workloads change in the same direction. The same rule applies; one run of each workload forms
@@ -59,7 +59,7 @@ EXIT_CODES: dict[Outcome, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a change; a regression exceeds both the relative and the absolute one."""
+    """Limits of a change; a regression exceeds both the relative and the absolute limit."""
 
     # Relative limit; 0.05 is 5 %.
     max_regress: float = 0.05
@@ -84,7 +84,7 @@ class Check:
 
     @property
     def lacks_runs(self) -> bool:
-        """True if it is inconclusive because run-to-run variation is unknown."""
+        """True if the check is inconclusive because run-to-run variation is unknown."""
         return (
             self.outcome == "inconclusive"
             and self.shift is not None
@@ -129,8 +129,8 @@ def gate(
         noise: Run-to-run variation learned on this machine.
 
     Raises:
-        UsageError: A metric does not exist or is not measured on any side, or the runs are not
-            comparable: different kinds of reports, or only one has steps.
+        UsageError: A metric does not exist or was not measured on any side, or the runs are not
+            comparable because they are different kinds of reports or only one has steps.
     """
     _refuse_incomparable(base, new)
     require_measured([(base, new)], metrics)
@@ -171,7 +171,7 @@ def check_metrics(metrics: Sequence[str]) -> None:
 
 
 def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -> None:
-    """Raise UsageError for a metric that no run has: it could never fail a change.
+    """Raise UsageError for a metric that no run has, because it could never fail.
 
     Args:
         pairs: Baseline and candidate of each workload.
@@ -258,7 +258,8 @@ def check_comparison(
     Args:
         metric: Name of the metric.
         found: The comparison.
-        changes: Changes of both statistics, the deciding one first; None with too few samples.
+        changes: Changes of both statistics, the deciding one first; None if there are too few
+            samples.
         unit: Unit of the samples; a ratio has no absolute limit.
         limits: Limits of a change.
     """
@@ -334,7 +335,7 @@ def samples(run: Run, metric: str) -> Sample:
 
 
 def _operation_samples(run: Run, pattern: str) -> Sample:
-    """Return the sum of the operations whose name, module path or line matches, per iteration."""
+    """Return the time per iteration of the operations whose name, module path or line matches."""
     rows = [
         index
         for index, place in enumerate(run.operations.places)
@@ -344,13 +345,13 @@ def _operation_samples(run: Run, pattern: str) -> Sample:
         )
     ]
     if not rows:
-        return Sample.of([])
+        return Sample.from_values([])
     chosen = run.operations.total_ns[rows]
     summed = np.where(np.isnan(chosen).all(axis=0), np.nan, np.nansum(chosen, axis=0))
     return run.sample_of(summed)
 
 
-# Degrees of freedom of noise that the user states: exact, not estimated from a few runs.
+# Degrees of freedom of user-specified noise, which is exact and not estimated from a few runs.
 _STATED_DEGREES = 1e9
 
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -371,7 +372,7 @@ def parse_fraction(text: str, option: str = "--max-regress") -> float:
     """Return `5%` or `0.05` as 0.05.
 
     Raises:
-        UsageError: It is neither, or a number above 1 without a percent sign.
+        UsageError: `text` is neither, or is a number above 1 without a percent sign.
     """
     match = re.fullmatch(rf"\s*{_NUMBER}\s*(%?)\s*", text)
     if match is None:
@@ -384,17 +385,17 @@ def parse_fraction(text: str, option: str = "--max-regress") -> float:
     if not match[2] and number > 1:
         raise UsageError(
             f"{option} {text.strip()} without a percent sign would be {number:.0%}",
-            hint=f"write {match[1]}%, or {number:.0%} if that is meant",
+            hint=f"write {match[1]}%, or {number:.0%} if you mean that",
             slug="wrong-threshold",
         )
     return number / (100 if match[2] else 1)
 
 
 def parse_absolute_limits(texts: Sequence[str]) -> tuple[float | None, float | None]:
-    """Return the absolute limits of a time in ns and of a size in bytes, from `0.05ms`, `1MiB`.
+    """Return the absolute limits of times (ns) and sizes (bytes), from texts like `0.05ms`, `1MiB`.
 
     Raises:
-        UsageError: One is neither a time nor a size, or two are of the same kind.
+        UsageError: A text is neither a time nor a size, or two are of the same kind.
     """
     time_ns: float | None = None
     size_bytes: float | None = None
@@ -414,7 +415,7 @@ def parse_absolute_limits(texts: Sequence[str]) -> tuple[float | None, float | N
 
 
 def parse_noise(text: str) -> Noise:
-    """Return the run-to-run variation given by `--noise`; raise UsageError if it is no fraction."""
+    """Return the run-to-run variation given by `--noise`, or raise UsageError."""
     return Noise(parse_fraction(text, "--noise"), _STATED_DEGREES, "--noise")
 
 
@@ -435,7 +436,7 @@ class Verdicts:
 
     @property
     def outcome(self) -> Outcome:
-        """Worst outcome of all; a regression is worse than inconclusive."""
+        """Worst outcome of all workloads; a regression is worse than inconclusive."""
         found = [check.outcome for check in self.together]
         found += [verdict.outcome for verdict in self.each.values()]
         worst: Outcome = "pass"
@@ -451,7 +452,7 @@ class Verdicts:
 
 
 def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Noises) -> Verdicts:
-    """Judge each workload, and their geometric mean, by each of `metrics`.
+    """Judge each workload, and the geometric mean of all workloads, by each of `metrics`.
 
     Raises:
         UsageError: As for `gate`, or the workloads were timed by different clocks.
@@ -468,7 +469,7 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
 
 
 def compare_each(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None:
-    """Return the change of the geometric mean; None if a workload lacks the metric."""
+    """Return the change of the geometric mean, None if a workload lacks the metric."""
     sides = [
         tuple(samples(run, metric) for run in exclude_waiting(*pair)[:2]) for pair in pairs.values()
     ]
@@ -491,7 +492,7 @@ def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises) -> Ch
 
 
 def _noise_model(pairs: Pairs, noises: Noises) -> NoiseModel:
-    """Return the expected variation of all workloads together: that of the noisiest."""
+    """Return the expected variation of all workloads together, which is that of the noisiest."""
     clocks = {run.clock for pair in pairs.values() for run in pair}
     if len(clocks) > 1:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""History of one workload: estimate and significant changes of each version.
+"""History of a workload: estimate of each version, and significant changes between versions.
 
-Each version is judged by the gate's rule against the first versions since the last change, pooled
-as runs of one side. Day-to-day variation therefore counts as noise, and a slow drift becomes a
-change once it is certain. If versions cannot be compared, the history restarts.
+Each version is judged by the rule of the gate against the first versions since the last change,
+which are pooled as runs of one side. Day-to-day variation therefore counts as noise, and a slow
+drift becomes a change once it is certain. If versions cannot be compared, the history restarts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from unified_prof.compare.gate import Limits, Unit, check_metrics, gate, samples
 from unified_prof.errors import UsageError
 
 Kind = Literal["worse", "better", "restarted"]
-# Number of versions after a change that define the reference; more would follow a drift.
+# Number of versions after a change that define the reference; a larger number would hide drift.
 MAX_REFERENCE_VERSIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Significant change of a version from the versions before it."""
+    """Significant change of a version compared to the versions before it."""
 
     kind: Kind
     # New over previous; None if the two cannot be compared.
@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One version, by one metric."""
+    """Estimate of one version for one metric."""
 
     # None if it was not measured.
     value: float | None
@@ -46,19 +46,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All versions by one metric, oldest first."""
+    """Estimates of all versions for one metric, oldest first."""
 
     metric: str
     unit: Unit
     points: tuple[Point, ...]
-    # True if times exclude waiting for a processor.
+    # True if times exclude processor wait time.
     waiting_left_out: bool
 
 
 def history(
     versions: Sequence[Run], metric: str, limits: Limits, noise: Noise | None = None
 ) -> History:
-    """Return the estimate of each version, and which changed.
+    """Return the estimate of each version, and the versions that changed significantly.
 
     Args:
         versions: Versions, oldest first.
@@ -87,7 +87,7 @@ def history(
 
 
 def _without_waiting(run: Run) -> Run | None:
-    """Return a run without waiting for a processor; None if waiting is unknown."""
+    """Return a run without processor wait time, None if the wait time is unknown."""
     found, _, waiting = exclude_waiting(run, run)
     return found if waiting is not None and waiting.left_out else None
 

@@ -26,7 +26,7 @@ By = Literal["operation", "line", "module", "annotation"]
 class Groups:
     """Groups of operations: aligned pairs, unpaired ones, or all of a line or module."""
 
-    # Place of each group in the candidate, or in the baseline if it is gone.
+    # Place of each group in the candidate, or in the baseline if it was removed.
     places: Sequence[Place]
     base_places: Sequence[Place | None]
     # True for groups whose order changed.
@@ -60,7 +60,7 @@ def pair_groups(base: Operations, new: Operations, pairs: Pairs) -> Groups:
 
 
 def _out_of_order(second: Ints) -> list[bool]:
-    """Return True for each pair that comes after a pair it precedes on the other side."""
+    """Return a mask of the pairs whose order differs between the sides."""
     before = np.maximum.accumulate(np.append(-1, second))[:-1]
     moved: list[bool] = (second < before).tolist()
     return moved
@@ -126,7 +126,7 @@ class Samples:
 
     @property
     def variance(self) -> Floats:
-        """Variance of such a logarithm, from the variation of the samples within a run."""
+        """Variance of the logarithm of the median, from the samples' variation within a run."""
         found = []
         for run in self.runs:
             samples = self.samples[:, run]
@@ -143,15 +143,15 @@ class Samples:
         return mean
 
 
-# Converts a median absolute deviation to the standard error of the median of one sample; the last
-# factor, because consecutive iterations are correlated.
+# Converts a median absolute deviation to the standard error of the median of one sample. The last
+# factor accounts for the correlation of consecutive iterations.
 _MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2) * math.sqrt(2)
 
 
 def compare_groups(
     base: Samples, new: Samples, groups: Groups, model: NoiseModel
 ) -> tuple[list[Status], dict[int, Comparison]]:
-    """Return the status of each group, and the statistics of groups that both sides have."""
+    """Return the status of each group, and the statistics of groups that exist on both sides."""
     count = len(groups.places)
     only_new, gone = np.ones(count, bool), np.ones(count, bool)
     only_new[groups.base[1]] = False
@@ -190,7 +190,7 @@ def _comparison(
     found: tuple[float, float, float],
     model: NoiseModel,
 ) -> Comparison:
-    """Return the statistics of one group; only its medians are compared if it took no time."""
+    """Return the statistics of one group; if it took no time, only its medians are compared."""
     centre, half, p_value = found
     if math.isnan(half):
         changed = medians_ns[0] != medians_ns[1]
@@ -217,12 +217,12 @@ def _counts(matrix: Floats) -> Ints:
 class Change:
     """Change of one operation, or of all operations of one line, module or region."""
 
-    # Place in the candidate, or in the baseline if it is gone.
+    # Place in the candidate, or in the baseline if it was removed.
     place: Place
     # Place in the baseline; None if it is new.
     base_place: Place | None
     status: Status
-    # Medians over the samples; None if it is new or gone.
+    # Medians over the samples; None if it is new or was removed.
     base_ns: float | None
     new_ns: float | None
     # Change of the forward and backward times; None if a side did not measure them.
@@ -230,7 +230,7 @@ class Change:
     backward_delta_ns: float | None
     # Its share of the net change of all operations, at most that change.
     explained_ns: float
-    # None for new and gone ones, and with too few samples.
+    # None if it is new or was removed, or if there are too few samples.
     comparison: Comparison | None
     # True if its order changed.
     moved: bool = False
@@ -264,14 +264,14 @@ def changes_of(
     model: NoiseModel,
     explained_by_group_ns: Floats | None = None,
 ) -> list[Change]:
-    """Return the change of each group: certain changes first, then by size.
+    """Return the change of each group, sorted by certainty, then by size.
 
     Args:
         base_run: The baseline.
         new_run: The candidate.
         groups: Groups to compare.
         model: Expected variation between runs.
-        explained_by_group_ns: Share of the net change per group, for groups that overlap; None
+        explained_by_group_ns: Share of the net change for each group, if groups overlap; None
             divides the net change among the groups.
     """
     base, new = base_run.operations, new_run.operations
@@ -323,7 +323,7 @@ _CERTAIN: dict[Status, int] = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
 
 
 def _group_sums(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
-    """Return the sum of the rows of each group per sample; NaN if no row has a value."""
+    """Return the sum of each group's rows per sample, NaN if no row has a value."""
     row, group = rows
     values = matrix[row]
     known = ~np.isnan(values)
@@ -336,7 +336,7 @@ def _group_sums(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
 
 
 def _delta(base: Floats, new: Floats, groups: Groups) -> Floats:
-    """Return the change of the median of each group; NaN if a side has no value."""
+    """Return the change of the median of each group, NaN if a side has no value."""
     count = len(groups.places)
     delta: Floats = medians(_group_sums(new, groups.new, count)) - medians(
         _group_sums(base, groups.base, count)
@@ -351,8 +351,8 @@ def _none_for_nan(values: Floats) -> list[float | None]:
 def explained_by(delta_ns: Sequence[float]) -> list[float]:
     """Return the share of the net change that each change explains, in proportion to its size.
 
-    Only changes in the direction of the net change have a share. Single changes may exceed the net
-    change if others compensate for them; shares never do.
+    Only changes in the direction of the net change have a share. A single change may exceed the net
+    change if others compensate for it; shares never exceed it.
     """
     net = sum(delta_ns)
     same_direction = sum(abs(delta) for delta in delta_ns if delta * net > 0)
@@ -363,7 +363,7 @@ NO_REGION = "(outside any region)"
 
 
 class Regions:
-    """One group per region; an operation belongs to each region around it."""
+    """One group per region; an operation belongs to every region that encloses it."""
 
     def __init__(self, single: Groups, base: Operations, new: Operations) -> None:
         around = _regions_around(single, base, new)
@@ -407,7 +407,7 @@ class Regions:
 
 
 def _regions_around(single: Groups, base: Operations, new: Operations) -> list[tuple[str, ...]]:
-    """Return the regions around each group, from the candidate if it has any."""
+    """Return the regions that enclose each group, from the candidate if it has any."""
     found: list[tuple[str, ...]] = [()] * len(single.places)
     for operations, (rows, groups) in ((base, single.base), (new, single.new)):
         if operations.regions:
@@ -435,7 +435,7 @@ class SizeChange:
 
 
 def size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange]:
-    """Return weights and activations whose size changed, or that are new or gone, largest first."""
+    """Return weights and activations that changed in size or exist on one side, largest first."""
     first, second = pair([one.place for one in base], [one.place for one in new])
     paired_base, paired_new = set(first.tolist()), set(second.tolist())
     changes = []
@@ -459,7 +459,7 @@ def size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """Change of one kernel of the operations of one name."""
+    """Change of one kernel, over all operations with the same name."""
 
     operation: str
     name: str

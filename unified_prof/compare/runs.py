@@ -1,4 +1,4 @@
-"""Reports as comparable runs."""
+"""Conversion of reports to comparable runs."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from unified_prof.recording.calls import (
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.model import Gaps, Step
 
-# Name of the time that belongs to no operation.
+# Name of the time that is not part of any operation.
 BETWEEN = "(between operations)"
 
 # Device recordings have one call per execution. Up to this number, calls are compared one by one;
 # above it, calls with the same module, line and name are compared together.
 _MAX_CALLS = 20_000
-# Bits of each half of a combined 64-bit key.
+# Number of bits of each half of a combined 64-bit key.
 _HALF = 32
 # Number of runs that an error message names.
 _MAX_NAMED_RUNS = 4
 
 
 def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
-    """Return the run of one or several reports; the samples of several are pooled.
+    """Return the run read from one or several reports; samples of several reports are pooled.
 
     Raises:
         StoreError: A file is not a report or is unreadable.
@@ -134,7 +134,7 @@ def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:
 
 
 def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
-    """Return the operations with the time between them as entries, in program order."""
+    """Return the operations, with the gaps between them as additional entries, in program order."""
     if gaps is None or not len(gaps.before):
         return operations
     order = np.argsort(
@@ -171,7 +171,7 @@ def _common_regions(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[st
 def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
     """Return the operations with one sample per step, or None if there are no steps.
 
-    The n-th calls of each step with the same module, line and name are one operation. Calls outside
+    The n-th calls with the same module, line and name in each step are one operation. Calls outside
     all steps are left out, so that recordings with different numbers of steps can be compared.
     """
     found = analysis.steps_of_calls()
@@ -197,7 +197,7 @@ def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], AnyInts]:
 
 
 def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
-    """Return the sums of calls with the same kind, name, module and line, one sample per step.
+    """Return the summed times of calls with the same kind, name, module and line, per step.
 
     Args:
         calls: Calls in order of their steps.
@@ -254,7 +254,7 @@ class _Occurrences:
         self._counted = np.zeros(0, np.int64)
 
     def count(self, group: NDArray[np.int64], step: AnyInts) -> NDArray[np.int64]:
-        """Return the number of earlier calls of the same group and step; `step` must not fall."""
+        """Return the number of earlier calls in the same group and step; steps must ascend."""
         if not len(group):
             return group
         order = np.lexsort((np.arange(len(group)), step, group))
@@ -301,7 +301,7 @@ class _StepSums:
 
 
 def _passes(calls: Calls, rows: AnyInts) -> tuple[Floats, Floats]:
-    """Return forward and backward times; all is forward time if passes were not recorded."""
+    """Return forward and backward times; if passes were not recorded, all time is forward time."""
     assert calls.total_ns is not None
     forward, backward = _column(calls.forward_ns, rows), _column(calls.backward_ns, rows)
     unknown = np.isnan(forward) & np.isnan(backward)
@@ -332,7 +332,7 @@ def _places(calls: Calls, rows: AnyInts) -> tuple[Place, ...]:
 
 
 def _regions(calls: Calls, rows: AnyInts) -> tuple[tuple[str, ...], ...]:
-    """Return the regions around each call; empty if the report has no regions."""
+    """Return the regions that enclose each call; empty if the report has no regions."""
     if calls.region is None:
         return ()
     names = [*map(region_names, calls.labels.texts), ()]  # UNKNOWN is -1: the last one.
@@ -358,12 +358,12 @@ def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
 
 
 def _iterations(analysis: Analysis) -> tuple[Step, ...]:
-    """Return the iterations to compare: those whose operations match the others, in order."""
+    """Return the iterations to compare, in order: those whose operations match."""
     return tuple(step for step in analysis.steps() if step.matched)
 
 
 def _totals(analysis: Analysis) -> dict[str, Floats]:
-    """Return times of whole iterations; the report's totals as one sample if it has none."""
+    """Return the times of whole iterations, or else the report's totals as one sample."""
     totals = analysis.summary.totals
     samples: dict[str, list[int | None]] = {
         TOTAL: [totals.total_ns],
@@ -385,7 +385,7 @@ def _totals(analysis: Analysis) -> dict[str, Floats]:
 
 
 def _waited(analysis: Analysis) -> dict[str, Floats]:
-    """Return the part of each of those times spent waiting for a processor; NaN if unknown."""
+    """Return the processor wait time within the times of `_totals`, NaN if unknown."""
     steps = _iterations(analysis)
     found: dict[str, list[tuple[int | None, int | None]]] = {
         TOTAL: [(step.total_ns, step.waited_ns) for step in steps],

@@ -1,8 +1,8 @@
 """Comparison of the times of two sides, for one workload or several.
 
-Times are skewed, have outliers and drift with the machine. Medians and minima are compared instead
-of means, and intervals count runs instead of iterations (see `confidence`). All results are
-deterministic.
+Times have skewed distributions and outliers, and drift with the machine. Medians and minima are
+therefore compared instead of means, and intervals are based on the number of runs, not of
+iterations (see `confidence`). All results are deterministic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unified_prof.compare.confidence import (
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Change of one statistic of a run."""
+    """Change of one statistic (median or minimum) between two sides."""
 
     statistic: Statistic
     # Geometric means over the runs of each side.
@@ -55,11 +55,11 @@ class Shift:
 
 
 def shifts(base: Sample, new: Sample, model: NoiseModel = UNLEARNED) -> tuple[Shift, Shift]:
-    """Return the change of the median and of the minimum, the one with the smaller interval first.
+    """Return the changes of the median and of the minimum, the smaller interval first.
 
     On a dedicated machine, iterations vary around the same time and the median is the better
-    estimate. If other programs interfere, they only ever add time: the minimum is then less
-    affected than the median.
+    estimate. Interference by other programs only adds time, so it affects the minimum less than the
+    median.
     """
     median, fastest = (_shift(base, new, one, model) for one in STATISTICS)
     return (fastest, median) if fastest.width < median.width else (median, fastest)
@@ -77,7 +77,7 @@ def _shift(base: Sample, new: Sample, statistic: Statistic, model: NoiseModel) -
 def _shift_of_logarithms(
     sides: Sequence[Sequence[float]], within: float, statistic: Statistic, model: NoiseModel
 ) -> Shift:
-    """Return the change, from the logarithm of each run's statistic."""
+    """Return the change of a statistic, given the logarithm of each run's value."""
     before, after = (sum(side) / len(side) for side in sides)
     found = spread(after - before, sides[0], sides[1], within, model)
     return Shift(
@@ -96,9 +96,9 @@ def shifts_together(
 ) -> tuple[Shift, Shift] | None:
     """Return the change of the geometric mean of several workloads, as `shifts` does for one.
 
-    The n-th runs of all workloads form one run of the whole, because disturbances of the machine
-    affect all of them and their errors are not independent. Runs without a counterpart in the other
-    workloads of their side are left out.
+    The n-th runs of all workloads are combined to one run, because disturbances of the machine
+    affect all of them, so that their errors are not independent. Runs without a counterpart in the
+    other workloads of their side are left out.
 
     Args:
         pairs: (baseline, candidate) of each workload.
@@ -134,7 +134,7 @@ def _shift_together(
 def _shift_from_zero(
     sides: Sequence[Sequence[float]], base: Sample, new: Sample, statistic: Statistic
 ) -> Shift:
-    """Return the change if a run took no time, so that logarithms do not exist."""
+    """Return the change if a run took no time, so that its logarithm is undefined."""
     before, after = (float(np.mean(side)) for side in sides)
     low, high = ratio_interval(base.values, new.values, statistic)
     ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
@@ -143,23 +143,23 @@ def _shift_from_zero(
 
 
 def medians(matrix: Floats) -> Floats:
-    """Return the median of the values of each row that are not NaN; NaN if there are none."""
+    """Return the median of each row, ignoring NaN; NaN if a row has no values."""
     count = (~np.isnan(matrix)).sum(axis=1)
     if not matrix.size:
         return np.full(len(matrix), np.nan)
     ordered = np.sort(matrix, axis=1)  # NaN comes last
     rows = np.arange(len(matrix))
-    # Half the difference, because the sum may overflow.
+    # Add half the difference, because the sum may overflow.
     low, high = ordered[rows, (count - 1) // 2], ordered[rows, np.maximum(count // 2, 0)]
     found: Floats = np.where(count > 0, low + (high - low) / 2, np.nan)
     return found
 
 
 def correct_for_many(p_values: Floats) -> Floats:
-    """Return the p-values corrected by Benjamini and Hochberg; NaN (not tested) stays NaN.
+    """Return the p-values with the Benjamini-Hochberg correction; NaN (not tested) stays NaN.
 
-    Without it, 10,000 comparisons of unchanged operations would report 500 of them as changed at 5
-    %.
+    Without the correction, 10,000 comparisons of unchanged operations would report 500 changes at
+    the 5 % level.
     """
     corrected = np.full(len(p_values), np.nan)
     known = np.flatnonzero(~np.isnan(p_values))
@@ -171,9 +171,9 @@ def correct_for_many(p_values: Floats) -> Floats:
 
 Verdict = Literal["slower", "faster", "same", "unclear", "inconclusive"]
 
-# Minimum samples per side for a verdict; with fewer, one outlier decides.
+# Minimum number of samples per side for a verdict; with fewer, a single outlier decides.
 MIN_SAMPLES = 5
-# A change is called `same` only if the whole interval is this close to a ratio of 1.
+# The verdict is `same` only if the whole interval is this close to a ratio of 1.
 SAME_WITHIN = 0.05
 
 
@@ -186,10 +186,10 @@ class Comparison:
     # Candidate over baseline, of the statistic with the smaller interval; None if the baseline is
     # 0.
     ratio: float | None
-    # Interval of the ratio at confidence 1 - ALPHA; None without enough samples.
+    # Interval of the ratio at confidence 1 - ALPHA; None if there are too few samples.
     ratio_low: float | None
     ratio_high: float | None
-    # Two-sided; None without enough samples.
+    # Two-sided; None if there are too few samples.
     p_value: float | None
     base_count: int
     new_count: int
@@ -218,7 +218,7 @@ class Comparison:
         return self.base_runs == self.new_runs == 1 and self.noise is None
 
     def verdict(self, p_value: float | None = None) -> Verdict:
-        """Return the verdict, by `p_value` if given (corrected for many tests).
+        """Return the verdict, using `p_value` if given (corrected for multiple tests).
 
         Returns:
             `slower` or `faster` if certain; `same` if the whole interval is within SAME_WITHIN of
@@ -236,7 +236,7 @@ class Comparison:
 
 
 def verdict_of(low: float, high: float, p_value: float, *, contrary: bool = False) -> Verdict:
-    """Return the verdict on an interval of ratios; `diff` and `gate` share this rule."""
+    """Return the verdict for an interval of ratios, by the rule that `diff` and `gate` share."""
     if contrary:
         return "unclear"
     if p_value < ALPHA and low > 1:
@@ -247,7 +247,7 @@ def verdict_of(low: float, high: float, p_value: float, *, contrary: bool = Fals
 
 
 def is_same(ratio_low: float, ratio_high: float) -> bool:
-    """Return True if all ratios between these are within SAME_WITHIN of 1."""
+    """Return True if all ratios in the interval are within SAME_WITHIN of 1."""
     return ratio_low >= 1 - SAME_WITHIN and ratio_high <= 1 + SAME_WITHIN
 
 
@@ -261,8 +261,8 @@ def compare(
     Raises:
         ValueError: A sample is empty or has a value that is not finite.
     """
-    a = base if isinstance(base, Sample) else Sample.of(base)
-    b = new if isinstance(new, Sample) else Sample.of(new)
+    a = base if isinstance(base, Sample) else Sample.from_values(base)
+    b = new if isinstance(new, Sample) else Sample.from_values(new)
     if not len(a) or not len(b):
         raise ValueError("a sample is empty")
     if not (np.isfinite(a.values).all() and np.isfinite(b.values).all()):
@@ -309,7 +309,7 @@ def compare_together(
         if a workload has too few samples or a run took no time.
 
     Raises:
-        ValueError: There is no workload, or one has no value.
+        ValueError: There are no workloads, or one has no values.
     """
     if not pairs or any(not len(sample) for pair in pairs for sample in pair):
         raise ValueError("a sample is empty")

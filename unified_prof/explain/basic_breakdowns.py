@@ -33,7 +33,7 @@ from unified_prof.recording.framework import NONE
 from unified_prof.recording.model import THEN, Breakdown, Row, Series
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import Launched
-from unified_prof.recording.timeline import stacked, thinned
+from unified_prof.recording.timeline import stacked, thin_line
 
 
 def _has_calls(recording: Recording) -> bool:
@@ -198,7 +198,7 @@ def series(recording: Recording) -> tuple[Series, ...]:
             f"queue of stream {queue.stream}",
             "launches",
             device_name(queue.device),
-            *thinned(queue.time_ns, queue.length.astype(np.float64)),
+            *thin_line(queue.time_ns, queue.length.astype(np.float64)),
         )
         for queue in queues(recording.launches)
     )

@@ -24,7 +24,7 @@ from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, s
 from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
-from unified_prof.recording.task_order import Pieces
+from unified_prof.recording.task_order import TaskWindow
 
 MATMUL: Final = "matmul"
 CONVOLUTION: Final = "convolution"
@@ -448,7 +448,7 @@ def _breakdown(recording: Recording) -> Breakdown:
     return finish("class", sort_rows(rows))
 
 
-def _in_optimizer(recording: Recording, some: Pieces) -> Ints:
+def _in_optimizer(recording: Recording, some: TaskWindow) -> Ints:
     """Return 1 for tasks that an optimizer step launched."""
     if recording.framework is None:
         return np.zeros(len(some), np.int64)

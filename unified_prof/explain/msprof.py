@@ -38,7 +38,7 @@ from unified_prof.recording.model import (
     Totals,
 )
 from unified_prof.recording.recording import Recording, breakdown_spec
-from unified_prof.recording.source import Source, oddities_of_file, recorded_anomalies
+from unified_prof.recording.source import Source, file_anomalies, recorded_anomalies
 from unified_prof.recording.stacks import Stacks
 from unified_prof.recording.steps import StepTrace, step_of
 from unified_prof.recording.timeline import Timeline
@@ -87,7 +87,7 @@ class MsprofAnalysis(Analysis):
             totals=totals,
             devices=tuple(self._device_time(name) for name in recording.devices),
             anomalies=(
-                *oddities_of_file(recording.source),
+                *file_anomalies(recording.source),
                 *recorded_anomalies(recording.source),
                 *recording.findings.anomalies(),
             ),

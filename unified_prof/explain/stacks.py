@@ -18,8 +18,8 @@ from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import possible
 from unified_prof.recording.stacks import (
     Frame,
-    Gathering,
     Stacks,
+    StackSums,
     frames_of_place,
     of_calls,
     of_paths,
@@ -69,7 +69,7 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
 
 def _of_work(recording: Recording) -> Stacks:
     """Return device time of kernels by operator, for recordings without operations."""
-    work, gathering = recording.work, Gathering()
+    work, gathering = recording.work, StackSums()
     _ = work.operator_numbers, work.kernel_numbers
     texts = work.labels.texts
     for one in work.windows():
@@ -144,7 +144,7 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
     and there below the operations of the backward pass.
     """
     work, framework, captured = recording.work, recording.framework, recording.work.captured
-    gathering = Gathering()
+    gathering = StackSums()
     kernel, operator = work.kernel.to_array(), work.operator.to_array()
     duration = work.duration_ns.to_array()
     texts = work.labels.texts
@@ -177,7 +177,7 @@ def _operator_frames(texts: list[str]) -> Callable[[int], tuple[Frame, ...]]:
 
 
 def _add_kernels(
-    gathering: Gathering,
+    gathering: StackSums,
     key: Ints,
     kernel: NDArray[np.integer],
     duration_ns: NDArray[np.integer],
@@ -221,7 +221,7 @@ def of_host(recording: Recording) -> Stacks:
     label = np.array([of[frame] for frame in frames], np.int64)[label]
     threads, number = np.unique(thread, return_inverse=True)
     names = [(Frame(f"thread {one & 0xFFFFFFFF}", "thread"),) for one in threads.tolist()]
-    gathering = Gathering()
+    gathering = StackSums()
     for one in of_paths(
         *nesting.paths(parent, label),
         own,

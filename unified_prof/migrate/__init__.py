@@ -1,1 +1,1 @@
-"""Recognise any report file and bring older ones up to date."""
+"""Check report files, and upgrade them to newer schema revisions."""

@@ -1,4 +1,4 @@
-"""Checks a report file for damage, schema errors and contradictory rows, without changing it."""
+"""Checks of a report file for damage, schema errors and contradictory rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ _CLUSTER_PROBLEMS = (
     ("interval", "STEP_RANK WHERE end_ns < start_ns", "steps end before they start"),
     ("dangling", f"STEP_RANK WHERE rank NOT IN {_RANKS}", "STEP_RANK.rank is not in RANK"),
     ("dangling", f"BLAME WHERE rank NOT IN {_RANKS}", "BLAME.rank is not in RANK"),
-    ("dangling", f"OPERATION_RANK WHERE rank NOT IN {_RANKS}", "OPERATION_RANK.rank not in RANK"),
+    (
+        "dangling",
+        f"OPERATION_RANK WHERE rank NOT IN {_RANKS}",
+        "OPERATION_RANK.rank is not in RANK",
+    ),
     (
         "dangling",
         f"LINK WHERE src_rank NOT IN {_RANKS} OR dst_rank NOT IN {_RANKS}",
@@ -62,12 +66,12 @@ _CLUSTER_PROBLEMS = (
         'COLLECTIVE WHERE group_id NOT IN (SELECT id FROM "GROUP")',
         "COLLECTIVE.group_id is not in GROUP",
     ),
-    ("figure", "COLLECTIVE WHERE complete_n > n", "more collectives are complete than there are"),
+    ("figure", "COLLECTIVE WHERE complete_n > n", "COLLECTIVE.complete_n is greater than n"),
 )
 
 
 def check_cluster_contents(db: sqlite3.Connection, facts: Facts) -> Iterator[Finding]:
-    """Yield missing tables and contradictory rows of the summary of a run."""
+    """Yield missing tables and contradictory rows of a cluster summary."""
     schema = catalogue.load(catalogue.CLUSTER, "latest")
     if missing := [name for name in schema.tables if name not in facts.tables]:
         for name in missing:
@@ -107,7 +111,7 @@ def check_msprof_contents(
 def _version(detection: Detection, schema: SchemaSpec) -> Iterator[Finding]:
     stated = detection.schema_version
     if stated is not None and stated != schema.schema_version:
-        words = f"META_DATA has version {stated}, the tables are of {schema.schema_version}"
+        words = f"META_DATA has version {stated}, but the tables have {schema.schema_version}"
         yield problem("schema", words)
     for words in detection.notes:
         yield note("schema", words)
@@ -119,12 +123,12 @@ def _shape(table: TableSpec, facts: Facts, detection: Detection) -> Iterator[Fin
     own = [name for name in names if name in table.column_names]
     extra = [name for name in names if name not in table.column_names]
     if own != list(table.column_names):
-        yield problem("schema", f"{table.name}: columns are in another order: {', '.join(own)}")
+        yield problem("schema", f"{table.name}: columns are in a different order: {', '.join(own)}")
     elif names[: len(own)] != own:
-        yield note("schema", f"{table.name}: foreign columns in between: {', '.join(extra)}")
+        yield note("schema", f"{table.name}: foreign columns are in between: {', '.join(extra)}")
     elif extra:
         yield note("schema", f"{table.name}: has foreign columns: {', '.join(extra)}")
-    # MindStudio Insight's own table of this name declares other types.
+    # MindStudio Insight creates a table of this name with other types.
     foreign = table.name == "OVERLAP_ANALYSIS" and detection.viewer is not None
     for column in table.columns:
         if found[column.name] != column.type.upper() and not foreign:
@@ -146,7 +150,7 @@ def _indexes(db: sqlite3.Connection, schema: SchemaSpec, facts: Facts) -> Iterat
 
 
 def _constants(schema: SchemaSpec, facts: Facts, detection: Detection) -> Iterator[Finding]:
-    """Compare the enum tables; a migrated file keeps the rows of its recording."""
+    """Compare the enum tables; a migrated file keeps the rows of its original revision."""
     for table in schema.enum_tables:
         wanted = {int(str(number)): str(name) for number, name in schema.rows[table]}
         found = facts.enums.get(table)
@@ -186,7 +190,7 @@ def _dangling(db: sqlite3.Connection, reference: Reference, facts: Facts) -> Ite
     rows = f'"{table}" WHERE {unknown} AND "{column}" NOT IN (SELECT id FROM STRING_IDS)'
     count, example = db.execute(f'SELECT count(*), min("{column}") FROM {rows}').fetchone()
     if count:
-        words = f"{table}.{column} holds ids that are not in STRING_IDS, such as {example}"
+        words = f"{table}.{column} has ids that are not in STRING_IDS, such as {example}"
         yield problem("dangling", words, count)
 
 
@@ -200,19 +204,19 @@ def _out_of_range(
     values = {value: count for value, count in db.execute(query) if value not in known}
     newer = [value for value in values if value in _named_by_drivers(enum)]
     if strange := [value for value in values if value not in newer]:
-        words = f"{table}.{column} holds numbers that are not in {enum}: {_some(strange)}"
+        words = f"{table}.{column} has numbers that are not in {enum}: {_some(strange)}"
         yield problem("enum", words, sum(values[value] for value in strange))
     if newer:
         words = (
-            f"{table}.{column} holds numbers that other revisions of {enum} name: {_some(newer)}"
+            f"{table}.{column} has numbers that only other revisions of {enum} name: {_some(newer)}"
         )
         yield note("enum", words, sum(values[value] for value in newer))
 
 
 def _named_by_drivers(enum: str) -> set[int]:
-    """Return the numbers that any revision names, if they are chosen by drivers.
+    """Return the numbers named in any revision, for enums whose numbers are chosen by drivers.
 
-    A driver may be newer than the exporter, which then has no names for its components.
+    A driver may be newer than the exporter, which then does not know the names of its components.
     """
     if enum != "ENUM_MODULE":
         return set()
@@ -344,11 +348,13 @@ def _skyline(db: sqlite3.Connection, detection: Detection, facts: Facts) -> Iter
             if facts.has("stack_correlation") and facts.has(entries):
                 rows = f"stack_correlation WHERE entry_type = {kind}"
                 if count := _count(db, f"{rows} AND entry_id NOT IN (SELECT id FROM {entries})"):
-                    yield problem("dangling", f"stack_correlation.entry_id not in {entries}", count)
+                    yield problem(
+                        "dangling", f"stack_correlation.entry_id is not in {entries}", count
+                    )
         if facts.has("stack_correlation") and facts.has("entry_types"):
             kinds = "stack_correlation WHERE entry_type NOT IN (SELECT entry_type FROM entry_types)"
             if count := _count(db, kinds):
-                yield problem("enum", "stack_correlation.entry_type not in entry_types", count)
+                yield problem("enum", "stack_correlation.entry_type is not in entry_types", count)
     column, target, key = owner
     if facts.has("stack_frames", column) and facts.has(target, key):
         rows = f"stack_frames WHERE {column} NOT IN (SELECT {key} FROM {target})"

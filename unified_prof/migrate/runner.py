@@ -1,4 +1,4 @@
-"""Runs Alembic on an open database; the version is kept in the file's META_DATA.
+"""Runs Alembic migrations on an open database; the version is stored in META_DATA.
 
 Alembic's own table is in an attached database in memory. Each step writes its version to META_DATA
 within the transaction that changes the tables.
@@ -29,7 +29,7 @@ _SCRATCH = "uprof_scratch"
 
 
 def file_state(db: sqlite3.Connection, facts: Facts, revision: str) -> FileState:
-    """Return the state of a file at `revision`, for the steps that will change it."""
+    """Return the state of a file at `revision`, as input for migration steps."""
     schema = catalogue.load(catalogue.MSPROF, revision)
     recorded = (t for t in facts.tables if t != "META_DATA" and not t.startswith("ENUM_"))
     return FileState(
@@ -47,11 +47,11 @@ def migrate(
     """Migrate a database from one revision to a newer one, step by step.
 
     Args:
-        db: Opened with `isolation_level=None`, outside of a transaction.
+        db: A connection with `isolation_level=None`, outside a transaction.
         family: The schema family.
-        start: Its revision, None for an empty database.
+        start: The current revision, None for an empty database.
         target: The new revision.
-        state: Its state at `start`.
+        state: The state of the file at `start`.
     """
     with _connection(db) as connection, _version_table(connection, start):
         config = config_of(family)
@@ -74,7 +74,8 @@ def history(family: str) -> list[tuple[str, str]]:
 def config_of(family: str) -> Config:
     """Return Alembic's configuration for a directory of `migrations/`.
 
-    `env.py` there lists the attributes it needs. Families that are not report files set their own.
+    `env.py` in that directory lists the attributes it needs. Families that are not report files set
+    their own attributes.
     """
     folder = resource_directory("migrations")
     config = Config()
@@ -92,7 +93,7 @@ def _literal(value: object) -> str:
 def _connection(db: sqlite3.Connection) -> Iterator[Connection]:
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)
 
-    # The driver begins no transaction before DDL; this one covers whole steps.
+    # The driver does not begin a transaction before DDL; this one covers a whole step.
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")

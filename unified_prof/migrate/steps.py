@@ -1,13 +1,13 @@
-"""Operations of the msprof migrations, which tolerate real files.
+"""Operations used by msprof migrations, which tolerate deviations in real files.
 
-msprof creates a table only if it has rows, other programs add tables and columns, and builds
-between two revisions have parts of the newer one. Each operation therefore does only what is still
-to be done; data that cannot be converted is counted in UPROF_ANOMALIES. Released migrations depend
-on these functions: their meaning does not change.
+msprof creates a table only if it has rows, other programs add tables and columns, and files written
+by builds between two revisions have parts of the newer one. Each operation therefore skips changes
+that are already present; data that cannot be converted is counted in UPROF_ANOMALIES. Released
+migrations depend on these functions, so their behavior must not change.
 
-`order_columns` puts the columns of the format first where others are in between, for instance those
-of MindStudio Insight: who inserts by position would fill the wrong ones. SQLite cannot move a
-column, so such a table is rewritten once, however many revisions are crossed.
+If a table has foreign columns between those of the format, for example added by MindStudio Insight,
+`order_columns` moves them to the end, because programs that insert by position would fill the wrong
+columns. SQLite cannot move a column, so such a table is rewritten once per upgrade.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unified_prof.sqlite.statements import Declared, declared, quoted
 
 _GENERATED = (2, 3)  # `hidden` in SQLite's table_xinfo: virtual and stored generated columns
 _NEW = "UPROF_REORDERED"
-_LITERAL = re.compile(r"[-+]?[\w.]+|'(?:[^']|'')*'")  # anything else stands in brackets
+_LITERAL = re.compile(r"[-+]?[\w.]+|'(?:[^']|'')*'")  # everything else is put in parentheses
 
 
 def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
-    """Reorder what needs it, in one transaction, and return the tables written anew.
+    """Reorder columns where necessary, in one transaction, and return the rewritten tables.
 
-    Foreign columns follow the format's own; rows, declarations and indexes stay as they are.
+    Foreign columns follow those of the format; rows, declarations and indexes do not change.
     """
     changed = []
     db.execute("BEGIN")
@@ -52,9 +52,9 @@ def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
 
 
 def rewrite(db: sqlite3.Connection, table: str, columns: Sequence[Declared]) -> None:
-    """Write a table anew with these columns, in their order; its rows and indexes stay.
+    """Rewrite a table with the given columns, in that order; rows and indexes are kept.
 
-    Columns that the file computes come last, with the values that they had.
+    Generated columns come last, with their current values stored.
 
     Raises:
         sqlite3.DatabaseError: a row could not be read.
@@ -96,13 +96,14 @@ def _declaration(column: Declared, *, only_key: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """State of a file before its first step."""
+    """State of a file before its first migration step."""
 
     holds_all_tables: bool
-    """True if it has every table of its revision; then it gets every table of the next ones."""
+    """True if the file has every table of its revision; then it gets every table of later
+    revisions."""
 
     holds_records: bool
-    """True if it has recorded data; then its enum rows are part of the recording."""
+    """True if the file has recorded data; then its enum rows are part of the recording."""
 
     columns: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Table -> its columns."""
@@ -126,7 +127,7 @@ def columns_of(table: str) -> dict[str, str]:
 
 
 def has(table: str, *columns: str) -> bool:
-    """Return whether the table exists with these columns."""
+    """Return True if the table exists with these columns."""
     found = columns_of(table)
     return bool(found) and set(columns) <= found.keys()
 
@@ -134,19 +135,19 @@ def has(table: str, *columns: str) -> bool:
 def create_table(table: str, *columns: sa.Column[Any], always: bool = False) -> None:
     """Create a table of this revision.
 
-    A table for recorded data is only created in files with every table of their revision; other
-    files have no empty tables. An existing table with these columns is kept.
+    A table for recorded data is created only in files that have every table of their revision,
+    because other files do not have empty tables. An existing table with these columns is kept.
 
     Args:
-        table: Its name.
-        *columns: Its columns, in order.
-        always: Whether msprof writes this table into every file.
+        table: Name of the table.
+        *columns: The columns, in order.
+        always: True if msprof writes this table into every file.
     """
     if found := columns_of(table):
         if {str(column.name) for column in columns} <= found.keys():
             return
         op.rename_table(table, f"UPROF_FOUND_{table}")
-        anomaly("table_set_aside", 1, f"{table} had other columns: now UPROF_FOUND_{table}")
+        anomaly("table_set_aside", 1, f"{table} had other columns; renamed to UPROF_FOUND_{table}")
     if always or state().holds_all_tables:
         op.create_table(table, *columns)
 
@@ -160,8 +161,8 @@ def create_enum(table: str, rows: Mapping[int, str]) -> None:
 def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = ()) -> None:
     """Change an enum table to this revision.
 
-    In a file with recorded data, existing rows stay, because the recording uses their ids: only new
-    ids are added, and names that differ are counted as anomalies.
+    In a file with recorded data, existing rows are kept, because the recording uses their ids: only
+    new ids are added, and names that differ are counted as anomalies.
     """
     if not has(table, "id", "name"):
         return
@@ -176,7 +177,7 @@ def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = (
             insert = sa.text(f'INSERT INTO "{table}" (id, name) VALUES (:id, :name)')
             bind.execute(insert, {"id": number, "name": name})
         elif found[number] != name:
-            words = f"{table} {number} stays {found[number]!r}; newer files call it {name!r}"
+            words = f"{table} {number} keeps its name {found[number]!r}; newer name: {name!r}"
             anomaly("enum_row_kept", 1, words)
 
 
@@ -184,7 +185,7 @@ def add_column(table: str, column: sa.Column[Any], *, unknown: int | None = None
     """Append a column.
 
     Args:
-        table: Its table.
+        table: Name of the table.
         column: The column.
         unknown: The value that exporters write for an unknown value; None leaves NULL in old rows.
     """
@@ -195,8 +196,8 @@ def add_column(table: str, column: sa.Column[Any], *, unknown: int | None = None
 def add_texts(table: str, *names: str) -> None:
     """Append columns of string ids; old rows get the id of N/A, as exporters write it.
 
-    Exporters never write NULL there, and readers drop rows with NULL. In a file without strings it
-    has to be NULL.
+    Exporters never write NULL in these columns, and readers drop rows with NULL. In a file without
+    strings, the value is NULL.
     """
     added = [name for name in names if _append(table, sa.Column(name, sa.INTEGER()))]
     if not has(table) or not has("STRING_IDS", "id", "value") or not _any_row(f'"{table}"'):
@@ -223,7 +224,7 @@ def _na_id() -> int:
 
 
 def _append(table: str, column: sa.Column[Any]) -> bool:
-    """Append a column to an existing table; return whether it was added."""
+    """Append a column to an existing table; return True if it was added."""
     found = columns_of(table)
     if not found:
         return False
@@ -231,7 +232,7 @@ def _append(table: str, column: sa.Column[Any]) -> bool:
         op.add_column(table, column)
         return True
     if _any_row(f'"{table}" WHERE "{column.name}" IS NOT NULL'):
-        words = f"{table}.{column.name} was there before its revision; its values stay"
+        words = f"{table}.{column.name} already existed before its revision; its values are kept"
         anomaly("column_found", 1, words)
     return False
 
@@ -245,7 +246,7 @@ def rename_column(table: str, old: str, new: str) -> None:
         aside = f"{new}_found"
         op.alter_column(table, new, new_column_name=aside)
         if _any_row(f'"{table}" WHERE "{aside}" IS NOT NULL'):
-            anomaly("column_set_aside", 1, f"{table}.{new} is now {aside}")
+            anomaly("column_set_aside", 1, f"{table}.{new} was renamed to {aside}")
     op.alter_column(table, old, new_column_name=new)
 
 
@@ -263,7 +264,7 @@ def count(rows: str) -> int:
 
 
 def anomaly(name: str, number: int, detail: str) -> None:
-    """Count data that could not be converted; equal names add up, the first detail is kept."""
+    """Count data that could not be converted; the first detail of a name is kept."""
     skyline_writer.add_anomaly(_driver(), name, number, detail)
 
 

@@ -1,8 +1,8 @@
-"""Upgrades a report file to a newer revision of its schema, never in place.
+"""Upgrades of report files to a newer schema revision, through a copy.
 
-The file is copied; the copy is migrated, verified and made durable, and only then takes the name of
-the original in one rename. Until then the original is unchanged; the partial copy is removed,
-unless the process is killed. `create` writes an empty report of any revision.
+The file is copied; the copy is migrated, verified and flushed to disk, and then replaces the
+original in one rename. Until then the original is unchanged. If the upgrade fails, the partial copy
+is removed, unless the process is killed. `create` writes an empty report of any revision.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def create(path: Path | str, family: str, revision: str, *, overwrite: bool = Fa
     return schema.revision
 
 
-# How long to wait for other writers, s.
+# Time to wait for other writers, in seconds.
 _LOCK_TIMEOUT_S = 30.0
 _COPY_BYTES = 1 << 26
 
@@ -57,7 +57,7 @@ _COPY_BYTES = 1 << 26
 def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
     """Open `path` with a write lock; other processes can still read it.
 
-    A journal of a crashed writer is rolled back, as by any connection that may write.
+    The journal of a crashed writer is rolled back, as for any connection that may write.
     """
     uri = f"{path.absolute().as_uri()}?mode=rw"
     while True:
@@ -81,7 +81,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def copy_database(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitStack) -> None:
-    """Copy the database as `source` sees it: `path` with any log or journal beside it."""
+    """Copy the database as `source` sees it, including the log or journal of `path`."""
     if side_files(path):
         with ExitStack() as own:
             if source.in_transaction:
@@ -118,7 +118,7 @@ def _copy_bytes(source: BinaryIO, destination: BinaryIO) -> None:
 
 @contextmanager
 def flushing(copy: Path) -> Iterator[None]:
-    """Flush the copied bytes to the disk during the migration, which saves a third of the time."""
+    """Flush the copy to disk while the migration runs, which saves a third of the time."""
     with copy.open("rb") as file, ThreadPoolExecutor(1) as pool:
         pool.submit(os.fsync, file.fileno())
         yield
@@ -148,13 +148,13 @@ def settle(original: sqlite3.Connection, path: Path) -> None:
     if busy or original.execute("PRAGMA data_version").fetchone() != version:
         raise StoreError(
             f"{path} is in use by another process",
-            hint="try again when that has finished",
+            hint="try again when that process has finished",
             slug="in-use",
         )
 
 
 def keep(path: Path) -> Path:
-    """Keep the original under an unused second name, and return that."""
+    """Keep the original under an unused backup name, and return that name."""
     path = Path(os.path.realpath(path))
     number = 1
     while True:
@@ -189,17 +189,17 @@ class Upgrade:
     """Result of an upgrade."""
 
     path: Path
-    """The given file."""
+    """The file to upgrade."""
 
     output: Path
     """The upgraded file: `path`, unless another output was given."""
 
     before: str
     after: str
-    """The revisions before and after; equal if there was nothing to do."""
+    """The revisions before and after; equal if the file was up to date."""
 
     backup: Path | None = None
-    """The original, if `path` was replaced and a backup kept."""
+    """The backup of the original, if `path` was replaced and a backup was kept."""
 
     anomalies: tuple[Anomaly, ...] = ()
     """Data that could not be converted."""
@@ -215,15 +215,16 @@ def upgrade(
 ) -> Upgrade:
     """Upgrade a report to a revision, replacing it or writing another file.
 
-    If it is replaced, the original is kept beside it as `<name>.bak` (or `.bak2`, ...: existing
-    backups are never changed), and other processes cannot write it meanwhile.
+    If the report is replaced, the original is kept in the same directory as `<name>.bak` (or
+    `.bak2`, ...; existing backups are never changed). Other processes cannot write the report
+    during the upgrade.
 
     Args:
         path: A report of any family.
         to: A revision of its family, `documented` or `latest`.
         output: Where to write the upgraded file; `path` then stays unchanged.
-        backup: Whether to keep the original.
-        overwrite: Whether to replace an existing `output`.
+        backup: True to keep the original.
+        overwrite: True to replace an existing `output`.
 
     Raises:
         UsageError: The revision does not exist.
@@ -252,7 +253,7 @@ def _plan(found: Detection, to: str) -> _Plan:
     family, start = found.require()
     if found.not_tables:
         raise StoreError(
-            f"{found.path} cannot be upgraded: {', '.join(found.not_tables)} in it is a view or a"
+            f"{found.path} cannot be upgraded: {', '.join(found.not_tables)} is a view or a"
             " virtual table, expected a table",
             hint="run `uprof db check`",
             slug="not-upgradable",
@@ -274,9 +275,7 @@ def _plan(found: Detection, to: str) -> _Plan:
 def _to_output(found: Detection, plan: _Plan, output: Path, *, overwrite: bool) -> Upgrade:
     path = found.path
     if output.exists() and output.samefile(path):
-        raise OutputError(
-            f"{output} is the file to be upgraded", hint="leave out -o", slug="not-replaced"
-        )
+        raise OutputError(f"{output} is the file to upgrade", hint="omit -o", slug="not-replaced")
     target = AtomicFile(output, overwrite=overwrite)
     try:
         with ExitStack() as resources, _translated(path, output, plan):
@@ -347,7 +346,7 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
 
 
 def _without_triggers(db: sqlite3.Connection) -> list[str]:
-    """Drop the triggers, which no step may fire, and return the statements that create them."""
+    """Drop all triggers, which must not fire, and return the statements that create them."""
     triggers = db.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY rowid"
     ).fetchall()
@@ -357,13 +356,13 @@ def _without_triggers(db: sqlite3.Connection) -> list[str]:
 
 
 def _refuse_damage(db: sqlite3.Connection, path: Path) -> None:
-    """Raise StoreError if the copy is damaged, also in pages that no step has read."""
+    """Raise StoreError if the copy is damaged, even in pages that no step has read."""
     found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
         words = " ".join(str(found).split())
         raise StoreError(
             f"{path} is damaged: {words}",
-            hint="recover it with the sqlite3 shell; it is unchanged",
+            hint="the file is unchanged; recover it with the sqlite3 shell",
             slug="damaged-file",
         )
 
@@ -388,10 +387,10 @@ def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> N
         if f"UPROF_FOUND_{table}" not in after
     }
     if plan.target not in (found.revision, *found.equivalent) or gone:
-        lost = f"; tables gone: {sorted(gone)}" if gone else ""
+        lost = f"; missing tables: {sorted(gone)}" if gone else ""
         raise StoreError(
-            f"{path} did not become {plan.target}: {found.description}{lost}",
-            hint="this is a defect of uprof; the file is unchanged",
+            f"{path} is not at {plan.target} after the upgrade: {found.description}{lost}",
+            hint="this is a bug in uprof; the file is unchanged",
             slug="not-upgradable",
         )
 

@@ -1,1 +1,1 @@
-"""Report files to numbers: totals, breakdowns, comparison, gate."""
+"""Compute totals, breakdowns and per-step figures from report files."""

@@ -1,14 +1,14 @@
-"""Time by annotation (record_function, NVTX, mstx, vLLM, SGLang) of devices, hosts and workloads.
+"""Device and host time by annotation (record_function, NVTX, mstx, vLLM, SGLang).
 
 GPU profilers record an annotation twice: on the host and, around the tasks launched in it, on the
-device. Device time is that of the device's ranges; if a recording has none, as after graph
-replays, that of the tasks launched while the host's range was open.
+device. Device time is taken from the device's ranges. If a recording has none, as with graph
+replays, it is the time of the tasks launched while the host's range was open.
 
-Without device work, annotations divide the time of the host. Steps and modules, which profilers
-mark themselves, are left out. The regions of a tracked workload divide its operations: an operation
-and its backward pass belong to all regions around it.
+Without device tasks, host time is broken down by annotation. Steps and modules, which profilers
+mark themselves, are left out. In a tracked workload, an operation and its backward pass count for
+all regions that enclose the operation.
 
-A nested annotation counts for those around it too, but once for equal names.
+The time of a nested annotation counts for all enclosing annotations too, but only once per name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from unified_prof.recording.calls import (
 from unified_prof.recording.communication import by_key
 from unified_prof.recording.device import DeviceWork
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.skyline_tables import Regions as TrackedRegionsRegions
+from unified_prof.recording.skyline_tables import Regions as TrackedRegions
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.recording.tasks import Tasks
 
@@ -58,12 +58,12 @@ _TABLES = {
     "UPROF_GPU_ANNOTATIONS": {"name": "name", "device": "deviceId"},
     "MSTX_EVENTS": {"name": "message", "device": str(_ANY_DEVICE)},
 }
-NOTE_OF_LAUNCHES = "work launched meanwhile"
+NOTE_OF_LAUNCHES = "tasks launched in the range"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Annotations as columns, those of steps left out."""
+    """Annotations as columns, without those that mark steps."""
 
     name: Ints
     device: Ints
@@ -110,11 +110,11 @@ def breakdown(
     launched_ns: Callable[[], Ints],
     strings: Strings,
 ) -> Breakdown:
-    """Divide the devices' time by annotation; a nested one counts for those around it too.
+    """Break down device time by annotation; the time of nested annotations is included.
 
     Args:
         ranges: the annotations.
-        devices: the work of each device; None is the only device.
+        devices: the tasks of each device; the key None is the only device.
         tasks: all device tasks.
         launched_ns: returns the launch time of each task.
         strings: texts of the recording.
@@ -141,7 +141,7 @@ def breakdown(
     return Breakdown("annotation", tuple(sort_rows(rows)), whole or None, None)
 
 
-# Returns the time of a device in a window, or of the tasks launched in it.
+# Returns the device time within a window, or the time of the tasks launched in it.
 Under = Callable[[int, IntervalSet], dict[str, int]]
 
 
@@ -183,7 +183,7 @@ def _launched_in(tasks: Tasks, launched_ns: Ints) -> Under:
     return under
 
 
-# mstx domains of torch_npu's own marks.
+# mstx domains of the marks that torch_npu sets itself.
 _OF_OTHERS = frozenset({"Module", "communication"})
 
 
@@ -222,10 +222,10 @@ class Regions:
 
     @property
     def self_ns(self) -> Ints:
-        """Time of each region without those inside it."""
+        """Self time of each region: its time without nested regions."""
         inside = self.parent != NONE
         around = self.parent[inside]
-        # A region may end after the one around it: only the part inside is subtracted.
+        # A region may end after its enclosing region: only the part inside is subtracted.
         within = np.minimum(self.end_ns[inside], self.end_ns[around]) - self.start_ns[inside]
         taken = np.bincount(around, within, minlength=len(self))
         result: Ints = np.maximum(self.end_ns - self.start_ns - taken.astype(np.int64), 0)
@@ -233,7 +233,7 @@ class Regions:
 
 
 def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
-    """Divide the host's time by region; a region inside one of the same name counts once."""
+    """Break down host time by region; a region nested in one of the same name counts once."""
     own = regions.self_ns
     rows = []
     for name in np.unique(regions.name).tolist():
@@ -248,7 +248,7 @@ def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
                 kind="annotation",
                 count=len(mine),
                 total_ns=total,
-                detail=_around(regions, mine, strings),
+                detail=_enclosing_names(regions, mine, strings),
                 extra={"self_ns": int(own[mine].sum())},
             )
         )
@@ -264,7 +264,7 @@ def _by_thread(regions: Regions, some: NDArray[np.intp]) -> list[NDArray[np.intp
     return [some[threads == thread] for thread in np.unique(threads)]
 
 
-def _around(regions: Regions, mine: NDArray[np.intp], strings: Strings) -> str | None:
+def _enclosing_names(regions: Regions, mine: NDArray[np.intp], strings: Strings) -> str | None:
     """Return the names of the regions around the first region of a name, outermost first."""
     names: list[str] = []
     at = int(regions.parent[mine[0]])
@@ -279,9 +279,9 @@ _SUMMED = ("total_ns", "forward_ns", "backward_ns", "activation_bytes")
 
 
 def breakdown_tracked_regions(
-    calls: Calls, regions: TrackedRegionsRegions, iterations: Sequence[int]
+    calls: Calls, regions: TrackedRegions, iterations: Sequence[int]
 ) -> Breakdown:
-    """Divide operations by region; percentages refer to all operations.
+    """Break down operations by region; percentages refer to all operations.
 
     Args:
         calls: operations, weights and activations.
@@ -322,7 +322,7 @@ def breakdown_tracked_regions(
             forward_ns=sums["forward_ns"][number],
             backward_ns=sums["backward_ns"][number],
             activation_bytes=sums["activation_bytes"][number],
-            detail=_around_tracked_regions(of_name.get(one, ())),
+            detail=_enclosing_tracked_names(of_name.get(one, ())),
             extra={
                 "self_ns": own_ns[number],
                 "peak_bytes": max(
@@ -346,13 +346,13 @@ def _order(row: Row, path: Path) -> tuple[int, int, int, str]:
     return -(row.total_ns or 0), -(row.size_bytes or 0), len(path), row.name
 
 
-def _count(regions: TrackedRegionsRegions, paths: Sequence[Path], iterations: Sequence[int]) -> int:
-    """Return how often a region is opened per iteration; 0: it was open before the iterations."""
+def _count(regions: TrackedRegions, paths: Sequence[Path], iterations: Sequence[int]) -> int:
+    """Return how often a region is opened per iteration; 0 if opened before the iterations."""
     opened = [sum(regions.counts[path].get(one, 0) for path in paths) for one in iterations]
     return round(median(opened)) if opened else 0
 
 
-def _around_tracked_regions(paths: Sequence[Path]) -> str | None:
+def _enclosing_tracked_names(paths: Sequence[Path]) -> str | None:
     """Return the names of the regions around the first region of a name, outermost first."""
     around = paths[0][:-1] if paths else ()
     return f"in {' / '.join(around)}" if around else None

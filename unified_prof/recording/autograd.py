@@ -1,9 +1,9 @@
-"""Autograd nodes: which forward operation created the node that a backward range runs.
+"""Find the forward operation that created the autograd node of a backward range.
 
-torch numbers the nodes of each thread. A backward range has the number of its node and the id of
-the forward thread; `uprof convert` replaces that id by the thread itself where `fwdbwd` flows
-connect the two. An operation records the number that the next node will get, so of all the ranges
-of a thread with one number the last to start created the node.
+PyTorch numbers the nodes of each thread (sequence numbers). A backward range has the number of its
+node and the id of the forward thread; if `fwdbwd` flows connect the two, `uprof convert` replaces
+that id by the system's thread id. An operation records the number that the next node will get: if
+several ranges of a thread have the same number, the last one to start created the node.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from unified_prof.arrays.grouping import find
 from unified_prof.arrays.nesting import NONE
 from unified_prof.arrays.packed import Packed
 from unified_prof.arrays.types import Ints
-from unified_prof.recording.python_frames import SPARSE, last_of_each, of_those
+from unified_prof.recording.python_frames import SPARSE, last_of_each, values_at
 
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 
-# Ids of threads above this are `process << 32 | thread`; below it, ids that torch gives to threads.
+# Thread ids above this are `process << 32 | thread`, those below are PyTorch's own thread ids.
 _MAX_TORCH_THREAD = 0xFFFFFFFF
 
-# More than any number of votes: a name that fits counts more than all of them.
+# Greater than any number of votes, so that a matching name outweighs all votes.
 _FITS = 1 << 40
 
 _NODE_SUFFIX = re.compile(r"Backwards?\d*$")
@@ -41,19 +41,19 @@ class AutogradColumns(NamedTuple):
     thread: Packed
     start_ns: Packed
     sequence: Packed
-    """Number of the node that the range runs or may have created; less than 0: none."""
+    """Sequence number of the node that the range runs or may have created; negative: none."""
     forward_thread: Packed
     name_code: Packed
-    """Index of the range's name."""
+    """Index of the range's name in the distinct names."""
 
 
 class ForwardOperations:
     """The operation that created each autograd node.
 
     Args:
-        columns: of all host ranges.
+        columns: the columns of all host ranges.
         names: the distinct names of ranges.
-        threads: the threads with operations that may have created nodes, in rising order.
+        threads: the threads with operations that may have created nodes, in ascending order.
         nodes: the ranges that run a node.
     """
 
@@ -69,7 +69,7 @@ class ForwardOperations:
             self._dense = np.full(size, NONE, np.int32)
 
     def add(self, ranges: Ints) -> None:
-        """Add operations, all behind those added before, that have a sequence number."""
+        """Add operations that have a sequence number; they must follow those added before."""
         columns = self._columns
         number = np.searchsorted(self._threads, columns.thread[ranges])
         key = number * self._sequences + columns.sequence[ranges]
@@ -83,24 +83,24 @@ class ForwardOperations:
         self._dense[key[later]] = ranges[later]
 
     def find(self, nodes: Ints) -> Ints:
-        """Return the operation that created the node of each range, NONE where it is not known."""
+        """Return the operation that created the node of each range, NONE if unknown."""
         result = np.full(len(nodes), NONE, np.int64)
         known = np.flatnonzero(nodes != NONE)
         if not len(known) or not len(self._threads):
             return result
         ranges = nodes[known]
-        found = self._best(ranges)
+        found = self._likeliest_operation(ranges)
         # An ATen operation does not create the nodes of a user's autograd function. Such a
         # function may have no range, and any operation before it has its number.
         node = self._columns.name_code[ranges]
         operation = self._columns.name_code[np.maximum(found, 0)]
         wrong = self._is_custom_node[node] & self._is_aten[operation]
-        found[wrong & ~self._fit(node, operation)] = NONE
+        found[wrong & ~self._match_names(node, operation)] = NONE
         result[known] = found
         return result
 
-    def _best(self, nodes: Ints) -> Ints:
-        """Return the operation of the stated thread, else the most likely one of the process."""
+    def _likeliest_operation(self, nodes: Ints) -> Ints:
+        """Return the operation on the recorded forward thread, else the most likely one."""
         columns = self._columns
         forward = columns.forward_thread[nodes]
         stated = find(self._threads, forward)
@@ -113,7 +113,7 @@ class ForwardOperations:
         for number, thread in enumerate(self._threads.tolist()):
             chosen = np.where(inferred, process == thread >> 32, stated == number)
             found = self._created(number, np.where(chosen, sequence, NONE))
-            fits = self._fit(node, columns.name_code[np.maximum(found, 0)])
+            fits = self._match_names(node, columns.name_code[np.maximum(found, 0)])
             score = np.where(found == NONE, -1, fits * _FITS + self._votes_for(nodes, number))
             tied = np.where(score > best, False, tied | ((score == best) & (score >= 0)))
             result = np.where(score > best, found, result)
@@ -121,7 +121,7 @@ class ForwardOperations:
         return np.where(tied, NONE, result)
 
     def _votes_for(self, nodes: Ints, number: int) -> Ints:
-        """Return how many nodes of each node's forward thread fit operations of a thread."""
+        """For each node, count the nodes of its forward thread that match a thread's operations."""
         if not self._votes:
             return np.zeros(len(nodes), np.int64)
         columns = self._columns
@@ -132,7 +132,7 @@ class ForwardOperations:
 
     @cached_property
     def _votes(self) -> dict[tuple[int, int, int], int]:
-        """Nodes with a fitting operation, by (process, forward thread, number of the thread).
+        """Number of nodes with a matching operation, by (process, forward thread, thread index).
 
         Empty if no process has several forward threads.
         """
@@ -147,23 +147,27 @@ class ForwardOperations:
         votes: dict[tuple[int, int, int], int] = {}
         for number, own in enumerate(processes.tolist()):
             found = self._created(number, np.where(process == own, sequence, NONE))
-            fits = (found != NONE) & self._fit(node, columns.name_code[np.maximum(found, 0)])
+            fits = (found != NONE) & self._match_names(
+                node, columns.name_code[np.maximum(found, 0)]
+            )
             threads, count = np.unique(forward[fits], return_counts=True)
             for thread, many in zip(threads.tolist(), count.tolist(), strict=True):
                 votes[own, thread, number] = many
         return votes
 
     def _created(self, number: int, sequence: Ints) -> Ints:
-        """Return the operation of a thread with each sequence number, NONE where there is none."""
+        """Return the operation of a thread with each sequence number, NONE if there is none."""
         key = number * self._sequences + sequence
         if self._dense is not None:
             found: Ints = self._dense.take(np.maximum(key, 0)).astype(np.int64)
         else:
-            found = of_those(self._parts[0][2], find(self._parts[0][0], key))
+            found = values_at(self._parts[0][2], find(self._parts[0][0], key))
         return np.where(sequence < 0, NONE, found)
 
-    def _fit(self, node: NDArray[np.integer], operation: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Tell which nodes have the name that the nodes of an operation have."""
+    def _match_names(
+        self, node: NDArray[np.integer], operation: NDArray[np.integer]
+    ) -> NDArray[np.bool_]:
+        """Return a mask of the nodes whose names match their operations."""
         result: NDArray[np.bool_] = self._node_name[node] == self._operation_name[operation]
         return result
 
@@ -173,12 +177,12 @@ class ForwardOperations:
 
     @cached_property
     def _node_name(self) -> Ints:
-        """Number of the operation's name in each node's name, -1 for other names."""
+        """Number of the operation name in each node's name, -1 for other names."""
         return np.array([self._number(_name_of_node(name), -1) for name in self._names], np.int64)
 
     @cached_property
     def _operation_name(self) -> Ints:
-        """Number of each operation's name in the form that node names have, -2 without one."""
+        """Number of each operation's name as it appears in node names, -2 if it does not."""
         texts = [_bare(name.rpartition("::")[2].partition(".")[0]) for name in self._names]
         return np.array([self._number(text, -2) for text in texts], np.int64)
 
@@ -195,7 +199,7 @@ class ForwardOperations:
 
 
 def _name_of_node(name: str) -> str:
-    """Return `nllloss` of `NllLossBackward0`; empty if it is no name of a node."""
+    """Return `nllloss` for `NllLossBackward0`; empty if `name` is not the name of a node."""
     name = name.removeprefix(ENGINE_PREFIX)
     if (found := _CPP_NODE.search(name)) is not None:
         return _bare(found[1].removesuffix("Function"))

@@ -1,8 +1,8 @@
-"""Names, titles and modules of all breakdowns (`report --by`), and the measures of call stacks.
+"""Names, titles and modules of all breakdowns (`report --by`), and the weights of call stacks.
 
-A breakdown is an entry of `KINDS` and of `BREAKDOWNS` in the module of `explain` that it names. The
-command line, all formats and the page use this table. The modules are imported only for the
-breakdowns of a report, of which most need few.
+Each breakdown has an entry in `KINDS`, which names a module of `explain`, and one in that module's
+`BREAKDOWNS`. The command line, all output formats and the HTML page use this table. A module is
+imported when one of its breakdowns is computed; most reports need only a few.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Kind:
 
     by: By
     title: str
-    """Heading on the page."""
+    """Heading on the HTML page."""
     why_not: str
-    """Reason if a recording does not have it, and how to record it."""
+    """Reason shown if a recording lacks the data, and how to record it."""
     module: str = "basic_breakdowns"
     """Module of `explain` whose `BREAKDOWNS` computes it from an msprof database."""
     counted: str = "calls"
@@ -71,7 +71,7 @@ KINDS: dict[By, Kind] = {
         Kind(
             "group",
             "Groups of ranks",
-            "no collective with its group was recorded (table COMMUNICATION_OP)",
+            "no collective with a known group was recorded (table COMMUNICATION_OP)",
             detailed="collectives",
         ),
         Kind(
@@ -84,7 +84,7 @@ KINDS: dict[By, Kind] = {
         Kind(
             "annotation",
             "Annotations",
-            "no annotated range was recorded on a GPU, or where nothing but the host was recorded "
+            "no annotated range was recorded on a GPU, or in a host-only recording "
             "(torch.profiler.record_function, NVTX, mstx)",
             counted="ranges",
             detailed="measured",
@@ -92,14 +92,14 @@ KINDS: dict[By, Kind] = {
         Kind(
             "launch",
             "Launches",
-            "no call of the host was recorded with the work that it launched (table CANN_API)",
+            "no launch call was recorded with the tasks that it launched (table CANN_API)",
             counted="launches",
             when_asked=True,
         ),
         Kind(
             "queue",
             "Queues of streams",
-            "no call of the host was recorded with the work that it launched (table CANN_API)",
+            "no launch call was recorded with the tasks that it launched (table CANN_API)",
             counted="launches",
             when_asked=True,
         ),
@@ -120,7 +120,7 @@ KINDS: dict[By, Kind] = {
         Kind(
             "shape",
             "Operations by their inputs",
-            "no shapes of inputs were recorded (torch.profiler needs record_shapes)",
+            "no input shapes were recorded (torch.profiler needs record_shapes)",
             module="self_time",
             detailed="inputs",
             when_asked=True,
@@ -146,7 +146,7 @@ KINDS: dict[By, Kind] = {
         Kind(
             "roofline",
             "Roofline",
-            "no shapes of what ran on a device were recorded (torch.profiler needs record_shapes)",
+            "no shapes of device operations were recorded (torch.profiler needs record_shapes)",
             module="roofline.peaks",
             detailed="limit",
         ),

@@ -1,7 +1,7 @@
-"""Breakdowns of the call table by operation, module and line; statistics of single calls.
+"""Breakdowns of calls by operation, module and line, with statistics of the times of calls.
 
-Also here: sums of times by key, and the calls of framework operations with their modules, lines and
-allocations.
+The module also sums times by key, and builds the calls of framework operations with their modules,
+source lines and allocations.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def module_parts(path: str) -> list[str]:
 
 
 def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, ...]:
-    """Return the breakdowns that the calls of a tracked workload have."""
+    """Return the breakdowns that can be computed from the calls of a tracked workload."""
     result: list[By] = []
     if len(calls):
         result.append("operation")
@@ -69,8 +69,8 @@ def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, 
 def by_label(calls: SomeCalls, by: By) -> Breakdown:
     """Return the breakdown of calls by operation, module, line or call stack.
 
-    The detail of an operation is the line with most of its time, the detail of a line or stack the
-    operation with most of its time, and the detail of a module its class.
+    The detail of an operation is the source line with most of its time, that of a line or stack is
+    the operation with most of its time, and that of a module is its class.
     """
     texts = calls.labels.texts
     if by == "operation":
@@ -85,9 +85,9 @@ def by_label(calls: SomeCalls, by: By) -> Breakdown:
                 _MainLabels(texts, "line"),
             ),
         )
-    assert calls.has(by), f"asked for {by}, which `available` does not offer"
+    assert calls.has(by), f"{by} is not in the result of `available`"
 
-    # More labels may be added during the sums: paths of classes without calls.
+    # Labels may be added while summing: paths of classes without calls.
     no_label = len(texts)
 
     def label(some: Calls) -> Ints:
@@ -129,7 +129,7 @@ def finish(by: By, rows: Iterable[Row]) -> Breakdown:
 
 
 def memory_at_peak(source: Source, strings: Strings, by: By) -> Breakdown:
-    """Return the blocks in use at the peak of a memory snapshot, by source line or call stack."""
+    """Return the memory blocks in use at the peak of a snapshot, by source line or call stack."""
     stacks = user_stacks(source, strings)
     blocks = blocks_at_peak(source, strings)
     found: dict[str, tuple[int, int]] = {}
@@ -146,7 +146,7 @@ def memory_at_peak(source: Source, strings: Strings, by: By) -> Breakdown:
 
 
 class _MainLabels:
-    """Finds the label with most weight for each key, and the number of others."""
+    """For each key, the label with most weight and the number of other labels."""
 
     def __init__(self, texts: Sequence[str], column: str) -> None:
         self._texts, self._column = texts, column
@@ -190,7 +190,7 @@ class _MainLabels:
         return details
 
 
-# Keys that span more than so many times their number are summed through their distinct values.
+# If the range of the keys exceeds this multiple of their number, sums are kept by distinct key.
 _SPARSE = 8
 
 
@@ -231,7 +231,7 @@ Figures = dict[tuple[str, str], Mapping[str, float | None]]
 
 
 def of_operations(calls: Calls) -> Figures:
-    """Return the figures of each operation's calls, by name and kind."""
+    """Return the time statistics of each operation's calls, by name and kind."""
     if calls.total_ns is None:
         return {}
     texts = calls.labels.texts
@@ -240,7 +240,7 @@ def of_operations(calls: Calls) -> Figures:
 
 
 def of_kernels(calls: Calls) -> Figures:
-    """Return the figures of each kernel's runs, by name and kind of the first run."""
+    """Return the time statistics of each kernel, by name and by the kind of its first execution."""
     if calls.total_ns is None:
         return {}
     texts = calls.labels.texts
@@ -319,7 +319,7 @@ def allocated(framework: Framework, labels: Labels, allocations: Allocations) ->
 
 
 def host_calls(framework: Framework) -> HeldCalls:
-    """Return one row per framework operation with its host time: there is no device work.
+    """Return one row per framework operation with its host time (no device tasks recorded).
 
     The backward time of an operation is that of its autograd nodes. Nodes without a recorded
     forward operation, and ranges around operations, are rows of their own.
@@ -347,13 +347,13 @@ def host_calls(framework: Framework) -> HeldCalls:
 def names_of(
     framework: Framework, labels: Labels, chosen: NDArray[np.integer]
 ) -> NDArray[np.int32]:
-    """Return the names of operations, as numbers in `labels`."""
+    """Return the names of the chosen operations, as numbers in `labels`."""
     names, number = framework.operation_names(chosen)
     return labels.numbers(names)[number]
 
 
 def origin_of(framework: Framework, labels: Labels, ranges: Values) -> Columns:
-    """Return module, line and stack of host ranges; -1 is an unknown range."""
+    """Return the module, source line and stack of host ranges; the index -1 is an unknown range."""
     columns: Columns = {}
     modules, number = framework.modules(ranges)
     columns["module"] = _of_numbers("module", labels.numbers(modules), number)
@@ -365,14 +365,14 @@ def origin_of(framework: Framework, labels: Labels, ranges: Values) -> Columns:
 
 
 def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32]) -> Packed:
-    packing = calls.making(column)
+    packing = calls.empty_column(column)
     for low in range(0, len(number), calls.WINDOW):
         packing.add(labels[number[low : low + calls.WINDOW]])
     return packing.done()
 
 
 def merge_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
-    """Merge parts with different columns in order of time."""
+    """Merge call tables in order of time; their columns may differ."""
     columns = calls.merge_parts(parts, by="when")
     columns["start_ns"] = columns.pop("when")
     if "module" in columns:

@@ -1,7 +1,7 @@
-"""Table of operation calls in program order, which both report families have in common.
+"""Table of operation calls in program order, used for both report families.
 
-Breakdowns sum this table, and comparisons match two of them call by call. `Calls` has plain
-columns. `HeldCalls` packs them: millions of calls take a third of the memory.
+Breakdowns sum the rows of a table; comparisons match two tables call by call. `Calls` has plain
+columns. `HeldCalls` packs them, which takes a third of the memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.arrays.types import AnyInts
 from unified_prof.recording.model import Row
 
-# Value that was not measured or is not known; all other values are at least 0.
+# Value that was not measured or is unknown; all other values are at least 0.
 UNKNOWN = -1
 
 
@@ -31,7 +31,7 @@ SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
 
 
 class Labels:
-    """Texts by number, in order of first use."""
+    """Texts, numbered in order of first use."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.texts: list[str] = []
@@ -40,7 +40,7 @@ class Labels:
             self.number(text)
 
     def number(self, text: str | None) -> int:
-        """Return the number of `text`, a new one if needed; None is UNKNOWN."""
+        """Return the number of `text`, adding it if it is new; UNKNOWN for None."""
         if text is None:
             return UNKNOWN
         number = self._numbers.setdefault(text, len(self.texts))
@@ -66,8 +66,8 @@ class Calls:
 
     UNKNOWN is a value that was not measured, None a column without any measured value. `name`,
     `module`, `line`, `stack` and `region` are numbers in `labels`. A stack is the project's frames
-    as `file:line`, outermost first, joined by newlines; the line is its innermost frame. A region
-    is the names of all regions around a call in the same form (`region_names`).
+    as `file:line`, outermost first, joined by newlines; `line` is its innermost frame. `region` has
+    the names of all regions that enclose a call, in the same form (see `region_names`).
     """
 
     labels: Labels
@@ -77,7 +77,7 @@ class Calls:
     forward_ns: AnyInts | None = None
     backward_ns: AnyInts | None = None
     recomputed_ns: AnyInts | None = None
-    """Time in which activation checkpointing ran the call again, within the backward pass."""
+    """Time of recomputing the call within the backward pass (activation checkpointing)."""
     module: AnyInts | None = None
     line: AnyInts | None = None
     stack: AnyInts | None = None
@@ -86,7 +86,7 @@ class Calls:
     activation_bytes: AnyInts | None = None
     allocated_bytes: AnyInts | None = None
     start_ns: AnyInts | None = None
-    """Start of each call in the recording's time; None if the report has no times of day."""
+    """Start of each call on the recording's clock; None if the report has no timestamps."""
     module_class: dict[str, str] = field(default_factory=dict)
     """Module path -> class name, if the report has it."""
     region: AnyInts | None = None
@@ -117,12 +117,12 @@ class Calls:
 
 
 def region_text(names: Sequence[str]) -> str:
-    """Return regions, the outermost first, as the text of a label."""
+    """Return the label text for nested regions, given outermost first."""
     return "\n".join(name.replace("\n", " ") for name in names)
 
 
 def region_names(text: str) -> tuple[str, ...]:
-    """Return the regions of a text of `region_text`."""
+    """Return the names of the regions in a text made by `region_text`."""
     return tuple(text.split("\n"))
 
 
@@ -167,7 +167,7 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
 
 
 def known_sum(values: AnyInts | None) -> int | None:
-    """Return the sum of the values that were measured, None if none was."""
+    """Return the sum of the measured values, None if there are none."""
     if values is None:
         return None
     known = values[values != UNKNOWN]
@@ -175,7 +175,7 @@ def known_sum(values: AnyInts | None) -> int | None:
 
 
 def sums_by(key: AnyInts, groups: int, values: AnyInts | None) -> list[int | None]:
-    """Return the sum of the measured values for each key 0..groups-1, None where none was measured.
+    """Return the sum of the measured values for each key 0..groups-1, None for keys without any.
 
     Exact below 2**53, which is 104 days in nanoseconds and 8 PiB in bytes.
     """
@@ -212,7 +212,7 @@ class _Column:
 
     @property
     def sums(self) -> list[int | None]:
-        """Sum for each key, None without measured values."""
+        """Sum for each key, None if it has no measured values."""
         pairs = zip(self._total.tolist(), self._count.tolist(), strict=True)
         return [one if some else None for one, some in pairs]
 
@@ -234,7 +234,8 @@ class Sums:
         chosen = key[inside]
         groups = len(self._entries)
         self._entries += np.bincount(chosen, minlength=groups)
-        # Groups have one kind as a rule; if not, the first call decides.
+        # All calls of a group usually have the same kind; if not, the kind of the first call is
+        # used.
         kind = np.full(groups, UNKNOWN, np.int8)
         kind[chosen[::-1]] = calls.kind[inside][::-1]
         self._kind = np.where(self._kind == UNKNOWN, kind, self._kind)
@@ -244,7 +245,7 @@ class Sums:
                 self._columns.setdefault(name, _Column(groups)).add(chosen, values[inside])
 
     def grow(self, groups: int) -> None:
-        """Add keys, up to `groups` in all."""
+        """Add keys, so that there are `groups` keys."""
         more = groups - len(self._entries)
         self._entries = np.append(self._entries, np.zeros(more, np.int64))
         self._kind = np.append(self._kind, np.full(more, UNKNOWN, np.int8))
@@ -257,15 +258,15 @@ class Sums:
         details: Mapping[int, str] | None = None,
         order: Sequence[int] | None = None,
     ) -> list[Row]:
-        """Return one row for each key that occurred, in falling order of time and size.
+        """Return one row for each key that occurred, in descending order of time and size.
 
         Args:
             names: the groups' names.
             details: key -> the group's detail, for groups that have one.
             order: order of the keys for rows with equal time, size and name.
         """
-        # A row with times counts timed calls: a run time report and a memory report that are read
-        # together both have each call.
+        # If a row has times, only timed calls count: when a run time report and a memory report are
+        # read together, each call occurs in both.
         timed = np.zeros_like(self._entries)
         if (times := self._columns.get("total_ns")) is not None:
             timed = times.counts
@@ -297,7 +298,7 @@ class Sums:
 
 
 def sort_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return rows in falling order of time, then size, then count; names break ties."""
+    """Return rows in descending order of time, then size, then count; ties are sorted by name."""
     return sorted(
         rows, key=lambda row: (-(row.total_ns or 0), -(row.size_bytes or 0), -row.count, row.name)
     )
@@ -313,7 +314,7 @@ _DTYPES["stack"] = np.int32
 
 
 class HeldCalls:
-    """Calls with packed columns; `windows` unpacks some at a time.
+    """Calls with packed columns, which `windows` unpacks in parts.
 
     Attributes:
         labels: texts of names, modules, lines and stacks.
@@ -332,11 +333,10 @@ class HeldCalls:
         return column in self._columns
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all calls in order, some at a time.
+        """Yield all calls in order, in windows.
 
         Args:
-            least: minimum number of calls per window, for callers whose cost per window is that
-                of so many calls.
+            least: minimum number of calls per window, for callers with a high cost per window.
         """
         size = max(WINDOW, least)
         for low in range(0, len(self), size):
@@ -373,17 +373,17 @@ class HeldCalls:
 SomeCalls: TypeAlias = Calls | HeldCalls
 
 
-def making(column: str) -> Packing:
-    """Return an empty packing for a column of calls."""
+def empty_column(column: str) -> Packing:
+    """Return an empty packed column with the integer type for `column`."""
     dtype = _DTYPES.get(column)
     return Packing(hole=UNKNOWN) if dtype is None else Packing(dtype, hole=UNKNOWN)
 
 
 def packed(columns: Mapping[str, Any]) -> Columns:
-    """Return columns as packed columns."""
+    """Pack plain columns."""
     found = {}
     for name, values in columns.items():
-        packing = making(name)
+        packing = empty_column(name)
         packing.add(values)
         found[name] = packing.done()
     return found
@@ -392,8 +392,8 @@ def packed(columns: Mapping[str, Any]) -> Columns:
 def merge_parts(parts: Sequence[Columns], by: str) -> Columns:
     """Concatenate parts and sort the rows by a column; equal rows keep their order.
 
-    Columns that a part lacks are UNKNOWN for its rows. The parts are emptied on the way, so that
-    only one column exists twice at a time.
+    Columns that a part lacks are UNKNOWN for its rows. Columns are removed from the parts as they
+    are merged, so that only one column is in memory twice.
     """
     filled = [part for part in parts if len(part[by])] or [*parts[:1]]
     sizes = [len(part[by]) for part in filled]
@@ -404,16 +404,18 @@ def merge_parts(parts: Sequence[Columns], by: str) -> Columns:
     del key
     found: Columns = {}
     for name in dict.fromkeys(name for part in filled for name in part):
-        column = _in_a_row(name, [part.pop(name, None) for part in filled], sizes)
+        column = _concatenate_column(name, [part.pop(name, None) for part in filled], sizes)
         found[name] = column if order is None else _in_order(column, order)
     return found
 
 
-def _in_a_row(name: str, columns: Sequence[Packed | None], sizes: Sequence[int]) -> Packed:
+def _concatenate_column(
+    name: str, columns: Sequence[Packed | None], sizes: Sequence[int]
+) -> Packed:
     """Concatenate a column of several parts."""
     if len(columns) == 1 and columns[0] is not None:
         return columns[0]
-    packing = making(name)
+    packing = empty_column(name)
     for column, size in zip(columns, sizes, strict=True):
         if column is None:
             for low in range(0, size, WINDOW):

@@ -1,11 +1,10 @@
 """Collectives of a recording: canonical kinds, message sizes, devices and groups of ranks.
 
-Vendors and versions have different names for the same collective; `canonical` maps them to one.
+Vendors and versions use different names for the same collective; `canonical` maps them to one name.
 
-META_DATA.parallel_group_info has the framework's name and the global ranks of each communicator.
-torch_npu writes it, and `uprof convert` does for the process groups of a trace.
-COMMUNICATION_OP.groupName is the communicator: a text, or at some recording levels the number that
-msprof computes from that text.
+META_DATA.parallel_group_info, written by torch_npu and `uprof convert`, has the framework's name
+and the global ranks of each communicator. COMMUNICATION_OP.groupName identifies the communicator:
+by its name or, at some recording levels, by a number that msprof computes from the name.
 """
 
 from __future__ import annotations
@@ -67,12 +66,12 @@ _KINDS = {
 
 @cache
 def canonical(name: str) -> str:
-    """Return the canonical name of a kind: `all_reduce` for `hcom_allReduce_` and `allreduce`.
+    """Return the canonical name of a collective: `all_reduce` for `hcom_allReduce_`.
 
-    An unknown kind keeps its name in lower case.
+    Unknown names are returned in lower case.
     """
     text = name.strip().lower()
-    # hcom_allReduce__428_0_1: the name of one operation has numbers after its kind.
+    # hcom_allReduce__428_0_1: in operation names, numbers follow the kind.
     kind_alone = re.sub(r"_+\d+(?:_\d+)*$", "", text)
     bare = _PREFIX.sub("", kind_alone, count=1)
     candidates = [bare, _SUFFIX.sub("", bare)]
@@ -85,7 +84,7 @@ def canonical(name: str) -> str:
 
 
 def bus_factor(kind: str, members: int) -> float | None:
-    """Return the factor from bytes over time to bus bandwidth, None if there is no bandwidth."""
+    """Return the ratio of bus bandwidth to bytes per second, None if it is undefined."""
     if members < 2:
         return None
     if kind == "all_reduce":
@@ -108,7 +107,7 @@ ELEMENT_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """The rows of COMMUNICATION_OP in order of time; -1 is not known."""
+    """The rows of COMMUNICATION_OP in order of time; -1 means unknown."""
 
     start_ns: Ints
     end_ns: Ints
@@ -127,7 +126,7 @@ UNKNOWN_DEVICE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collectives:
-    """The rows of COMMUNICATION_OP with possible times, as columns."""
+    """The rows of COMMUNICATION_OP with valid times, as columns."""
 
     start_ns: Ints
     duration_ns: Ints
@@ -167,7 +166,7 @@ class Collectives:
         return self.start_ns + self.duration_ns
 
     def in_parts(self, device: int | None = None) -> bool:
-        """Return True if tasks of collectives count as device tasks: no whole collective is known.
+        """Return True if only tasks of collectives were recorded, not whole collectives.
 
         Args:
             device: the device; None: all devices.
@@ -203,7 +202,7 @@ def device_name(number: int) -> str:
 
 
 def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
-    """Read the communication operators; in older files only their tasks name the device."""
+    """Read the communication operators; in older files, their device is read from their tasks."""
     columns = source.integers(
         "COMMUNICATION_OP",
         {
@@ -245,7 +244,7 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
 
 
 def kernel_names(source: Source, op_ids: Ints) -> Ints | None:
-    """Return the string id of each operator's kernel on GPUs, MISSING without one; else None."""
+    """Return the string id of each operator's kernel (MISSING without one); None if not on GPUs."""
     if "UPROF_GPU_TASKS" not in source.tables:
         return None
     parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "name": "name"})
@@ -277,7 +276,7 @@ _UNTOLD: Final = frozenset({"", "undefined", "none", "null"})
 _WORLD: Final = frozenset(
     {"default_group", "default_pg", "default", "world", "world_group", "hccl_world_group"}
 )
-# Words in the names of parallel groups of Megatron, MindSpeed, DeviceMesh, DeepSpeed, vLLM and
+# Words in parallel group names of Megatron, MindSpeed, DeviceMesh, DeepSpeed, vLLM and
 # SGLang.
 _WORDS: Final[Mapping[str, GroupKind]] = {
     **dict.fromkeys(("tp", "tensor", "etp"), "tp"),
@@ -287,7 +286,7 @@ _WORDS: Final[Mapping[str, GroupKind]] = {
     **dict.fromkeys(("cp", "context"), "cp"),
 }
 _EXPERTS: Final = ("expert", "moe")
-# Text after this names further ranks, not the kind: `data_parallel_group_with_cp`.
+# Text that follows names further ranks, not the kind: `data_parallel_group_with_cp`.
 _MODULO: Final = ("with", "modulo")
 
 
@@ -315,7 +314,7 @@ class Group:
 
 
 class Groups(Mapping[str, Group]):
-    """The groups of a report, by communicator name or its number."""
+    """Groups of ranks by communicator, identified by its name or number."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = dict(groups)
@@ -333,18 +332,18 @@ class Groups(Mapping[str, Group]):
 
 
 class Labels:
-    """Distinct display names of the groups that a report's collectives run in.
+    """Distinct display names of the groups used by a report's collectives.
 
-    Groups of one kind (`dp` and `dp_cp`) get the framework's names; if these are equal too, the
-    names of their communicators.
+    If several groups have the same kind, the framework's names are used; if these are equal too,
+    the names of the communicators.
     """
 
     def __init__(self, groups: Groups, used: Iterable[str]) -> None:
         """Name the groups.
 
         Args:
-            groups: the groups that the report names.
-            used: the communicators of its collectives, by name or number.
+            groups: the groups named in the report.
+            used: the communicators of the report's collectives, as names or numbers.
         """
         names = dict.fromkeys(used)
         found = {name: groups.get(name) for name in names}
@@ -366,7 +365,7 @@ class Labels:
         }
 
     def group(self, name: str) -> Group | None:
-        """Return the group of a communicator, with the communicator's name if it is not known."""
+        """Return the group of a communicator; unknown communicators get a group of their name."""
         return self._found[name]
 
     def label(self, name: str) -> str:
@@ -374,7 +373,7 @@ class Labels:
         return self._labels[name]
 
     def label_if_named(self, name: str) -> str | None:
-        """Return the display name, None if the report does not name the group."""
+        """Return the display name of a group, None if the report does not name the group."""
         group = self._found[name]
         return (
             None
@@ -392,7 +391,7 @@ def _by_name(name: str, group: Group | None, label: str) -> str:
 
 
 def load_groups(source: Source) -> Groups:
-    """Return the groups that a report names, if any."""
+    """Return the groups that a report names; empty if there are none."""
     found: dict[str, Group] = {}
     if "META_DATA" not in source.tables:
         return Groups(found)
@@ -405,11 +404,11 @@ def load_groups(source: Source) -> Groups:
 
 
 def kind_of(title: str) -> GroupKind:
-    """Return the kind of parallelism of a group, from the framework's name.
+    """Return the kind of parallelism from the framework's name for a group.
 
     A name with several kinds is `other`, with two exceptions: groups of experts have the kind of
-    what they divide (`expert_data_parallel`), and data parallel groups may include context
-    parallelism (`dp_cp`), as the gradients of both are summed together.
+    parallelism among the experts (`expert_data_parallel` is data parallel), and data parallel
+    groups may include context parallelism (`dp_cp`), because gradients are summed over both.
     """
     text = title.strip().lower()
     if text in _WORLD:

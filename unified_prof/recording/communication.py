@@ -1,8 +1,8 @@
-"""Names of collectives with their groups, time by group, and unions of device work over time.
+"""Names of collectives with their groups, time by group, and unions of task intervals.
 
-The union of the intervals of millions of tasks is large, and sums do not need it as a whole.
-`Sweep` cuts time into segments and carries open tasks from one to the next; each `Stretch` adds its
-part to `Sums`.
+The union of the intervals of millions of tasks is large, and sums do not need all of it at once.
+`Sweep` splits time into segments and carries unfinished tasks from one segment to the next; each
+`Stretch` adds its part to `Sums`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unified_prof.recording.task_rows import FOREVER
 
 
 def by_key(keys: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each distinct key in rising order with the rows that have it, in one pass."""
+    """Yield each distinct key in ascending order with its row indexes, in one pass."""
     if not len(keys):
         return
     order = np.argsort(keys, kind="stable").astype(np.int64)
@@ -69,9 +69,10 @@ class CollectiveNames:
         return np.where(found == UNKNOWN, self.types(labels), found)
 
     def kinds(self) -> tuple[list[str | None], Ints]:
-        """Return the distinct kinds of groups (`tp` or the framework's name), and their indexes.
+        """Return the distinct kinds of groups, and the index of each collective's kind.
 
-        None if only the communicator is known: its name differs from run to run.
+        A kind is a parallelism such as `tp`, or the framework's name for the group. It is None if
+        only the communicator is known, because its name differs from run to run.
         """
         texts, number = self._communicators
         found = [None if text is None else self._labels.group(text) for text in texts]
@@ -88,7 +89,8 @@ class CollectiveNames:
     def size_bytes(self) -> Ints:
         """Size of each collective's message, UNKNOWN if it was not recorded.
 
-        For kinds of which HCCL records one rank's part, that part times the number of ranks.
+        For kinds where HCCL records only one rank's part, the size is that part times the number of
+        ranks.
         """
         size = self._comms.size_bytes.copy()
         texts, number = self._communicators
@@ -117,10 +119,10 @@ class CollectiveNames:
         return self._labels.named_groups
 
     def group_rows(self, compute: Mapping[int | None, IntervalSet]) -> list[Row]:
-        """Return one row for each group: its collectives, and their exposed time.
+        """Return one row for each group, with the time and exposed time of its collectives.
 
         Args:
-            compute: intervals of kernels by device; None is the only device.
+            compute: intervals of kernels by device; the key None is the only device.
         """
         texts, number = self._communicators
         types = Labels()
@@ -171,7 +173,7 @@ class CollectiveNames:
         return labels.numbers(named)[of_pair]
 
     def _plain(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int64]:
-        """Return the name of each collective without its group, from the first column with one."""
+        """Return each collective's name without its group, from `first` or else `second`."""
         result = np.full(len(self._comms), UNKNOWN, np.int64)
         for column in (first, second):
             unnamed = np.flatnonzero(result == UNKNOWN)
@@ -183,7 +185,7 @@ class CollectiveNames:
 
     @cached_property
     def _communicators(self) -> tuple[list[str | None], NDArray[np.int64]]:
-        """The distinct communicators, and the index of each collective's."""
+        """The distinct communicators, and the index of each collective's communicator."""
         ids, number = codes(self._comms.group)
         labels = Labels()
         of_id = labels.numbers(self._strings.texts(ids)).astype(np.int64)
@@ -207,7 +209,7 @@ def _most(types: Labels, kinds: Ints, duration_ns: Ints) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Device work in a segment of time, cut at both ends."""
+    """Intervals of device tasks in a segment of time, clipped to the segment."""
 
     begin_ns: int
     until_ns: int
@@ -219,7 +221,7 @@ class Stretch:
 
 
 class Sweep:
-    """Takes tasks in order of time and returns the work of one segment after another."""
+    """Splits tasks, given in order of start, into consecutive time segments."""
 
     def __init__(self, communication: IntervalSet = EMPTY, *, parts: bool) -> None:
         """Start before all tasks.
@@ -236,7 +238,7 @@ class Sweep:
     def take(
         self, kind: NDArray[np.int8], start_ns: Ints, end_ns: Ints, until_ns: int = FOREVER
     ) -> Stretch:
-        """Return the work until a time before which no later task starts."""
+        """Add tasks, and return the segment up to `until_ns`; later tasks start after it."""
         begin_ns, self._begin_ns = self._begin_ns, until_ns
         now = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
         for what in self._kinds:
@@ -252,14 +254,14 @@ class Sweep:
         return Stretch(begin_ns, until_ns, now[KERNEL], communication, now[COPY], busy)
 
     def rest(self) -> Stretch:
-        """Return the work of the last segment."""
+        """Return the last segment."""
         nothing = np.zeros(0, np.int64)
         return self.take(nothing.astype(np.int8), nothing, nothing)
 
 
 @dataclass(slots=True)
 class Sums:
-    """Sums of work over segments of time."""
+    """Busy, compute, communication and copy time summed over segments."""
 
     compute_ns: int = 0
     communication_ns: int = 0
@@ -272,7 +274,7 @@ class Sums:
     """From the start of the first task to the end of the last; None: no task."""
 
     def add(self, one: Stretch, within: IntervalSet | None = None) -> None:
-        """Add the work of a segment, or of the part of it inside `window`."""
+        """Add a segment, or the part of it within `within`."""
         compute, communication, copies, busy = one.compute, one.communication, one.copies, one.busy
         if within is not None:
             here = intervals.part(within, one.begin_ns, one.until_ns)

@@ -29,7 +29,7 @@ HOST = "CPU"
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 
-# Sizes above 8 PiB are impossible.
+# Sizes above 8 PiB are invalid.
 MAX_BYTES = 1 << 53
 
 
@@ -88,7 +88,7 @@ _Sample = tuple[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocations:
-    """Blocks that the framework's operations allocated."""
+    """Memory blocks allocated by framework operations."""
 
     names: list[str]
     """Name of the operation."""
@@ -97,7 +97,7 @@ class Allocations:
 
 
 def allocations(source: Source, strings: Strings) -> Allocations:
-    """Return the allocations of OP_MEMORY that have a time: not those from before the recording."""
+    """Return the allocations in OP_MEMORY, without those made before the recording started."""
     columns = source.integers("OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"})
     known = (columns["at"] > 0) & (columns["at"] <= MAX_TIME_NS)
     known &= (columns["size"] > 0) & (columns["size"] < MAX_BYTES)
@@ -106,10 +106,10 @@ def allocations(source: Source, strings: Strings) -> Allocations:
 
 
 class LiveBlocks(NamedTuple):
-    """Blocks of the allocator that are in use at one time."""
+    """Allocator blocks in use at one point in time."""
 
     chain: Ints
-    """Id of the call chain that allocated each, MISSING if not known."""
+    """Id of the call chain that allocated each block, MISSING if unknown."""
     size_bytes: Ints
 
 
@@ -145,11 +145,12 @@ def counter_series(source: Source, strings: Strings) -> tuple[Series, ...]:
 
 
 def peak_memory(source: Source, strings: Strings) -> int | None:
-    """Return the peak memory of torch's allocator on a device, None if it was not recorded.
+    """Return the peak memory of PyTorch's allocator on a device, None if not recorded.
 
-    This is the value of `torch.cuda.max_memory_allocated`. Sums with the graph engine's memory
-    (`PTA+GE`) add values of different times and are not used. Without torch's records it is the
-    peak of the other components, of devices before that of the host.
+    This is the value of `torch.cuda.max_memory_allocated`. Totals that include the graph engine
+    (`PTA+GE`) are not used, because they add values of different times. If PyTorch's allocator was
+    not recorded, the peak is that of the other components, on devices if possible, else on the
+    host.
     """
     by_component = {
         strings.get(component) if isinstance(component, int) else None: int(peak)
@@ -180,7 +181,7 @@ def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) ->
 
 
 def _is_of_gpu(source: Source) -> bool:
-    """Return True if the recording is of GPUs, where Ascend's allocators mean nothing."""
+    """Return True for a GPU recording, where the names of Ascend's allocators do not apply."""
     decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
     return bool(decoders - _ASCEND_DECODERS)
 
@@ -202,14 +203,14 @@ def _of_table(
 
 
 def _place(device: object, *, on_host: bool) -> str:
-    """Return the device name; a negative device of a GPU recording is the host."""
+    """Return the device name; a negative number is the host."""
     if device is None or (on_host and isinstance(device, int) and device < 0):
         return "host"
     return device_name(device) if isinstance(device, int) else f"device {device}"
 
 
 def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list[_Sample]]:
-    """Return the samples of a table at possible times, by device and source."""
+    """Return the samples of a table with valid times, by device and source."""
     keys = [*counter.keys, *counter.texts]
     values = [column for column, _ in counter.values]
     columns = ", ".join([counter.time, counter.device or "NULL", *keys, *values])
@@ -223,7 +224,7 @@ def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list
 
 
 def _suffix(counter: _Counter, parts: list[Any], strings: Strings, *, in_words: bool) -> str:
-    """Return the suffix that distinguishes a source: numbers, then texts."""
+    """Return the suffix that distinguishes a source: its numbers, then its texts."""
     numbers = [f"{part}" for part in parts[: len(counter.keys)]]
     words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
     told = [word for word in words if word not in NOTHING_KNOWN and word]
@@ -282,5 +283,5 @@ def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
 
 
 def _is_ratio(counter: str) -> bool:
-    """Return True if the sum of a counter's values is meaningless."""
+    """Return True if a counter is a ratio or rate, whose values must not be summed."""
     return any(word in counter.lower() for word in ("ratio", "rate", "bw", "(gb/s)", "usage", "%"))

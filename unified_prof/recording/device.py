@@ -1,4 +1,4 @@
-"""Device time by device, stream and step, from unions of intervals."""
+"""Time by device, stream and step, from unions of task intervals."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class TaskSteps:
     def __init__(
         self, step: Callable[[Ints, Ints], NDArray[np.int32]], tasks: Tasks, comms: Collectives
     ) -> None:
-        """Store `step`, which returns the step of tasks by their connection ids and start times."""
+        """Store the tables and `step`, which returns steps for connection ids and start times."""
         self._step, self._tasks, self._comms = step, tasks, comms
 
     def steps_of(self, rows: TaskRows) -> NDArray[np.int32]:
-        """Return the step of each of some tasks."""
+        """Return the step of each of the given tasks."""
         return self._step(rows.connection, rows.start_ns)
 
     @cached_property
     def tasks(self) -> NDArray[np.int32]:
-        """The step of each task; for millions of tasks, call `of` for each window instead."""
+        """The step of each task; for millions of tasks, call `steps_of` for each window instead."""
         parts = [self.steps_of(rows) for rows in self._tasks.windows()]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
@@ -49,14 +49,14 @@ class TaskSteps:
 
 
 class DeviceWork:
-    """Work of one device (kernels, copies, collectives) as unions of intervals and their sums.
+    """Tasks of one device (kernels, copies, collectives) as unions of intervals and their sums.
 
-    A collective lasts from its first task to its last and includes the wait for other ranks, as in
-    the vendor's viewers and as a kernel of NCCL does.
+    A collective lasts from its first task to its last, including the wait for other ranks, as in
+    the vendor's viewers and in NCCL kernels.
     """
 
     def __init__(self, tasks: Tasks, comms: Collectives, device: int | None = None) -> None:
-        """Store the tables of tasks; `device` None is the only device."""
+        """Store the task tables; if `device` is None, there is only one device."""
         self._tasks, self._device = tasks, device
         here: Any = slice(None) if device is None else comms.device == device
         self._parts = comms.in_parts(device)
@@ -71,7 +71,7 @@ class DeviceWork:
         return sum(int((device == self._device).sum()) for device in devices)
 
     def stretches(self) -> Iterator[Stretch]:
-        """Yield the work of one segment of time after another; they cover all time."""
+        """Yield consecutive time segments that together cover all tasks."""
         sweep = Sweep(self._whole, parts=self._parts)
         for rows in self._tasks.in_time(self._device):
             yield sweep.take(rows.kind, rows.start_ns, rows.end_ns, rows.until_ns)
@@ -79,34 +79,34 @@ class DeviceWork:
 
     @property
     def compute(self) -> IntervalSet:
-        """Intervals with a kernel."""
+        """Intervals in which a kernel runs."""
         return self._sets[0]
 
     @property
     def communication(self) -> IntervalSet:
-        """Intervals with a collective."""
+        """Intervals in which a collective runs."""
         return self._sets[1]
 
     @property
     def copies(self) -> IntervalSet:
-        """Intervals with a copy or memory set."""
+        """Intervals in which a copy or memset runs."""
         return self._sets[2]
 
     @property
     def busy(self) -> IntervalSet:
-        """Intervals with a kernel, collective, copy or memory set."""
+        """Intervals in which a kernel, collective, copy or memset runs."""
         return self._sets[3]
 
     @property
     def window(self) -> IntervalSet:
-        """From the start of the first work to the end of the last; empty without work.
+        """Interval from the first task's start to the last task's end; empty without tasks.
 
-        The profiler's own marks and waits at both ends are not work.
+        The profiler's marks, and waits at both ends, do not count.
         """
         return self._sums.span
 
     def time(self, name: str, window: IntervalSet | None = None) -> DeviceTime:
-        """Return how the device spent its window, or the given one, which may have gaps."""
+        """Return the device time by kind of task, within `window` if it is given."""
         found, whole = self._sums, self._sums
         if window is not None:
             found = Sums()
@@ -140,8 +140,8 @@ class DeviceWork:
 class StepWindows:
     """The time of each step on one device, in order and without overlaps.
 
-    A device runs behind the host. A step ends on it with the last work of the step, or with the
-    step on the host if that is later; the next step begins there.
+    A device runs behind the host. On a device, a step ends with its last task, or with the step on
+    the host if that is later; the next step begins there.
     """
 
     start_ns: Ints
@@ -156,7 +156,7 @@ class StepWindows:
 def step_windows(
     steps: Steps, tasks: Tasks, comms: Collectives, task_steps: TaskSteps, device: int | None
 ) -> StepWindows:
-    """Return the time of each step on a device; `device` None is the only one."""
+    """Return the time of each step on a device; None is the only device."""
     work_ends = np.full(len(steps), np.iinfo(np.int64).min)
     in_parts = comms.in_parts(device)
     for rows in tasks.windows():
@@ -235,7 +235,7 @@ def stream_rows(tasks: Tasks) -> list[Row]:
 
 
 class _Step:
-    """Sums of the work that one step launched on one device."""
+    """Sums over the tasks that one step launched on one device."""
 
     def __init__(self, communication: IntervalSet, *, parts: bool) -> None:
         self.sweep = Sweep(communication, parts=parts)
@@ -251,16 +251,16 @@ def step_rows(
     comms: Collectives,
     task_steps: TaskSteps,
 ) -> list[Row]:
-    """Return one row per step, with the work on each device that was launched in the step.
+    """Return one row per step, with the time of the tasks launched in the step on each device.
 
-    Work belongs to the step that launched it, whenever it ran. A device is idle in a step while no
-    work runs on it, including work of other steps.
+    A task belongs to the step that launched it, whenever it ran. A device is idle in a step while
+    no task runs on it, not even one of another step.
 
     Args:
         steps: The steps in order of time.
-        devices: The work of each device.
+        devices: The tasks of each device.
         windows: The time of the steps on each device.
-        numbers: The number of each device, None where there is only one.
+        numbers: The number of each device; None if there is only one device.
         tasks: All tasks.
         comms: All collectives.
         task_steps: The step that launched each task.
@@ -292,7 +292,7 @@ def step_rows(
 def _of_each_step(
     count: int, tasks: Tasks, comms: Collectives, task_steps: TaskSteps, device: int | None
 ) -> list[Sums]:
-    """Return the work that each step launched on a device."""
+    """Return the sums over the tasks that each step launched on a device."""
     parts = comms.in_parts(device)
     here = (
         task_steps.comms
@@ -330,9 +330,9 @@ def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
 
 
 def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
-    """Return the rows of steps with the vendor's figures added, summed over devices.
+    """Return step rows with the vendor's figures added, summed over devices.
 
-    A step that the vendor's analysis leaves out has no such figures.
+    Steps that the vendor's analysis leaves out have no such figures.
     """
     sums: dict[str | None, dict[str, int | None]] = {}
     for one in traces:

@@ -1,6 +1,6 @@
-"""Device tasks that are work (kernels, copies, whole collectives), and the calls they belong to.
+"""Kernels, copies and whole collectives of a recording, and the calls that launched them.
 
-Waits are not work, and the tasks of a collective are part of the collective.
+Together these are called work: waits do not count, and the tasks of a collective are part of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, OTHER_PASS
 from unified_prof.recording.model import Row
 from unified_prof.recording.replayed_graphs import Captured
 from unified_prof.recording.steps import Steps, step_of
-from unified_prof.recording.task_order import Begun, OfPieces, Pieces, WorkColumn
+from unified_prof.recording.task_order import ComputedColumn, OrderedTasks, TaskWindow, WorkColumn
 from unified_prof.recording.task_rows import TaskNames, TaskRows
 from unified_prof.recording.tasks import Tasks
 
@@ -50,9 +50,9 @@ class WorkLaunches(NamedTuple):
 
 
 class Work:
-    """Kernels and copies, in the order of TASK, then whole collectives, as columns.
+    """Kernels and copies in the order of TASK, followed by whole collectives, as columns.
 
-    Columns are computed from those of the tasks on access; `windows` yields some at a time.
+    Columns are computed from those of the tasks on access; `windows` yields them in parts.
     """
 
     start_ns, duration_ns, kind, device, stream, connection = (WorkColumn() for _ in range(6))
@@ -69,38 +69,38 @@ class Work:
         self._framework, self._allocations = framework, allocations
         self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
         self.captured: Captured | None = None
-        """The operations of replayed graphs' work, if the recording of the capture is given."""
+        """Operations of the tasks of replayed graphs, if the recording of the capture is given."""
         self.labels = Labels()
 
     def __len__(self) -> int:
         return self._task_count + len(self._comms)
 
-    def windows(self) -> Iterator[Pieces]:
-        """Yield all work, some hundred thousand tasks at a time."""
+    def windows(self) -> Iterator[TaskWindow]:
+        """Yield all work in windows of a few hundred thousand tasks."""
         first = 0
         for rows in self._tasks.windows():
-            pieces = Pieces(self, first, rows.where(self._is_work(rows)), self._comms)
-            yield pieces
-            first += len(pieces)
+            window = TaskWindow(self, first, rows.where(self._is_work(rows)), self._comms)
+            yield window
+            first += len(window)
         if len(self._comms):
-            yield Pieces(self, first, None, self._comms)
+            yield TaskWindow(self, first, None, self._comms)
 
-    def in_time(self, device: int | None) -> Iterator[Begun]:
-        """Yield the work of a device (None: of all) in order of start, some tasks at a time.
+    def in_time(self, device: int | None) -> Iterator[OrderedTasks]:
+        """Yield the work of a device (None: all devices) in order of start, in windows.
 
-        Tasks that start together keep the order of the file; collectives come after them.
+        Tasks with equal starts keep the order of the file; collectives follow them.
         """
         comms = self._begun_comms(device)
         first = 0
         for rows in self._tasks.in_time():
             own = rows.where(self._is_work(rows))
             if self._tasks.is_in_order:
-                piece = np.arange(first, first + len(own), dtype=np.int32)
+                task = np.arange(first, first + len(own), dtype=np.int32)
                 first += len(own)
             else:
-                piece = np.searchsorted(self._task, own.rows).astype(np.int32)
-            found = Begun(
-                piece,
+                task = np.searchsorted(self._task, own.rows).astype(np.int32)
+            found = OrderedTasks(
+                task,
                 own.start_ns,
                 own.kind,
                 own.stream.astype(np.int64),
@@ -112,13 +112,13 @@ class Work:
             if among:
                 found, comms = found.merged(comms.at(slice(among))), comms.at(slice(among, None))
             yield found
-        if len(comms.piece):
+        if len(comms.task):
             yield comms
 
-    def _begun_comms(self, device: int | None) -> Begun:
+    def _begun_comms(self, device: int | None) -> OrderedTasks:
         """Return the whole collectives in order of start."""
         comms = self._comms
-        found = Begun(
+        found = OrderedTasks(
             np.arange(self._task_count, len(self), dtype=np.int32),
             comms.start_ns,
             np.full(len(comms), COMMUNICATION, np.int8),
@@ -134,16 +134,16 @@ class Work:
         return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
 
     @property
-    def operator(self) -> OfPieces:
+    def operator(self) -> ComputedColumn:
         """Operator type of each task, as numbers in `labels`."""
         _ = self.operator_numbers
-        return OfPieces(self, lambda some: some.operator)
+        return ComputedColumn(self, lambda some: some.operator)
 
     @property
-    def kernel(self) -> OfPieces:
+    def kernel(self) -> ComputedColumn:
         """Name of the kernel, collective or kind of copy, as numbers in `labels`."""
         _ = self.kernel_numbers
-        return OfPieces(self, lambda some: some.kernel)
+        return ComputedColumn(self, lambda some: some.kernel)
 
     @cached_property
     def operator_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
@@ -159,16 +159,16 @@ class Work:
 
     @property
     def of_tasks(self) -> NDArray[np.int32]:
-        """Indexes in TASK of the tasks that are work."""
+        """Rows of TASK that count as work."""
         return self._task
 
-    def at_tasks(self, pieces: NDArray[np.integer]) -> Pieces:
-        """Return some work by index; none of it whole collectives."""
-        return Pieces(self, UNKNOWN, self._tasks.rows_at(self._task[pieces]), self._comms)
+    def at_tasks(self, rows: NDArray[np.integer]) -> TaskWindow:
+        """Return work by index; the indexes must not be those of whole collectives."""
+        return TaskWindow(self, UNKNOWN, self._tasks.rows_at(self._task[rows]), self._comms)
 
-    def whole_comms(self) -> Pieces:
+    def whole_comms(self) -> TaskWindow:
         """Return the whole collectives."""
-        return Pieces(self, len(self._task), None, self._comms)
+        return TaskWindow(self, len(self._task), None, self._comms)
 
     @cached_property
     def total_ns(self) -> int:
@@ -187,7 +187,7 @@ class Work:
         return sums.rows(names)
 
     def summed(self) -> Calls:
-        """Return one call with the summed time of each operator type and kind, by first start.
+        """Return one call for each operator type and kind with its total time, by first start.
 
         For recordings without a framework.
         """
@@ -199,7 +199,7 @@ class Work:
         for one in self.windows():
             key = one.operator.astype(np.int64) * len(KINDS) + one.kind
             start_ns = one.start_ns
-            # From last to first, so that the first of each key remains.
+            # In reverse order, so that the first entry of each key remains.
             order = np.argsort(start_ns, kind="stable")[::-1]
             own_ns, own = np.full(size, never), np.full(size, never)
             own_ns[key[order]] = start_ns[order]
@@ -228,20 +228,20 @@ class Work:
         parts = []
         if self._framework is not None:
             parts.append(self._operations(self._framework))
-        parts.append(self._alone())
+        parts.append(self._unowned_rows())
         if self.captured is not None:
             parts.append(self._of_captures(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
             parts.append(allocated(self._framework, self.labels, self._allocations))
         return merge_calls(self.labels, parts)
 
-    def _alone(self) -> Columns:
-        """Return one row for each task that is part of no operation."""
+    def _unowned_rows(self) -> Columns:
+        """Return one row for each task that no operation launched."""
         _ = self.operator_numbers
         names: tuple[str, ...] = ("when", "name", "kind", "total_ns")
         if self._framework is not None:
             names = (*names, "forward_ns", "backward_ns", "call")
-        found = {name: held_calls.making(name) for name in names}
+        found = {name: held_calls.empty_column(name) for name in names}
         for one in self.windows():
             left = np.flatnonzero(~(self._owned(one) | self._replayed(one)))
             duration = one.duration_ns[left]
@@ -264,7 +264,7 @@ class Work:
         _ = self.kernel_numbers, self.operator_numbers
         names = self.labels.texts
         sums = Sums(len(names))
-        # Kernels with the same name have the operator type of the first of them.
+        # Kernels with the same name get the operator type of the first one.
         operator = np.full(len(names), UNKNOWN, np.int64)
         for one in self.windows():
             kernel = one.kernel
@@ -282,7 +282,7 @@ class Work:
     def kernels_of_operations(self, steps: Steps = ()) -> list[tuple[str, Row]]:
         """Return one row for each pair of operation and kernel, as (operation, row).
 
-        With steps, only tasks of calls that began in a step count.
+        If `steps` is given, only tasks launched in a step count.
         """
         _ = self.kernel_numbers, self.operator_numbers
         if self._framework is not None:
@@ -338,14 +338,14 @@ class Work:
             for key in sorted(launches)
         }
 
-    def place(self, piece: int) -> tuple[str, str | None]:
-        """Return the operation of a task, and the source line that called it."""
-        name = self.labels.texts[int(self.operator[piece])]
+    def place(self, task: int) -> tuple[str, str | None]:
+        """Return the operation that launched a task, and its source line."""
+        name = self.labels.texts[int(self.operator[task])]
         framework, call = self._framework, np.array([NONE])
-        if self.captured is not None and self.captured.call[piece] != NONE:
-            framework, call = self.captured.framework, self.captured.call[piece : piece + 1]
+        if self.captured is not None and self.captured.call[task] != NONE:
+            framework, call = self.captured.framework, self.captured.call[task : task + 1]
         elif framework is not None:
-            call = self.launches.call[piece : piece + 1]
+            call = self.launches.call[task : task + 1]
         if framework is None or call[0] == NONE:
             return name, None
         (chosen,) = names_of(framework, self.labels, call).tolist()
@@ -354,7 +354,7 @@ class Work:
         return self.labels.texts[chosen], None if stack is None else stack.rpartition("\n")[2]
 
     def other_pass_ns(self) -> int | None:
-        """Return the time of work launched by an optimizer, in neither pass; None if not known."""
+        """Return the time of tasks launched in neither pass (optimizer); None if unknown."""
         if self._framework is None:
             return None
         times = []
@@ -366,7 +366,7 @@ class Work:
         return sum(times) if times else None
 
     def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
-        """Return a column over all work, from one over TASK and one over the collectives."""
+        """Return a column over all work from a column of TASK and one of the collectives."""
         return self._with_comms(tasks[self._task], comms)
 
     @cached_property
@@ -380,7 +380,7 @@ class Work:
             passes.add(found.passes)
         return WorkLaunches(call.done(), passes.done())
 
-    def called(self, some: Pieces) -> NDArray[np.int64]:
+    def called(self, some: TaskWindow) -> NDArray[np.int64]:
         """Return the name of each task's framework operation, as numbers in `labels`."""
         result = np.full(len(some), UNKNOWN, np.int64)
         if self._framework is not None:
@@ -400,16 +400,16 @@ class Work:
         assert self._framework is not None
         return names_of(self._framework, self.labels, self._owners)
 
-    def _owned(self, some: Pieces) -> NDArray[np.bool_]:
-        """Return which tasks count for a framework operation."""
+    def _owned(self, some: TaskWindow) -> NDArray[np.bool_]:
+        """Return a mask of the tasks that count for a framework operation."""
         if self._framework is None:
             return np.zeros(len(some), bool)
         call = self.launches.call[some.rows]
         owned: NDArray[np.bool_] = (call != NONE) & (some.kind != COMMUNICATION)
         return owned & ~self._replayed(some)
 
-    def _replayed(self, some: Pieces) -> NDArray[np.bool_]:
-        """Return which tasks count for an operation of a graph capture."""
+    def _replayed(self, some: TaskWindow) -> NDArray[np.bool_]:
+        """Return a mask of the tasks that count for an operation of a graph capture."""
         if self.captured is None:
             return np.zeros(len(some), bool)
         result: NDArray[np.bool_] = self.captured.call[some.rows] != NONE
@@ -417,14 +417,14 @@ class Work:
 
     @cached_property
     def _owners(self) -> NDArray[np.int32]:
-        """The framework operations that have tasks, in rising order."""
+        """The framework operations that launched tasks, in ascending order."""
         there = np.zeros(len(self._framework or ()), bool)
         for one in self.windows():
             there[self.launches.call[one.rows][self._owned(one)]] = True
         return np.flatnonzero(there).astype(np.int32)
 
     def _captured_names(self) -> NDArray[np.int32] | None:
-        """Return the captured operation of each task as numbers in `labels`, else UNKNOWN."""
+        """Return the captured operation of each task as a number in `labels`, or UNKNOWN."""
         if self.captured is None:
             return None
         call = self.captured.call
@@ -445,8 +445,8 @@ class Work:
         name, kind = columns.pop("name", nothing), columns.pop("kind", nothing.astype(np.int8))
         return Calls(self.labels, name, kind, **columns)
 
-    def _by_kernel(self, some: Pieces) -> Calls:
-        """Return one row for each of some tasks, with the name of its kernel."""
+    def _by_kernel(self, some: TaskWindow) -> Calls:
+        """Return one row for each of the given tasks, with the name of its kernel."""
         duration_ns, forward, backward = some.duration_ns, None, None
         if self._framework is not None:
             passes = self.launches.passes[some.rows]
@@ -475,7 +475,7 @@ class Work:
         return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
 
     def _is_work(self, rows: TaskRows) -> NDArray[np.bool_]:
-        """Return which tasks are work."""
+        """Return a mask of the tasks that count as work."""
         kind = rows.kind
         result: NDArray[np.bool_] = (kind == KERNEL) | (kind == COPY)
         if len(self._in_parts) == len(self._tasks.devices):
@@ -485,7 +485,7 @@ class Work:
         return result
 
     def _operations(self, framework: Framework) -> Columns:
-        """Sum the work of each framework operation, by pass."""
+        """Sum the device time of each framework operation by pass."""
         chosen = self._owners
         times = {which: Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
         for one in self.windows():
@@ -496,7 +496,7 @@ class Work:
                 mine = passes == which
                 added.add(key[mine], duration[mine])
         columns = ("when", "name", "kind", "total_ns", "forward_ns", "backward_ns")
-        found = {name: held_calls.making(name) for name in columns}
+        found = {name: held_calls.empty_column(name) for name in columns}
         for low in range(0, len(chosen), held_calls.WINDOW):
             rows = slice(low, low + held_calls.WINDOW)
             found["when"].add(framework.start_ns[chosen[rows]])
@@ -511,7 +511,7 @@ class Work:
         return done | origin_of(framework, self.labels, chosen)
 
     def _of_captures(self, captured: Captured) -> Columns:
-        """Sum the work of each captured operation, by replay."""
+        """Sum the device time of each captured operation by replay."""
         own: Ints = np.flatnonzero(captured.call != NONE)
         size = len(captured.framework)
         pairs = captured.replay[own] * size + captured.call[own]

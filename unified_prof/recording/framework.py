@@ -1,8 +1,8 @@
-"""The PyTorch tables of an msprof database: which framework call launched which device work.
+"""PyTorch tables of an msprof database, which relate framework calls to device tasks.
 
 torch_npu appends PYTORCH_API (host ranges), CONNECTION_IDS and PYTORCH_CALLCHAINS to msprof's
-tables, and `uprof convert` fills the same ones from a Kineto trace. From them come the framework's
-operation of a kernel, the pass it belongs to, its module and its source line.
+tables, and `uprof convert` fills the same tables from a Kineto trace. They give the operation,
+pass, module and source line of each kernel.
 
 Work below an `autograd::engine::evaluate_function` range, or below a range with a forward thread,
 is backward; `autograd.ForwardOperations` finds its forward operation.
@@ -31,10 +31,10 @@ from unified_prof.recording.python_frames import (
     MODULE_PREFIX,
     NO_CHAIN,
     Frames,
-    Holders,
+    RangesById,
     chains_through,
     numbered,
-    of_those,
+    values_at,
 )
 from unified_prof.recording.source import Findings, Source, Strings, input_text
 from unified_prof.sqlite.integer_columns import MISSING
@@ -47,7 +47,8 @@ FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
 _OPTIMIZER_PREFIX = "Optimizer."
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 # `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,
-# `ConvolutionBackward0`, `torch::autograd::CppNode<...>`; not a user's own `forward pass`.
+# `ConvolutionBackward0`, `torch::autograd::CppNode<...>`; not a range named by the user, such as
+# `forward pass`.
 _OPERATION = re.compile(
     r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
 )
@@ -62,23 +63,24 @@ class Launches:
     call: Ints
     """Index of the host range of the operation; -1: none."""
     passes: NDArray[np.int8]
-    """FORWARD, BACKWARD or OTHER_PASS; -1: the operation is not known."""
+    """FORWARD, BACKWARD or OTHER_PASS; -1: the operation is unknown."""
 
 
 class HostTime(NamedTuple):
     """Host time of ranges."""
 
     call: Ints
-    """The operation that each range's time counts for: of a backward range, the forward one."""
+    """The operation that each range's time counts for; for backward ranges, the forward
+    operation."""
     passes: NDArray[np.int8]
     """FORWARD, BACKWARD or OTHER_PASS."""
     time_ns: Ints
 
 
 class Framework:
-    """The host ranges of a report in call order: parents come before their children.
+    """Host ranges of a report in call order (parents before their children).
 
-    Columns are packed. Derived columns are computed a window of ranges at a time and packed too.
+    Columns are packed. Derived columns are computed in windows and packed too.
     """
 
     def __init__(
@@ -123,11 +125,11 @@ class Framework:
         return ids
 
     def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the distinct names, and the index of each range's name (-1: the last one's)."""
+        """Return the distinct names, and the index of each range's name (-1 is the last range)."""
         return self._names, self._name_code[ranges].astype(np.int32)
 
     def operation_names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
-        """Return `names`, but for a range of the autograd engine the name of its node."""
+        """Return `names`, with ranges of the autograd engine named like their node."""
         names, number = self.names(ranges)
         return [name.removeprefix(ENGINE_PREFIX) for name in names], number
 
@@ -138,9 +140,9 @@ class Framework:
     def modules(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct module paths, and the index of each range's path.
 
-        A module is a range around the range, or a frame of its call chain. None is outside any
-        module. NOT_ATTRIBUTED is not known: there is neither a call chain nor any module or Python
-        range on the thread, or the forward operation of backward work is not known.
+        A module is a range that encloses the range, or a frame of its call chain. None means
+        outside any module. NOT_ATTRIBUTED means unknown: there is no call chain and no module or
+        Python range on the thread, or the forward operation of a backward range is unknown.
         """
         paths = self._frames.module_paths
         outside, unknown = len(self) + len(paths), len(self) + len(paths) + 1
@@ -149,11 +151,11 @@ class Framework:
             inside = ranges != NONE
             innermost = np.where(inside, self._nested.module[ranges], NONE) if len(self) else ranges
             of_chain = self._frames.modules(ranges)
-            told = of_chain != NO_CHAIN
+            mask_of = of_chain != NO_CHAIN
             if len(self):
-                told |= inside & np.isin(self.thread[ranges], self._nested.threads_with_modules)
-                told &= ~(inside & self._in_backward(ranges))
-            found = np.where(told, outside, unknown)
+                mask_of |= inside & np.isin(self.thread[ranges], self._nested.threads_with_modules)
+                mask_of &= ~(inside & self._in_backward(ranges))
+            found = np.where(mask_of, outside, unknown)
             found = np.where(of_chain >= 0, len(self) + of_chain, found)
             return np.where(innermost != NONE, innermost, found)
 
@@ -177,7 +179,7 @@ class Framework:
 
     @cached_property
     def _frames(self) -> Frames:
-        python = self._where(lambda rows: np.equal(self._type[rows], API_PYTHON))
+        python = self._ranges_where(lambda rows: np.equal(self._type[rows], API_PYTHON))
         texts = [self._names[code] for code in self._name_code[python].tolist()]
         return Frames(
             self._source,
@@ -204,11 +206,11 @@ class Framework:
         return Launches(call[inverse], passes[inverse])
 
     def innermost(self, connection: Whole, among: NDArray[np.bool_] | None = None) -> Ints:
-        """Return the innermost operation that launched each device task, or -1.
+        """Return the innermost operation around the launch of each device task, or -1.
 
         Args:
             connection: connection ids of the tasks.
-            among: mask of the ranges that count instead of operations.
+            among: mask of the ranges to consider; default: operations.
         """
         nearest = self._nested.operation if among is None else self._nearest(among)
         distinct, inverse = np.unique(connection, return_inverse=True)
@@ -219,11 +221,11 @@ class Framework:
         return result[inverse]
 
     def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
-        """Return the nearest of the masked ranges around each range, or -1."""
-        return of_those(self._nearest(among), self.parent[ranges])
+        """Return the innermost of the masked ranges that enclose each range, or -1."""
+        return values_at(self._nearest(among), self.parent[ranges])
 
     def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
-        """Return the operation with an open range of the given name at each time, or -1."""
+        """Return the operation in which a range with a given name is open at each time, or -1."""
         result = np.full(len(at_ns), NONE, np.int64)
         wanted: dict[str, int] = {}
         number = np.array([wanted.setdefault(name, len(wanted)) for name in names], np.int64)
@@ -251,7 +253,7 @@ class Framework:
         return result
 
     def places_at(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the operation, or any range, open on each thread at each time, or -1."""
+        """Return the operation, else any range, that is open on each thread at each time, or -1."""
         found = self._innermost_at(thread, at_ns)
         inside = found != NONE
         result = np.full(len(found), NONE, np.int64)
@@ -262,7 +264,7 @@ class Framework:
         """Return the innermost recorded call that launched each device task, or -1."""
         distinct, inverse = np.unique(connection, return_inverse=True)
         nearest = self._nearest(self.recorded)
-        return of_those(nearest, self._launcher(distinct))[inverse]
+        return values_at(nearest, self._launcher(distinct))[inverse]
 
     def outermost(self, connection: Whole) -> Ints:
         """Return the outermost operation around the launch of each device task, or -1.
@@ -270,35 +272,35 @@ class Framework:
         Unlike in `launches`, backward tasks do not count for forward operations.
         """
         distinct, inverse = np.unique(connection, return_inverse=True)
-        operation = of_those(self._nested.operation, self._launcher(distinct))
-        return of_those(self._nested.top, operation)[inverse]
+        operation = values_at(self._nested.operation, self._launcher(distinct))
+        return values_at(self._nested.top, operation)[inverse]
 
     @property
     def is_python_frame(self) -> NDArray[np.bool_]:
         """Mask of the calls of Python functions, without modules."""
-        return self._are(
+        return self._mask(
             lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
         )
 
     @property
     def is_annotation(self) -> NDArray[np.bool_]:
-        """Mask of the ranges that are no operations: modules, marks, steps, Python frames."""
+        """Mask of the ranges that are not operations: modules, marks, steps, Python frames."""
 
         def drawn(rows: slice) -> NDArray[np.bool_]:
             is_engine = self._name_kinds.engine[self._name_code[rows]]
             found: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
             return found
 
-        return self._are(drawn)
+        return self._mask(drawn)
 
     @cached_property
     def recorded(self) -> NDArray[np.bool_]:
-        """Mask of the calls that torch recorded, without Python frames, modules and steps.
+        """Mask of the calls recorded by PyTorch, without Python frames, modules and steps.
 
-        Without CANN calls inside operations of torch_npu either, such as `Conv2D` in
-        `aten::_convolution`: they have no shapes and are part of the operation.
+        CANN calls inside torch_npu operations, such as `Conv2D` in `aten::_convolution`, are
+        excluded too: they have no shapes and are part of the operation.
         """
-        steps = self._are_named(_STEP.match)
+        steps = self._name_mask(_STEP.match)
         checked = "TASK" in self._source.tables and "UPROF_GPU_TASKS" not in self._source.tables
         result = np.zeros(len(self), bool)
         for window in self._nest.windows():
@@ -306,7 +308,7 @@ class Framework:
             code = self._name_code[rows]
             found = (self._type[rows] == API_OPERATION) & ~self._is_module(rows) & ~steps[code]
             if checked:
-                around = of_those(self._nested.operation, self.parent[rows])
+                around = values_at(self._nested.operation, self.parent[rows])
                 found &= self._is_operation(rows) | np.equal(around, NONE)
             result[rows] = found
         return result
@@ -314,13 +316,13 @@ class Framework:
     def inputs(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
         """Return the distinct inputs, as `float[64,128], long int[7]`, and each range's index.
 
-        The text is empty if no shape was recorded. Some releases of torch_npu exchanged shapes and
+        The text is empty if no shape was recorded. Some releases of torch_npu swapped shapes and
         types; the text has them in the right order.
         """
 
         def key(ranges: Whole) -> Ints:
             rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
-            shape, kind = (of_those(column, rows) for column in self._inputs)
+            shape, kind = (values_at(column, rows) for column in self._inputs)
             # Each id fits into half of a 64-bit number.
             return (shape.astype(np.int64) + 1) * _HALF + kind + 1
 
@@ -345,14 +347,14 @@ class Framework:
         return shapes.done(), types.done()
 
     def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
-        """Return which ranges are operations; -1 is none."""
+        """Return a mask of the ranges that are operations; False for -1."""
         result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation(ranges)
         return result
 
     @property
     def is_python(self) -> NDArray[np.bool_]:
         """Mask of the Python frames."""
-        return self._are(lambda rows: np.equal(self._type[rows], API_PYTHON))
+        return self._mask(lambda rows: np.equal(self._type[rows], API_PYTHON))
 
     @property
     def threads(self) -> Ints:
@@ -361,22 +363,22 @@ class Framework:
 
     def matching(self, wanted: Callable[[str], bool]) -> Ints:
         """Return the ranges whose name matches a predicate."""
-        named = self._are_named(wanted)
+        named = self._name_mask(wanted)
         if not named.any():
             return np.zeros(0, np.int64)
-        return self._where(lambda rows: named[self._name_code[rows]])
+        return self._ranges_where(lambda rows: named[self._name_code[rows]])
 
     def called_through(self, frame: str) -> Ints:
-        """Return the ranges whose call chain has a frame, given as an SQL LIKE pattern."""
+        """Return the ranges whose call chain has a frame that matches an SQL LIKE pattern."""
         chains = chains_through(self._source, frame)
         if not len(chains):
             return np.zeros(0, np.int64)
-        return self._where(lambda rows: np.isin(self._chain[rows], chains))
+        return self._ranges_where(lambda rows: np.isin(self._chain[rows], chains))
 
     def _owner(self, at: Ints) -> Ints:
-        """Return the operation that each range's work counts for.
+        """Return the operation that the tasks of each range count for.
 
-        For a backward range that is the forward operation, else the node.
+        For a backward range, this is the forward operation or, if unknown, the autograd node.
         """
         node = self._nested.node[at]
         node = np.where(self._in_backward(at), node, NONE)
@@ -387,10 +389,10 @@ class Framework:
     def host_time(self) -> HostTime:
         """Return the host time of outermost operations, and of other recorded ranges outside them.
 
-        The times are those of the ranges themselves, without the others of them within: they add
-        up to the time of the outermost ranges that torch recorded.
+        Each time excludes nested ranges of the result, so the times add up to the time of the
+        outermost ranges that PyTorch recorded.
         """
-        chosen = self._are(
+        chosen = self._mask(
             lambda rows: (
                 np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
                 | (self.recorded[rows] & np.equal(self._nested.operation[rows], NONE))
@@ -398,7 +400,7 @@ class Framework:
         )
         ranges = np.flatnonzero(chosen)
         start, end = self.start_ns[ranges], self.end_ns[ranges]
-        around = of_those(self._nearest(chosen), self.parent[ranges])
+        around = values_at(self._nearest(chosen), self.parent[ranges])
         inner = np.flatnonzero(around != NONE)
         outer = np.searchsorted(ranges, around[inner])
         # Clocks round: a range may end a little after the one around it.
@@ -425,13 +427,13 @@ class Framework:
             found: NDArray[np.bool_] = own & ~self._in_backward(rows)
             return found
 
-        return self._where(is_forward)
+        return self._ranges_where(is_forward)
 
     def steps(self) -> list[tuple[str, int, int]]:
         """Return the profiler's steps as (number, start_ns, end_ns)."""
         found = self.matching(lambda text: _STEP.match(text) is not None)
         texts, code = self.names(found)
-        # Steps that begin together are in the order of their names.
+        # Steps with equal starts are sorted by name.
         order = np.argsort(code, kind="stable")
         found, code = found[order], code[order]
         steps = []
@@ -443,20 +445,20 @@ class Framework:
             steps.append((match[1], start, end))
         return sorted(steps, key=lambda step: step[1])
 
-    def _are_named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-        """Return which of the distinct names match."""
+    def _name_mask(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return a mask of the distinct names that match."""
         return np.array([bool(matches(text)) for text in self._names], bool)
 
-    def _are(self, told: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Return a mask over all ranges from a function that is called for each window."""
+    def _mask(self, mask_of: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Concatenate the masks that a function returns for each window of ranges."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), WINDOW):
             rows = slice(low, min(low + WINDOW, len(self)))
-            result[rows] = told(rows)
+            result[rows] = mask_of(rows)
         return result
 
-    def _where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
-        """Return the ranges in a mask that a function returns for each window."""
+    def _ranges_where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
+        """Return the ranges selected by a function that returns a mask for each window."""
         found = [np.zeros(0, np.int64)]
         for low in range(0, len(self), WINDOW):
             rows = slice(low, min(low + WINDOW, len(self)))
@@ -464,16 +466,16 @@ class Framework:
         return np.concatenate(found)
 
     def _nearest(self, among: NDArray[np.bool_]) -> Distances:
-        """Return the nearest of each range and the ranges around it that is in the mask."""
+        """Return the range itself if it is in the mask, else the innermost such range around it."""
         return self._nest.nearest(lambda window: among[window.rows])
 
     @cached_property
     def _name_kinds(self) -> _NameKinds:
         return _NameKinds(
-            module=self._are_named(lambda text: text.startswith(MODULE_PREFIX)),
-            operation=self._are_named(_OPERATION.match),
-            engine=self._are_named(lambda text: text.startswith(ENGINE_PREFIX)),
-            optimizer=self._are_named(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
+            module=self._name_mask(lambda text: text.startswith(MODULE_PREFIX)),
+            operation=self._name_mask(_OPERATION.match),
+            engine=self._name_mask(lambda text: text.startswith(ENGINE_PREFIX)),
+            optimizer=self._name_mask(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
         )
 
     def _is_module(self, rows: slice) -> NDArray[np.bool_]:
@@ -490,7 +492,7 @@ class Framework:
 
     @cached_property
     def _nested(self) -> _Nested:
-        """Nearest operation, node and module of each range."""
+        """Innermost operation, node and module of each range."""
         operation, top, node, module = Distances(), Distances(), Distances(), Distances()
         marks = Packing(np.int8)
         nearest = [Inherited() for _ in range(5)]
@@ -531,20 +533,20 @@ class Framework:
             marks.done(),
             found["all"],
             found["modules"],
-            # On threads of the autograd engine, everything is backward, gradient hooks included.
-            # Other threads have operations that create nodes.
+            # On autograd engine threads, everything is backward, including gradient hooks.
+            # Operations on other threads create nodes.
             np.setdiff1d(found["engine"], found["forward"]),
         )
 
     def _in_backward(self, ranges: slice | Whole) -> NDArray[np.bool_]:
-        """Return which ranges are part of a backward pass."""
+        """Return a mask of the ranges in a backward pass."""
         result: NDArray[np.bool_] = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
         if len(self._nested.engine_threads):
             result |= np.isin(self.thread[ranges], self._nested.engine_threads)
         return result
 
     def _call_of(self, at: Ints) -> Ints:
-        """Return the outermost operation around each range, or the range without one."""
+        """Return the outermost operation around each range, else the range itself."""
         operation = self._nested.operation[at]
         return np.where(operation != NONE, self._nested.top[operation], at)
 
@@ -565,23 +567,23 @@ class Framework:
             nodes &= self._forward_thread[rows] > 0
             return nodes
 
-        ranges = self._where(may_create)
+        ranges = self._ranges_where(may_create)
         threads = np.zeros(0, np.int64)
         for low in range(0, len(ranges), WINDOW):
             threads = np.union1d(threads, self.thread[ranges[low : low + WINDOW]])
-        found = ForwardOperations(columns, self._names, threads, self._where(runs_node))
+        found = ForwardOperations(columns, self._names, threads, self._ranges_where(runs_node))
         for low in range(0, len(ranges), WINDOW):
             found.add(ranges[low : low + WINDOW])
         return found
 
     def _forward_of(self, node: Ints) -> Ints:
-        """Return the outermost forward operation of each autograd node, NONE where not known."""
-        return of_those(self._nested.top, self._forward_operations.find(node))
+        """Return the outermost forward operation of each autograd node, NONE if unknown."""
+        return values_at(self._nested.top, self._forward_operations.find(node))
 
     @cached_property
     def _connected(self) -> tuple[PackedLookup, Packed]:
         """The connection ids in CONNECTION_IDS, and the range of each."""
-        holders = Holders(self._connection, self._type)
+        holders = RangesById(self._connection, self._type)
         del self._connection  # not needed any more
         keys, ranges = Packing(hole=MISSING), Packing(np.int32)
         # A range has one id in CONNECTION_IDS, with one or several connection ids.
@@ -594,12 +596,12 @@ class Framework:
         return PackedLookup(keys.done()), ranges.done()
 
     def _launcher(self, connection: Whole) -> Ints:
-        """Return the range that launched each connection, or -1."""
+        """Return the range that made the launch with each connection id, or -1."""
         result = np.full(len(connection), NONE, np.int64)
         if not len(self):
             return result
         known, ranges = self._connected
-        result = of_those(ranges, known.rows(connection))
+        result = values_at(ranges, known.rows(connection))
         connects = ~np.isin(connection, UNCONNECTED)
         result[~connects] = NONE
         # Otherwise by time: the range around the runtime call, on its thread.
@@ -613,11 +615,11 @@ class Framework:
         return result
 
     def _around(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the innermost operation around each time, on a thread each, or -1."""
-        return of_those(self._nested.operation, self._innermost_at(thread, at_ns))
+        """Return the innermost operation that is open on each thread at each time, or -1."""
+        return values_at(self._nested.operation, self._innermost_at(thread, at_ns))
 
     def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the innermost range around each time, on a thread each, or -1."""
+        """Return the innermost range that is open on each thread at each time, or -1."""
         found = np.full(len(at_ns), NONE, np.int64)
         if not len(self):
             return found
@@ -627,7 +629,7 @@ class Framework:
             if len(points):
                 last = self.start_ns.last_not_after(at_ns[points], low, high)
                 found[points] = np.where(last < low, NONE, last)
-        # If the last range to start has ended already, it is one of the ranges around it.
+        # If the last range to start has already ended, the result is one of its enclosing ranges.
         looking = np.flatnonzero(found != NONE)
         while len(looking):
             looking = looking[self.end_ns[found[looking]] < at_ns[looking]]
@@ -664,7 +666,7 @@ class _NameKinds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nested:
-    """Derived columns of ranges, and threads by their kind."""
+    """Columns derived from the nesting of ranges, and threads by kind."""
 
     operation: Distances
     """The innermost operation."""
@@ -684,7 +686,7 @@ class _Nested:
     """Threads of the autograd engine."""
 
 
-# Module path of work of which the recording does not show the module.
+# Module path of calls whose module was not recorded.
 NOT_ATTRIBUTED = "(not attributed to a module)"
 
 

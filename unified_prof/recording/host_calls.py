@@ -1,6 +1,7 @@
-"""Host side of a recording: runtime calls, framework ranges, the task queue, synchronizations.
+"""Host side of a recording: runtime calls, framework ranges, task queue, synchronization.
 
-Runtime calls (CANN_API) and framework ranges (PYTORCH_API, MSTX_EVENTS) are packed columns.
+Runtime calls (CANN_API) and framework ranges (PYTORCH_API, MSTX_EVENTS) are stored as packed
+columns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from unified_prof.base.vocabulary import (
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.sqlite.integer_columns import MISSING
 
-# Connection ids that mean none, in old and new files.
+# Connection ids that mean "none" in old and new files.
 UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
 
 _COLUMNS = {
@@ -42,7 +43,7 @@ _COLUMNS = {
 
 
 class HostCalls:
-    """The rows of CANN_API as packed columns, in the file's order; MISSING: not a number."""
+    """The rows of CANN_API as packed columns, in the file's order; MISSING replaces non-numbers."""
 
     def __init__(self, source: Source) -> None:
         found = {name: Packing(hole=MISSING) for name in _COLUMNS}
@@ -59,7 +60,7 @@ class HostCalls:
 
     @cached_property
     def happened(self) -> NDArray[np.bool_]:
-        """Mask of the calls with possible times."""
+        """Mask of the calls with valid times."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), BLOCK):
             rows = slice(low, low + BLOCK)
@@ -71,7 +72,7 @@ class HostCalls:
     def launching(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the row of the call that launched each device task, or NOWHERE."""
         row = self.of_connection(connection)
-        # These numbers are few, and most recordings have none of them.
+        # There are only a few such ids, and most recordings have none.
         for unconnected in UNCONNECTED:
             row[connection == unconnected] = NOWHERE
         return row
@@ -91,9 +92,9 @@ class HostCalls:
         return PackedLookup(self.connection)
 
 
-# Type of ranges of the mstx domain `Module`; not a value of the database.
+# Type of ranges in the mstx domain `Module`; does not occur in databases.
 MODULE_RANGE: Final = -50
-# Type of other mstx ranges; not a value of the database.
+# Type of other mstx ranges; does not occur in databases.
 ANNOTATION: Final = -51
 
 _COLUMNS_HOST_RANGES = {
@@ -120,12 +121,12 @@ _WINDOW = 2 * BLOCK
 
 
 def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Packed]:
-    """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules.
+    """Read PYTORCH_API without queue entries, and mstx ranges (annotations and modules).
 
-    Columns are `start`, `duration`, `row` (of PYTORCH_API, -1 of mstx ranges) and those of
-    PYTORCH_API; ranges are in `nesting.call_order`.
+    The columns are `start`, `duration`, `row` (in PYTORCH_API; -1 for mstx ranges) and those of
+    PYTORCH_API. The ranges are in `nesting.call_order`.
     """
-    taken = _Taken()
+    taken = _ValidRanges()
     row = 0
     unreadable: Ints | None = None
     for piece in source.pieces("PYTORCH_API", _COLUMNS_HOST_RANGES):
@@ -163,8 +164,8 @@ def _unreadable_starts(source: Source) -> Ints:
     return np.concatenate(found)
 
 
-class _Taken:
-    """The ranges with possible times, in the order of the file."""
+class _ValidRanges:
+    """The ranges with valid times, in the order of the file."""
 
     def __init__(self) -> None:
         narrow = np.int32
@@ -208,12 +209,12 @@ def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
 
 
 def _call_order(thread: Packed, start_ns: Packed, duration_ns: Packed) -> NDArray[np.int32] | None:
-    """Return the order of `nesting.call_order`, None if the ranges are in it."""
+    """Return the order of `nesting.call_order`, None if the ranges are already in that order."""
     rows = len(start_ns)
     threads = thread.distinct()
     order = np.arange(rows, dtype=np.int32)
     if len(threads) > 1:
-        # Position of each thread's next range.
+        # Position at which each thread's next range goes.
         counts = np.zeros(len(threads), np.int64)
         for block in thread.blocks():
             counts += np.bincount(np.searchsorted(threads, block), minlength=len(threads))
@@ -243,7 +244,7 @@ def _in_time(
     *,
     changed: bool,
 ) -> NDArray[np.int32] | None:
-    """Sort the ranges of each thread by start, the longer first."""
+    """Sort the ranges of each thread by start; of equal starts, the longer range comes first."""
     for first, behind in pairwise(edges):
         low = first
         while low < behind:
@@ -294,9 +295,9 @@ class Ends(Column):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskQueue:
-    """Entries of torch_npu's task queue: one thread enqueues an operator, another one launches it.
+    """Entries of torch_npu's task queue: one thread enqueues an operator, another launches it.
 
-    Only entries with both ends.
+    Entries without an enqueue or a dequeue are left out.
     """
 
     enqueue_thread: Ints
@@ -338,7 +339,8 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
     ids, number = codes(found["name"])
     is_enqueue = np.array([(text or "").startswith("Enqueue") for text in strings.texts(ids)])
     pairs = source.integers("CONNECTION_IDS", {"id": "id", "connection": "connectionId"})
-    # An entry that launched several tasks has several connections; the first one is shared.
+    # An entry that launched several tasks has several connection ids; enqueue and dequeue share the
+    # first one.
     row = Lookup(pairs["id"]).rows(found["id"])
     enqueues = np.flatnonzero(is_enqueue[number] & (row >= 0))
     dequeues = np.flatnonzero(~is_enqueue[number] & (row >= 0))
@@ -357,10 +359,10 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamWaits:
-    """Waits of a stream for an event of another stream; streams are `device << 32 | stream`."""
+    """Waits of streams for events of other streams; a stream is `device << 32 | stream`."""
 
     at_ns: Ints
-    """Start of the host's call: tasks launched on `stream` later than this wait."""
+    """Start of the host call: tasks launched on `stream` after this wait for the event."""
     stream: Ints
     awaited_stream: Ints
     recorded_ns: Ints
@@ -372,7 +374,7 @@ class StreamWaits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallWaits:
-    """Waits of synchronizing calls: for an event of a stream, or for a whole stream."""
+    """Waits of synchronizing calls for an event or for a whole stream."""
 
     call: Ints
     """Calls that waited for an event, as indexes into the given calls."""
@@ -387,7 +389,7 @@ class CallWaits:
 
 
 def stream_waits(source: Source, strings: Strings, calls: HostCalls) -> StreamWaits:
-    """Return the waits of streams, empty if none was recorded."""
+    """Return the waits of streams; empty if none were recorded."""
     found = _read_syncs(source)
     if found is None:
         return StreamWaits(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -408,7 +410,7 @@ def stream_waits(source: Source, strings: Strings, calls: HostCalls) -> StreamWa
 
 
 def call_waits(source: Source, calls: HostCalls, chosen: Ints) -> CallWaits:
-    """Return what the chosen calls waited for, as far as it was recorded."""
+    """Return the events and streams that the chosen calls waited for, as far as recorded."""
     found = _read_syncs(source)
     if found is None or not len(chosen):
         return CallWaits(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -460,6 +462,6 @@ def _read_syncs(source: Source) -> dict[str, Ints] | None:
         },
     )
     for name in ("stream", "awaited", "record"):
-        # CUPTI's value for none: a wait for a device is a wait for no stream of it.
+        # CUPTI's value for "no stream", used in waits for a whole device.
         found[name] = np.where(found[name] == NO_NUMBER, MISSING, found[name])
     return found

@@ -1,7 +1,8 @@
-"""Host threads and idle time for the timeline of a report.
+"""Host threads and idle intervals for the timeline of a report.
 
-If a recording has more ranges than can be drawn, one part of it has all of its ranges, and the rest
-only the longest; the others are counted. Idle lanes have all gaps or the longest.
+If a recording has too many ranges to draw, one part of the time has all its ranges, and the rest
+has only the longest; the ranges left out are counted. Idle lanes have all gaps, or only the
+longest.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _WINDOW = 131_072
 _MAX_DEPTH = 15
 # Maximum number of rows of all threads.
 _MAX_ROWS = 64
-# Ranges further from the work than this share of its time are left out.
+# Ranges further from the device tasks than this share of the tasks' time are left out.
 _NEAR = 10
-# Minimum time of the work for this share.
+# Minimum time of the device tasks for this limit to apply.
 _MIN_WORK_NS = 1_000_000
 
 
@@ -64,7 +65,7 @@ class HostThread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostThreads:
-    """The threads, those with most launches first, then those with most ranges."""
+    """Threads, sorted by number of launches, then by number of ranges."""
 
     start_ns: int
     """Unix time of the first range."""
@@ -102,7 +103,7 @@ def build(
         framework: operations and annotations.
         calls: runtime calls.
         strings: texts of the recording.
-        work: timeline of the devices, for its time; None: the time of all ranges.
+        work: device timeline, which sets the time window; None: the time of all ranges.
         steps: name, start and end of each step.
         limit: maximum number of ranges.
     """
@@ -112,7 +113,7 @@ def build(
     longer_than, whole = 0, None
     if rows.count > limit:
         in_part = (limit + 1) // 2
-        whole = rows.part(_middle(calls, work, rows), in_part)
+        whole = rows.part(_part_start(calls, work, rows), in_part)
         longer_than = rows.longer_than(whole, limit - in_part)
     kept = rows.kept(whole, longer_than)
     threads, labels = _threads(kept, framework, calls, strings, work)
@@ -163,7 +164,7 @@ def _launching(calls: HostCalls, connection: Ints) -> Ints:
 def _time(
     calls: HostCalls, work: Timeline | None, steps: list[tuple[str, int, int]]
 ) -> tuple[int, int] | None:
-    """Return the time of the work with its launches and steps, None without work."""
+    """Return the time window of device tasks, launches and steps; None without tasks."""
     if work is None:
         return None
     begins, ends = [work.start_ns], [work.start_ns + work.duration_ns]
@@ -178,8 +179,8 @@ def _time(
     return min(begins), max(ends)
 
 
-def _middle(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
-    """Return the start of the part with all ranges: that of the launches of the whole part.
+def _part_start(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
+    """Return where the part with all ranges begins: at the launches of the timeline's whole part.
 
     If all device tasks are drawn, the part starts with the middle launch.
     """
@@ -196,7 +197,7 @@ def _middle(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _SelectedRanges:
     """Rows of framework ranges and of runtime calls."""
 
     ranges: Ints
@@ -235,7 +236,7 @@ class _Rows:
         return begin, int(first.max()) if len(first) > count else int(first.max(initial=begin)) + 1
 
     def longer_than(self, whole: tuple[int, int], count: int) -> int:
-        """Return the duration that at most `limit` ranges outside a part exceed."""
+        """Return a duration that at most `limit` ranges outside the part exceed."""
         longest = np.zeros(0, np.int64)
         for (start, end, _), inside, _ in self._windows():
             chosen = inside & ~((start >= whole[0]) & (start < whole[1]))
@@ -244,8 +245,8 @@ class _Rows:
                 longest = np.partition(longest, len(longest) - count - 1)[-count - 1 :]
         return int(longest.min()) if len(longest) > count else 0
 
-    def kept(self, whole: tuple[int, int] | None, longer_than: int) -> _Kept:
-        """Return the ranges that start in a part or are longer; all ranges without a part."""
+    def kept(self, whole: tuple[int, int] | None, longer_than: int) -> _SelectedRanges:
+        """Return the ranges that start in `whole` or are longer than `longer_than`; all if None."""
         found: tuple[list[Ints], list[Ints]] = ([], [])
         for (start, end, first), inside, _ in self._windows():
             if whole is not None:
@@ -254,10 +255,10 @@ class _Rows:
             of_calls, low = first
             found[of_calls].append(np.flatnonzero(inside) + low)
         none = np.zeros(0, np.int64)
-        return _Kept(*(np.concatenate([none, *parts]) for parts in found))
+        return _SelectedRanges(*(np.concatenate([none, *parts]) for parts in found))
 
     def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[bool, int]], Flags, Flags]]:
-        """Yield (start, end, source), and masks of ranges inside the time and of possible ones."""
+        """Yield (start, end, source), and masks of the ranges in the window and the valid ones."""
         if self._framework is not None:
             for low in range(0, len(self._framework), _WINDOW):
                 own = slice(low, low + _WINDOW)
@@ -276,7 +277,8 @@ class _Rows:
         if self._time is None:
             return np.ones(len(start), bool)
         first, last = self._time
-        # Ranges that reach far outside would stretch the time; those far away say little.
+        # Ranges that reach far outside would stretch the timeline; distant ranges are of little
+        # use.
         far = max(last - first, _MIN_WORK_NS)
         near = far // _NEAR
         result: Flags = (start >= first - far) & (end <= last + far)
@@ -291,7 +293,7 @@ class _Threads:
 
 
 def _threads(
-    kept: _Kept,
+    kept: _SelectedRanges,
     framework: Framework | None,
     calls: HostCalls,
     strings: Strings,
@@ -321,7 +323,7 @@ def _threads(
     thread, start, end, call = thread[order], start[order], end[order], call[order]
     names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
     depth = _depths(nesting.parents(thread, start, end))
-    # Too deep for a row: only calls that may have launched work are included.
+    # At the maximum depth, only calls that may have launched tasks are included.
     drawn = (depth <= _MAX_DEPTH) | (call != NOWHERE)
     depth = np.minimum(depth, _MAX_DEPTH)
     launched = np.zeros(0, np.int64)
@@ -375,7 +377,7 @@ def _depths(parent: Ints) -> Ints:
 
 
 def _name(thread: int, *, several: bool) -> str:
-    """Return the name of a thread, with its process if there are several."""
+    """Return the name of a thread, with its process if there are several processes."""
     if thread <= 0:
         return "host"
     process, own = thread >> 32, thread & 0xFFFFFFFF
@@ -411,7 +413,7 @@ def build_idle_lanes(
         devices: names of the devices.
         limit: maximum number of gaps, divided equally among the devices.
     """
-    if not idle_time.is_told:
+    if not idle_time.has_reasons:
         return ()
     each = max(1, limit // max(1, len(devices)))
     lanes = [_lane(idle_time, device, each) for device in devices]

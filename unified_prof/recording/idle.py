@@ -1,9 +1,9 @@
-"""Idle time of a device by reason: what the task that ends each gap waited for.
+"""Idle time of a device by reason, which is what the task after each gap waited for.
 
-A gap ends with the start of the next task. Before its launch the device waited for the host: for
-input, for the end of a synchronizing call, or for a program that launches too slowly. After the
-launch it waited for another stream or an event, for other ranks of a collective, or for the launch
-latency. `docs/figures.md` has the definitions.
+A gap ends with the start of the next task. Until that task was launched, the gap is host-bound: the
+host was fetching input, was in a synchronizing call, or launched too slowly. After the launch, the
+reason is a wait for a stream or event, a wait for other ranks in a collective, or launch latency.
+`docs/figures.md` has the definitions.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ def is_input(name: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class DeviceTasks:
     """Tasks of one device in order of start, with their launches."""
 
     start_ns: Ints
     launched_ns: Ints
-    """Start of the launching call; -1: not known."""
+    """Start of the launch call; -1: unknown."""
     kind: NDArray[np.integer]
     waits: IntervalSet
-    """Intervals in which the stream of a task waited for another stream before the task."""
+    """Intervals in which streams waited for another stream before a task."""
     awaits: NDArray[np.bool_]
-    """Mask of the tasks launched after a wait for an event of another stream."""
+    """Mask of the tasks launched after a wait of their stream for an event of another stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +90,9 @@ class HostSide:
 
     input: IntervalSet
     sync: IntervalSet
-    """Union of synchronizing calls of threads that launch work or run operations."""
+    """Union of the synchronizing calls on threads that launch tasks or run operations."""
     sync_label: NDArray[np.integer]
-    """Label of each of these intervals, a number in the caller's labels."""
+    """Label of each interval of `sync`, a number in the caller's labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,40 +124,40 @@ class Segments:
     start_ns: Ints
     end_ns: Ints
     reason: NDArray[np.int8]
-    next_piece: NDArray[np.int32]
-    """The task that ended the gap; -1: none."""
+    next_task: NDArray[np.int32]
+    """Index of the task that ended the gap; -1: none."""
     sync: NDArray[np.int32]
-    """The synchronizing call, an index in `HostSide.sync`; -1: not the reason."""
+    """Index of the synchronizing call in `HostSide.sync`; -1: not the reason."""
 
 
 def unexplained(idle: IntervalSet) -> Segments:
-    """Return the gaps of a device without any recorded host data."""
+    """Return all gaps with the reason NOT_KNOWN, for recordings without host data."""
     nothing = np.full(len(idle), -1, np.int32)
     reason = np.full(len(idle), NOT_KNOWN, np.int8)
     return Segments(idle.start_ns, idle.end_ns, reason, nothing, nothing)
 
 
-def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
-    """Divide gaps of one device by reason; this needs ten times the memory of the result.
+def explain(idle: IntervalSet, tasks: DeviceTasks, host: HostSide) -> Segments:
+    """Split gaps of one device by reason.
 
     Args:
         idle: the gaps; each ends with the start of a task or at the end of the analyzed time.
-        pieces: the tasks of the device, or those of them that end these gaps.
+        tasks: all tasks of the device, or only those that end these gaps.
         host: host ranges.
     """
     begin, end = idle.start_ns, idle.end_ns
-    following = np.searchsorted(pieces.start_ns, end, side="left")
-    has_next = following < len(pieces.start_ns)
-    piece = np.where(has_next, following, -1)
-    launched = np.append(pieces.launched_ns, _NEVER)[piece]
+    following = np.searchsorted(tasks.start_ns, end, side="left")
+    has_next = following < len(tasks.start_ns)
+    task = np.where(has_next, following, -1)
+    launched = np.append(tasks.launched_ns, _NEVER)[task]
     unknown = has_next & (launched < 0)
-    # No further launch: the gap counts for the host until its end.
+    # Without a further launch, the whole gap is host-bound.
     ready = np.where(unknown, end, np.clip(launched, begin, end))
     own = IntervalSet(begin, np.where(unknown, begin, ready))
     parts = [
-        _part(begin[unknown], end[unknown], NOT_KNOWN, piece[unknown]),
-        *_of_host(own, piece, host),
-        *_of_device(np.where(unknown, end, ready), end, piece, pieces),
+        _part(begin[unknown], end[unknown], NOT_KNOWN, task[unknown]),
+        *_of_host(own, task, host),
+        *_of_device(np.where(unknown, end, ready), end, task, tasks),
     ]
     joined = [np.concatenate([part[index] for part in parts]) for index in range(5)]
     start, stop, reason, after, sync = joined
@@ -175,54 +175,55 @@ def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
 _Part = tuple[Ints, Ints, Ints, Ints, Ints]
 
 
-def _part(start: Ints, end: Ints, reason: int, piece: Ints, sync: Ints | None = None) -> _Part:
+def _part(start: Ints, end: Ints, reason: int, task: Ints, sync: Ints | None = None) -> _Part:
     nothing = np.full(len(start), -1) if sync is None else sync
-    return start, end, np.full(len(start), reason), piece, nothing
+    return start, end, np.full(len(start), reason), task, nothing
 
 
-def _of_host(own: IntervalSet, piece: Ints, host: HostSide) -> list[_Part]:
-    """Divide the parts of gaps before launches, one per gap (some are empty)."""
+def _of_host(own: IntervalSet, task: Ints, host: HostSide) -> list[_Part]:
+    """Split the parts of gaps before launches by reason; parts may be empty."""
     parts = []
-    # If such a call was open at the start of the gap, all host time of the gap follows from it.
+    # If a synchronizing call was open at the start of the gap, all host-bound time of the gap is
+    # due to it.
     call = np.searchsorted(host.sync.start_ns, own.start_ns, side="right") - 1
     dry = (call >= 0) & (np.append(host.sync.end_ns, 0)[call] > own.start_ns)
     start, end, gap, _ = meet(own, host.input)
-    parts.append(_part(start, end, INPUT, piece[gap]))
-    rest_start, rest_end, gap = _without(own, start, end, gap)
+    parts.append(_part(start, end, INPUT, task[gap]))
+    rest_start, rest_end, gap = _subtract(own, start, end, gap)
     due = dry[gap]
     parts.append(
-        _part(rest_start[due], rest_end[due], SYNCHRONISING, piece[gap[due]], call[gap[due]])
+        _part(rest_start[due], rest_end[due], SYNCHRONISING, task[gap[due]], call[gap[due]])
     )
     left = IntervalSet(rest_start[~due], rest_end[~due])
-    left_piece = piece[gap[~due]]
+    left_task = task[gap[~due]]
     start, end, which, sync = meet(left, host.sync)
-    parts.append(_part(start, end, SYNCHRONISING, left_piece[which], sync))
-    start, end, which = _without(left, start, end, which)
-    parts.append(_part(start, end, HOST, left_piece[which]))
+    parts.append(_part(start, end, SYNCHRONISING, left_task[which], sync))
+    start, end, which = _subtract(left, start, end, which)
+    parts.append(_part(start, end, HOST, left_task[which]))
     return parts
 
 
-def _of_device(ready: Ints, end: Ints, piece: Ints, pieces: Pieces) -> list[_Part]:
-    """Divide the parts of gaps after launches, one per gap (some are empty)."""
-    kind = np.append(pieces.kind, -1)[piece]
-    awaits = np.append(pieces.awaits, False)[piece]
+def _of_device(ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks) -> list[_Part]:
+    """Split the parts of gaps after launches by reason; parts may be empty."""
+    kind = np.append(tasks.kind, -1)[task]
+    awaits = np.append(tasks.awaits, False)[task]
     collective = kind == COMMUNICATION
     behind = awaits & ~collective
     parts = [
-        _part(ready[collective], end[collective], COLLECTIVE, piece[collective]),
-        _part(ready[behind], end[behind], STREAM, piece[behind]),
+        _part(ready[collective], end[collective], COLLECTIVE, task[collective]),
+        _part(ready[behind], end[behind], STREAM, task[behind]),
     ]
     others = ~collective & ~behind
-    left, left_piece = IntervalSet(ready[others], end[others]), piece[others]
-    start, stop, which, _ = meet(left, pieces.waits)
-    parts.append(_part(start, stop, STREAM, left_piece[which]))
-    start, stop, which = _without(left, start, stop, which)
-    parts.append(_part(start, stop, LAUNCHED, left_piece[which]))
+    left, left_task = IntervalSet(ready[others], end[others]), task[others]
+    start, stop, which, _ = meet(left, tasks.waits)
+    parts.append(_part(start, stop, STREAM, left_task[which]))
+    start, stop, which = _subtract(left, start, stop, which)
+    parts.append(_part(start, stop, LAUNCHED, left_task[which]))
     return parts
 
 
 def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the intersections of two sets, and the interval of either set for each.
+    """Return the intersections of two sets as (start, end, index in `one`, index in `other`).
 
     The intervals of `one` are in order and disjoint, but may be empty or touch.
     """
@@ -237,8 +238,8 @@ def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
     return start[filled], end[filled], left[filled], right[filled]
 
 
-def _without(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the parts of each interval outside ordered intervals inside it."""
+def _subtract(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Ints, Ints, Ints]:
+    """Subtract ordered intervals from the interval of `one` that contains them (`which`)."""
     index = np.arange(len(one))
     begins = np.concatenate((one.start_ns, end))
     owner = np.concatenate((index, which))
@@ -256,7 +257,7 @@ def totals(
     parts: Iterable[Segments],
     steps: Sequence[tuple[str, int, int]] | None,
 ) -> list[IdleReasons]:
-    """Return the idle time by reason: in total, then in each step.
+    """Return the idle time by reason, first in total, then for each step.
 
     Args:
         device: name of the device.
@@ -282,11 +283,11 @@ def totals(
 
 
 def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[IntervalSet]:
-    """Yield the gaps without work, some at a time; no gap is cut.
+    """Yield the idle gaps of a device in batches, without splitting a gap.
 
     Args:
-        stretches: the work of a device by segments of time.
-        of: the time to divide.
+        stretches: the device's tasks by time segment.
+        of: the analyzed time.
     """
     open_ns: int | None = None  # start of a gap that is open at the end of a segment
     for one in stretches:
@@ -313,4 +314,4 @@ def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[Interva
             start, end = start[:-1], end[:-1]
         if len(start):
             yield IntervalSet(start, end)
-    assert open_ns is None, "no time is asked about that never ends"
+    assert open_ns is None, "the analyzed time must end"

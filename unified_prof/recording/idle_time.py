@@ -42,7 +42,7 @@ from unified_prof.recording.tasks import Tasks
 # Gaps, or tasks, per window.
 WINDOW = BLOCK
 
-# Gaps longer than this share of the analyzed time are kept.
+# Gaps longer than this share of the analyzed time are stored.
 LONG = 0.01
 
 _STREAM_WAIT = "stream wait"
@@ -79,7 +79,7 @@ class IdleTime:
         self._source, self._strings, self._tasks = source, strings, tasks
         self._work, self._framework = work, framework
         self._labels = Labels()
-        """Synchronizing calls, each with the calling line after a newline."""
+        """Synchronizing calls; the calling source line follows after a newline."""
         self._devices: dict[str, _AnalyzedDevice] = {}
         self._parts: dict[str, _Reasons] = {}
         self._long: dict[str, list[IntervalSet]] = {}
@@ -91,7 +91,7 @@ class IdleTime:
         self._devices[name] = _AnalyzedDevice(number, device, windows)
 
     def segments(self, name: str) -> Segments:
-        """Return the idle intervals of a device; tasks are indexes into all work."""
+        """Return the idle intervals of a device; `next_task` has indexes into all work."""
         parts = list(self.parts(name))
         return Segments(
             *(
@@ -106,12 +106,12 @@ class IdleTime:
         return self._host
 
     def called(self, sync: int) -> tuple[str, str | None]:
-        """Return the name of a synchronizing call of `host`, and the line that called it."""
+        """Return the name and the calling source line of a synchronizing call of `host`."""
         called, _, line = self._labels.texts[int(self._host.sync_label[sync])].partition("\n")
         return called, line or None
 
     def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[IdleReasons]:
-        """Return the idle time by reason of each device: in total, then by step."""
+        """Return the idle time of each device by reason, first in total, then for each step."""
         found: list[IdleReasons] = []
         for name in self._devices:
             own = windows.get(name)
@@ -123,9 +123,9 @@ class IdleTime:
         return found
 
     def rows(self) -> list[Row]:
-        """Return one row for each reason, and for each synchronizing call and its line."""
+        """Return one row for each reason, and for each synchronizing call with its source line."""
         found: dict[tuple[int, int], list[int]] = {}
-        labels = self._host.sync_label if self.is_told else np.zeros(0, np.int64)
+        labels = self._host.sync_label if self.has_reasons else np.zeros(0, np.int64)
         many = len(labels) + 1
         for segments in (part for one in self._devices for part in self.parts(one)):
             length = segments.end_ns - segments.start_ns
@@ -148,7 +148,7 @@ class IdleTime:
                 self._labels.texts[said].partition("\n") if said >= 0 else ("", "", "")
             )
             name = IN_WORDS[REASONS[reason]]
-            detail = self._most() if reason == HOST else line or None
+            detail = self._top_operation() if reason == HOST else line or None
             rows.append(
                 Row(
                     name=f"{name}: {called}" if called else name,
@@ -162,13 +162,13 @@ class IdleTime:
         return sorted(rows, key=lambda row: (-(row.total_ns or 0), row.name))
 
     @property
-    def is_told(self) -> bool:
-        """True if host data was recorded, which reasons need."""
+    def has_reasons(self) -> bool:
+        """True if host data was recorded, so that reasons are known."""
         return len(self._calls.start_ns) > 0 or self._framework is not None
 
     def parts(self, name: str) -> Iterator[Segments]:
-        """Yield the intervals of `segments`, some gaps at a time."""
-        if not self.is_told:
+        """Yield the intervals of `segments` in batches of gaps."""
+        if not self.has_reasons:
             long: list[IntervalSet] = [intervals.EMPTY]
             least_ns = LONG * self._devices[name].window.total_ns
             for idle in self._gaps(name):
@@ -185,17 +185,17 @@ class IdleTime:
                     gaps = IntervalSet(
                         idle.start_ns[low : low + WINDOW], idle.end_ns[low : low + WINDOW]
                     )
-                    pieces, which = following.ending(gaps)
-                    reasons.add(explain(gaps, pieces, self._host), which)
+                    tasks, which = following.ending(gaps)
+                    reasons.add(explain(gaps, tasks, self._host), which)
             self._parts[name] = reasons.done()
         yield from self._parts[name].windows()
 
     def long_parts(self, name: str, share: float) -> Iterator[Segments]:
-        """Yield idle intervals that include all longer than a share of the time.
+        """Yield idle intervals, including all that are longer than a share of the analyzed time.
 
-        If the share is at least LONG, this costs nothing after `parts`.
+        If `share` is at least LONG, the intervals kept by an earlier call of `parts` are used.
         """
-        if self.is_told or share < LONG or name not in self._long:
+        if self.has_reasons or share < LONG or name not in self._long:
             yield from self.parts(name)
             return
         for idle in self._long[name]:
@@ -205,34 +205,34 @@ class IdleTime:
         analyzed = self._devices[name]
         return idle_gaps(analyzed.device.stretches(), analyzed.window)
 
-    def _most(self) -> str | None:
-        """Return the operation whose launches devices waited longest for."""
+    def _top_operation(self) -> str | None:
+        """Return the operation whose launches devices waited for longest."""
         operator, time = self._work.operator, np.zeros(0)
-        for _, pieces, host in self._waited_for_host():
-            if len(pieces):
-                more = np.bincount(operator[pieces], host, minlength=len(time))
+        for _, tasks, host in self._waited_for_host():
+            if len(tasks):
+                more = np.bincount(operator[tasks], host, minlength=len(time))
                 more[: len(time)] = more[: len(time)] + time
                 time = more.astype(np.float64)
         if not time.any():
             return None
         most = int(time.argmax())
         found: dict[str, list[tuple[Ints, Ints]]] = {}
-        for device, pieces, host in self._waited_for_host():
-            mine = operator[pieces] == most
-            found.setdefault(device, []).append((pieces[mine], host[mine]))
-        parts = [_by_piece(one) for one in found.values()]
-        pieces, host = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        name, line = self._work.place(int(pieces[int(host.argmax())]))
+        for device, tasks, host in self._waited_for_host():
+            mine = operator[tasks] == most
+            found.setdefault(device, []).append((tasks[mine], host[mine]))
+        parts = [_sum_by_task(one) for one in found.values()]
+        tasks, host = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        name, line = self._work.place(int(tasks[int(host.argmax())]))
         return f"most before {name}" + (f", {line}" if line else "")
 
     def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
-        """Yield (device, tasks, time): the host-bound idle time before tasks."""
+        """Yield (device, tasks, host-bound idle time before each task)."""
         for device, part in ((one, part) for one in self._devices for part in self.parts(one)):
-            mine = (part.reason == HOST) & (part.next_piece >= 0)
-            yield device, part.next_piece[mine], (part.end_ns - part.start_ns)[mine]
+            mine = (part.reason == HOST) & (part.next_task >= 0)
+            yield device, part.next_task[mine], (part.end_ns - part.start_ns)[mine]
 
     def _following(self, device: int | None) -> Following:
-        """Return the tasks of a device in order, to explain its gaps."""
+        """Return a `Following` that finds the tasks after the gaps of a device."""
         stream, at_ns = self._stream_waits(device)
         awaits = np.zeros(0, np.int32)
         if len(stream):
@@ -334,52 +334,52 @@ class IdleTime:
         return found["stream"][chosen], found["start"][chosen]
 
 
-def _by_piece(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Sum times by task: a task ends two gaps if a step ends in between."""
-    pieces, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    distinct, number = np.unique(pieces, return_inverse=True)
+def _sum_by_task(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Sum times by task; a task has two gaps if a step ends within its idle time."""
+    tasks, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    distinct, number = np.unique(tasks, return_inverse=True)
     return distinct, np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
 
 
 class _Reasons:
-    """Idle intervals with their reasons, packed."""
+    """Idle intervals with their reasons, as packed columns."""
 
     def __init__(self) -> None:
-        self._making = {
+        self._packing = {
             "start": Packing(),
             "length": Packing(),
             "reason": Packing(np.int8),
-            "piece": Packing(np.int32, hole=_NOWHERE),
+            "task": Packing(np.int32, hole=_NOWHERE),
             "sync": Packing(np.int32, hole=_NOWHERE),
         }
         self._columns: dict[str, Packed] = {}
 
     def add(self, segments: Segments, which: NDArray[np.int32]) -> None:
-        """Add intervals; `which` maps their tasks to indexes into all work."""
-        piece = np.append(which, np.int32(_NOWHERE))[segments.next_piece]
+        """Add intervals; `which` maps `next_task` to indexes into all work."""
+        task = np.append(which, np.int32(_NOWHERE))[segments.next_task]
         columns: tuple[NDArray[np.integer], ...] = (
             segments.start_ns,
             segments.end_ns - segments.start_ns,
             segments.reason,
-            piece,
+            task,
             segments.sync,
         )
-        for packing, values in zip(self._making.values(), columns, strict=True):
+        for packing, values in zip(self._packing.values(), columns, strict=True):
             packing.add(values)
 
     def done(self) -> _Reasons:
         """Finish packing and return the intervals."""
-        self._columns = {name: packing.done() for name, packing in self._making.items()}
+        self._columns = {name: packing.done() for name, packing in self._packing.items()}
         return self
 
     def windows(self) -> Iterator[Segments]:
-        """Yield all intervals, some at a time; at least one window."""
+        """Yield all intervals in windows; at least one window."""
         for low in range(0, max(len(self._columns["start"]), 1), WINDOW):
             columns = {name: column[low : low + WINDOW] for name, column in self._columns.items()}
             yield Segments(
                 columns["start"],
                 columns["start"] + columns["length"],
                 columns["reason"].astype(np.int8),
-                columns["piece"].astype(np.int32),
+                columns["task"].astype(np.int32),
                 columns["sync"].astype(np.int32),
             )

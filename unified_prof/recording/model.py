@@ -1,4 +1,4 @@
-"""Result types of analyses, the same for both report families, single reports and clusters.
+"""Result types of analyses, shared by both report families and by multi-rank analysis.
 
 Times are whole nanoseconds, sizes bytes. None means "not measured", never zero; renderers must not
 turn it into a number.
@@ -42,15 +42,15 @@ class Row:
     gradient_bytes: int | None = None
     activation_bytes: int | None = None
     allocated_bytes: int | None = None
-    """Bytes allocated, for recordings that have these instead of activations."""
+    """Allocated bytes, in recordings that have allocations instead of activations."""
     detail: str | None = None
     """Module class, operator type or task types."""
     extra: Mapping[str, float | None] = field(default_factory=dict)
-    """Figures of this breakdown only; names end with the unit (`busy_ns`), except counts."""
+    """Additional figures of this breakdown; names end with the unit (`busy_ns`), except counts."""
 
     @property
     def size_bytes(self) -> int | None:
-        """Sum of the measured sizes, None without any."""
+        """Sum of the measured sizes, None if no size was measured."""
         sizes = (
             self.weight_bytes,
             self.gradient_bytes,
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Time and memory of a report by one key; rows in falling order of time or size."""
+    """Time and memory of a report by one key; rows in descending order of time or size."""
 
     by: By
     rows: tuple[Row, ...]
@@ -78,7 +78,7 @@ class Breakdown:
     """Sum of the rows' sizes; None if the report has no sizes."""
 
     def percent(self, row: Row) -> float | None:
-        """Return the row's share of the time in percent, of the size if there are no times."""
+        """Return the row's percentage of the total time or, without times, of the total size."""
         if self.total_ns is not None:
             return _percent(row.total_ns, self.total_ns)
         return _percent(row.size_bytes, self.size_bytes)
@@ -102,12 +102,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gaps:
-    """Time between operations, by the source lines that may have taken it."""
+    """Time between operations, by the source lines that may have spent it."""
 
     before: NDArray[np.int64]
-    """Index of the timed operation of `Analysis.calls` that follows, rising."""
+    """Index in `Analysis.calls` of the timed operation after each gap, ascending."""
     lines: tuple[str, ...]
-    """`file:line`, or `file:first-last` where several lines are possible."""
+    """`file:line`, or `file:first-last` if several lines are possible."""
     gap_ns: NDArray[np.float64]
     """One row per gap, one column per iteration; NaN is "not measured"."""
 
@@ -121,15 +121,15 @@ class Step:
     forward_ns: int | None = None
     backward_ns: int | None = None
     matched: bool = True
-    """True if it ran the operations that the report shows; other iterations are not averaged."""
+    """True if it ran the operations shown in the report; other iterations are not averaged."""
     peak_bytes: int | None = None
-    """Highest memory in use during it."""
+    """Peak memory in use during the step."""
     waited_ns: int | None = None
     """Part of the total in which the program's thread waited for a CPU core."""
     forward_waited_ns: int | None = None
     backward_waited_ns: int | None = None
     parts_ns: Mapping[str, int] = field(default_factory=dict)
-    """Times outside of the passes: optimizer, zero_grad, data_loading."""
+    """Times outside the passes: optimizer, zero_grad, data_loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +137,15 @@ class Totals:
     """Headline figures of one report."""
 
     total_ns: int | None = None
-    """Sum of the time of all operations (or of all device work)."""
+    """Total time of all operations, or of all device tasks."""
     forward_ns: int | None = None
     backward_ns: int | None = None
     other_ns: int | None = None
     """Time in neither pass, such as optimizer steps."""
     recomputed_ns: int | None = None
-    """Time in which activation checkpointing ran operations again, within backward passes."""
+    """Time of recomputation within backward passes (activation checkpointing)."""
     count: int | None = None
-    """Number of operations or device tasks in that sum."""
+    """Number of operations or device tasks in `total_ns`."""
     weight_bytes: int | None = None
     gradient_bytes: int | None = None
     activation_bytes: int | None = None
@@ -156,27 +156,29 @@ class Totals:
     iteration_p90_ns: int | None = None
     """90th percentile of the measured iterations; None for one iteration."""
     iteration_forward_ns: int | None = None
-    """Mean of the middle one or two iterations, so that the parts add up to the median."""
+    """Mean of the middle one or two iterations, so that forward and backward add up to the
+    median."""
     iteration_backward_ns: int | None = None
     iteration_waited_ns: int | None = None
-    """Time of the same iterations in which their thread waited for a CPU core."""
+    """Time in which the thread waited for a CPU core, in the same iterations."""
     iteration_parts_ns: Mapping[str, int] = field(default_factory=dict)
-    """Times of the same iterations outside of their passes: optimizer, zero_grad, data_loading."""
+    """Times outside the passes (optimizer, zero_grad, data_loading), in the same iterations."""
     iterations: int | None = None
     optimizer_state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Use of one device in its window, and in its steps if they are known.
+    """Time of one device by kind of task, in its window and, if known, in its steps.
 
-    Work is kernels, collectives and copies. Waits, event records and notifications are not work,
-    nor are the profiler's marks at both ends of the recording.
+    Busy time is the time of kernels, collectives and copies. Waits, event records, notifications
+    and the profiler's marks at both ends of the recording do not count.
     """
 
     device: str
     window_ns: int
-    """From the start of the first work to the end of the last; in `steps`, time of all steps."""
+    """From the start of the first task to the end of the last; in `steps`, the total time of all
+    steps."""
     compute_ns: int
     """Union of the compute kernels."""
     communication_ns: int | None
@@ -184,9 +186,9 @@ class DeviceTime:
     overlap_ns: int | None
     """Communication overlapped with compute kernels."""
     copy_ns: int
-    """Union of the copies and memory sets that belong to no collective."""
+    """Union of the copies and memsets that are not part of a collective."""
     busy_ns: int
-    """Union of all three."""
+    """Union of compute, communication and copies."""
     tasks: int
     """Number of all tasks, including waits."""
     steps: DeviceTime | None = None
@@ -194,12 +196,12 @@ class DeviceTime:
 
     @property
     def idle_ns(self) -> int:
-        """Time of the window without work."""
+        """Time in the window in which the device is idle."""
         return self.window_ns - self.busy_ns
 
     @property
     def share_basis(self) -> DeviceTime:
-        """The figures that shares refer to: those of the steps if known, else of the window."""
+        """The device time that percentages refer to: of the steps if known, else of the window."""
         return self if self.steps is None else self.steps
 
 
@@ -215,7 +217,7 @@ class Distribution:
 
     @classmethod
     def from_values(cls, values_ns: NDArray[np.integer]) -> Distribution | None:
-        """Return the distribution of values, None without any."""
+        """Return the distribution of values, None if there are none."""
         if not len(values_ns):
             return None
         median, p90 = np.percentile(values_ns, (50, 90), method="lower").astype(np.int64)
@@ -248,15 +250,15 @@ class ModelUse:
     flops: int
     """FLOPs of all matrix operations with known shapes, recomputation included."""
     time_ns: int
-    """Time of the steps, else from the first to the last work."""
+    """Total time of the steps, else the time from the first task to the last."""
     steps: int | None
     """Number of steps; None: the figures are those of the window."""
     share: float | None
-    """MFU: share of the peaks of the data types; None: peaks or too many shapes are unknown."""
+    """MFU relative to the peaks of the data types; None: peaks or too many shapes are unknown."""
     told_share: float
     """Share of kernel time with known FLOPs."""
     peak: str
-    """The peaks as text; empty: not known."""
+    """The peaks as text; empty: unknown."""
     uncertain: bool
     by_step: tuple[tuple[str, int, float | None], ...] = ()
     """Name, FLOPs and MFU of each step."""
@@ -268,7 +270,7 @@ class Series:
 
     name: str
     unit: str
-    """`B`, `B/s`, `MHz`, `%`, `launches`, or the recording's name of another unit."""
+    """`B`, `B/s`, `MHz`, `%`, `launches`, or another unit named in the recording."""
     device: str
     time_ns: NDArray[np.int64]
     value: NDArray[np.float64]
@@ -276,18 +278,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Skipped, truncated, unmatched or inconsistent data."""
+    """A kind of skipped, truncated, unmatched or inconsistent data, with its number."""
 
     name: str
     count: int
     detail: str | None
     source: Literal["recorded", "found"]
-    """`recorded`: by the writer of the report; `found`: by the analysis."""
+    """`recorded`: reported by the writer of the report; `found`: found by the analysis."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """A usual figure that this report does not have, and the reason."""
+    """A common figure that this report does not have, and the reason."""
 
     what: str
     why: str
@@ -303,7 +305,7 @@ class Summary:
     revision: str
     clock: Clock
     facts: tuple[tuple[str, str], ...]
-    """Provenance: device, versions, options, as (name, value)."""
+    """Provenance (device, versions, options) as (name, value) pairs."""
     totals: Totals
     devices: tuple[DeviceTime, ...]
     anomalies: tuple[Anomaly, ...]
@@ -368,8 +370,8 @@ class Advice(Displayed):
     step_ms: float | None = None
     """Average time of a step, ms; None: not measured."""
     pauses: int = 0
-    """Number of gaps not analyzed: without steps, a pause looks like a slow host."""
+    """Number of gaps not analyzed, because a pause without steps looks like a slow host."""
     paused_ms: float = 0.0
-    """Time of these gaps on the device with most of them, ms."""
+    """Total time of these gaps on the device with the highest total, ms."""
     complete: bool = True
-    """True if all rules ran, False if only the fast ones did (reports of large recordings)."""
+    """True if all rules ran, False if only the fast ones ran (large recordings)."""

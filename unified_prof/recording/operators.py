@@ -1,6 +1,6 @@
-"""Recorded tensors of framework operations, device operators and collectives; device properties.
+"""Tensor shapes and types of framework operations, device operators and collectives.
 
-Shapes and types are string ids.
+Shapes and types are string ids. The module also reads device properties.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MANY = 8
 def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
     """Return the string ids of `shapes`, `types`, `strides` and `values` of host ranges.
 
-    MISSING: not recorded. torch_npu records no strides and no values.
+    MISSING means not recorded. torch_npu records neither strides nor values.
     """
     wanted = (
         framework.start_ns[ranges],
@@ -76,7 +76,7 @@ def _matched(
         some = order[first:behind]
         some = some[open_ones[some]]
         if len(some) > _MANY * len(moments):
-            # Rows without any order are searched in larger batches.
+            # Unordered rows are searched in larger batches.
             limit[0] *= 2
         row = _rows(found, tuple(one[some] for one in wanted))
         there = row >= 0
@@ -88,7 +88,7 @@ def _matched(
 
 
 def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[dict[str, Ints]]:
-    """Yield batches of at least `limit` rows; the caller may raise the limit on the way."""
+    """Yield batches of at least `limit` rows; the caller may raise the limit while iterating."""
     waiting: list[dict[str, Ints]] = []
     rows = 0
     for piece in pieces:
@@ -102,7 +102,7 @@ def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[di
 
 
 def _rows(found: dict[str, Ints], wanted: tuple[Ints, ...]) -> Ints:
-    """Return the first row of each call, or -1."""
+    """Return the first row of each wanted call, or -1."""
     # Few calls begin at the same time: compare the time first, then thread and name.
     keys = [np.concatenate((found[name], one)) for name, one in zip(_PLACE, wanted, strict=True)]
     number = numbered(*keys)
@@ -113,7 +113,7 @@ def _rows(found: dict[str, Ints], wanted: tuple[Ints, ...]) -> Ints:
 
 
 def numbered(*columns: NDArray[np.integer]) -> Ints:
-    """Return one number per row, equal for rows with equal values in all columns."""
+    """Return one number per row; rows with equal values in all columns have equal numbers."""
     number = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         if len(column) and (column == column[0]).all():
@@ -125,13 +125,13 @@ def numbered(*columns: NDArray[np.integer]) -> Ints:
 
 
 def _dense(values: NDArray[np.integer]) -> tuple[Ints, int]:
-    """Return the rank of each value among the distinct values, and the number of these."""
+    """Return each value's rank among the distinct values, and the number of distinct values."""
     if not len(values):
         return np.zeros(0, np.int64), 0
     known = values[values != MISSING]
     least, most = int(known.min(initial=0)), int(known.max(initial=0))
     if most - least < max(1 << 16, 4 * len(values)):
-        # Small numbers, such as string ids, need no sorting; 0 is not known.
+        # Small numbers, such as string ids, need no sorting; 0 means unknown.
         least, shifted = least - 1, np.where(values != MISSING, values - (least - 1), 0)
         used = np.zeros(most - least + 1, bool)
         used[shifted] = True
@@ -157,7 +157,7 @@ def tensors(source: Source) -> dict[str, Ints]:
 
 
 def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
-    """Return the globalTaskId and the bytes of each memory copy and set."""
+    """Return the globalTaskId and the size in bytes of each copy and memset."""
     found = source.integers("MEMCPY_INFO", {"task": "globalTaskId", "size": "size"})
     if "UPROF_GPU_TASKS" not in source.tables:
         return found["task"], found["size"]
@@ -171,19 +171,19 @@ def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Recorded data sizes of a collective."""
+    """Recorded message sizes of a collective."""
 
     elements: int | None
-    """Elements of one rank's input; None: not recorded."""
+    """Number of elements in one rank's input; None: not recorded."""
     results: int | None
-    """Elements of one rank's result; None: not recorded."""
+    """Number of elements in one rank's result; None: not recorded."""
     dtype: str
     ranks: int | None
     """Number of ranks."""
 
 
 def payloads(source: Source, strings: Strings) -> dict[int, Payload]:
-    """Return the data sizes of each collective, by the operator's opId."""
+    """Return the message sizes of each collective, by the operator's opId."""
     sizes = {name: len(group.ranks) for name, group in collectives.load_groups(source).items()}
     columns = {"id": "opId", "count": "count", "dtype": "dataType", "group": "groupName"}
     found = source.integers("COMMUNICATION_OP", columns)
@@ -225,7 +225,7 @@ def highest_clock_mhz(source: Source) -> dict[int, float]:
 
 
 def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
-    """Return the driver's properties of each GPU, by name."""
+    """Return the properties of each GPU as reported by the driver, by name."""
     if "UPROF_GPU_DEVICES" not in source.tables:
         return {}
     found: dict[int, dict[str, str]] = {}
@@ -236,7 +236,7 @@ def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
 
 
 def shapes_recorded(source: Source) -> bool:
-    """Return True if the first rows have shapes of operations or operators."""
+    """Return True if shapes of operations or operators were recorded, judging by the first rows."""
     for table in ("COMPUTE_TASK_INFO", "PYTORCH_API"):
         if table in source.tables:
             rows = source.rows(

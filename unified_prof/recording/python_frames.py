@@ -1,10 +1,10 @@
-"""Source frames and modules of host ranges, from call chains or the Python ranges around them.
+"""Source frames and modules of host ranges, from call chains or enclosing Python ranges.
 
-Only frames of the user's files count. A recording has only the path of a file, so files of
-installed packages and the standard library are recognized by their directories. Modules are frames
-such as `nn.Module: Linear_0`.
+Only frames in the user's files count. Files of installed packages and of the standard library are
+recognized by their directories, as a recording has only the paths of files. Modules are frames such
+as `nn.Module: Linear_0`.
 
-Also here: lookups of host ranges by id, and of values at optional indexes.
+The module also looks up host ranges by id, and values at optional indexes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from unified_prof.sqlite.integer_columns import MISSING
 MODULE_PREFIX = "nn.Module: "
 
 _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
-# Installed packages and the standard library; profilers shorten such paths, so torch may also be
-# the first directory.
+# Directories of installed packages and the standard library. Profilers shorten such paths, so
+# `torch` may also be the first directory.
 _FOREIGN = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^(?:torch|torch_npu)/|^<"
 )
 
 
-# Numbers of module paths for a chain without modules, and for no chain.
+# Indexes of module paths that mean: no modules in the chain, and no chain.
 NO_MODULE, NO_CHAIN = -1, -2
 
 
@@ -83,9 +83,9 @@ class Frames:
             self._around = nest.nearest(are_frames)
 
     def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
-        """Return the distinct stacks (frames joined by newlines) and the index of each range's.
+        """Return the distinct stacks, and the index of each range's stack.
 
-        The stack is None for index -1 and for ranges without known frames.
+        A stack is its frames joined by newlines; it is None for index -1 and without known frames.
         """
         known = np.array(list(self._chains), np.int64)
 
@@ -111,7 +111,8 @@ class Frames:
     def modules(self, ranges: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the index in `module_paths` of the path in each range's call chain.
 
-        NO_MODULE for chains without modules, NO_CHAIN for ranges without a chain and for -1.
+        The index is NO_MODULE for chains without modules, and NO_CHAIN for ranges without a chain
+        and for -1.
         """
         rows, paths = self._path_of_chain
         row = rows.rows(self._chain[ranges])
@@ -129,7 +130,7 @@ class Frames:
         return "\n".join(frame.removeprefix(self._root) for frame in frames) or None
 
     def _python_stack(self, index: int) -> list[str]:
-        """Return the frames around a Python frame and itself, outermost first."""
+        """Return a Python frame and the frames around it, outermost first."""
         frames = []
         while index != nesting.NONE:
             frames.append(self._own[index])
@@ -142,7 +143,7 @@ class Frames:
 def numbered(
     ranges: Values, key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct keys of ranges in rising order, and the index of each range's key.
+    """Return the distinct keys of ranges in ascending order, and the index of each range's key.
 
     `key` is called for one window of ranges at a time.
     """
@@ -162,10 +163,10 @@ def numbered(
 def _callchains(
     source: Source, strings: Strings
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, str]]:
-    """Return the user's frames (outermost first) and the module path of call chains by id.
+    """Return the user's frames (outermost first) and the module paths of call chains, both by id.
 
-    Chains without the user's frames are not in the first result; a chain without modules has an
-    empty path.
+    Chains without user frames are not in the first result; a chain without modules has an empty
+    path.
     """
     chains: dict[int, list[str]] = {}
     modules: dict[int, list[str]] = {}
@@ -190,7 +191,7 @@ def _callchains(
 
 
 def user_stacks(source: Source, strings: Strings) -> dict[int, tuple[str, ...]]:
-    """Return the user's frames of call chains by id, outermost first; only chains with any."""
+    """Return the user's frames of call chains by id, outermost first, for chains that have any."""
     chains, _ = _callchains(source, strings)
     files = {frame.rpartition(":")[0] for frames in chains.values() for frame in frames}
     root = _common_folder(files)
@@ -213,7 +214,7 @@ def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
 
 
 def _frame_and_module(text: str | None) -> tuple[str | None, str | None]:
-    """Return the user's line and the module of an entry of a call chain, None for each if none."""
+    """Return the user's source line and the module in a call chain entry; None if absent."""
     if text is None:
         return None, None
     if text.startswith(MODULE_PREFIX):
@@ -222,7 +223,7 @@ def _frame_and_module(text: str | None) -> tuple[str | None, str | None]:
 
 
 def _frame(text: str) -> str | None:
-    """Return `file:line` of `/home/me/train.py(12): step`; None for files of others."""
+    """Return `file:line` for `/home/me/train.py(12): step`, None if not a user's file."""
     found = _FRAME.match(text)
     if found is None:
         return None
@@ -245,14 +246,14 @@ def _common_folder(files: set[str]) -> str:
 
 NONE = nesting.NONE
 
-# Ids of up to so many times the number of ranges are looked up by index, others by binary search.
+# Ids up to this multiple of the number of ranges are looked up by index, others by binary search.
 SPARSE = 4
 
 
-class Holders:
-    """The range with each id in CONNECTION_IDS; the innermost one of several.
+class RangesById:
+    """Lookup of ranges by their id in CONNECTION_IDS; if several have an id, the innermost is used.
 
-    Innermost means last: children come after their parents.
+    The innermost range is the last one, as children follow their parents.
     """
 
     def __init__(self, ids: Packed, kinds: Packed) -> None:
@@ -277,18 +278,18 @@ class Holders:
         """Return the range of each id, or NONE."""
         if self._dense is not None:
             return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)
-        return of_those(self._ranges, find(self._sorted, ids))
+        return values_at(self._ranges, find(self._sorted, ids))
 
 
 def last_of_each(columns: Ints) -> Ints:
-    """Return the highest entry for each distinct number in the first column."""
+    """For each distinct number in the first row of `columns`, return its greatest column."""
     order = np.lexsort(columns[::-1])
     ordered: Ints = columns[:, order]
     last = np.append(ordered[0][1:] != ordered[0][:-1], True)[: ordered.shape[1]]
     return ordered[:, last]
 
 
-def of_those(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:
+def values_at(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:
     """Return the values at indexes, NONE where the index is NONE."""
     if not len(values):
         return np.full(len(at), NONE, np.int64)

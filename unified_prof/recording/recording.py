@@ -1,6 +1,6 @@
-"""One msprof database as columns: the input of breakdowns, advice rules and other analyses.
+"""Columns of one msprof database, the input of breakdowns, advice rules and other analyses.
 
-`Recording` reads each table on first access, once. Also here: readers of single tables for
+`Recording` reads each table once, on first access. The module also has readers of single tables for
 exporters.
 """
 
@@ -42,7 +42,7 @@ from unified_prof.sqlite.statements import quoted
 
 
 class Recording:
-    """The joined tables of one msprof database.
+    """The tables of one msprof database, joined.
 
     Attributes:
         source: the file.
@@ -59,12 +59,12 @@ class Recording:
 
     @property
     def calls(self) -> Calls:
-        """`held_calls` as plain columns."""
+        """The calls of `held_calls` as plain columns."""
         return self.held_calls.to_calls()
 
     @cached_property
     def held_calls(self) -> HeldCalls:
-        """Framework operations and other device tasks; host ranges without device work."""
+        """Framework operations and other device tasks; without device tasks, host ranges."""
         if self.clock == "host":
             assert self.framework is not None
             return host_calls(self.framework)
@@ -84,7 +84,7 @@ class Recording:
 
     @cached_property
     def capture(self) -> Capture | None:
-        """The captured graphs; None: no operation was recorded."""
+        """The captured graphs; None if no operations were recorded."""
         if self.framework is None:
             return None
         return Capture(self.tasks, self.host_calls, self.framework, self.strings)
@@ -113,7 +113,7 @@ class Recording:
 
     @cached_property
     def framework(self) -> Framework | None:
-        """Host ranges of the framework (PYTORCH_API); None: not recorded."""
+        """Host ranges of the framework (PYTORCH_API); None if not recorded."""
         if "PYTORCH_API" not in self.source.tables:
             return None
         framework = Framework(self.source, self.strings, self.findings, self.host_calls)
@@ -126,12 +126,12 @@ class Recording:
 
     @property
     def has_operations(self) -> bool:
-        """True if framework operations are known, from here or from the capture."""
+        """True if framework operations are known, from this recording or that of the capture."""
         return self.framework is not None or self.work.captured is not None
 
     @property
     def has_memory_blocks(self) -> bool:
-        """True for a memory snapshot, which has the blocks of the allocator with call chains."""
+        """True for a memory snapshot, which has the allocator's blocks with call chains."""
         return "UPROF_MEMORY_BLOCKS" in self.source.tables
 
     @cached_property
@@ -173,9 +173,9 @@ class Recording:
 
     @property
     def step_lengths_ns(self) -> list[int]:
-        """Length of each step: on the slowest device, or on the host without device work.
+        """Length of each step: on the slowest device, or on the host if there are no device tasks.
 
-        A host that does not wait runs ahead and finishes a step long before its device.
+        A host that does not synchronize runs ahead and finishes a step long before its device.
         """
         if self.clock != "device":
             return [end_ns - start_ns for _, start_ns, end_ns in self.steps]
@@ -184,7 +184,7 @@ class Recording:
 
     @cached_property
     def task_steps(self) -> TaskSteps:
-        """The step that launched each device task, by the start of its call."""
+        """The step that launched each device task, by the start of the launch call."""
         calls, steps = self.host_calls, self.steps
 
         def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -196,7 +196,7 @@ class Recording:
 
     @cached_property
     def devices(self) -> dict[str, DeviceWork]:
-        """The work of each device, by its name."""
+        """The tasks of each device, by device name."""
         return {
             name: DeviceWork(self.tasks, self.comms, only)
             for name, only in self.device_numbers.items()
@@ -218,7 +218,7 @@ class Recording:
         return result
 
     def launched_ns(self) -> NDArray[np.int64]:
-        """Return the launch time of each task, its start if that is not known."""
+        """Return the launch time of each task, or its start if the launch time is unknown."""
         calls, started = self.host_calls, self.tasks.start_ns
         if not len(calls):
             return started
@@ -228,7 +228,7 @@ class Recording:
 
     @cached_property
     def launches(self) -> Launched:
-        """Device work by launching call and stream."""
+        """Device tasks by launch call and stream."""
         return launched(self.tasks, self.host_calls)
 
     @cached_property
@@ -253,7 +253,7 @@ class Recording:
 
     @cached_property
     def step_traces(self) -> tuple[StepTrace, ...]:
-        """The steps by torch_npu's definitions; Ascend only."""
+        """Figures of each step by torch_npu's definitions; Ascend only."""
         if not len(self.tasks) or not step_trace.is_of_ascend(self.source):
             return ()
         tasks = self.tasks
@@ -265,13 +265,14 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownSpec:
-    """How to compute one breakdown, and for which recordings."""
+    """How to compute one breakdown, and when it is available."""
 
     supports: Callable[[Recording], bool]
-    """Returns True if the recording has the data; called for every report, so it is cheap."""
+    """Returns True if the recording has the data; must be cheap, as it is called for every
+    report."""
     compute: Callable[[Recording], Breakdown]
     is_quick: Callable[[Recording], bool] = lambda _: True
-    """Returns True if it is cheap enough for reports that do not name it."""
+    """Returns True if it is cheap enough for reports that do not ask for it by name."""
 
 
 def breakdown_spec(kind: Kind) -> BreakdownSpec:
@@ -283,7 +284,7 @@ def breakdown_spec(kind: Kind) -> BreakdownSpec:
 # Value for NULL and for columns that an older file does not have.
 MISSING_WHOLE_TABLES = in_store.MISSING
 
-# Some rows of a table: integer columns, and columns of reals.
+# A window of a table: integer columns, and float columns.
 Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]
 
 
@@ -302,7 +303,7 @@ class Texts:
         return self._texts.get(number)
 
     def ids(self, wanted: Collection[str]) -> NDArray[np.int64]:
-        """Return the ids of texts; a file may have several for one text."""
+        """Return the ids of texts; a file may have several ids for one text."""
         found = [number for number, text in self._texts.items() if text in wanted]
         return np.array(found, np.int64)
 
@@ -310,19 +311,19 @@ class Texts:
 def integers(
     source: Source, table: str, columns: Sequence[str], *, narrow: Collection[str] = ()
 ) -> dict[str, NDArray[np.int64]]:
-    """Return columns of integers in the file's order of rows; empty without the table.
+    """Return integer columns in the file's order of rows; empty if the table is missing.
 
     Args:
         source: the open report.
         table: a table of the newest schema.
-        columns: their newest names.
+        columns: column names in the newest schema.
         narrow: columns that may be returned as int32, to save memory.
     """
     return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
 
 
 def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Return columns of numbers as float64, NaN for other values."""
+    """Return numeric columns as float64, with NaN for values that are not numbers."""
     if table not in source.tables:
         return {name: np.empty(0) for name in columns}
     select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in columns)
@@ -355,7 +356,7 @@ def first(source: Source, table: str, column: str) -> int | None:
 
 
 def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) -> dict[str, Any]:
-    """Return the number of rows of each value of `key`, as arrays `key` and `rows`."""
+    """Return the number of rows for each value of `key`, as arrays `key` and `rows`."""
     condition = " AND ".join(f"{_column(name)} = ?" for name in where)
     query = (
         f"SELECT {_column(key)} AS key, count(*) AS rows FROM {quoted(table)}"
@@ -367,7 +368,7 @@ def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) ->
 def windows(
     source: Source, table: str, whole: Sequence[str], real: Sequence[str]
 ) -> Iterator[Window]:
-    """Yield integer columns and columns of reals, some thousand rows at a time."""
+    """Yield integer columns and float columns in windows of a few thousand rows."""
     for ints, condition in source.windows(table, {name: _column(name) for name in whole}):
         select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in real)
         found = source.columns(f"SELECT {select} FROM {condition.sql}", condition.values)
@@ -375,7 +376,7 @@ def windows(
 
 
 def _column(name: str) -> str:
-    # In double quotes, a missing column would be a text.
+    # In double quotes, SQLite would read a missing column as a text.
     return f"[{name}]"
 
 

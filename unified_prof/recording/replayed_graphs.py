@@ -1,9 +1,9 @@
-"""Device tasks of replayed graphs, attributed to operations through the recording of the capture.
+"""Attribution of the device tasks of replayed graphs to operations recorded during capture.
 
-A replay is one host call that launches hundreds of kernels. Only the recording of the capture has
-the operations of these launches. The nth launch of a capture is the nth node of its graph. CUDA
-records the node of each task of a replay; if that is missing, tasks on a single stream start in the
-order of the nodes.
+A replay is one host call that launches hundreds of kernels; their operations are only known from
+the recording of the capture. The nth launch of a capture is the nth node of its graph. CUDA records
+the node of each replayed task. If nodes are missing, tasks on a single stream are matched in order,
+as they start in the order of the nodes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _BEGIN, _END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """For each device task: the operation of the capture that it belongs to."""
+    """The captured operation of each device task."""
 
     framework: Framework
     """The operations of the capture."""
     call: Ints
-    """Range of the operation; NONE: no replay, or the capture is not known."""
+    """Host range of the operation; NONE: not part of a replay, or the capture is unknown."""
     connection: Ints
     """Connection id of the launch in the capture; NO_CONNECTION for other tasks."""
     passes: NDArray[np.int8]
@@ -109,7 +109,7 @@ class Capture:
         chosen: NDArray[np.integer],
         findings: Findings,
     ) -> Captured:
-        """Attribute the device tasks of the replays in another recording.
+        """Attribute the device tasks of a recording's replays to the captured operations.
 
         Args:
             source: the recording with the replays.
@@ -135,7 +135,7 @@ class Capture:
             if not of_nodes and len(np.unique(tasks.stream[own])) > 1:
                 findings.add(
                     "replay_without_nodes",
-                    "a graph ran on several streams, and no kernel says which node it is",
+                    "a graph ran on several streams, but graph nodes of kernels were not recorded",
                     1,
                 )
                 continue
@@ -145,7 +145,7 @@ class Capture:
             if graph is not None:
                 call[own], passes[own] = graph.call, graph.passes
                 connection[own] = graph.connection
-        # Collectives are separate rows, whatever launched them.
+        # Collectives are always separate rows.
         call[tasks.kind == COMMUNICATION] = NONE
         connection[tasks.kind == COMMUNICATION] = NO_CONNECTION
         launched = np.append(calls.start_ns, 0)[replay]
@@ -162,7 +162,7 @@ class Capture:
         return Captured(self._framework, *columns)
 
     def _graph_of(self, kind: NDArray[np.int8], findings: Findings) -> _Graph | None:
-        """Return the capture of a replay: same number of launches, same positions of copies."""
+        """Return the capture that has a replay's number of launches and positions of copies."""
         copies = kind == COPY
         found = [
             one
@@ -174,14 +174,14 @@ class Capture:
             most = ", ".join(f"{size:,}" for size in sizes[:8]) or "none"
             findings.add(
                 "replay_without_capture",
-                f"a graph of {len(kind):,} launches was replayed; captured were graphs of {most}",
+                f"a graph with {len(kind):,} launches was replayed, captured graphs have {most}",
                 1,
             )
             return None
         if len({one.names for one in found}) > 1:
             findings.add(
                 "replay_of_several_captures",
-                f"{len(found)} captured graphs of other operations have {len(kind):,} launches too",
+                f"{len(found)} different captured graphs have {len(kind):,} launches",
                 1,
             )
             return None
@@ -189,7 +189,7 @@ class Capture:
 
 
 def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[tuple[int, int]]:
-    """Return the range of launches of each capture: from its begin to its end, else all launches.
+    """Return the range of launches in each capture: from its begin call to its end call, else all.
 
     Other threads of the captured code, such as autograd's, launch into the same graph.
     """

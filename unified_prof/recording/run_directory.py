@@ -1,4 +1,4 @@
-"""Report files in a directory: the files, their ranks, and the missing ones."""
+"""Search of a directory for report files, with their ranks and the missing reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unified_prof.sqlite.detect import detect
 SUFFIXES = (".db", ".sqlite", ".sqlite3")
 # File that `uprof run` writes beside the reports of several ranks.
 RUN_DOCUMENT = run_folder.FILE_NAME
-# Maximum depth of the search: the layouts of the known tools need three levels.
+# Maximum depth of the search; the directory layouts of known tools need three levels.
 _MAX_DEPTH = 4
 
 _REPORT_NAME = re.compile(
@@ -59,7 +59,7 @@ def databases(folder: Path) -> Found:
 
 
 def key_of(folder: Path, file: Path) -> str:
-    """Return `rank 3`, or the path of the file if no rank is known."""
+    """Return `rank 3`, or the path of the file if its rank is unknown."""
     rank = rank_of(folder, file)
     return str(file) if rank is None else f"rank {rank}"
 
@@ -73,13 +73,13 @@ def rank_of(folder: Path, file: Path) -> int | None:
 def rank_near(place: str) -> int | None:
     """Return the rank in the last parts of a path, or None.
 
-    Directories further up belong to the user; a project may be called `rank_1`.
+    Parent directories further up are ignored: a user's project may be called `rank_1`.
     """
     return rank_in_names(re.split(r"[/\\]", place)[-_NEAR:])
 
 
 def rank_in_names(parts: Sequence[str]) -> int | None:
-    """Return the rank in the last part of a path that names one, or None."""
+    """Return the rank in the last part of a path that has one, or None."""
     for part in reversed(parts):
         for pattern in _RANKS:
             if found := pattern.search(part):
@@ -104,7 +104,7 @@ def missing(
         if _should_be_a_report(file, read)
     ]
     lost += [
-        Missing(str(err.filename), f"the folder {err.filename} cannot be read: {err.strerror}")
+        Missing(str(err.filename), f"the directory {err.filename} cannot be read: {err.strerror}")
         for err in found.closed
     ]
     for document in found.documents:
@@ -123,8 +123,9 @@ def missing(
 def _should_be_a_report(file: Path, read: Sequence[Path]) -> bool:
     """Return True if an unreadable file was probably a report.
 
-    An intact database of another program was not, nor was a file of another format, unless it has
-    the name of a report or, apart from numbers, that of a report beside it.
+    An intact database of another program is not a report. A file of another format is not one
+    either, unless it is named like a report or, apart from numbers, like another report in its
+    directory.
     """
     name = file.name
     if _REPORT_NAME.fullmatch(name) or _RANKS[0].search(name):
@@ -147,7 +148,7 @@ def _is_sound(file: Path) -> bool:
 
 
 def _reasons(document: Path) -> dict[int, str]:
-    """Return the reasons in the run's document for ranks without a report."""
+    """Return the reasons why ranks have no report, from the run's document."""
     try:
         run = run_folder.read(document.parent)
     except UprofError:

@@ -1,6 +1,6 @@
-"""Tables of Skyline reports as calls with times and sizes, with uprof's samples and regions.
+"""Tables of Skyline reports as calls with times and sizes, and uprof's samples and regions.
 
-Impossible values are counted as findings.
+Invalid values are counted as findings.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from unified_prof.recording.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labe
 from unified_prof.recording.model import Gaps, Samples, Step
 from unified_prof.recording.source import Findings, Source
 
-# Nothing a training iteration does takes a month.
+# Longer times are invalid: no part of a training iteration takes a month.
 _MAX_NS = 30 * 24 * 3600 * 1e9
 
 
 def of_operations(source: Source) -> Samples | None:
-    """Return the time of each operation in each iteration, None without samples."""
+    """Return the time of each operation in each iteration, None if there are no samples."""
     if "UPROF_RUN_TIME_SAMPLES" not in source.tables:
         return None
     ids = [row[0] for row in source.rows("SELECT id FROM run_time_entries ORDER BY id")]
@@ -36,7 +36,7 @@ def of_operations(source: Source) -> Samples | None:
 
 
 def between_operations(source: Source) -> Gaps | None:
-    """Return the time between operations and its lines, None if the report has none."""
+    """Return the gaps between operations with their source lines, None if none were recorded."""
     if not {"UPROF_GAPS", "UPROF_GAP_SAMPLES", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
         return None
     rows = source.rows(
@@ -56,7 +56,7 @@ def between_operations(source: Source) -> Gaps | None:
 
 
 def _recomputed_ns(source: Source, ids: Sequence[int]) -> Any:
-    """Return the median time in which each operation was run again, None if none was."""
+    """Return the median recomputation time of each operation, None if nothing was recomputed."""
     if not {"UPROF_RECOMPUTATION", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
         return None
     (matrix,) = _matrices(source, "UPROF_RECOMPUTATION", ("recomputed_ms",), ids)
@@ -69,7 +69,7 @@ def _recomputed_ns(source: Source, ids: Sequence[int]) -> Any:
 def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[int]) -> list[Floats]:
     """Return a matrix (entries, iterations) in nanoseconds for each column of times.
 
-    All tables have the iterations of the operations' samples.
+    The iterations are those of the operations' samples, for all tables.
     """
     iterations = [
         row[0]
@@ -107,11 +107,11 @@ _MAX_BYTES = 1 << 53
 class Regions:
     """Counts and memory peaks of regions by path.
 
-    A path is the names of a region and the regions around it, outermost first.
+    A path is the names of a region and its enclosing regions, outermost first.
     """
 
     counts: Mapping[tuple[str, ...], Mapping[int, int]]
-    """Number of times that each was opened, by iteration."""
+    """Number of times that each region was opened, by iteration."""
     peaks: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     """Peak memory while the region was open, if measured."""
 
@@ -131,7 +131,7 @@ def read(source: Source, findings: Findings) -> Regions:
 def of_entries(
     source: Source, kind: str, ids: Iterable[int], labels: Labels, findings: Findings
 ) -> NDArray[np.int32] | None:
-    """Return the region of each entry as a number in `labels`, None without regions."""
+    """Return the region of each entry as a number in `labels`, None if there are no regions."""
     if "UPROF_REGION_ENTRIES" not in source.tables:
         return None
     paths, _ = _paths(source, findings)
@@ -146,7 +146,7 @@ def of_entries(
 def _paths(
     source: Source, findings: Findings
 ) -> tuple[dict[int, tuple[str, ...]], dict[tuple[str, ...], int]]:
-    """Return the path of each region, and the peaks of paths."""
+    """Return the path of each region, and the memory peak of each path."""
     paths: dict[int, tuple[str, ...]] = {}
     peaks: dict[tuple[str, ...], int] = {}
     if "UPROF_REGIONS" not in source.tables:
@@ -156,7 +156,7 @@ def _paths(
     )
     for region, name, around, peak in rows:
         if around is not None and around not in paths:
-            findings.add("impossible_region", f"region {region!r} is in {around!r}, which is none")
+            findings.add("impossible_region", f"region {region!r} is in unknown region {around!r}")
         path = (*paths.get(around, ()), name if isinstance(name, str) else f"{name!r}")
         paths[region] = path
         if isinstance(peak, int) and 0 <= peak <= _MAX_BYTES:
@@ -164,7 +164,7 @@ def _paths(
     return paths, peaks
 
 
-# Nothing a training iteration does takes a month, no tensor has an exbibyte.
+# Greater values are invalid: no part of an iteration takes a month, no tensor has an exbibyte.
 _MAX_MS = 30 * 24 * 3600 * 1e3
 
 _RUN_TIME_FRAMES = (
@@ -272,7 +272,7 @@ _ITERATION_TIMES = (
 
 
 def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
-    """Return the measured iterations, None without the table."""
+    """Return the measured iterations, None if they were not recorded."""
     if "UPROF_ITERATIONS" not in source.tables:
         return None
     rows = source.rows(
@@ -314,7 +314,7 @@ def _possible_values(value: int) -> int | None:
 
 
 def _text(value: object) -> str:
-    """Return a name as text; a file of another program may hold any value."""
+    """Return a name as text; files of other programs may contain any value."""
     return value if isinstance(value, str) else f"{value!r}"
 
 
@@ -344,7 +344,7 @@ def _bytes(values: list[Any], column: str, findings: Findings) -> Any:
 
 
 def _stacks(rows: list[tuple[Any, ...]], ids: list[int], labels: Labels) -> tuple[Any, Any]:
-    """Return the stack and the innermost line of each entry; rows are innermost first."""
+    """Return the stack and the innermost line of each entry, from rows sorted innermost first."""
     frames: dict[int, list[str]] = {}
     for entry, file_path, line_number in rows:
         frames.setdefault(entry, []).append(f"{file_path}:{line_number}")

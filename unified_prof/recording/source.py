@@ -1,7 +1,7 @@
-"""Interface of an open report (`Source`), and data that analyses of both families share.
+"""Interface of an open report (`Source`), and readers shared by both report families.
 
-Provenance facts, recorded and found anomalies, texts, missing reports of a run, possible times, and
-the text form of recorded shapes.
+The readers return provenance facts, anomalies, texts, missing reports of a run, checks of times,
+and recorded shapes as text.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 Source: TypeAlias = "Report"
 
 
-def oddities_of_file(source: Source) -> list[Anomaly]:
+def file_anomalies(source: Source) -> list[Anomaly]:
     """Return the anomalies of the file as a whole."""
     found = []
     detection = source.detection
     if source.revision is None:
         found.append(Anomaly("unknown_schema_revision", 1, detection.description, "found"))
     if not detection.complete:
-        why = "its maker was stopped before the end"
+        why = "its writer was stopped before it finished"
         found.append(Anomaly("incomplete_file", 1, why, "found"))
     found += [Anomaly("odd_schema", 1, note, "found") for note in detection.notes]
     return found
@@ -76,7 +76,7 @@ def recorded_facts(source: Source) -> list[tuple[str, str]]:
 
 
 def without_secrets(name: str, value: str) -> str:
-    """Return the value of a fact with secrets masked; only old reports have any.
+    """Return the value of a fact with secrets masked; only old reports contain secrets.
 
     A command is a JSON list of its arguments.
     """
@@ -110,17 +110,17 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many of the expected reports were read completely."""
+    """Number of expected reports, and how many of them were read completely."""
 
     unit: str
-    """`ranks`, or `reports` if ranks are not known."""
+    """`ranks`, or `reports` if ranks are unknown."""
     expected: int
     whole: int
     missing: tuple[Missing, ...]
 
     @classmethod
     def from_reports(cls, read: Iterable[str], missing: Iterable[Missing]) -> Coverage:
-        """Return the coverage of reports, each given as `rank 3` or a file."""
+        """Return the coverage from reports, each named `rank 3` or by its file."""
         missing = tuple(sorted(missing, key=lambda one: (one.rank is None, one.rank or 0)))
         incomplete = {one.what for one in missing}
         every = {*read} | incomplete
@@ -129,7 +129,7 @@ class Coverage:
 
     @property
     def headline(self) -> str:
-        """`7 of 8 ranks`."""
+        """Text such as `7 of 8 ranks`."""
         return f"{self.whole:,} of {self.expected:,} {self.unit}"
 
     @property
@@ -139,11 +139,11 @@ class Coverage:
 
     @property
     def sentence(self) -> str:
-        """Headline and reasons on one line, empty if nothing is missing."""
+        """Headline and reasons in one line; empty if no report is missing."""
         return "; ".join([self.headline, *self.reasons]) if self.missing else ""
 
 
-# Texts that mean unknown in msprof.
+# Texts that mean "unknown" in msprof.
 NOTHING_KNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNKNOWN", None})
 
 
@@ -158,7 +158,7 @@ class Strings:
         return dict(self._source.rows("SELECT id, value FROM STRING_IDS"))
 
     def get(self, number: int) -> str | None:
-        """Return the text of an id, None if there is none or it means unknown."""
+        """Return the text of an id, None if it has no text or the text means unknown."""
         text = self._texts.get(number)
         return None if text in NOTHING_KNOWN else str(text)
 
@@ -237,13 +237,13 @@ def _environment(text: str) -> Facts:
     ]
 
 
-# Longer durations (13 days) and later times (year 2116) are impossible.
+# Longer durations (13 days) and later times (year 2116) are invalid.
 MAX_DURATION_NS = 1 << 50
 MAX_TIME_NS = 1 << 62
 
 
 def possible(start_ns: Ints, duration_ns: Ints) -> NDArray[np.bool_]:
-    """Return which intervals have possible times and durations."""
+    """Return a mask of the intervals with valid times and durations."""
     result = (start_ns >= 0) & (start_ns <= MAX_TIME_NS)
     result &= duration_ns >= 0
     result &= duration_ns <= MAX_DURATION_NS

@@ -1,4 +1,4 @@
-"""Weighted call stacks for flame graphs, and how to compute them from `Calls`."""
+"""Weighted call stacks for flame graphs, computed from `Calls`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The stacks of one measure; their frames are distinct, their weights above 0."""
+    """Distinct stacks with their weights by one measure; all weights are positive."""
 
     measure: Measure
     samples: tuple[Sample, ...]
@@ -54,7 +54,7 @@ class Stacks:
         return sum(one.weight for one in self.samples)
 
 
-class Gathering:
+class StackSums:
     """Sums samples by their frames."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Gathering:
 
 
 def below(first: Frame, stacks: Stacks) -> Stacks:
-    """Return stacks with one more frame around all."""
+    """Return stacks with an additional outermost frame."""
     samples = [Sample((first, *one.frames), one.weight, one.count) for one in stacks.samples]
     return Stacks(stacks.measure, tuple(samples))
 
@@ -83,7 +83,7 @@ def below(first: Frame, stacks: Stacks) -> Stacks:
 def merge(parts: Iterable[Stacks]) -> Stacks:
     """Merge stacks of one measure."""
     parts = list(parts)
-    gathering = Gathering()
+    gathering = StackSums()
     for part in parts:
         for one in part.samples:
             gathering.add(one.frames, one.weight, one.count)
@@ -91,18 +91,18 @@ def merge(parts: Iterable[Stacks]) -> Stacks:
 
 
 def place_of(calls: Calls, wanted: Place | None, path: str) -> Place | None:
-    """Return the frames above operations: the wanted kind, else modules, else lines.
+    """Return the kind of frames to use above operations: as requested, else modules, else lines.
 
     Raises:
-        UsageError: the wanted kind was not recorded.
+        UsageError: the requested kind was not recorded.
     """
     have: list[Place] = [one for one in PLACES if getattr(calls, _COLUMNS[one]) is not None]
     if wanted is None:
         return have[0] if have else None
     if wanted not in have:
         raise UsageError(
-            f"{path} has no stacks by {wanted}: that was not recorded",
-            hint=f"it has them by {have[0]}" if have else "leave --by out: by operation alone",
+            f"{path} has no stacks by {wanted}: not recorded",
+            hint=f"it has stacks by {have[0]}" if have else "omit --by for stacks by operation",
             slug="no-stacks",
         )
     return wanted
@@ -128,14 +128,14 @@ def _line(text: str) -> Frame:
 
 
 def of_calls(calls: Calls, measure: str, place: Place | None) -> Stacks:
-    """Return a measure of calls as stacks of their modules or lines."""
+    """Return stacks of modules or lines, weighted by a measure of the calls."""
     texts = calls.labels.texts
     label = None if place is None else getattr(calls, _COLUMNS[place])
     key = calls.name.astype(np.int64)
     if label is not None:
         key = (label.astype(np.int64) + 1) * len(texts) + key
     distinct, number = np.unique(key, return_inverse=True)
-    gathering = Gathering()
+    gathering = StackSums()
     for column in _columns(calls, measure):
         known = column != UNKNOWN
         count = np.bincount(number[known], minlength=len(distinct)).tolist()
@@ -183,7 +183,7 @@ def of_paths(
         own: the last label of each path, as from `paths`.
         weight: weight of each range without nested ones.
         frame: returns the frame of a label.
-        begin: returns the outer frames of a group of ranges by its number.
+        begin: returns the outer frames of a group of ranges from its number.
         beginning: group of each range, such as its thread; None: all have number 0.
     """
     first = np.zeros(len(number), np.int64) if beginning is None else beginning

@@ -1,8 +1,9 @@
-"""Steps by time, and torch_npu's figures of each step (StepTraceTime).
+"""Assignment of times to steps, and torch_npu's figures for each step (StepTraceTime).
 
-Users of the vendor's viewers expect these figures, so reports have them too. They differ from
-uprof's: a step is everything that starts on a device while its launched tasks run, and only compute
-kernels and collectives count, so copies are `free` time. `docs/figures.md` has the definitions.
+Reports include these figures because users of the vendor's viewers expect them. They differ from
+uprof's figures: a step is everything that starts on a device while its launched tasks run, and only
+compute kernels and collectives count, so copies are `free` time. `docs/figures.md` has the
+definitions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     return result
 
 
-# ENUM_API_TYPE `node`, the level that launches.
+# `node` in ENUM_API_TYPE, the level of launch calls.
 _NODE = 10_000
 # End of ranges without an end.
 FOREVER = 2**63 - 1
@@ -93,7 +94,7 @@ class Ran:
 
 
 def is_of_ascend(source: Source) -> bool:
-    """Return True if the launches of a report are those of CANN."""
+    """Return True if a report has CANN launches."""
     if _OF_GPUS in source.tables or "CANN_API" not in source.tables:
         return False
     return bool(source.rows("SELECT 1 FROM CANN_API WHERE type = ? LIMIT 1", (_NODE,)))
@@ -120,7 +121,7 @@ def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Ran
     Args:
         source: the report.
         ran: its tasks.
-        calls: its runtime calls, if they were read before.
+        calls: its runtime calls, if already read.
     """
     steps = sorted(
         (row for row in source.rows("SELECT startNs, endNs, id FROM STEP_TIME") if None not in row),
@@ -153,7 +154,7 @@ def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Ran
 
 
 class Work:
-    """Kernels and collectives in order of the time that decides which range each counts in."""
+    """Kernels and collectives, sorted by the time that decides their step."""
 
     def __init__(
         self,
@@ -167,10 +168,10 @@ class Work:
         """Store the columns.
 
         Args:
-            device: Device of each.
-            start_ns: Start of each.
-            end_ns: End of each.
-            at_ns: Time that decides the range of each; None: the start.
+            device: Device of each task.
+            start_ns: Start of each task.
+            end_ns: End of each task.
+            at_ns: Time that decides the step of each task; None: the start.
             receives: Mask of the waits for the previous pipeline stage; None: no such waits.
         """
         at_ns = start_ns if at_ns is None else at_ns
@@ -180,11 +181,11 @@ class Work:
         self.receives = np.zeros(len(order), bool) if receives is None else receives[order]
 
     def on(self, device: int) -> Work:
-        """Return the work on one device."""
+        """Return the tasks on one device."""
         return self._part(self.device == device)
 
     def within(self, one: Range) -> Work:
-        """Return the work that counts in a range."""
+        """Return the tasks that count for a step."""
         low, high = np.searchsorted(self.at_ns, (one.start_ns, one.end_ns)).tolist()
         return self._part(slice(low, max(low, high)))
 
@@ -209,10 +210,10 @@ def read_work(source: Source, ran: Ran) -> tuple[Work, Work]:
 def traces(
     source: Source, work: tuple[Work, Work], all_ranges: Sequence[Range]
 ) -> Iterator[StepTrace]:
-    """Yield the figures of every step and device with work.
+    """Yield the figures of every step, for each device with tasks.
 
     Args:
-        source: The report; its operators give the start of a recording without steps.
+        source: The report; a recording without steps starts with its first operator.
         work: Kernels and collectives.
         all_ranges: Ranges of the steps.
     """
@@ -229,7 +230,7 @@ def traces(
 
 
 class _Launched:
-    """Tasks by launching call."""
+    """Tasks by launch call."""
 
     def __init__(self, ran: Ran) -> None:
         order = np.argsort(ran.connection, kind="stable")
@@ -237,7 +238,7 @@ class _Launched:
         self._start_ns, self._end_ns = ran.start_ns[order], ran.end_ns[order]
 
     def span(self, connections: Ints) -> tuple[int | None, int | None]:
-        """Return the start of the first task of these calls and the end of the last."""
+        """Return the start of the first task launched by these calls, and the end of the last."""
         place, _ = _places(self._connection, np.unique(connections))
         if not len(place):
             return None, None
@@ -245,7 +246,7 @@ class _Launched:
 
 
 def _places(keys: NDArray[np.integer], wanted: Ints) -> tuple[Ints, Ints]:
-    """Return all positions of the wanted values in ascending keys, and the value at each."""
+    """Return all positions of the wanted values in ascending keys, and each position's value."""
     low = np.searchsorted(keys, wanted, side="left")
     count = np.searchsorted(keys, wanted, side="right") - low
     which = np.repeat(np.arange(len(wanted)), count)
@@ -269,7 +270,7 @@ def _last_of_each(ran: Ran) -> Ran:
 
 
 def _communication(source: Source, ran: Ran) -> Work:
-    """Return collectives from first to last task."""
+    """Return collectives, each lasting from its first task to its last."""
     if "COMMUNICATION_OP" not in source.tables:
         nothing = np.zeros(0, np.int64)
         return Work(nothing, nothing, nothing)
@@ -315,8 +316,8 @@ def _trace(
     stage = int(busy.end_ns[-1] - busy.start_ns[0]) if len(busy) else 0
     received = communication.receives
     bubble = int((communication.end_ns - communication.start_ns)[received].sum())
-    # torch_npu takes the start of a device that computes for the first; without one, and without
-    # operators, nothing is known of preparing.
+    # torch_npu uses the start of a device that computes. Without such a device and without
+    # operators, the preparing time is unknown.
     prepared = len(computing) and begun_ns is not None
     return StepTrace(
         device_id=device,

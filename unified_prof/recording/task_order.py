@@ -1,7 +1,7 @@
-"""Device work in order of start, by launching call, and by window.
+"""Device tasks in order of start, by launch call, and in windows.
 
-`Following` yields the tasks that end idle gaps, `launched` joins work with its launching calls, and
-`Pieces` are windows of `device_tasks.Work`. A call that launches several tasks, such as a graph
+`Following` finds the tasks that end idle gaps, `launched` joins tasks with their launch calls, and
+`TaskWindow` are windows of `device_tasks.Work`. A call that launches several tasks, such as a graph
 replay, counts once per stream, with its first task.
 """
 
@@ -36,31 +36,31 @@ _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """Some device tasks in order of start."""
+class OrderedTasks:
+    """Device tasks in order of start."""
 
-    piece: NDArray[np.int32]
-    """Index of each in all work."""
+    task: NDArray[np.int32]
+    """Index of each task in all work."""
     start_ns: Ints
     kind: NDArray[np.int8]
     stream: Ints
     """UNKNOWN for whole collectives."""
     connection: Ints
 
-    def at(self, rows: slice | NDArray[np.intp]) -> Begun:
-        """Return some of the tasks."""
-        return Begun(
-            self.piece[rows],
+    def at(self, rows: slice | NDArray[np.intp]) -> OrderedTasks:
+        """Return the tasks at the given rows."""
+        return OrderedTasks(
+            self.task[rows],
             self.start_ns[rows],
             self.kind[rows],
             self.stream[rows],
             self.connection[rows],
         )
 
-    def merged(self, other: Begun) -> Begun:
-        """Merge with others in order of start; at equal starts these come first."""
-        both = Begun(
-            np.concatenate((self.piece, other.piece)),
+    def merged(self, other: OrderedTasks) -> OrderedTasks:
+        """Merge with other tasks in order of start; of equal starts, `self` comes first."""
+        both = OrderedTasks(
+            np.concatenate((self.task, other.task)),
             np.concatenate((self.start_ns, other.start_ns)),
             np.concatenate((self.kind, other.kind)),
             np.concatenate((self.stream, other.stream)),
@@ -70,11 +70,11 @@ class Begun:
 
 
 class Following:
-    """The tasks of one device that end its gaps, as the gaps are visited in order."""
+    """Finds the tasks of one device that end its gaps, which must be visited in order of time."""
 
     def __init__(
         self,
-        work: Iterator[Begun],
+        work: Iterator[OrderedTasks],
         launched: Callable[[Ints], Ints],
         waits: IntervalSet,
         awaits: NDArray[np.int32],
@@ -83,18 +83,18 @@ class Following:
 
         Args:
             work: all tasks, in order of start.
-            launched: returns the launch time for connection ids, -1 if not known.
+            launched: returns the launch time for connection ids, -1 if unknown.
             waits: intervals in which streams of the device waited for others.
-            awaits: the tasks that were launched after a wait, in rising order.
+            awaits: the tasks that were launched after a wait, in ascending order.
         """
         self._coming, self._launched = work, launched
         self._waits, self._awaits = waits, awaits
         nothing = np.zeros(0, np.int64)
-        self._piece, self._kind = nothing.astype(np.int32), nothing.astype(np.int8)
+        self._task, self._kind = nothing.astype(np.int32), nothing.astype(np.int8)
         self._start_ns = self._launched_ns = nothing
 
-    def ending(self, gaps: IntervalSet) -> tuple[idle.Pieces, NDArray[np.int32]]:
-        """Return the tasks that may end some gaps, and the index of each in all work.
+    def ending(self, gaps: IntervalSet) -> tuple[idle.DeviceTasks, NDArray[np.int32]]:
+        """Return the tasks that may end the gaps, and the index of each task in all work.
 
         Calls must be in order of time.
         """
@@ -109,22 +109,22 @@ class Following:
                 self._take(read)
                 self._leave(first)
             high = int(np.searchsorted(self._start_ns, last)) + 1
-        piece = self._piece[:high]
-        awaits = find(self._awaits, piece) != NOWHERE
-        pieces = idle.Pieces(
+        task = self._task[:high]
+        awaits = find(self._awaits, task) != NOWHERE
+        tasks = idle.DeviceTasks(
             self._start_ns[:high], self._launched_ns[:high], self._kind[:high], self._waits, awaits
         )
-        return pieces, piece
+        return tasks, task
 
     def _leave(self, before_ns: int) -> None:
         """Drop tasks that start before a time."""
         low = int(np.searchsorted(self._start_ns, before_ns))
         if low:
-            self._piece, self._kind = self._piece[low:], self._kind[low:]
+            self._task, self._kind = self._task[low:], self._kind[low:]
             self._start_ns, self._launched_ns = self._start_ns[low:], self._launched_ns[low:]
 
-    def _take(self, read: Begun) -> None:
-        self._piece = np.concatenate((self._piece, read.piece))
+    def _take(self, read: OrderedTasks) -> None:
+        self._task = np.concatenate((self._task, read.task))
         self._kind = np.concatenate((self._kind, read.kind))
         self._start_ns = np.concatenate((self._start_ns, read.start_ns))
         launched = self._launched(read.connection)
@@ -132,46 +132,46 @@ class Following:
 
 
 def awaiting(
-    work: Iterable[Begun], launched: Callable[[Ints], Ints], stream: Ints, at_ns: Ints
+    work: Iterable[OrderedTasks], launched: Callable[[Ints], Ints], stream: Ints, at_ns: Ints
 ) -> NDArray[np.int32]:
-    """Return the tasks launched after a wait of their stream, in rising order.
+    """Return the tasks launched after a wait of their stream, in ascending order.
 
-    The wait is between the launches of the previous task on the stream and of the task.
+    The wait was enqueued between the launches of the previous task on the stream and of the task.
 
     Args:
         work: all tasks of a device.
-        launched: returns the launch time for connection ids, -1 if not known.
+        launched: returns the launch time for connection ids, -1 if unknown.
         stream: the stream of each wait.
         at_ns: the time of each wait.
     """
-    streams = [_Waiting(one, np.sort(at_ns[rows])) for one, rows in by_key(stream)]
+    streams = [_FirstLaunches(one, np.sort(at_ns[rows])) for one, rows in by_key(stream)]
     for some in work:
         times = launched(some.connection)
         for one in streams:
             one.look(some, times)
-    return np.unique(np.concatenate([np.zeros(0, np.int32), *(one.pieces for one in streams)]))
+    return np.unique(np.concatenate([np.zeros(0, np.int32), *(one.tasks for one in streams)]))
 
 
-class _Waiting:
-    """The first task that was launched on a stream after each time, of the tasks seen so far."""
+class _FirstLaunches:
+    """The first task seen so far that was launched on a stream after each time."""
 
     def __init__(self, stream: int, moments: Ints) -> None:
         self._stream, self._moments = stream, moments
         self._launched_ns = np.full(len(moments), _NEVER)
-        self._piece = np.full(len(moments), NOWHERE, np.int32)
+        self._task = np.full(len(moments), NOWHERE, np.int32)
 
     @property
-    def pieces(self) -> NDArray[np.int32]:
-        found: NDArray[np.int32] = self._piece[self._piece != NOWHERE]
+    def tasks(self) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self._task[self._task != NOWHERE]
         return found
 
-    def look(self, some: Begun, launched_ns: Ints) -> None:
+    def look(self, some: OrderedTasks, launched_ns: Ints) -> None:
         own = np.flatnonzero((some.stream == self._stream) & (launched_ns >= 0))
         own = own[np.argsort(launched_ns[own], kind="stable")]
         times = launched_ns[own]
         if not len(own):
             return
-        # Times and first launches both ascend, so few entries can change.
+        # Both times and first launches ascend, so few entries can change.
         low = int(np.searchsorted(self._launched_ns, times[0], side="right"))
         high = int(np.searchsorted(self._moments, times[-1], side="right"))
         if low >= high:
@@ -179,12 +179,12 @@ class _Waiting:
         at = np.searchsorted(times, self._moments[low:high])
         better = low + np.flatnonzero(times[at] < self._launched_ns[low:high])
         at = at[better - low]
-        self._launched_ns[better], self._piece[better] = times[at], some.piece[own[at]]
+        self._launched_ns[better], self._task[better] = times[at], some.task[own[at]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """One row for each call and each stream that it launched work on, by call."""
+    """One row for each call and each stream on which it launched tasks, sorted by call."""
 
     call: Ints
     """Row of CANN_API."""
@@ -206,7 +206,7 @@ class Launched:
 
     @property
     def of_calls(self) -> Launched:
-        """The same with one row for each call."""
+        """Return the same data with one row for each call."""
         first = np.flatnonzero(np.append(True, self.call[1:] != self.call[:-1])[: len(self)])
         return self if len(first) == len(self) else self._grouped(first)
 
@@ -224,7 +224,7 @@ class Launched:
 
 
 def launched(tasks: Tasks, calls: HostCalls) -> Launched:
-    """Join the work of all devices with its launching calls."""
+    """Join the tasks of all devices with their launch calls."""
     work = np.flatnonzero(
         (tasks.kind == KERNEL) | (tasks.kind == COPY) | (tasks.kind == COMMUNICATION)
     )
@@ -255,25 +255,25 @@ def launched(tasks: Tasks, calls: HostCalls) -> Launched:
     )
 
 
-class Pieces:
-    """A window of device work; columns are computed on access."""
+class TaskWindow:
+    """A window of device tasks; columns are computed on access."""
 
     def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
         self._work, self._tasks, self._comms = work, tasks, comms
         self.first = first
-        """Index of the first in all work; the others follow it."""
+        """Index of the first task in all work; the others follow."""
 
     def __len__(self) -> int:
         return len(self._comms if self._tasks is None else self._tasks)
 
     @property
     def rows(self) -> slice:
-        """Range of indexes in all work."""
+        """Indexes of the window in all work."""
         return slice(self.first, self.first + len(self))
 
     @property
     def tasks(self) -> TaskRows | None:
-        """The rows of TASK; None: whole collectives."""
+        """The window's rows of TASK, None for whole collectives."""
         return self._tasks
 
     @property
@@ -307,7 +307,7 @@ class Pieces:
 
     @property
     def connection(self) -> Ints:
-        """Connection id, which the launching host call shares."""
+        """Connection id of each task, which it shares with its launch call."""
         if self._tasks is None:
             return self._comms.connection
         return self._tasks.connection.astype(np.int64)
@@ -325,10 +325,10 @@ class Pieces:
         return comms if self._tasks is None else names.find(self._tasks)
 
 
-class OfPieces(Column):
+class ComputedColumn(Column):
     """A column over all work, computed from the columns of tasks on access."""
 
-    def __init__(self, work: Work, of: Callable[[Pieces], NDArray[Any]]) -> None:
+    def __init__(self, work: Work, of: Callable[[TaskWindow], NDArray[Any]]) -> None:
         self._work, self._of = work, of
 
     def __len__(self) -> int:
@@ -354,10 +354,10 @@ class OfPieces(Column):
 
 
 class WorkColumn:
-    """A column of `device_tasks.Work`: that of the same name in `Pieces`, for all work."""
+    """A column of `device_tasks.Work`: that of the same name in `TaskWindow`, for all work."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._of = attrgetter(name)
 
-    def __get__(self, work: Work, owner: type) -> OfPieces:
-        return OfPieces(work, self._of)
+    def __get__(self, work: Work, owner: type) -> ComputedColumn:
+        return ComputedColumn(work, self._of)

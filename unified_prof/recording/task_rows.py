@@ -1,4 +1,4 @@
-"""Windows of TASK with columns computed on access, kinds of tasks by type, and names of tasks."""
+"""Windows of TASK with columns computed on access, and the kinds and names of tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unified_prof.recording.tasks import Tasks
 
 
-# Kind of waits, event records and notifications, which are no work (after `calls.KINDS`).
+# Kind of waits, event records and notifications, which do not count as work (after `calls.KINDS`).
 WAIT = 6
 
 # Kinds by the text of the task type, for tasks that no other table describes.
@@ -56,7 +56,7 @@ FOREVER = 2**63 - 1
 
 
 class TaskColumn:
-    """A column of `TaskColumns`: the packed column of the same name, unpacked on access."""
+    """A column of `TaskColumns`, unpacked on access from the packed column of the same name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name.removesuffix("_ns")
@@ -90,7 +90,7 @@ class TaskColumns:
 
 
 class TaskRows(TaskColumns):
-    """Some rows of TASK; columns are unpacked on first access."""
+    """A window of rows of TASK; columns are unpacked on first access."""
 
     def __init__(
         self, tasks: Tasks, rows: slice | NDArray[np.integer], until_ns: int = FOREVER
@@ -98,7 +98,7 @@ class TaskRows(TaskColumns):
         self._tasks, self._rows = tasks, rows
         self._unpacked: dict[str, NDArray[Any]] = {}
         self.until_ns = until_ns
-        """For windows in order of time: later windows have no task that starts before this."""
+        """For windows in order of time: no task of a later window starts before this."""
 
     def __len__(self) -> int:
         if isinstance(self._rows, slice):
@@ -113,8 +113,8 @@ class TaskRows(TaskColumns):
         return self._rows
 
     def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
-        """Return the rows in a mask."""
-        return _Chosen(self, np.flatnonzero(chosen))
+        """Return the rows selected by a mask."""
+        return _SelectedRows(self, np.flatnonzero(chosen))
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column by the name in `Tasks.packed`."""
@@ -127,8 +127,8 @@ class TaskRows(TaskColumns):
         return column[self._rows] if isinstance(self._rows, slice) else column.at(self._rows)
 
 
-class _Chosen(TaskRows):
-    """Some rows of a window, which share its unpacked columns."""
+class _SelectedRows(TaskRows):
+    """Selected rows of a window, which share its unpacked columns."""
 
     def __init__(self, window: TaskRows, inside: NDArray[np.intp]) -> None:
         super().__init__(window._tasks, inside, window.until_ns)
@@ -147,7 +147,7 @@ _DENSE = 1 << 22
 
 
 class TaskNames:
-    """Names of tasks as numbers in labels."""
+    """Names of tasks, as numbers in labels."""
 
     def __init__(
         self,
@@ -156,25 +156,25 @@ class TaskNames:
         columns: tuple[Packed, Packed],
         by_type: list[str],
         copies: tuple[Ints, list[str]],
-        asked: Iterator[TaskRows],
+        used: Iterator[TaskRows],
     ) -> None:
-        """Number all names that will be used.
+        """Number all names that will be looked up.
 
         Args:
             labels: numbers the names.
             strings: texts of the columns.
-            columns: two columns of COMPUTE_TASK_INFO: the name of a task, and the name to use if
-                the first is unknown.
+            columns: two columns of COMPUTE_TASK_INFO: the name of a task, and the name used if the
+                first is unknown.
             by_type: names by task type, for tasks without either.
             copies: globalTaskIds of copies, and their names.
-            asked: yields the tasks that will be looked up, to number only needed names.
+            used: yields the tasks that will be looked up, so that only their names are numbered.
         """
         self._columns = columns
         self._numbers = [_Numbers.from_ids(columns[0], labels, strings)]
         if (self._numbers[0].numbers < 0).any():
             self._numbers.append(self._second(labels, strings))
         self._by_type = np.full(len(by_type) + 1, UNKNOWN, np.int32)
-        if any((self._from_compute_info(rows.info) < 0).any() for rows in asked):
+        if any((self._from_compute_info(rows.info) < 0).any() for rows in used):
             self._by_type = labels.numbers(by_type)
         self._copies = Lookup(copies[0]) if len(copies[0]) else None
         self._directions = labels.numbers(copies[1])
@@ -192,7 +192,7 @@ class TaskNames:
         return result
 
     def _second(self, labels: Labels, strings: Strings) -> _Numbers:
-        """Number the names of the rows without a name in the first column."""
+        """Number the names of rows without a name in the first column."""
         first, second = self._columns
         used = [
             np.unique(others[self._numbers[0].at(names) < 0])
@@ -218,7 +218,7 @@ class _Numbers:
     """Labels by string id."""
 
     ids: Ints
-    """String ids in rising order."""
+    """String ids in ascending order."""
     numbers: NDArray[np.int32]
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Device tasks of an msprof database (TASK) as packed columns, some 15 bytes per task.
+"""Device tasks of an msprof database (TASK) as packed columns of about 15 bytes per task.
 
-Rows are in the file's order; rows with impossible times are left out and counted as a finding.
+Rows are in the file's order; rows with invalid times are left out and counted as a finding.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from unified_prof.recording.task_rows import (
 )
 from unified_prof.sqlite.integer_columns import MISSING
 
-# Marks of the profiler at the start and end of a recording: not part of the program.
+# The profiler's marks at the start and end of a recording, which are not part of the program.
 _OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
 
 _INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
 _NO_DEVICE = -(2**31)
-# Up to so many rows, an unpacked column is kept; longer ones are unpacked on each access.
+# Maximum number of rows for which unpacked columns are kept; longer ones are unpacked on each
+# access.
 _KEPT_ROWS = 1 << 20
 # Rows per window, for temporary columns of some megabytes.
 WINDOW = 2 * BLOCK
@@ -52,7 +53,7 @@ _COLUMNS = {
 class Tasks(TaskColumns):
     """The rows of TASK as packed columns; properties unpack a whole column.
 
-    `windows` and `in_time` yield some rows at a time.
+    `windows` and `in_time` yield the rows in windows.
     """
 
     def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
@@ -81,7 +82,7 @@ class Tasks(TaskColumns):
 
     @cached_property
     def devices(self) -> list[int]:
-        """The numbers of the devices, in rising order."""
+        """The numbers of the devices, in ascending order."""
         return [int(number) for number in self.packed["device"].distinct()]
 
     @cached_property
@@ -99,23 +100,23 @@ class Tasks(TaskColumns):
 
     @property
     def of_the_program(self) -> NDArray[np.bool_]:
-        """Mask of the tasks of the program, without marks of the profiler."""
+        """Mask of the program's tasks, False for the profiler's marks."""
         return self.program_types.take(self.type)
 
     @cached_property
     def program_types(self) -> NDArray[np.bool_]:
-        """Mask of the codes in `type` that are not marks of the profiler."""
+        """Mask of the codes in `type` that are not the profiler's marks."""
         marks = [bool(_OF_THE_PROFILER.match(text or "")) for text in self.type_texts]
         return ~np.array([*marks, False])
 
     @property
     def op_type(self) -> Ints:
-        """String id of the operator type of each row of COMPUTE_TASK_INFO, see `info`."""
+        """String id of the operator type in each row of COMPUTE_TASK_INFO; see `info`."""
         return self.of_compute["op_type"].to_array()
 
     @property
     def kernel_name(self) -> Ints:
-        """String id of the kernel's name of each row of COMPUTE_TASK_INFO, see `info`."""
+        """String id of the kernel name in each row of COMPUTE_TASK_INFO; see `info`."""
         return self.of_compute["name"].to_array()
 
     def windows(self, size: int = 0) -> Iterator[TaskRows]:
@@ -154,8 +155,8 @@ class Tasks(TaskColumns):
     ) -> TaskNames:
         """Return the operator types of tasks, as numbers in `labels`.
 
-        The operator type if the database has one, else the name of the kernel, else the text of
-        the task type; for a copy, its direction.
+        The result is the operator type if the database has one, else the name of the kernel, else
+        the text of the task type; for a copy, it is the direction.
 
         Args:
             labels: numbers the texts.
@@ -172,7 +173,7 @@ class Tasks(TaskColumns):
         return self._names(labels, ("name", "op_type"), windows)
 
     def operator_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the operator type of each chosen task, see `operator_names`."""
+        """Return the operator type of each chosen task; see `operator_names`."""
         return self._labels(labels, ("op_type", "name"), chosen)
 
     def kernel_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -181,7 +182,7 @@ class Tasks(TaskColumns):
 
     @cached_property
     def copies(self) -> tuple[Ints, list[str]]:
-        """GlobalTaskId and direction (as text) of each memory copy."""
+        """GlobalTaskId and direction (as text) of each copy."""
         rows = self._source.rows(
             "SELECT CAST(m.globalTaskId AS INTEGER), e.name FROM MEMCPY_INFO m"
             " JOIN ENUM_MEMCPY_OPERATION e ON e.id = m.memcpyOperation"
@@ -233,8 +234,8 @@ class Tasks(TaskColumns):
         described = self.packed["info"].most >= 0 and len(self.packed["info"]) > 0
         by_type = np.array([kind_of_type(text) for text in self.type_texts] or [OTHER], np.int8)
         if described:
-            # The database says which tasks are kernels; others that look like one are containers
-            # (a collective's own AI_CORE task) and would be counted twice.
+            # The database records which tasks are kernels. Other tasks of a kernel's type are
+            # containers (such as the AI_CORE task of a collective), which would be counted twice.
             by_type[by_type == KERNEL] = OTHER
         listed = [
             (Lookup(ids), what)
@@ -263,7 +264,7 @@ class _Read:
 
 
 def _read(source: Source, findings: Findings) -> _Read:
-    """Read TASK without rows with impossible times."""
+    """Read TASK, leaving out rows with invalid times."""
     packings = {
         "start": Packing(),
         "duration": Packing(_INT32),

@@ -1,4 +1,4 @@
-"""Device work over time: all tasks of small recordings, merged blocks of large ones; copy rates."""
+"""Device tasks over time, merged to blocks in large recordings, and copy rates."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from unified_prof.recording.source import Source
 from unified_prof.recording.task_rows import TaskRows
 from unified_prof.recording.tasks import Tasks
 
-# Share of the blocks for the busiest time, in which tasks are not merged.
+# Share of the blocks reserved for the busiest time range, in which tasks are not merged.
 _PART = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
-    """One stream, or the collectives of one device: blocks in order of time."""
+    """Blocks of one stream, or of the collectives of one device, in order of time."""
 
     device: str
     name: str
@@ -38,12 +38,12 @@ class Lane:
     busy_ns: Ints
     """Sum of the durations of the tasks in the block."""
     count: Ints
-    """Tasks in the block; of several, `label` and `kind` are those of the longest."""
+    """Number of tasks in the block; `label` and `kind` are those of the longest task."""
     label: NDArray[np.int32]
     """Number in the timeline's labels."""
     kind: NDArray[np.int8]
     connection: Ints
-    """Connection id of the (longest) task."""
+    """Connection id of the longest task."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -59,17 +59,18 @@ class Timeline:
     labels: tuple[str, ...]
     lanes: tuple[Lane, ...]
     merged_below_ns: int
-    """Shorter tasks may be merged with their neighbours; 0: none is merged."""
+    """Tasks shorter than this may be merged with their neighbours; 0: no tasks are merged."""
     tasks: int
     """Number of tasks in all blocks."""
     whole_ns: tuple[int, int] | None = None
-    """If tasks are merged: start and end of the busiest part, in which none is."""
+    """Start and end of the busiest part, in which no tasks are merged; None if none are merged at
+    all."""
 
 
 def build(
     tasks: Tasks, comms: Collectives, names: CollectiveNames, *, limit: int | None = None
 ) -> Timeline | None:
-    """Return the timeline of a report, None if it has no device work.
+    """Return the timeline of a report, None if it has no device tasks.
 
     Args:
         tasks: the device tasks.
@@ -84,7 +85,7 @@ def build(
     if limit is not None and rows.count > limit:
         busiest = _busiest(rows, max(1, limit // _PART))
         resolution = max(1, rows.window_ns * len(rows.places) // (4 * limit))
-    drawn = _Drawn(limit, resolution, rows.window_ns)
+    drawn = _BlockMerger(limit, resolution, rows.window_ns)
     for part in rows.parts(busiest):
         drawn.add(part)
     blocks = drawn.blocks()
@@ -119,7 +120,7 @@ def build(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Tasks, or merged blocks of tasks, by lane and in order of time."""
+    """Tasks or merged blocks of tasks, by lane and in order of time."""
 
     lane: Ints
     start_ns: Ints
@@ -127,18 +128,18 @@ class _Blocks:
     busy_ns: Ints
     count: Ints
     longest_ns: Ints
-    """Duration of the longest task; the next three columns are of that task."""
+    """Duration of the longest task; the next three columns describe that task."""
     label: NDArray[np.int32]
     kind: NDArray[np.int8]
     connection: Ints
     kept: NDArray[np.bool_]
-    """True if it must not be merged."""
+    """True if the block must not be merged."""
 
     def __len__(self) -> int:
         return len(self.lane)
 
     def at(self, rows: NDArray[np.integer]) -> _Blocks:
-        """Return some of the blocks."""
+        """Return the blocks at the given rows."""
         return _Blocks(*(getattr(self, one.name)[rows] for one in fields(self)))
 
     def merged(self, resolution: int) -> _Blocks:
@@ -175,7 +176,7 @@ class _Blocks:
 class _Rows:
     """Windows of the program's tasks and the collectives.
 
-    The profiler's marks at both ends are left out: they would stretch the time.
+    The profiler's marks at both ends are left out, as they would stretch the time axis.
     """
 
     def __init__(self, tasks: Tasks, comms: Collectives, names: CollectiveNames) -> None:
@@ -206,7 +207,7 @@ class _Rows:
         """Yield all rows, those of each lane in order of time.
 
         Args:
-            whole: the time in which tasks are not merged.
+            whole: the time range in which tasks are not merged.
         """
         for rows in self._tasks.in_time():
             shown = rows.where(self._is_shown(rows))
@@ -264,8 +265,8 @@ class _Rows:
         return place
 
 
-class _Drawn:
-    """Merges tasks to a limited number of blocks; holds twice as many, plus one window.
+class _BlockMerger:
+    """Merges tasks to a limited number of blocks; in memory are twice as many, plus one window.
 
     Tasks of one lane that are shorter than the resolution and start in the same slot of that length
     become one block; others are not merged. The resolution doubles whenever there are too many
@@ -275,7 +276,7 @@ class _Drawn:
     def __init__(self, limit: int | None, resolution: int | None, window_ns: int) -> None:
         self._limit, self._window_ns = limit, window_ns
         self.resolution = resolution
-        """Length of a slot; None: all tasks fit."""
+        """Length of a time slot; None: all tasks fit."""
         self._parts: list[_Blocks] = []
         self._count = 0
 
@@ -310,7 +311,7 @@ class _Drawn:
 
 
 def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
-    """Return the shortest time in which `count` tasks start; None if far more start at once."""
+    """Return the shortest time in which `tasks` tasks start; None if far more start at once."""
     best: tuple[int, int, int] | None = None
     last = np.zeros(0, np.int64)
     for starts in rows.starts():
@@ -321,22 +322,22 @@ def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
             if best is None or length[first] < best[0]:
                 best = int(length[first]), int(ordered[first]), int(ordered[first + tasks - 1]) + 1
         last = ordered[max(len(ordered) - tasks + 1, 0) :] if tasks > 1 else ordered[:0]
-    assert best is not None, "there are more tasks than that"
+    assert best is not None, "fewer rows than `tasks`"
     _, begin, end = best
     inside = sum(int(((one >= begin) & (one < end)).sum()) for one in rows.starts())
     return (begin, end) if inside <= 2 * tasks else None
 
 
-# Longer lines keep the lowest and highest point in each of so many slots.
+# Lines with more points keep the lowest and highest point in each of this many slots.
 _SLOTS = 10_000
 # Tables and columns with the sizes of copies and memory sets.
 _SIZES = {"MEMCPY_INFO": "size", "UPROF_GPU_TASKS": "sizeBytes"}
 
 
 def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, NDArray[np.float64]]:
-    """Return the sum of the heights of all open intervals, from each change to the next.
+    """Return the times at which the sum of the heights of open intervals changes, and the sums.
 
-    Without an open interval the sum is exactly 0, in spite of rounding.
+    Without open intervals, the sum is exactly 0 despite rounding.
     """
     moments = np.concatenate((start_ns, end_ns))
     order = np.argsort(moments, kind="stable")
@@ -347,8 +348,8 @@ def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, N
     return moments[last], np.where(opened[last] > 0, np.maximum(level[last], 0), 0.0)
 
 
-def thinned(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
-    """Return a line with fewer points; extremes and both ends are kept."""
+def thin_line(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
+    """Return a line with fewer points, keeping extremes and both ends."""
     if len(value) <= 2 * _SLOTS:
         return time_ns, value
     edges = np.linspace(0, len(value), _SLOTS + 1).astype(np.int64)
@@ -359,10 +360,11 @@ def thinned(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
 
 
 def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
-    """Return the rate of copies and memory sets of each device over time, a series for each kind.
+    """Return the rate of copies and memsets of each device over time, one series for each kind.
 
     Rates of concurrent copies add up. The rate of a copy is the recorded one, which the profiler
-    computed from unrounded times, else size over time; copies without either are left out.
+    computed from unrounded times, else its size divided by its duration; copies without either are
+    left out.
     """
     if not tasks.counts[COPY]:
         return ()
@@ -379,7 +381,7 @@ def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
     known = np.flatnonzero(rates > 0)
     for place, mine in by_key(device[known] << 32 | what[known]):
         own = known[mine]
-        time_ns, value = thinned(*stacked(start[own], start[own] + lasted[own], rates[own]))
+        time_ns, value = thin_line(*stacked(start[own], start[own] + lasted[own], rates[own]))
         name = labels.texts[place & 0xFFFFFFFF]
         result.append(Series(name, "B/s", device_name(place >> 32), time_ns, value))
     return tuple(result)
@@ -388,11 +390,11 @@ def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
 def _rates(
     source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.integer]
 ) -> NDArray[np.float64]:
-    """Return the rate of each task in B/s, -1 if not known."""
+    """Return the rate of each task in B/s, -1 if unknown."""
     size = _sizes(source, identity)
     result = np.where(size > 0, size * (NS_PER_S / lasted_ns.astype(np.float64)), -1.0)
     if "UPROF_GPU_TASKS" in source.tables:
-        # Whole bytes per second; impossible values count as not recorded.
+        # Whole bytes per second; invalid values count as not recorded.
         rate = f"CAST(bandwidthGBps * {NS_PER_S} AS INTEGER)"
         found = source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "rate": rate})
         row = Lookup(found["id"]).rows(identity)
@@ -403,7 +405,7 @@ def _rates(
 
 
 def _sizes(source: Source, identity: NDArray[np.integer]) -> Ints:
-    """Return the number of bytes that each task copied or set, -1 if not known."""
+    """Return the number of bytes that each task copied or set, -1 if unknown."""
     result = np.full(len(identity), -1, np.int64)
     for table, column in _SIZES.items():
         if table in source.tables:

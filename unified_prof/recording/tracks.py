@@ -1,4 +1,4 @@
-"""A recording as tracks of slices for timeline viewers: streams, threads, launch flows."""
+"""Tracks of a recording for timeline viewers: slices of streams and threads, launch flows."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Track:
     end_ns: Ints
     label: NDArray[np.integer]
     category: list[str]
-    """One per slice, or one for all."""
+    """One number per slice, or one for all slices."""
     flow_in: Ints
     """Number of the flow that ends at each slice; 0: none."""
     flow_first: Ints
-    """First of the flows that begin at each slice, see `flow_count`."""
+    """First of the `flow_count` flows that begin at each slice."""
     flow_count: Ints
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Track:
 
 
 class Flows:
-    """Flow numbers, from 1, from host calls to device tasks, by connection id."""
+    """Numbers of the flows from launch calls to device tasks, counted from 1, by connection id."""
 
     def __init__(self, work: Ints, calls: Ints) -> None:
         self.of_work = np.zeros(len(work), np.int64)
@@ -106,7 +106,7 @@ def _device_tracks(
             flow_first=none,
             flow_count=none,
         )
-        yield from _apart(whole)
+        yield from _split_overlaps(whole)
     places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
     for place, own in by_key(places):
         none = np.zeros(len(own), np.int64)
@@ -123,7 +123,7 @@ def _device_tracks(
             flow_first=none,
             flow_count=none,
         )
-        yield from _apart(whole)
+        yield from _split_overlaps(whole)
 
 
 def _host_tracks(
@@ -142,7 +142,7 @@ def _host_tracks(
     if table == "CANN_API":
         columns["connection"] = "coalesce(connectionId, -1)"
     found = source.integers(table, columns)
-    # Impossible times are left out, as in analyses, which count them.
+    # Invalid times are left out; analyses count them.
     valid = possible(found["start"], found["end"] - found["start"]) & (found["start"] > 0)
     found = {key: values[valid] for key, values in found.items()}
     queue = found.get("type", np.zeros(len(found["start"]), np.int64)) == API_QUEUE
@@ -175,7 +175,7 @@ def _host_tracks(
 
 
 def _nested_ends(thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return ends cut at the end of the range around each, as clocks are rounded."""
+    """Return the ends of ranges, clipped to the enclosing range because clocks are rounded."""
     ends = end_ns.tolist()
     for index, above in enumerate(nesting.parents(thread, start_ns, end_ns).tolist()):
         if above != nesting.NONE and ends[index] > ends[above]:
@@ -183,7 +183,7 @@ def _nested_ends(thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     return np.array(ends, np.int64)
 
 
-def _apart(whole: Track) -> Iterator[Track]:
+def _split_overlaps(whole: Track) -> Iterator[Track]:
     """Yield the slices of a stream on as many tracks as needed to avoid overlaps."""
     order = np.argsort(whole.start_ns, kind="stable")
     start, end = whole.start_ns[order], whole.end_ns[order]
@@ -204,7 +204,7 @@ def _apart(whole: Track) -> Iterator[Track]:
 
 
 def _row_of_each(start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the lowest free row at the start of each slice; slices are in order of start."""
+    """Return the lowest free row for each slice; slices must be in order of start."""
     row = np.zeros(len(start_ns), np.int64)
     if not np.any(start_ns[1:] < np.maximum.accumulate(end_ns)[:-1]):
         return row

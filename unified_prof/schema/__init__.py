@@ -1,1 +1,1 @@
-"""The on-disk schemas as SQLAlchemy models, and their frozen text."""
+"""Schemas of report files: SQLAlchemy models, and the frozen SQL text of each revision."""

@@ -1,8 +1,8 @@
-"""The frozen schema text of every family and revision, and what it declares.
+"""Frozen schema text of every family and revision, and the tables and columns it declares.
 
-A family is one kind of report file; a revision is one state of its schema. The text in
-`schemas/<family>/<revision>.sql` is what new files are created from; models and migrations are
-tested against it. Declarations are read back by SQLite itself from an in-memory database.
+A family is one kind of report file; a revision is one version of its schema. New files are created
+from the text in `schemas/<family>/<revision>.sql`; models and migrations are tested against it.
+Declarations are read by running the text in an in-memory SQLite database.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ CLUSTER = "cluster"
 
 # Oldest first. The msprof names are <SCHEMA_VERSION>_<date of the exporter's change>.
 #
-# If you add a revision here, also add, as CONTRIBUTING.md shows by an example:
-# - migrations/<family>/<revision>.py, what changes, and what old rows get (never an old migration);
-# - models/msprof/, the new tables and columns, with a `doc` each;
-# - schemas/<family>/<revision>.sql and docs/schema/, which scripts write from these;
-# - store/layouts.RENAMES and store/meanings, where a column changes its name or its meaning;
-# - store/fingerprint, only where the frozen texts do not show what tells it from the one before.
+# To add a revision (CONTRIBUTING.md has an example), also
+# - write migrations/<family>/<revision>.py: the changes, and the values of old rows;
+# - add the new tables and columns to schema/msprof/, each with a `doc`;
+# - run the scripts that write schemas/<family>/<revision>.sql and docs/schema/;
+# - edit sqlite/views.py if a column changes its name or meaning;
+# - edit sqlite/fingerprint.py if the frozen texts do not distinguish it from the previous revision.
+# Never change the migration of a released revision.
 REVISIONS: dict[str, tuple[str, ...]] = {
     MSPROF: (
         "pre_20240328",
@@ -62,20 +63,20 @@ _CONSTANT = re.compile(
     r"^INSERT INTO (ENUM_\w+) \(id, name\) VALUES \((\d+), '([^']*)'\);$", re.MULTILINE
 )
 
-# `documented` is the state the published msprof database document describes.
+# `documented` is the revision described by the published msprof database document.
 _ALIASES = {(MSPROF, "documented"): "1.2.0_20251226"}
 
-# Tables msprof writes even when it recorded nothing; every other table exists only with rows.
+# Tables that msprof always writes; every other table exists only if it has rows.
 ALWAYS_PRESENT = frozenset(
     {"META_DATA", "STRING_IDS", "SESSION_TIME_INFO", "NPU_INFO", "RANK_DEVICE_MAP", "HOST_INFO"}
 )
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
-"""META_DATA row in which a file written or migrated by uprof names its revision."""
+"""META_DATA row with the revision of a file written or migrated by uprof."""
 
 
 def resource_directory(name: str) -> Path:
-    """Return a data directory of an installed package or of the top of a checkout.
+    """Return a data directory of the installed package, or of the top directory of a checkout.
 
     Raises:
         FileNotFoundError: The installation is incomplete.
@@ -88,7 +89,7 @@ def resource_directory(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column as SQLite declares it."""
+    """Declaration of one column in SQLite."""
 
     name: str
     type: str
@@ -99,7 +100,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """One table: its columns in order, the statement that creates it, its indexes."""
+    """Declaration of one table: columns in order, CREATE statement, indexes."""
 
     name: str
     columns: tuple[ColumnSpec, ...]
@@ -109,13 +110,13 @@ class TableSpec:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The columns' names, in the file's order."""
+        """The names of the columns, in the file's order."""
         return tuple(column.name for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaSpec:
-    """Everything one revision declares, tables in the order of the frozen text."""
+    """Declarations of one revision, with tables in the order of the frozen text."""
 
     family: str
     revision: str
@@ -127,18 +128,18 @@ class SchemaSpec:
 
     @property
     def enum_tables(self) -> tuple[str, ...]:
-        """The tables whose whole content is part of the schema."""
+        """The tables whose complete contents are part of the schema."""
         return tuple(t for t in self.rows if t != "META_DATA")
 
     @property
     def schema_version(self) -> str | None:
-        """META_DATA.SCHEMA_VERSION of an msprof revision, None before it existed."""
+        """The META_DATA.SCHEMA_VERSION of an msprof revision, None before it existed."""
         meta = {str(row[0]): str(row[1]) for row in self.rows.get("META_DATA", ())}
         return meta.get("SCHEMA_VERSION")
 
 
 def version_of(revision: str) -> str | None:
-    """Return the SCHEMA_VERSION in an msprof revision's name, None before it existed."""
+    """Return the SCHEMA_VERSION in the name of an msprof revision, None before it existed."""
     version = revision.partition("_")[0]
     return None if version == "pre" else version
 
@@ -147,7 +148,7 @@ def resolve(family: str, revision: str) -> str:
     """Return the full name of `revision`, which may be an alias (`latest`, `documented`).
 
     Raises:
-        UsageError: no such family or revision.
+        UsageError: The family or revision does not exist.
     """
     if family not in REVISIONS:
         raise UsageError(
@@ -178,10 +179,10 @@ def frozen_text(family: str, revision: str) -> str:
 
 @cache
 def extension_tables() -> dict[str, TableSpec]:
-    """Return the tables that may join a report of any revision: torch_npu's and uprof's own.
+    """Return the tables that torch_npu and uprof may add to a report of any revision.
 
-    Each exists only where it has rows. A new UPROF_ table is added to
-    `schemas/extensions/uprof.sql` and to `models/uprof.py`.
+    Each table exists only if it has rows. To add a new UPROF_ table, declare it in
+    `schemas/extensions/uprof.sql` and in `schema/uprof.py`.
     """
     tables: dict[str, TableSpec] = {}
     for path in sorted((resource_directory("schemas") / "extensions").glob("*.sql")):
@@ -193,7 +194,7 @@ def extension_tables() -> dict[str, TableSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The names in one revision of msprof's schema."""
+    """Table, column and enum names in one revision of the msprof schema."""
 
     columns: dict[str, tuple[str, ...]]
     """Table -> its columns."""
@@ -203,9 +204,9 @@ class Outline:
 
 @cache
 def outline(revision: str) -> Outline:
-    """Return the names in the frozen text of an msprof revision: `load` takes ten times as long.
+    """Return the names in the frozen text of an msprof revision, ten times as fast as `load`.
 
-    The text is in the one form in which `scripts/freeze_schemas.py` writes it.
+    The text must have the format written by `scripts/freeze_schemas.py`.
     """
     text = frozen_text(MSPROF, revision)
     constants: dict[str, dict[int, str]] = {}
@@ -222,7 +223,7 @@ def outline(revision: str) -> Outline:
 
 @cache
 def load(family: str, revision: str) -> SchemaSpec:
-    """Return what a revision (or alias) declares; cached, a few milliseconds the first time."""
+    """Return the declarations of a revision or alias; cached after the first call."""
     revision = resolve(family, revision)
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(frozen_text(family, revision))

@@ -1,8 +1,8 @@
-"""Schema of the summary of a multi-rank run, revision 1.
+"""Schema of cluster summaries (summaries of multi-rank runs), revision 1.
 
-Times are ns; points in time are by the rank's own clock, and `clock_offset_ns` of RANK converts
-them to the common clock. Rates are GB/s (1e9 bytes). Lists and mappings are JSON. The partials, one
-file per rank, have the single collectives and transfers.
+Durations are in ns. Points in time are in ns by the rank's clock; adding RANK.clock_offset_ns
+converts them to the common clock. Rates are in GB/s (1e9 bytes). Lists and mappings are JSON. The
+partials (one file per rank) contain the individual collectives and transfers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sqlalchemy.types import TypeEngine
 
 
 class ClusterBase(DeclarativeBase):
-    """Registry of the summary's tables."""
+    """Base class of the summary's models."""
 
     type_annotation_map: ClassVar[dict[type, TypeEngine[Any]]] = {str: TEXT(), float: REAL()}
 
 
 class ClusterFact(ClusterBase):
-    """One fact about the run as a whole, such as its world size."""
+    """A fact about the whole run, such as its world size."""
 
     __tablename__ = "META_DATA"
     name: Mapped[str] = mapped_column(primary_key=True, doc="name of the fact")
@@ -29,7 +29,7 @@ class ClusterFact(ClusterBase):
 
 
 class ClusterRank(ClusterBase):
-    """One rank of the run, read or not."""
+    """A rank of the run, whether or not it was read."""
 
     __tablename__ = "RANK"
     rank: Mapped[int] = mapped_column(primary_key=True, doc="global rank")
@@ -38,20 +38,19 @@ class ClusterRank(ClusterBase):
     device_name: Mapped[str | None] = mapped_column(doc="model of the device")
     vendor: Mapped[str | None] = mapped_column(doc="nvidia, huawei, amd; NULL: unknown")
     file: Mapped[str | None] = mapped_column(doc="its recording")
-    partial: Mapped[str | None] = mapped_column(doc="its partial, a file in partials/")
+    partial: Mapped[str | None] = mapped_column(doc="path of its partial, a file in partials/")
     status: Mapped[str] = mapped_column(
-        doc="read; partly: read, but incomplete; failed: its recording is unreadable; absent: it "
-        "has no recording"
+        doc="read; partly: read, but incomplete; failed: recording unreadable; absent: no recording"
     )
-    why: Mapped[str | None] = mapped_column(doc="reason unless status is read")
+    why: Mapped[str | None] = mapped_column(doc="reason if status is not read")
     tp: Mapped[int | None] = mapped_column(doc="position in its tensor-parallel group")
     dp: Mapped[int | None] = mapped_column(doc="position in its data-parallel group")
     pp: Mapped[int | None] = mapped_column(doc="pipeline stage")
     ep: Mapped[int | None] = mapped_column(doc="position in its expert-parallel group")
     cp: Mapped[int | None] = mapped_column(doc="position in its context-parallel group")
     clock_offset_ns: Mapped[int | None] = mapped_column(
-        doc="added to times of this rank to get the common clock of its island; NULL: no rank has "
-        "common events with it"
+        doc="offset to add to times of this rank to get the common clock of its island; NULL: no "
+        "events in common with another rank"
     )
     clock_error_ns: Mapped[int | None] = mapped_column(doc="standard error of clock_offset_ns")
     clock_island: Mapped[int | None] = mapped_column(
@@ -63,7 +62,7 @@ class ClusterGroup(ClusterBase):
     """A communicator."""
 
     __tablename__ = "GROUP"
-    id: Mapped[int] = mapped_column(primary_key=True, doc="number from 0, by its ranks")
+    id: Mapped[int] = mapped_column(primary_key=True, doc="number from 0, in order of ranks")
     kind: Mapped[str] = mapped_column(doc="tp, dp, pp, ep, cp, world or other")
     names: Mapped[str] = mapped_column(doc="JSON list of its recorded names")
     ranks: Mapped[str] = mapped_column(doc="JSON list of global ranks, in the group's order")
@@ -72,13 +71,13 @@ class ClusterGroup(ClusterBase):
 
 
 class StepRank(ClusterBase):
-    """Parts of one step of one rank."""
+    """Time of one step of one rank, by part."""
 
     __tablename__ = "STEP_RANK"
     step: Mapped[int] = mapped_column(doc="recorded step number")
     rank: Mapped[int] = mapped_column(doc="RANK.rank")
-    start_ns: Mapped[int] = mapped_column(doc="start, by the rank's own clock")
-    end_ns: Mapped[int] = mapped_column(doc="end, by the rank's own clock")
+    start_ns: Mapped[int] = mapped_column(doc="start, by the rank's clock")
+    end_ns: Mapped[int] = mapped_column(doc="end, by the rank's clock")
     compute_ns: Mapped[int] = mapped_column(doc="union of kernel intervals")
     communication_ns: Mapped[int] = mapped_column(doc="union of collectives and transfers")
     exposed_communication_ns: Mapped[int] = mapped_column(doc="the part that no kernel covers")
@@ -87,7 +86,7 @@ class StepRank(ClusterBase):
     )
     exposed_wait_ns: Mapped[int | None] = mapped_column(doc="the part that no kernel covers")
     setup_ns: Mapped[int | None] = mapped_column(
-        doc="set-up of collectives, neither wait nor transfer; NPUs only"
+        doc="setup time of collectives, neither wait nor transfer; NPUs only"
     )
     bubble_ns: Mapped[int | None] = mapped_column(
         doc="part of exposed_wait_ns spent waiting for another pipeline stage"
@@ -107,13 +106,13 @@ class ClusterCollective(ClusterBase):
     id: Mapped[int] = mapped_column(primary_key=True, doc="row number from 0")
     group_id: Mapped[int] = mapped_column(doc="GROUP.id")
     kind: Mapped[str] = mapped_column(doc="all_reduce, all_gather, ... one name over all vendors")
-    step: Mapped[int | None] = mapped_column(doc="STEP_RANK.step; NULL: outside of any")
+    step: Mapped[int | None] = mapped_column(doc="STEP_RANK.step; NULL: outside steps")
     bytes: Mapped[int | None] = mapped_column(doc="bytes per rank; NULL: unknown")
     n: Mapped[int] = mapped_column(doc="number of collectives")
-    complete_n: Mapped[int] = mapped_column(doc="number with the recordings of all members")
+    complete_n: Mapped[int] = mapped_column(doc="number of collectives recorded on all members")
     transfer_ns: Mapped[int] = mapped_column(doc="sum of transfer times")
     wait_ns: Mapped[int] = mapped_column(doc="sum of waits for the last member, over all members")
-    setup_ns: Mapped[int] = mapped_column(doc="sum of set-up times")
+    setup_ns: Mapped[int] = mapped_column(doc="sum of setup times")
     transfer_p50_ns: Mapped[int | None] = mapped_column(doc="median transfer time")
     transfer_p99_ns: Mapped[int | None] = mapped_column(doc="99th percentile of transfer times")
     bus_gb_per_s: Mapped[float | None] = mapped_column(
@@ -123,30 +122,30 @@ class ClusterCollective(ClusterBase):
 
 
 class RankBlame(ClusterBase):
-    """Waits that one rank causes, and the evidence for the causes."""
+    """Wait time that a rank causes for others, and evidence for the reasons."""
 
     __tablename__ = "BLAME"
     rank: Mapped[int] = mapped_column(primary_key=True, doc="RANK.rank")
     caused_wait_ns: Mapped[int] = mapped_column(
-        doc="wait of others in complete collectives in which it was last"
+        doc="wait of other ranks in complete collectives in which this rank was last"
     )
-    times: Mapped[int] = mapped_column(doc="how often it was last")
+    times: Mapped[int] = mapped_column(doc="number of complete collectives in which it was last")
     work_ns: Mapped[int] = mapped_column(doc="sum of its kernel times in the compared steps")
     stage_work_ns: Mapped[int | None] = mapped_column(
-        doc="median of the other ranks with its stage"
+        doc="median of the kernel times of the other ranks in its pipeline stage"
     )
     work_ratio: Mapped[float | None] = mapped_column(
-        doc="its kernel time over the median of the ranks with its stage"
+        doc="its kernel time over the median of the ranks in its pipeline stage"
     )
     host_gap_ns: Mapped[int | None] = mapped_column(doc="sum of its idle times without input waits")
     stage_host_gap_ns: Mapped[int | None] = mapped_column(
-        doc="usual gap between kernels times its number of kernels"
+        doc="typical gap between kernels times its number of kernels"
     )
     input_late_ns: Mapped[int | None] = mapped_column(
-        doc="sum of input waits beyond those of other ranks"
+        doc="sum of input waits in excess of those of other ranks"
     )
     saved_ns_per_step: Mapped[float | None] = mapped_column(
-        doc="gain of a step if its fault were repaired; NULL: no finding"
+        doc="estimated saving per step if its problem is fixed; NULL: no finding"
     )
     cause: Mapped[str | None] = mapped_column(doc="kind of its most expensive finding; NULL: none")
 
@@ -160,7 +159,7 @@ class ClusterLink(ClusterBase):
     kind: Mapped[str] = mapped_column(
         doc="p2p: sends and receives; collective: parts of collectives"
     )
-    across_hosts: Mapped[int | None] = mapped_column(doc="1: between hosts, 0: inside of one")
+    across_hosts: Mapped[int | None] = mapped_column(doc="1: between hosts, 0: within one host")
     n: Mapped[int] = mapped_column(doc="number of transfers")
     bytes: Mapped[int] = mapped_column(doc="sum of bytes")
     transfer_ns: Mapped[int] = mapped_column(doc="sum of transfer times")
@@ -168,9 +167,9 @@ class ClusterLink(ClusterBase):
         doc="sum of waits of the receiver for the sender; p2p only"
     )
     gb_per_s_p50: Mapped[float | None] = mapped_column(doc="median rate")
-    gb_per_s_p99: Mapped[float | None] = mapped_column(doc="99 of 100 transfers are faster")
+    gb_per_s_p99: Mapped[float | None] = mapped_column(doc="rate that 99 % of the transfers exceed")
     like_gb_per_s: Mapped[float | None] = mapped_column(
-        doc="median of gb_per_s_p50 over links of the same kind and order of size"
+        doc="median of gb_per_s_p50 over links of the same kind with similar transfer sizes"
     )
 
     __table_args__ = (PrimaryKeyConstraint("src_rank", "dst_rank", "kind"),)
@@ -182,7 +181,7 @@ class OperationRank(ClusterBase):
     __tablename__ = "OPERATION_RANK"
     rank: Mapped[int] = mapped_column(doc="RANK.rank")
     name: Mapped[str] = mapped_column(doc="operator type (NPU) or kernel name (GPU)")
-    module: Mapped[str] = mapped_column(doc="nn.Module it ran for; empty: unknown")
+    module: Mapped[str] = mapped_column(doc="nn.Module that it belongs to; empty: unknown")
     n: Mapped[int] = mapped_column(doc="number of kernels")
     total_ns: Mapped[int] = mapped_column(doc="sum of durations")
     min_ns: Mapped[int] = mapped_column(doc="shortest duration")
@@ -192,15 +191,15 @@ class OperationRank(ClusterBase):
 
 
 class ClusterFinding(ClusterBase):
-    """A fault that costs time, most expensive first; a healthy run has none."""
+    """A problem that costs time, most expensive first; healthy runs have no findings."""
 
     __tablename__ = "FINDING"
     place: Mapped[int] = mapped_column(primary_key=True, doc="1 is the most expensive")
     kind: Mapped[str] = mapped_column(doc="slow_rank, slow_host, slow_link, late_input, ...")
-    ranks: Mapped[str] = mapped_column(doc="JSON list of the ranks at fault")
+    ranks: Mapped[str] = mapped_column(doc="JSON list of the ranks that cause it")
     hosts: Mapped[str] = mapped_column(doc="JSON list of their hosts")
     links: Mapped[str] = mapped_column(doc="JSON list of [src, dst]")
     steps: Mapped[str] = mapped_column(doc="JSON list of the affected steps")
-    cost_ms_per_step: Mapped[float] = mapped_column(doc="gain of a step without it, ms")
+    cost_ms_per_step: Mapped[float] = mapped_column(doc="estimated saving per step, ms")
     figures: Mapped[str] = mapped_column(doc="JSON mapping of the evidence")
     text: Mapped[str] = mapped_column(doc="the finding in one sentence")

@@ -1,7 +1,4 @@
-"""The Skyline run time report (also DeepView.Profile's), revision 1.
-
-The Skyline memory report (also DeepView.Profile's), revision 1.
-"""
+"""Schemas of Skyline run time and memory reports (also used by DeepView.Profile), revision 1."""
 
 from __future__ import annotations
 
@@ -13,25 +10,25 @@ from sqlalchemy.types import UserDefinedType
 
 
 class SkylineRunTimeBase(DeclarativeBase):
-    """Registry of the run time report's tables."""
+    """Base class of the run time report's models."""
 
     type_annotation_map = {str: TEXT(), float: REAL()}  # noqa: RUF012 (SQLAlchemy's own protocol)
 
 
 class RunTimeEntry(SkylineRunTimeBase):
-    """One invocation of one operation in a training iteration."""
+    """An invocation of an operation in a training iteration."""
 
     __tablename__ = "run_time_entries"
     id: Mapped[int] = mapped_column(primary_key=True, doc="number of the entry, in forward order")
-    operation_name: Mapped[str] = mapped_column(doc="torch's name of the call, such as conv2d")
+    operation_name: Mapped[str] = mapped_column(doc="name of the call in PyTorch, such as conv2d")
     forward_ms: Mapped[float] = mapped_column(doc="time of the forward call, milliseconds")
     backward_ms: Mapped[float | None] = mapped_column(
-        doc="time of its backward, milliseconds; NULL: it took no part in the backward pass"
+        doc="time of the backward pass, milliseconds; NULL: not part of the backward pass"
     )
 
 
 class RunTimeStackFrame(SkylineRunTimeBase):
-    """One frame of the call stack, in a file of the user's project, that led to an entry."""
+    """A frame of an entry's call stack, in a file of the user's project."""
 
     __tablename__ = "stack_frames"
     ordering: Mapped[int] = mapped_column(doc="0 is the frame closest to the operation")
@@ -47,7 +44,7 @@ ACTIVATION = 2
 
 
 class _Int(UserDefinedType[int]):
-    """`INT`, as the format spells this one column; SQLAlchemy would write INTEGER."""
+    """Type of a column that the format declares as `INT`; SQLAlchemy would write INTEGER."""
 
     cache_ok = True
 
@@ -57,23 +54,23 @@ class _Int(UserDefinedType[int]):
 
 
 class SkylineMemoryBase(DeclarativeBase):
-    """Registry of the memory report's tables."""
+    """Base class of the memory report's models."""
 
     type_annotation_map = {str: TEXT()}  # noqa: RUF012 (SQLAlchemy's own protocol)
 
 
 class WeightEntry(SkylineMemoryBase):
-    """One parameter of the model; a tied one appears once."""
+    """A parameter of the model; a tied parameter appears once."""
 
     __tablename__ = "weight_entries"
     id: Mapped[int] = mapped_column(primary_key=True, doc="number of the entry")
-    name: Mapped[str] = mapped_column(doc="attribute the parameter was registered under")
+    name: Mapped[str] = mapped_column(doc="attribute name of the parameter in its module")
     size_bytes: Mapped[int] = mapped_column(doc="bytes of the parameter, not rounded")
-    grad_size_bytes: Mapped[int] = mapped_column(doc="bytes of its gradient; 0: it has none")
+    grad_size_bytes: Mapped[int] = mapped_column(doc="bytes of its gradient; 0: no gradient")
 
 
 class ActivationEntry(SkylineMemoryBase):
-    """Memory that one operation keeps for the backward pass."""
+    """Memory that an operation saves for the backward pass."""
 
     __tablename__ = "activation_entries"
     id: Mapped[int] = mapped_column(primary_key=True, doc="number of the entry")
@@ -82,7 +79,7 @@ class ActivationEntry(SkylineMemoryBase):
 
 
 class EntryType(SkylineMemoryBase):
-    """The two kinds of memory entry: 1 Weight, 2 Activation."""
+    """Kinds of memory entries: 1 Weight, 2 Activation."""
 
     __tablename__ = "entry_types"
     entry_type: Mapped[int] = mapped_column(primary_key=True, doc="1 or 2")
@@ -90,11 +87,11 @@ class EntryType(SkylineMemoryBase):
 
 
 class StackCorrelation(SkylineMemoryBase):
-    """Ties an entry of either kind to its stack frames."""
+    """Connects a weight or activation entry to its stack frames."""
 
     __tablename__ = "stack_correlation"
-    correlation_id: Mapped[int] = mapped_column(primary_key=True, doc="key of stack_frames")
-    entry_id: Mapped[int] = mapped_column(doc="id in the table that entry_type names")
+    correlation_id: Mapped[int] = mapped_column(primary_key=True, doc="key in stack_frames")
+    entry_id: Mapped[int] = mapped_column(doc="id in the table given by entry_type")
     entry_type: Mapped[int] = mapped_column(doc="1: weight_entries, 2: activation_entries")
 
     __table_args__ = (
@@ -104,7 +101,7 @@ class StackCorrelation(SkylineMemoryBase):
 
 
 class MemoryStackFrame(SkylineMemoryBase):
-    """One frame of the call stack, in a file of the user's project, that led to an entry."""
+    """A frame of an entry's call stack, in a file of the user's project."""
 
     __tablename__ = "stack_frames"
     correlation_id: Mapped[int] = mapped_column(
@@ -118,7 +115,7 @@ class MemoryStackFrame(SkylineMemoryBase):
 
 
 class MiscSize(SkylineMemoryBase):
-    """A size that belongs to no entry; the format knows one key, peak_usage_bytes."""
+    """A size that does not belong to an entry; the only key is peak_usage_bytes."""
 
     __tablename__ = "misc_sizes"
     key: Mapped[str | None] = mapped_column(primary_key=True, nullable=True, doc="name of the size")

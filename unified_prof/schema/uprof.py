@@ -1,8 +1,8 @@
 """Tables that uprof adds to a report; it never changes a vendor's table.
 
-The same tables serve all families; each exists only if it has rows. The GPU tables have what the
-msprof format cannot store of a GPU trace. Columns documented as a string id refer to STRING_IDS;
-times are Unix ns.
+All families use the same tables; each table exists only if it has rows. The GPU tables store data
+of GPU traces that the msprof format cannot store. Columns documented as `string id` refer to
+STRING_IDS; times are Unix ns.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sqlalchemy.types import TypeEngine
 
 
 class UprofBase(DeclarativeBase):
-    """Registry of the UPROF_ tables."""
+    """Base class of the models of UPROF_ tables."""
 
     # SQLAlchemy 2.0 would write FLOAT, 2.1 writes DOUBLE.
     type_annotation_map: ClassVar[dict[type, TypeEngine[Any]]] = {float: DOUBLE()}
 
 
 class Run(UprofBase):
-    """One fact about the origin of the report (provenance)."""
+    """A fact about the origin of the report (provenance)."""
 
     __tablename__ = "UPROF_RUN"
     name: Mapped[str] = mapped_column(primary_key=True, doc="name of the fact")
@@ -39,14 +39,18 @@ class Anomaly(UprofBase):
 
 
 class Iteration(UprofBase):
-    """One measured iteration of a Skyline run."""
+    """A measured iteration of a Skyline run."""
 
     __tablename__ = "UPROF_ITERATIONS"
     iteration: Mapped[int] = mapped_column(primary_key=True, doc="number from 0, warm-up excluded")
     total_ms: Mapped[float] = mapped_column(doc="wall or device time of the whole iteration, ms")
-    forward_ms: Mapped[float | None] = mapped_column(doc="outside backward and optimizer, ms")
-    backward_ms: Mapped[float | None] = mapped_column(doc="inside the autograd engine, ms")
-    peak_usage_bytes: Mapped[int | None] = mapped_column(doc="peak of this iteration, bytes")
+    forward_ms: Mapped[float | None] = mapped_column(
+        doc="forward time: outside backward pass and optimizer, ms"
+    )
+    backward_ms: Mapped[float | None] = mapped_column(
+        doc="backward time: inside the autograd engine, ms"
+    )
+    peak_usage_bytes: Mapped[int | None] = mapped_column(doc="peak memory of this iteration, bytes")
     matched: Mapped[int] = mapped_column(
         doc="1: same operation sequence as the report's entries; 0: differs, not averaged"
     )
@@ -59,7 +63,7 @@ class Iteration(UprofBase):
 
 
 class IterationPart(UprofBase):
-    """Time of one part of an iteration outside of its forward and backward passes."""
+    """Time of a part of an iteration outside its forward and backward passes."""
 
     __tablename__ = "UPROF_ITERATION_PARTS"
     iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
@@ -68,7 +72,7 @@ class IterationPart(UprofBase):
 
 
 class RunTimeSample(UprofBase):
-    """One operation's time in one iteration: the sample behind a run_time_entries median."""
+    """Time of an operation in one iteration; run_time_entries has the median of these samples."""
 
     __tablename__ = "UPROF_RUN_TIME_SAMPLES"
     entry_id: Mapped[int] = mapped_column(primary_key=True, doc="run_time_entries.id")
@@ -78,30 +82,30 @@ class RunTimeSample(UprofBase):
 
 
 class Recomputation(UprofBase):
-    """Time in which activation checkpointing ran an operation again, in one iteration."""
+    """Time of recomputing an operation (activation checkpointing), in one iteration."""
 
     __tablename__ = "UPROF_RECOMPUTATION"
     entry_id: Mapped[int] = mapped_column(primary_key=True, doc="run_time_entries.id")
     iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
     recomputed_ms: Mapped[float] = mapped_column(
-        doc="time of this call within the backward pass, ms; in no other column"
+        doc="recomputation time of this call in the backward pass, ms; in no other column"
     )
 
 
 class Gap(UprofBase):
-    """Time before an operation without any operation, with the source lines that took it."""
+    """Time before an operation in which no operation ran, with the lines that may have spent it."""
 
     __tablename__ = "UPROF_GAPS"
     entry_id: Mapped[int] = mapped_column(
         primary_key=True, doc="run_time_entries.id of the operation that follows"
     )
     file_path: Mapped[str] = mapped_column(doc="relative to the project root")
-    first_line: Mapped[int] = mapped_column(doc="first line that may have taken it, from 1")
+    first_line: Mapped[int] = mapped_column(doc="first line that may have spent it, from 1")
     last_line: Mapped[int] = mapped_column(doc="last such line")
 
 
 class GapSample(UprofBase):
-    """One gap in one iteration."""
+    """Duration of a gap in one iteration."""
 
     __tablename__ = "UPROF_GAP_SAMPLES"
     entry_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_GAPS.entry_id")
@@ -110,11 +114,13 @@ class GapSample(UprofBase):
 
 
 class ModulePath(UprofBase):
-    """The qualified nn.Module path an entry belongs to, such as `encoder.layers.0.linear1`."""
+    """Qualified nn.Module path of an entry, such as `encoder.layers.0.linear1`."""
 
     __tablename__ = "UPROF_MODULES"
     kind: Mapped[str] = mapped_column(primary_key=True, doc="operation, weight or activation")
-    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
+    entry_id: Mapped[int] = mapped_column(
+        primary_key=True, doc="id in the entry table of this kind"
+    )
     module_path: Mapped[str] = mapped_column(doc="as in named_modules(); '' is the root model")
     module_class: Mapped[str | None] = mapped_column(doc="class name of that module")
 
@@ -134,7 +140,7 @@ class Region(UprofBase):
 
 
 class RegionCount(UprofBase):
-    """How often a region was opened in one iteration; no row if never."""
+    """Number of times that a region was opened in one iteration; no row if never."""
 
     __tablename__ = "UPROF_REGION_COUNTS"
     region_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_REGIONS.region_id")
@@ -147,7 +153,9 @@ class RegionEntry(UprofBase):
 
     __tablename__ = "UPROF_REGION_ENTRIES"
     kind: Mapped[str] = mapped_column(primary_key=True, doc="operation or activation")
-    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
+    entry_id: Mapped[int] = mapped_column(
+        primary_key=True, doc="id in the entry table of this kind"
+    )
     region_id: Mapped[int] = mapped_column(doc="UPROF_REGIONS.region_id")
 
 
@@ -162,15 +170,15 @@ class GpuTask(UprofBase):
     operation: Mapped[int] = mapped_column(doc="string id: framework operation, or N/A")
     external_id: Mapped[int | None] = mapped_column("externalId", doc="as recorded")
     context_id: Mapped[int | None] = mapped_column("contextId", doc="CUDA context")
-    size_bytes: Mapped[int | None] = mapped_column("sizeBytes", doc="bytes copied or set")
+    size_bytes: Mapped[int | None] = mapped_column("sizeBytes", doc="number of bytes copied or set")
     bandwidth_gbps: Mapped[float | None] = mapped_column(
-        "bandwidthGBps", doc="of a copy or set, 10**9 bytes a second, as recorded"
+        "bandwidthGBps", doc="bandwidth of a copy or memset in 10**9 bytes per second, as recorded"
     )
     grid_dim: Mapped[int] = mapped_column("gridDim", doc="string id: blocks `x,y,z`, or N/A")
     block_dim: Mapped[int] = mapped_column("blockDim", doc="string id: threads `x,y,z`, or N/A")
     registers_per_thread: Mapped[int | None] = mapped_column("registersPerThread", doc="count")
     shared_memory_bytes: Mapped[int | None] = mapped_column(
-        "sharedMemoryBytes", doc="per block, bytes"
+        "sharedMemoryBytes", doc="shared memory per block, bytes"
     )
     blocks_per_sm: Mapped[float | None] = mapped_column("blocksPerSm", doc="blocks / processors")
     warps_per_sm: Mapped[float | None] = mapped_column("warpsPerSm", doc="warps / processors")
@@ -178,8 +186,8 @@ class GpuTask(UprofBase):
         "occupancyPercent", doc="estimated achieved occupancy"
     )
     queued_ns: Mapped[int | None] = mapped_column("queuedNs", doc="as recorded; mostly 0")
-    graph_id: Mapped[int | None] = mapped_column("graphId", doc="CUDA graph it ran in")
-    graph_node_id: Mapped[int | None] = mapped_column("graphNodeId", doc="node of that graph")
+    graph_id: Mapped[int | None] = mapped_column("graphId", doc="CUDA graph in which it ran")
+    graph_node_id: Mapped[int | None] = mapped_column("graphNodeId", doc="node in that graph")
 
 
 class GpuCollective(UprofBase):
@@ -190,9 +198,13 @@ class GpuCollective(UprofBase):
     group_description: Mapped[int] = mapped_column("groupDescription", doc="string id, or N/A")
     group_size: Mapped[int | None] = mapped_column("groupSize", doc="ranks in the group")
     group_ranks: Mapped[int] = mapped_column("groupRanks", doc="string id: list of ranks, or N/A")
-    data_type: Mapped[int] = mapped_column("dataType", doc="string id: torch's name, or N/A")
-    in_elements: Mapped[int | None] = mapped_column("inElements", doc="of the message sent")
-    out_elements: Mapped[int | None] = mapped_column("outElements", doc="of the one received")
+    data_type: Mapped[int] = mapped_column(
+        "dataType", doc="string id: data type in PyTorch, or N/A"
+    )
+    in_elements: Mapped[int | None] = mapped_column("inElements", doc="number of elements sent")
+    out_elements: Mapped[int | None] = mapped_column(
+        "outElements", doc="number of elements received"
+    )
     in_split: Mapped[int] = mapped_column("inSplit", doc="string id: elements per rank, or N/A")
     out_split: Mapped[int] = mapped_column("outSplit", doc="string id: elements per rank, or N/A")
     sequence: Mapped[int | None] = mapped_column(doc="number of the call within its group")
@@ -215,7 +227,7 @@ class OperationInputs(UprofBase):
 
 
 class GpuAnnotation(UprofBase):
-    """Device time on one stream of the work of a user annotation."""
+    """Device time of a user annotation on one stream."""
 
     __tablename__ = "UPROF_GPU_ANNOTATIONS"
     start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
@@ -228,7 +240,7 @@ class GpuAnnotation(UprofBase):
 
 
 class GpuSync(UprofBase):
-    """One synchronization recorded by the device: a wait for a stream or an event."""
+    """A synchronization recorded by the device: a wait for a stream or an event."""
 
     __tablename__ = "UPROF_GPU_SYNCS"
     start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
@@ -240,10 +252,10 @@ class GpuSync(UprofBase):
     context_id: Mapped[int | None] = mapped_column("contextId", doc="CUDA context")
     kind: Mapped[int] = mapped_column(doc="string id: Stream Wait Event, Context Sync, ...")
     correlation_id: Mapped[int | None] = mapped_column(
-        "correlationId", doc="CANN_API.connectionId of the call, where it was recorded"
+        "correlationId", doc="CANN_API.connectionId of the call, if recorded"
     )
-    wait_stream: Mapped[int | None] = mapped_column("waitStream", doc="stream waited for")
-    wait_event: Mapped[int | None] = mapped_column("waitEvent", doc="CUDA event waited for")
+    wait_stream: Mapped[int | None] = mapped_column("waitStream", doc="stream that is waited for")
+    wait_event: Mapped[int | None] = mapped_column("waitEvent", doc="CUDA event that is waited for")
     wait_record: Mapped[int | None] = mapped_column(
         "waitRecord", doc="correlation id of the call that recorded the event"
     )
@@ -262,7 +274,7 @@ class PythonFrame(UprofBase):
 
 
 class Thread(UprofBase):
-    """One recorded thread of the host."""
+    """A recorded host thread."""
 
     __tablename__ = "UPROF_THREADS"
     global_tid: Mapped[int] = mapped_column(
@@ -275,7 +287,7 @@ class Thread(UprofBase):
 
 
 class GpuDevice(UprofBase):
-    """One property of a device of the recorded host, used or not."""
+    """A property of a device on the recorded host, whether or not the device was used."""
 
     __tablename__ = "UPROF_GPU_DEVICES"
     device_id: Mapped[int] = mapped_column("deviceId", primary_key=True, doc="as NPU_INFO.id")
@@ -298,7 +310,7 @@ class TraceEvent(UprofBase):
 
 
 class GpuMetric(UprofBase):
-    """One sample of a counter of a device, such as Nsight Systems' GPU metrics."""
+    """A sample of a device counter, such as Nsight Systems' GPU metrics."""
 
     __tablename__ = "UPROF_GPU_METRICS"
     timestamp_ns: Mapped[int] = mapped_column("timestampNs", doc="Unix ns")
@@ -309,19 +321,19 @@ class GpuMetric(UprofBase):
 
 
 class MemoryBlock(UprofBase):
-    """Address and origin of one row of OP_MEMORY from a snapshot of the allocator."""
+    """Address and origin of a row of OP_MEMORY that comes from an allocator snapshot."""
 
     __tablename__ = "UPROF_MEMORY_BLOCKS"
     device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
     address: Mapped[int] = mapped_column(doc="on the device")
     size_bytes: Mapped[int] = mapped_column("sizeBytes", doc="OP_MEMORY.size")
     allocation_ns: Mapped[int | None] = mapped_column(
-        "allocationNs", doc="Unix ns; NULL: before the history began"
+        "allocationNs", doc="time of the allocation, Unix ns; NULL: before the history began"
     )
     release_ns: Mapped[int | None] = mapped_column(
-        "releaseNs", doc="Unix ns; NULL: in use at the end"
+        "releaseNs", doc="time of the release, Unix ns; NULL: in use at the end"
     )
     callchain_id: Mapped[int | None] = mapped_column(
-        "callchainId", doc="PYTORCH_CALLCHAINS.id of where it was allocated"
+        "callchainId", doc="PYTORCH_CALLCHAINS.id of the allocation's call stack"
     )
     __mapper_args__ = {"primary_key": [device_id, address, allocation_ns]}  # noqa: RUF012

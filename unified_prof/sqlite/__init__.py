@@ -1,1 +1,1 @@
-"""Columns to SQLite files and back: interning, writing, reading."""
+"""Writers and readers of report files, which convert between NumPy columns and SQLite tables."""

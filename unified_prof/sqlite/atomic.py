@@ -1,15 +1,15 @@
-"""Files that appear under their names only when complete, and interruptible SQLite statements.
+"""Atomic writing of files, and interruptible SQLite statements.
 
-An output is written under a temporary name beside its final name and renamed at the end. If
-anything fails before that, nothing is left behind and no file of the user has changed.
+An output is written under a temporary name in the target directory and renamed at the end. If
+anything fails before that, the temporary file is removed and no existing file has changed.
 
-A killed process cannot remove its temporary file. The file's name has a tag of its writer: the
-next process that writes the same file removes it if that writer has ended for certain, which means
-the same boot, the same process namespace, and no process with that id and start time. Files of
-writers on other machines, in other containers or from before a reboot are kept.
+A killed process cannot remove its temporary file. The name of the file contains a tag of its
+writer: the next process that writes the same file removes it if that writer has certainly ended,
+that is, if boot and process namespace are the same and no process has its id and start time. Files
+of writers on other machines, in other containers or from before a reboot are kept.
 
-SQLite runs a whole statement before Python handles a signal, and its driver loses an exception that
-is raised in the progress handler: the statement fails as `interrupted`. `watch` keeps such an
+SQLite runs a whole statement before Python handles a signal, and its driver loses an exception
+raised in the progress handler: the statement fails as `interrupted`. `watch` stores such an
 exception, and `raise_kept` raises it where SQLite's errors are translated.
 """
 
@@ -45,7 +45,7 @@ def tag() -> str:
 
 
 def is_abandoned(owner: str) -> bool:
-    """Return True if the process with this tag has ended for certain."""
+    """Return True if the process with this tag has certainly ended."""
     match = TAG.fullmatch(owner)
     if match is None or match[1] != _domain():
         return False
@@ -61,7 +61,7 @@ def is_abandoned(owner: str) -> bool:
 
 
 def is_of_here(owner: str) -> bool:
-    """Return True if the process with this tag is visible here: it runs unless abandoned."""
+    """Return True if the process with this tag is in this boot and process namespace."""
     match = TAG.fullmatch(owner)
     return match is not None and match[1] == _domain()
 
@@ -85,7 +85,7 @@ def temporary_folder() -> Iterator[Path]:
 
 @cache
 def _domain() -> str | None:
-    """Return an id of this process namespace and boot; None: not known."""
+    """Return an id of this process namespace and boot, None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         numbering = Path("/proc/self/ns/pid").readlink()
@@ -95,7 +95,7 @@ def _domain() -> str | None:
 
 
 def _start(process: int) -> int | None:
-    """Return the start of a process in kernel ticks; -1: it has ended; None: not known."""
+    """Return the start of a process in kernel ticks, -1 if it has ended, None if unknown."""
     try:
         # The second field, the program's name, may contain anything.
         status = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
@@ -110,7 +110,7 @@ _kept: list[BaseException] = []
 
 
 def watch(db: sqlite3.Connection, *, steps: int | None = None) -> None:
-    """Let signals stop the statements of a connection, which otherwise run to their end.
+    """Let signals interrupt the statements of a connection, which otherwise run to completion.
 
     Args:
         db: The connection.
@@ -123,7 +123,7 @@ def watch(db: sqlite3.Connection, *, steps: int | None = None) -> None:
 
 
 def raise_kept() -> None:
-    """Raise the exception of a signal that stopped a statement, if any, once."""
+    """Raise the exception of the signal that interrupted a statement, if any; only once."""
     if _kept:
         raise _kept.pop()
 
@@ -192,7 +192,7 @@ class AtomicFile:
         self.target, self._final = target, Path(os.path.realpath(target))
 
     def commit(self) -> None:
-        """Flush the file to disk, if it is to be durable, and give it its final name."""
+        """Flush the file to disk if `durable` is true, and give it its final name."""
         try:
             if self._durable:
                 _fsync(self.partial)
@@ -216,7 +216,7 @@ class AtomicFile:
                 _with_suffix(self.partial, suffix).unlink(missing_ok=True)
 
     def _rename_without_overwriting(self) -> None:
-        """Rename, but fail if the final name exists by now."""
+        """Rename the file; fail if the final name exists."""
         try:
             os.link(self.partial, self._final)
         except FileExistsError:
@@ -232,8 +232,9 @@ class AtomicFile:
 def write_small(target: str | os.PathLike[str], data: bytes) -> None:
     """Write one of thousands of small files atomically; an existing file is replaced.
 
-    Ten times as fast as `AtomicFile`, for files that can be recreated: not flushed to disk, without
-    removing files of ended processes (`remove_abandoned`) or checking for a database's side files.
+    Ten times as fast as `AtomicFile`, for files that can be recreated: the file is not flushed to
+    disk, files of ended processes are not removed (`remove_abandoned`), and a database's side files
+    are not checked.
 
     Raises:
         OutputError: it cannot be written.
@@ -260,9 +261,9 @@ def write_small(target: str | os.PathLike[str], data: bytes) -> None:
 def replacing(
     target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
 ) -> Iterator[Path]:
-    """Yield the path to write instead of `target`; rename it if the block does not raise.
+    """Yield a temporary path to write; rename it to `target` if the block does not raise.
 
-    Without `durable`, the file may be incomplete after a power failure.
+    If `durable` is false, the file may be incomplete after a power failure.
 
     Raises:
         OutputError: the target exists and `overwrite` is false, or it cannot be written; also
@@ -280,12 +281,10 @@ def replacing(
 
 
 def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise OutputError when `target` exists and may not, or cannot, be replaced."""
+    """Raise OutputError if `target` exists and may not or cannot be replaced."""
     target = Path(target)
     if "\0" in str(target):
-        raise OutputError(
-            f"cannot write {str(target)!r}: no file can have such a name", slug="cannot-write"
-        )
+        raise OutputError(f"cannot write {str(target)!r}: invalid file name", slug="cannot-write")
     final = Path(os.path.realpath(target))
     try:
         mode = final.stat().st_mode
@@ -301,7 +300,7 @@ def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) 
         )
     if not stat.S_ISREG(mode):
         raise OutputError(
-            f"{target} is not a regular file, it is not replaced", slug="not-a-regular-file"
+            f"{target} is not a regular file and is not replaced", slug="not-a-regular-file"
         )
     if not overwrite:
         raise _exists(target)
@@ -312,13 +311,13 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
     place = Path(target).parent
     code = err.errno if isinstance(err, OSError) else None
     text = (err.strerror if isinstance(err, OSError) else None) or str(err)
-    hint = "choose another place"
+    hint = "choose another path"
     if code in _FULL or "is full" in text:
-        text, hint = f"no space left in {place}", "free some space or choose another place"
+        text, hint = f"no space left in {place}", "free some space or choose another path"
     elif code == errno.EFBIG:
-        text, hint = "files may not grow that large here", "raise the limit (`ulimit -f`)"
+        text, hint = "the file size limit is exceeded", "raise the limit (`ulimit -f`)"
     elif code in _READ_ONLY or "readonly" in text:
-        text = f"{place} is read-only for this user"
+        text = f"{place} is read-only, or this user may not write there"
     elif code in {errno.ENOENT, errno.ENOTDIR}:
         text, hint = f"{place} is not an existing directory", "create it first"
         if place.is_dir():  # /proc and similar file systems
@@ -331,7 +330,7 @@ def remove_abandoned(folder: Path, head: str | None = None) -> None:
 
     Args:
         folder: The directory.
-        head: The part of the final name that temporary names have; None: any file.
+        head: Part of the final name with which temporary names begin; None: any file.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -351,7 +350,7 @@ def _refuse_left_overs(target: Path, final: Path) -> None:
     for suffix in SQLITE_SIDE_FILES:
         if os.path.lexists(side := _with_suffix(final, suffix)):
             raise OutputError(
-                f"{side} is left over from another database and would be read into {target}",
+                f"{side} is left over from another database, and SQLite would apply it to {target}",
                 hint="move it away, or overwrite it with --force",
                 slug="leftover-file",
             )

@@ -1,4 +1,4 @@
-"""Columns of decoders as values that SQLite stores correctly, and the pool of STRING_IDS.
+"""Conversion of decoder columns to values that SQLite stores correctly, and the string pool.
 
 Python's SQLite driver stores a NumPy integer as an 8-byte BLOB without an error, so this module
 returns only Python's int, float, str and None.
@@ -59,7 +59,7 @@ class Objects:
     """Plain values of any type, including None."""
 
     values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]
-    """An array has integers under a mask."""
+    """An array with masked integers."""
     has_text: bool
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ def is_text(source: Source) -> bool:
 
 
 def selected(source: Source, rows: slice | NDArray[np.int64]) -> Source:
-    """Return some rows of a column."""
+    """Return the selected rows of a column."""
     if isinstance(source, Constant):
         return source
     if isinstance(source, Numbers):
@@ -139,7 +139,7 @@ def selected(source: Source, rows: slice | NDArray[np.int64]) -> Source:
 
 
 def kept(source: Source) -> Source:
-    """Return a column that shares no memory with its source arrays."""
+    """Return a copy of a column that shares no memory with its source arrays."""
     if isinstance(source, Constant):
         return source
     if isinstance(source, Numbers):
@@ -180,7 +180,7 @@ def concatenate(parts: Sequence[Source], lengths: Sequence[int]) -> Source:
 
 
 def _array(source: Source, rows: int, kind: type) -> NDArray[Any] | None:
-    """Return a column of numbers of one type as an array; integers may be masked."""
+    """Return a column with numbers of one type as an array; integers may be masked."""
     if isinstance(source, Numbers):
         return source.array if source.array.dtype == kind else None
     if isinstance(source, Objects):
@@ -267,7 +267,7 @@ def plain(value: Any) -> Plain:
 
 
 def _integer(value: int) -> int:
-    """Return `value` as a signed 64-bit integer, unsigned ones wrapped."""
+    """Return `value` as a signed 64-bit integer; larger unsigned values wrap."""
     if value in _INT64:
         return value
     if value in _UINT64:
@@ -298,7 +298,7 @@ class StringPool:
         return len(self._ids)
 
     def intern(self, text: str) -> int:
-        """Return the id of `text`, a new one on first use."""
+        """Return the id of `text`, allocating one on first use."""
         return self._ids[text]
 
     def intern_all(self, texts: Iterable[str]) -> NDArray[np.int64]:

@@ -1,9 +1,9 @@
-"""Query results as NumPy columns, and integer columns of tables through SQLite.
+"""Query results as NumPy columns, and integer columns of tables read with SQL.
 
-`integer_columns` reads whole tables several times as fast from pages; this module is for
+`integer_columns` reads whole tables from pages, several times as fast; this module is for
 expressions and rows that only SQLite can read. A cursor creates a tuple per row and an object per
-value. Instead, SQLite prints a column of 16,384 rows as one text, which NumPy parses: half the time
-of `np.fromiter` over a cursor.
+value. To avoid this, SQLite concatenates a column of 16,384 rows to one text, which NumPy parses in
+half the time of `np.fromiter` over a cursor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXACT_IN_FLOAT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Values of one column in some rows."""
+    """Values of one column in a block of rows."""
 
     data: NDArray[Any] | None
     """int64, float64 or objects; None: all are NULL."""
@@ -144,13 +144,13 @@ def _objects(part: _Part) -> NDArray[Any]:
     return values
 
 
-# Value for NULL and for values that are not integers; no column has this number.
+# Value for NULL and for values that are not integers; does not occur in any column.
 MISSING = np.iinfo(np.int64).min
 
 _CHUNK_ROWS = 16_384
 _INT32 = 1 << 31
-# A character that no value has: the text `1,2` and a NULL would otherwise pass for two numbers.
-# Counting the values would cost three times as much.
+# A character that occurs in no value: otherwise, the text `1,2` and a NULL would look like two
+# numbers. Counting the values would cost three times as much.
 _SEPARATOR = "\x1f"
 _DIGITS = b"0123456789-" + _SEPARATOR.encode()
 
@@ -165,7 +165,7 @@ class Wanted:
     narrow: tuple[bool, ...]
     """For each expression: True if its values may be returned as int32."""
     row_id: str | None
-    """A name of the row ids of the table in the file; None: they have none."""
+    """A name of the row ids of the table in the file; None: it has no accessible row ids."""
 
     @property
     def in_file(self) -> str:
@@ -173,7 +173,7 @@ class Wanted:
         return f"main.{quoted(self.name)}"
 
     def damaged(self, what: str) -> StoreError:
-        """Return the error of a file whose table is damaged."""
+        """Return the error for a damaged table."""
         return StoreError(
             f"{self.path} is damaged: table {self.name} {what}",
             hint="recover it with the sqlite3 shell",
@@ -181,7 +181,7 @@ class Wanted:
         )
 
     def narrowed(self, values: list[NDArray[np.int64]]) -> list[NDArray[Any]]:
-        """Return values of the expressions, as int32 if allowed and sufficient."""
+        """Return the values of the expressions, as int32 where this is allowed and sufficient."""
         return [
             one.astype(np.int32)
             if small and one.min(initial=0) >= -_INT32 and one.max(initial=0) < _INT32
@@ -193,7 +193,7 @@ class Wanted:
 def is_plain(db: sqlite3.Connection, what: Wanted) -> bool:
     """Return True if the table in the file has row ids and all columns of the expressions.
 
-    If so, the view that gives an older table the newest shape is not needed.
+    In this case, the view that gives an older table the newest shape is not needed.
     """
     if what.row_id is None:
         return False
@@ -208,16 +208,16 @@ def is_plain(db: sqlite3.Connection, what: Wanted) -> bool:
 def parts(
     db: sqlite3.Connection, what: Wanted, *, after: int | None = None, count: int = 0
 ) -> Iterator[tuple[list[NDArray[Any]], tuple[int, int]]]:
-    """Yield the values of the expressions and the range of row ids, some thousand rows at a time.
+    """Yield the values of the expressions and the range of row ids, in windows of rows.
 
     Args:
         db: The open file.
         what: The table.
-        after: The last row id that was read already.
-        count: Number of rows that were read already.
+        after: The last row id that was already read.
+        count: Number of rows that were already read.
 
     Raises:
-        StoreError: the file is damaged: reading by row ids does not find all rows.
+        StoreError: the file is damaged, so that reading by row ids does not find all rows.
     """
     for chunk in _chunks(db, what, after):
         values = read(db, what, chunk)
@@ -225,23 +225,23 @@ def parts(
         yield values, chunk
     ((every,),) = _rows(db, what, f"SELECT count(*) FROM {what.in_file} NOT INDEXED")
     if count != every:
-        raise what.damaged(f"has {every:,} rows, {count:,} are found by their row ids")
+        raise what.damaged(f"has {every:,} rows, but {count:,} are found by their row ids")
 
 
 def check_order(db: sqlite3.Connection, what: Wanted) -> None:
-    """Raise StoreError if the row ids of a table, in the order of its pages, do not ascend."""
+    """Raise StoreError if the row ids of a table are not in ascending order."""
     last: int | None = None
     with reading(what.path):
         cursor = db.execute(f"SELECT {what.row_id} FROM {what.in_file} NOT INDEXED")
         while rows := cursor.fetchmany(_CHUNK_ROWS):
             ids = np.array(rows, np.int64).reshape(-1)
             if not (ids[1:] > ids[:-1]).all() or (last is not None and ids[0] <= last):
-                raise what.damaged("has row ids that do not ascend")
+                raise what.damaged("has row ids that are not in ascending order")
             last = int(ids[-1])
 
 
 def _chunks(db: sqlite3.Connection, what: Wanted, after: int | None) -> Iterator[tuple[int, int]]:
-    """Yield ranges of row ids that together hold every row behind `after`; ids may be sparse."""
+    """Yield ranges of row ids that together contain every row after `after`; ids may be sparse."""
     ((last,),) = _rows(db, what, f"SELECT max({what.row_id}) FROM {what.in_file}")
     lowest = f"SELECT min({what.row_id}) FROM {what.in_file}"
     while last is not None and (after is None or after < last):

@@ -1,7 +1,7 @@
-"""Detects family, revision and producer of a report file, and if it is complete.
+"""Detection of the family, revision, producer and completeness of a report file.
 
-Cheap on files of any size: only the schema and a few rows of small tables are read, with the
-standard library alone.
+Detection is cheap for files of any size: only the schema and a few rows of small tables are read.
+It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ VERSION_ROWS = (
 _NUMBERED = {
     catalogue.SKYLINE_RUN_TIME: ("run_time_entries", "id", "a Skyline run time report", "Skyline"),
     catalogue.SKYLINE_MEMORY: ("weight_entries", "id", "a Skyline memory report", "Skyline"),
-    catalogue.CLUSTER: ("FINDING", "cost_ms_per_step", "a summary of a cluster's run", "uprof"),
+    catalogue.CLUSTER: ("FINDING", "cost_ms_per_step", "a cluster summary", "uprof"),
 }
-# Any of these identifies a file of msprof; a table TASK alone could be of any program.
+# Any of these tables identifies an msprof database; a table TASK could be from any program.
 _MSPROF_MARKS = {
     "ENUM_API_TYPE": ("id", "name"),
     "ENUM_MODULE": ("id", "name"),
@@ -58,7 +58,7 @@ _PYTORCH_TABLES = (
     "OP_MEMORY",
     "GC_RECORD",
 )
-# Databases of other programs that lie beside reports and are mistaken for them.
+# Databases of other programs that are often in the same directory as reports.
 _STRANGERS = {
     "CommAnalyzerTime": "a communication analysis (analysis.db) made by torch_npu",
     "StepTraceTime": "a communication analysis (analysis.db) made by torch_npu",
@@ -76,22 +76,22 @@ class Detection:
 
     path: Path
     family: str | None
-    """One of `catalogue.FAMILIES`, or None: not a report that uprof knows."""
+    """One of `catalogue.FAMILIES`; None: not a known kind of report."""
 
     revision: str | None
-    """The exact schema revision; None: not known to uprof."""
+    """The exact schema revision; None: unknown."""
 
     description: str
-    """Text: what this file is, or why no revision fits."""
+    """Description of the file, or the reason why no revision matches."""
 
     recognised_by: tuple[str, ...]
-    """The evidence for the revision."""
+    """Evidence for the revision."""
 
     producer: str | None = None
     """Producer of the file: uprof, msprof, msprof + torch_npu, msMonitor, ..."""
 
     complete: bool = True
-    """False: the producer was stopped before the end (no STRING_IDS)."""
+    """False: the producer was stopped before it finished (no STRING_IDS)."""
 
     equivalent: tuple[str, ...] = ()
     """Other possible revisions; they do not differ in the tables of this file."""
@@ -100,7 +100,7 @@ class Detection:
     """META_DATA.SCHEMA_VERSION."""
 
     migrated_from: str | None = None
-    """The revision the file had before uprof migrated it."""
+    """Revision of the file before uprof migrated it."""
 
     viewer: str | None = None
     """Viewer that added tables or columns to the file."""
@@ -115,8 +115,8 @@ class Detection:
         """Return (family, revision).
 
         Raises:
-            StoreError: the file is not a report that uprof knows.
-            SchemaVersionError: it is one, but at no revision that uprof knows.
+            StoreError: the file is not a known kind of report.
+            SchemaVersionError: it is a report, but its revision is unknown.
         """
         if self.family is None:
             raise StoreError(
@@ -134,12 +134,12 @@ class Detection:
 
 
 def detect(path: Path | str) -> Detection:
-    """Detect what the file `path` is, without changing it.
+    """Detect the kind of the file `path`, without changing it.
 
-    A database of another program is described, not refused: `Detection.family` is then None.
+    For a database of another program, `Detection.family` is None and `description` names it.
 
     Raises:
-        StoreError: it is missing, unreadable, or not a sound SQLite database.
+        StoreError: the file is missing, unreadable, or not an intact SQLite database.
     """
     path = Path(path)
     with ExitStack() as resources:
@@ -178,7 +178,7 @@ def _stranger(facts: Facts) -> str:
     if not facts.tables:
         return "an SQLite database without tables"
     some = ", ".join(list(facts.tables)[:5])
-    return f"an SQLite database of something else (tables: {some})"
+    return f"an SQLite database of another program (tables: {some})"
 
 
 def _numbered(path: Path, facts: Facts, family: str) -> Detection:
@@ -199,7 +199,7 @@ def _numbered(path: Path, facts: Facts, family: str) -> Detection:
         producer="uprof" if "UPROF_RUN" in facts.tables else maker,
     )
     if missing:
-        return replace(known, revision=None, description=f"it lacks {', '.join(missing)}")
+        return replace(known, revision=None, description=f"it does not have {', '.join(missing)}")
     if facts.user_version != spec.user_version:
         found = f"its user_version is {facts.user_version}, expected {spec.user_version}"
         return replace(known, revision=None, description=found)
@@ -228,7 +228,7 @@ def _msprof(path: Path, facts: Facts) -> Detection:
     if unknown := [v for v in versions if v not in _known_versions()]:
         return replace(
             known,
-            description=f"META_DATA says SCHEMA_VERSION {unknown[0]!r}, which uprof does not know",
+            description=f"META_DATA has SCHEMA_VERSION {unknown[0]!r}, which is unknown",
         )
     if (stated := _values(facts, REVISION_ROW)) and (found := _stated(known, facts, stated)):
         return found
@@ -239,7 +239,7 @@ def _stated(known: Detection, facts: Facts, stated: list[str]) -> Detection | No
     """Return the revision that uprof recorded, unless the tables contradict it."""
     revision = stated[0]
     if revision not in catalogue.REVISIONS[catalogue.MSPROF]:
-        words = f"META_DATA says {REVISION_ROW} {revision!r}, written by a newer uprof"
+        words = f"META_DATA has {REVISION_ROW} {revision!r}, written by a newer uprof"
         return replace(known, description=words)
     if len(set(stated)) > 1 or fingerprint.lacking(facts, revision):
         return None
@@ -247,7 +247,7 @@ def _stated(known: Detection, facts: Facts, stated: list[str]) -> Detection | No
         known,
         revision=revision,
         description=f"an msprof database at {revision}",
-        recognised_by=(f"META_DATA says {REVISION_ROW} {revision}",),
+        recognised_by=(f"META_DATA has {REVISION_ROW} {revision}",),
     )
 
 
@@ -255,17 +255,19 @@ def _by_contents(known: Detection, facts: Facts, *, trust_version: bool) -> Dete
     found = fingerprint.match(facts, trust_version=trust_version)
     if found.revision is None:
         some = ", ".join(found.missing[:8]) + (", ..." if len(found.missing) > 8 else "")
-        words = f"its tables fit none, it lacks {some}"
+        words = f"its tables match no revision: they lack {some}"
         if known.viewer:
             words += f" (opened and changed by {known.viewer})"
         return replace(known, description=words, recognised_by=found.evidence)
     notes = list(known.notes)
     if stated := _values(facts, REVISION_ROW):
-        notes.append(f"META_DATA says {REVISION_ROW} {', '.join(stated)}; its tables do not")
+        notes.append(
+            f"META_DATA has {REVISION_ROW} {', '.join(stated)}, which does not match its tables"
+        )
     version = catalogue.load(catalogue.MSPROF, found.revision).schema_version
     if trust_version and known.schema_version != version:
         notes.append(
-            f"META_DATA says SCHEMA_VERSION {known.schema_version}; its tables are of {version}"
+            f"META_DATA has SCHEMA_VERSION {known.schema_version}, but its tables are of {version}"
         )
     if found.newer_parts:
         notes.append(f"has parts of a newer revision: {', '.join(found.newer_parts)}")
@@ -288,7 +290,7 @@ def _known_versions() -> set[str]:
 
 
 def _meta_notes(facts: Facts) -> list[str]:
-    """Return notes on inconsistent version rows of META_DATA; the full string counts."""
+    """Return notes on inconsistent version rows of META_DATA; SCHEMA_VERSION takes precedence."""
     if "META_DATA" not in facts.tables:
         return []
     notes = []
@@ -296,14 +298,14 @@ def _meta_notes(facts: Facts) -> list[str]:
     if not versions:
         notes.append("META_DATA has no row SCHEMA_VERSION")
     if len(versions) > 1:
-        notes.append(f"META_DATA has SCHEMA_VERSION {len(versions)} times: {', '.join(versions)}")
+        notes.append(f"META_DATA has {len(versions)} rows SCHEMA_VERSION: {', '.join(versions)}")
     parts = [_values(facts, row) for row in VERSION_ROWS[1:]]
     if versions and not all(parts):
         absent = [row for row, values in zip(VERSION_ROWS[1:], parts, strict=True) if not values]
         notes.append(f"META_DATA has no row {', '.join(absent)}")
     elif versions and ".".join(values[0] for values in parts) != versions[0]:
         said = ".".join(values[0] for values in parts)
-        notes.append(f"META_DATA's version parts say {said}, its SCHEMA_VERSION {versions[0]}")
+        notes.append(f"META_DATA's version parts are {said}, but SCHEMA_VERSION is {versions[0]}")
     return notes
 
 

@@ -1,11 +1,11 @@
-"""Tables of databases of other tools as columns, for decoders, which know no database.
+"""Tables in databases of other tools, read as columns for decoders.
 
 Numbers may be stored as reals or texts, and texts as bytes; values that are not numbers are
 counted.
 
-Such a file may be hostile. Only tables with rows are read, never views, virtual tables or generated
-columns, which compute. Texts are cut at `MAX_TEXT` characters, and a table with more rows than the
-file has bytes, because its pages form a cycle, is refused.
+Such a file may be malicious. Only stored tables are read, not views, virtual tables or generated
+columns, which can run computations. Texts are truncated to `MAX_TEXT` characters. A table with more
+rows than the file has bytes is refused, because its pages form a cycle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
 from unified_prof.sqlite.statements import MAX_TABLES, TABLES, declared, quoted, reading
 
-# Maximum characters of a text: names of C++ templates have some ten thousand.
+# Maximum number of characters of a text; names of C++ templates have up to about ten thousand.
 MAX_TEXT = 1 << 16
 
 _INT64 = range(-(2**63), 2**63)
@@ -52,12 +52,12 @@ class Query:
 
     @property
     def found(self) -> list[str]:
-        """The wanted columns that the table has."""
+        """The requested columns that exist in the table."""
         return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.there]
 
     @property
     def has_texts(self) -> bool:
-        """True if any wanted column of texts exists."""
+        """True if any of the requested text columns exists."""
         return any(name in self.there for name in self.texts)
 
     def _empty(self, rows: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Query:
     # ---- from pages
 
     def fits(self, pages: Scan) -> bool:
-        """Return True if the pages give the same values as SQLite would."""
+        """Return True if reading pages gives the same values as SQLite."""
         found = self.found
         if not found or (self.has_texts and not pages.layout.is_utf8):
             return False
@@ -143,7 +143,7 @@ class Query:
         return not any(pages.affinity(name) == "REAL" for name in found if name in self.numbers)
 
     def of_slice(self, pages: Scan, one: Slice) -> tuple[Cells, int]:
-        """Return rows as columns, and their number.
+        """Return the rows of a slice as columns, and their number.
 
         Raises:
             Unusual: only SQLite can read them.
@@ -179,7 +179,7 @@ class Query:
     def _chosen(
         self, pages: Scan, one: Slice, values: Mapping[str, Values]
     ) -> NDArray[np.bool_] | None:
-        """Return the mask of the wanted rows, None for all."""
+        """Return a mask of the requested rows, None for all rows."""
         if self.only is None:
             return None
         name, wanted = self.only
@@ -194,7 +194,7 @@ class Query:
 
 
 def _packed(rows: list[tuple[Any, ...]], columns: int) -> NDArray[np.int64]:
-    """Return rows of integers as an array of columns, in the fastest way."""
+    """Return rows of integers as an array of columns, by the fastest method available."""
     data = b"".join(starmap(struct.Struct(f"={columns}q").pack, rows))
     return np.frombuffer(data, np.int64).reshape(len(rows), columns).T.copy()
 
@@ -239,7 +239,7 @@ def foreign_tables(path: Path) -> Iterator[Tables]:
 
     Raises:
         StoreError: it cannot be read, or is being written.
-        OutputError: its writer left a log behind, and the temporary copy cannot be made.
+        OutputError: its writer left a log behind, and the temporary copy cannot be created.
     """
     with ExitStack() as resources:
         db = open_read_only(path, resources)
@@ -298,7 +298,7 @@ class _DatabaseTables:
             yield from self._from_sqlite(query, count)
 
     def _from_pages(self, query: Query) -> Iterator[tuple[Cells | None, int]]:
-        """Yield slices and their numbers of rows; None at the end if all rows were read."""
+        """Yield slices and their numbers of rows; yield None at the end if all rows were read."""
         with reading(self._path):
             pages = scan(self._db, query.table)
         if pages is None or not query.fits(pages):

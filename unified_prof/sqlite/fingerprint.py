@@ -1,11 +1,12 @@
-"""Tables and columns that a database declares, and the msprof revision that follows from them.
+"""Tables and columns declared in a database, and the msprof revision derived from them.
 
-META_DATA has 1.2.0 for five different schemas and nothing for the oldest, so the revision follows
-from tables, columns and enum rows: first those of every file (enums, HOST_INFO), then those that
-exist only if something was recorded. The signs of each revision follow from the frozen schemas.
+META_DATA has version 1.2.0 for five different schemas and no version for the oldest, so the
+revision is derived from tables, columns and enum rows: first those in every file (enums,
+HOST_INFO), then those that exist only if they have rows. The signs of each revision are computed
+from the frozen schemas.
 
-The ranks of a run have files of one schema, and querying the columns of every table takes longer
-than reading a small table, so declarations are cached by the text of the schema.
+The files of all ranks of a run have the same schema, and querying the columns of every table takes
+longer than reading a small table, so declarations are cached by the schema text.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAGIC = b"SQLite format 3\0"
 
 
 def is_database(path: Path) -> bool:
-    """Return True if a file begins like a SQLite database."""
+    """Return True if a file starts with the SQLite header."""
     try:
         if not path.is_file():
             return False
@@ -45,9 +46,9 @@ def is_database(path: Path) -> bool:
 
 
 def table_names(path: Path) -> frozenset[str]:
-    """Return the tables of a database; none if it cannot be read.
+    """Return the names of the tables of a database; empty if it cannot be read.
 
-    Does not wait for locks, change the file or read a log beside it.
+    Does not wait for locks, does not change the file, and does not read a write-ahead log.
     """
     if not is_database(path):
         return frozenset()
@@ -167,7 +168,7 @@ class Facts:
     """Table -> column -> declared type in upper case, both in the file's order."""
 
     not_tables: tuple[str, ...]
-    """Views and virtual tables, which are not read: they may have endless rows."""
+    """Views and virtual tables, which are not read because they may have endless rows."""
 
     keys: frozenset[str]
     """Tables with a declared primary key."""
@@ -187,11 +188,11 @@ class Facts:
     """Results of `match` for files with the same tables and enums."""
 
     def has(self, table: str, *columns: str) -> bool:
-        """Return True if the table exists with all these columns."""
+        """Return True if the table exists and has all these columns."""
         return table in self.tables and all(c in self.tables[table] for c in columns)
 
     def enum_has(self, table: str, number: int, name: str | None = None) -> bool:
-        """Return True if an enum table has this number, with this name if given."""
+        """Return True if an enum table has this number (and this name, if given)."""
         found = self.enums.get(table, {}).get(number)
         return found is not None and name in (None, found)
 
@@ -264,14 +265,14 @@ def _run(db: sqlite3.Connection) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """A table, column or enum row that no file before a revision has."""
+    """A table, column or enum row that does not occur in files before a revision."""
 
     words: str
     found: Callable[[Facts], bool]
     from_meta: bool = False
 
 
-# Added to older files by other programs, and so no signs.
+# Other programs add these to older files, so they are not signs.
 _ADDED_BY_OTHERS = frozenset(
     {
         *("RANK_DEVICE_MAP", "HOST_INFO", "META_DATA", "ENUM_API_TYPE"),  # torch_npu
@@ -282,12 +283,12 @@ _ADDED_BY_OTHERS = frozenset(
 
 
 def _text_uid(facts: Facts) -> bool:
-    # torch_npu creates HOST_INFO, with TEXT, if an old msprof did not.
+    # torch_npu creates HOST_INFO (with TEXT) if an old msprof did not.
     is_text = facts.tables.get("HOST_INFO", {}).get("hostUid") == "TEXT"
     return is_text and facts.has("ENUM_MSTX_EVENT_TYPE")
 
 
-# Signs that do not follow from the frozen schemas.
+# Signs that cannot be computed from the frozen schemas.
 _FURTHER_SIGNS = {"1.0.0_20241008": (_Sign("HOST_INFO.hostUid is TEXT", _text_uid),)}
 
 
@@ -323,11 +324,11 @@ def _version_sign(version: str) -> _Sign:
     def found(facts: Facts) -> bool:
         return ("SCHEMA_VERSION", version) in facts.meta
 
-    return _Sign(f"META_DATA says {version}", found, from_meta=True)
+    return _Sign(f"META_DATA has version {version}", found, from_meta=True)
 
 
 def _column_sign(table: str, columns: tuple[str, ...], *, is_new: bool) -> _Sign:
-    words = f"{table} is there" if is_new else f"{table}.{columns[0]} is there"
+    words = f"{table} exists" if is_new else f"{table}.{columns[0]} exists"
     return _Sign(words, lambda facts: facts.has(table, *columns))
 
 
@@ -341,19 +342,19 @@ def _enum_sign(table: str, rows: dict[int, str]) -> _Sign:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Revision of a file by its contents."""
+    """Revision of a file as determined from its contents."""
 
     revision: str | None
-    """The newest revision with a sign in the file and all columns, or None."""
+    """The newest revision that has a sign in the file and all of its columns, or None."""
 
     evidence: tuple[str, ...]
-    """The signs that decided."""
+    """The signs that determined the revision."""
 
     equivalent: tuple[str, ...] = ()
     """Newer revisions that differ only in tables that the file does not have."""
 
     newer_parts: tuple[str, ...] = ()
-    """Signs of a newer revision of which the file lacks other parts."""
+    """Signs of a newer revision whose other parts are missing in the file."""
 
     missing: tuple[str, ...] = ()
     """`TABLE.column` that the revision has and the file lacks; only when revision is None."""
@@ -362,13 +363,13 @@ class Match:
 def match(facts: Facts, *, trust_version: bool = True) -> Match:
     """Find the revision of a file from its contents alone.
 
-    A file of a build between two revisions counts as the older one, with the parts of the newer
-    one listed: migration can complete it. The same applies to a file whose META_DATA has a newer
-    version than its tables.
+    A file written by a build between two revisions counts as the older one, and `newer_parts` lists
+    the parts of the newer one; migration can complete it. The same applies to a file whose
+    META_DATA has a newer version than its tables.
 
     Args:
         facts: facts of the file.
-        trust_version: True if META_DATA's version counts as a sign.
+        trust_version: True if the version in META_DATA counts as a sign.
     """
     key = (trust_version, facts.meta)
     found = facts.matches.get(key)
@@ -404,7 +405,7 @@ def _matched(facts: Facts, *, trust_version: bool) -> Match:
 
 
 def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
-    """Return the `TABLE.column` of `revision` that the file's tables lack."""
+    """Return the columns of `revision`, as `TABLE.column`, that the file's tables lack."""
     spec = catalogue.load(catalogue.MSPROF, revision)
     return tuple(
         f"{name}.{column}"
@@ -416,10 +417,10 @@ def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
 
 
 def _equivalent(facts: Facts, revision: str) -> tuple[str, ...]:
-    """Return the revisions after `revision` that differ only in tables the file does not have."""
+    """Return the later revisions that differ from `revision` only in tables missing in the file."""
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
-    # A file with all tables that every file has would have new ones of these too. Other producers
-    # leave tables out; then nothing follows from their absence.
+    # If a file has all tables that msprof always writes, it would also have new tables of this
+    # kind. Other producers leave tables out, so the absence of a table proves nothing.
     whole = _always(revision) <= facts.tables.keys()
     found = []
     here = _shape(facts, revision, whole=whole)

@@ -1,9 +1,9 @@
-"""A database that SQLite and `pages.tree_writer` write in turn, and fast INSERT statements.
+"""Fast INSERT statements, and files that SQLite and `pages.tree_writer` write alternately.
 
-SQLite writes in transactions; between them pages are appended after SQLite's. Each side reads the
-file's header at the start of its turn, and so knows the pages of the other.
+SQLite writes in transactions; between transactions, pages are appended directly. Each writer reads
+the file header at the start of its turn to find the pages that the other has written.
 
-INSERT statements have many rows each: binding all values in one call makes Python as fast as a C
+Each INSERT statement has many rows: by binding all values in one call, Python is as fast as a C
 program that binds row by row (docs/performance.md). Columns with one value for all rows of a batch
 are bound once per statement.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SharedFile:
-    """A new file that SQLite statements and pages are written to in turn."""
+    """A new file to which SQL statements and pages are written alternately."""
 
     def __init__(self, path: Path, *, page_bytes: int) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class SharedFile:
         """Maximum number of values per statement."""
 
     def statements(self) -> sqlite3.Connection:
-        """Return a connection in a transaction; valid until `pages` or `rest` is called."""
+        """Return a connection in a transaction, valid until `pages` or `rest` is called."""
         if not self._db.in_transaction:
             self.rest()
             self._db.execute("BEGIN")
@@ -59,13 +59,13 @@ class SharedFile:
         return self._file
 
     def _opened(self) -> PageFile:
-        """Open the file for pages; small reports do not need this."""
+        """Open the file for writing pages, which small reports do not need."""
         from unified_prof.sqlite.pages.tree_writer import PageFile
 
         return PageFile(self._path)
 
     def rest(self) -> sqlite3.Connection:
-        """Complete the written part of the file; return a connection to read it."""
+        """Complete the written part of the file, and return a connection to read it."""
         if self._db.in_transaction:
             self._db.execute("COMMIT")
         if self._has_pages and self._file is not None:
@@ -74,7 +74,7 @@ class SharedFile:
         return self._db
 
     def close(self) -> None:
-        """Close the file; an open transaction is lost."""
+        """Close the file; an open transaction is rolled back."""
         with suppress(sqlite3.Error):  # rolls back a transaction of a file that is discarded
             self._db.close()
         if self._file is not None:  # after SQLite: closing the file ends all its locks
@@ -84,7 +84,7 @@ class SharedFile:
 _ROWS_PER_STATEMENT = (400, 20)  # other rows are inserted one by one
 _PLAIN_INDEX = re.compile(r'CREATE INDEX "?\w+"? ON "?\w+"? ?\("?\w+"?(?:, ?"?\w+"?)*\)')
 _ROWS_WORTH_COMPARING = 4_000  # minimum rows for another statement
-# Maximum characters per statement; rows with more are inserted one by one, to save memory.
+# Maximum number of characters per statement; longer rows are inserted one by one, to save memory.
 TEXT_AT_ONCE = 1_000_000
 # Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
 _NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
@@ -121,12 +121,12 @@ class Inserts:
         self._insert(db, [_reduced(source, rows) for source in ordered], rows)
 
     def index_later(self) -> None:
-        """Create indexes at the end if they do not exist: they lack the rows so far."""
+        """Postpone creating missing indexes, because they would lack the rows so far."""
         for index in self.indexes:
             index.wait()
 
     def finish(self) -> None:
-        """Create the indexes that were left to the end."""
+        """Create the postponed indexes."""
         for index in self.indexes:
             index.finish(self._file.statements())
 
@@ -167,8 +167,8 @@ class Inserts:
     def _statement(self, constant: tuple[int, ...], size: int) -> str:
         """Return the statement for `size` rows, constant columns first.
 
-        The first row has them as parameters, the other rows refer to these by number. Only these
-        parameters are numbered: SQLite searches numbered parameters linearly.
+        The first row has constant columns as parameters, to which the other rows refer by number.
+        Only these parameters are numbered, because SQLite searches numbered parameters linearly.
         """
         text = self._many_rows.get((constant, size))
         if text is None:
@@ -211,9 +211,9 @@ def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
 class Index:
     """One index, created at the start or at the end, whichever is cheaper.
 
-    Inserting rows in the order of an existing index costs half of indexing them afterwards; rows
-    out of order cost several times more. So the index exists from the first batch on, as long as
-    every batch continues the order of the last one.
+    Inserting rows in the order of an existing index takes half the time of creating the index
+    afterwards; rows out of order take several times longer. The index is therefore created with the
+    first batch and kept as long as every batch continues the order of the previous one.
     """
 
     def __init__(self, name: str, create_sql: str, columns: tuple[str, ...]) -> None:
@@ -235,16 +235,16 @@ class Index:
         self._exists = True
 
     def drop(self, db: sqlite3.Connection) -> None:
-        """Remove the index, to create it at the end."""
+        """Drop the index; it is created again at the end."""
         db.execute(f'DROP INDEX "{self.name}"')
         self._exists, self._waits = False, True
 
     def wait(self) -> None:
-        """Create the index at the end."""
+        """Postpone the creation of the index to the end."""
         self._waits = True
 
     def before(self, db: sqlite3.Connection, sources: Mapping[str, Source], rows: int) -> None:
-        """Prepare for the next batch."""
+        """Create or drop the index, depending on the order of the next batch."""
         if self._waits:
             return
         keys = [integers(sources[name], rows) for name in self.columns]
@@ -260,7 +260,7 @@ class Index:
             self.create(db)
 
     def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
-        """Return True if the batch is sorted and continues the order of the last one."""
+        """Return True if the batch is sorted and continues the order of the previous one."""
         known = [key for key in keys if key is not None]
         if len(known) < len(keys):
             return False

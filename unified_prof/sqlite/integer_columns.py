@@ -1,8 +1,8 @@
 """Integer columns of whole tables as NumPy arrays, for tables of millions of rows.
 
-They are read from the pages of the file (`sqlite.pages`), in a fifth of the time that SQLite needs
-to print them. Other expressions, files with a log beside them and values in overflow pages are read
-through SQLite (`column_reader`), for all rows or for those that need it.
+They are read from the pages of the file (`sqlite.pages`), in a fifth of the time of reading them
+through SQLite (`column_reader`). SQLite reads other expressions, files with a write-ahead log and
+values in overflow pages, either for all rows or only for the rows that need it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def of_table(
     """Return integer expressions over all rows of a table, in the file's order of rows.
 
     Args:
-        db: the open file, with the views that give its tables their newest shape.
-        path: the file.
+        db: connection to the file, with the views that give its tables the newest shape.
+        path: path of the file.
         table: a table of the file.
         columns: name in the result -> SQL expression over the table's columns.
         narrow: columns that may be returned as int32 if their values fit, to save memory.
@@ -73,7 +73,8 @@ def of_table(
         pages = _paged(db, what)
         parts = [] if pages is None else _blocks(part for part, _ in pages.parts())
         if pages is None or not pages.is_done:
-            # Read all again: from damaged pages, the two methods may find different rows.
+            # Read everything again, because the two methods may find different rows in damaged
+            # pages.
             parts = _blocks(part for part, _ in _from_sqlite(db, what, pages))
     return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
 
@@ -92,10 +93,10 @@ def _wanted_columns(
 
 
 def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
-    """Return a table of a small file by a plain query, which is faster there.
+    """Return a table of a small file by a plain query, which is faster for small files.
 
-    None if the file is not small, a value is not an integer or damaged, or the table in the file
-    lacks a column.
+    Return None if the file is not small, a value is damaged or not an integer, or the table in the
+    file lacks a column.
     """
     if what.path.stat().st_size > _SMALL_BYTES or what.row_id is None:
         return None
@@ -125,16 +126,16 @@ class Window:
     """SQL that selects the rows of one window, for further queries."""
 
     sql: str
-    """Text after FROM."""
+    """SQL text that follows FROM."""
     values: tuple[int, ...]
 
 
 def windows(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[dict[str, Int64s], Window]]:
-    """Yield the columns of `of_table` some thousand rows at a time, with SQL to select the rows.
+    """Yield the columns of `of_table` in windows of rows, with SQL to select the rows.
 
-    A table that needs a view is one window.
+    A table that is read through a view is one window.
     """
     what = _wanted_columns(db, path, table, columns)
     if not column_reader.is_plain(db, what):
@@ -149,7 +150,7 @@ def windows(
 def pieces(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
 ) -> Iterator[dict[str, Int64s]]:
-    """Yield the columns of `of_table` some thousand rows at a time, as new arrays."""
+    """Yield the columns of `of_table` in windows of rows, as new arrays."""
     what = _wanted_columns(db, path, table, columns)
     parts: Iterable[list[NDArray[Any]]]
     if (few := _few(db, what)) is not None:
@@ -183,9 +184,9 @@ def _from_sqlite(
     after: int | None = None,
     count: int = 0,
 ) -> Iterator[_Part]:
-    """Yield all rows, or those behind `after`, through SQLite.
+    """Yield all rows, or those after `after`, through SQLite.
 
-    Pages that could not be read to the end may be damaged: a row id may be there twice.
+    If pages could not be read to the end, they may be damaged, so that a row id occurs twice.
     """
     if pages is not None:
         column_reader.check_order(db, what)
@@ -210,7 +211,7 @@ def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
 
 
 def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
-    """Concatenate `count` columns in parts, and remove them from the parts."""
+    """Concatenate the parts of `count` columns, removing the columns from the parts."""
     result = []
     for index in range(count):
         pieces = [part[index] for part in parts]
@@ -222,7 +223,7 @@ def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A column, or the difference of two; None: the row id."""
+    """A column, or the difference of two columns; None is the row id."""
 
     first: str | None
     less: str | None
@@ -337,7 +338,7 @@ class _Paged:
         return self.pages.is_done
 
     def parts(self) -> Iterator[_Part]:
-        """Yield all rows some thousands at a time."""
+        """Yield all rows in windows of a few thousand."""
         with closing(self.pages.slices()) as slices:
             while (one := self._next(slices)) is not None:
                 yield self._values(one), one.bounds

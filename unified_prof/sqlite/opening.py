@@ -1,8 +1,9 @@
-"""Opens a database to read it, without changing the file or its directory.
+"""Opening of databases for reading, without changing the file or its directory.
 
-SQLite may change a file that it only reads: it rolls back the journal of a crashed writer, merges a
-write-ahead log, and creates `-wal` and `-shm` files. So such files are read through a temporary
-copy, and a file in WAL mode without a log as immutable.
+SQLite may change a file even when it only reads: it rolls back the journal of a crashed writer,
+merges a write-ahead log, and creates `-wal` and `-shm` files. Files with a journal or log are
+therefore read through a temporary copy, and files in WAL mode without a log are opened as
+immutable.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ _BUSY_TIMEOUT_S = 5.0
 _COPY_ATTEMPTS = 3
 _COPY_BYTES = 1 << 20
 _BLOCK_BYTES = 512  # the unit of `st_blocks` on all file systems
-# A generated column may create values of SQLite's limit, a gigabyte, in every row.
+# A generated column may create values up to SQLite's limit of a gigabyte in every row.
 _MAX_VALUE_BYTES = 1 << 27
 _DETECTION_STEPS = 50_000_000  # one second; a report needs some thousand
 
 
 def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
-    r"""Return a connection to `path` that changes neither the file nor its folder.
+    r"""Return a connection to `path` that changes neither the file nor its directory.
 
-    Text that is not UTF-8 is read with its odd bytes as `\xNN`.
+    In text that is not UTF-8, invalid bytes are read as `\xNN`.
 
     Args:
-        path: Any file, good or bad.
+        path: Any file; it need not be a valid database.
         resources: Closes the connection and removes a temporary copy, if one was needed.
 
     Raises:
@@ -63,8 +64,8 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
     if "-journal" not in sides:
         _refuse_truncated(path, header)
     try:
-        # A file in WAL mode without a log is not being changed; reading it as a mutable one would
-        # create a log.
+        # A file in WAL mode without a log is not being changed; opening it as mutable would create
+        # a log.
         return _connect(path, "immutable=1" if in_wal_mode else "mode=ro", resources)
     except READ_ERRORS as err:
         raise_kept()
@@ -89,7 +90,7 @@ def side_files(path: Path) -> dict[str, Path]:
             continue
         if not stat.S_ISREG(state.st_mode):
             raise StoreError(
-                f"{path} cannot be read: {side.name} beside it is not a regular file",
+                f"{path} cannot be read: {side.name} in its directory is not a regular file",
                 hint="move it away",
                 slug="not-a-regular-file",
             )
@@ -128,7 +129,7 @@ def _header(path: Path) -> bytes:
 
 
 def _what_begins(header: bytes) -> str:
-    """Return a description of a file with these first bytes."""
+    """Return a description of a file that starts with these bytes."""
     for magic, words in _OTHER_FORMATS:
         if header.startswith(magic):
             return words
@@ -166,7 +167,7 @@ def _connect(
         path: the file.
         options: options of SQLite's URI.
         resources: closes the connection.
-        is_whole: True if the file has all data, without a log beside it.
+        is_whole: True if the file contains all data, that is, has no log.
     """
     uri = f"{path.absolute().as_uri()}?{options}"  # a URI can have any file name
     before = None
@@ -205,14 +206,14 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
         else:
             raise StoreError(
                 f"{path} is being written by another process",
-                hint="try again when that has finished",
+                hint="try again when that process has finished",
                 slug="in-use",
             )
     except OSError as err:
         raise OutputError(
             f"cannot copy {path}, whose writer left {side_file.name} behind, "
             f"to {tempfile.gettempdir()}: {err.strerror}",
-            hint="set TMPDIR to a folder with enough space",
+            hint="set TMPDIR to a directory with enough space",
             slug="no-temporary-space",
         ) from err
     with reading(path):
@@ -253,7 +254,7 @@ def _copy_sparse(source: Path, copy: Path) -> None:
 
 
 def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | None:
-    """Return start and end of the next data that is not a hole; None: no more."""
+    """Return start and end of the next data in a sparse file, None if there is no more."""
     if sys.platform == "win32" or not hasattr(os, "SEEK_DATA"):
         return position, size
     try:

@@ -1,4 +1,4 @@
-"""Reads reports of any family and revision in their newest shape, without changing them."""
+"""Reader of reports of any family and revision, which shows all tables in their newest shape."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Report(Displayed):
     """An open report; use it in a `with` block or `close` it.
 
     Queries see every table in its newest shape: missing tables are empty, missing columns are NULL,
-    and renamed columns have their newest names. Further tables and columns of the file are visible
-    too; `main.<table>` is the table in the file. Tables without a key whose shape differs in the
-    file have an additional last column `rowid`.
+    and renamed columns have their newest names. Additional tables and columns of the file are
+    visible too; `main.<table>` is the original table. Tables without a key that have a different
+    shape in the file have an additional last column `rowid`.
 
     Attributes:
         path: The file.
         family: `msprof`, `skyline-run-time`, `skyline-memory` or `cluster`.
         revision: The schema's revision; None only with `any_revision`.
-        detection: Evidence for the revision, producer, completeness.
+        detection: Result of `detect`: evidence for the revision, producer, completeness.
         tables: Names of the tables in the file, in the order of their creation.
     """
 
@@ -103,10 +103,10 @@ class Report(Displayed):
     def columns(self, sql: str, params: Parameters = ()) -> dict[str, NDArray[Any]]:
         """Return the result of a query as one NumPy array per column.
 
-        Memory is that of the arrays: rows are fetched some thousands at a time. Integers are int64
-        (a masked array if some are NULL), floats float64 with NaN for NULL, a mixture of both
-        float64 if that is exact, everything else objects. Empty columns are int64, columns of only
-        NULL float64.
+        Rows are fetched a few thousand at a time, so no memory is needed beyond the arrays.
+        Integers are returned as int64 (a masked array if some are NULL), floats as float64 with NaN
+        for NULL, a mixture of both as float64 if that is exact, everything else as objects. Empty
+        columns are int64; columns with only NULL are float64.
 
         Raises:
             StoreError: the query is wrong, or the file is damaged.
@@ -118,9 +118,9 @@ class Report(Displayed):
     def parts(
         self, sql: str, params: Parameters = (), *, rows: int
     ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield the result of `columns`, `rows` rows at a time; nothing without rows.
+        """Yield the result of `columns`, `rows` rows at a time; yield nothing if there are no rows.
 
-        The type of a column may differ from part to part: integers in one, floats in another.
+        The type of a column may differ between parts: integers in one part, floats in another.
 
         Raises:
             StoreError: the query is wrong, or the file is damaged.
@@ -138,7 +138,7 @@ class Report(Displayed):
         `integer_columns.MISSING`.
 
         Args:
-            table: A table of the newest schema; if the file lacks it, it has no rows.
+            table: A table of the newest schema; a table missing in the file has no rows.
             columns: Name in the result -> SQL expression over the table's columns.
             narrow: Columns that may be returned as int32 if their values fit, to save memory.
 
@@ -152,7 +152,7 @@ class Report(Displayed):
     def windows(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[tuple[dict[str, NDArray[np.int64]], whole_tables.Window]]:
-        """Yield the result of `integers` some thousand rows at a time, with SQL that selects them.
+        """Yield the result of `integers` in windows of rows, with SQL that selects each window.
 
         Raises:
             StoreError: an expression is wrong, or the file is damaged.
@@ -164,7 +164,7 @@ class Report(Displayed):
     def pieces(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
-        """Yield the result of `integers` some thousand rows at a time.
+        """Yield the result of `integers` in windows of a few thousand rows.
 
         Raises:
             StoreError: an expression is wrong, or the file is damaged.
@@ -174,7 +174,7 @@ class Report(Displayed):
         return whole_tables.pieces(self._db, self.path, table, columns)
 
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
-        # A NumPy number would be bound as a BLOB, which equals no number.
+        # The driver would bind a NumPy number as a BLOB, which is not equal to any number.
         if isinstance(params, Mapping):
             return self._db.execute(sql, {name: plain(value) for name, value in params.items()})
         return self._db.execute(sql, [plain(value) for value in params])
@@ -185,7 +185,7 @@ class Report(Displayed):
         from sqlalchemy.orm import Session
         from sqlalchemy.pool import StaticPool
 
-        # Only this connection: the views exist in no other.
+        # Use only this connection, because the views do not exist in others.
         engine = create_engine("sqlite://", creator=lambda: self._db, poolclass=StaticPool)
         event.listen(engine, "handle_error", self._raise_ours)
         return Session(engine, autoflush=False)
@@ -232,7 +232,7 @@ class Report(Displayed):
         if table not in known | catalogue.extension_tables().keys():
             raise UsageError(
                 f"{self.path} has no table {table}",
-                hint=f"it has: {', '.join(self.tables)}",
+                hint=f"tables: {', '.join(self.tables)}",
                 slug="wrong-table",
             )
         columns = self.columns(f"SELECT * FROM {quoted(table)}")
@@ -252,15 +252,14 @@ def open_report(
 
     Args:
         path: The report.
-        any_revision: If True, also read files of unknown revisions, such as those from before the
-            first one: all tables and columns with today's names.
-        tables: The only tables that get their newest shape, to open the report faster.
+        any_revision: If True, also read files of unknown revisions, for example from before the
+            first one; tables and columns with current names are readable.
+        tables: If given, only these tables get their newest shape, to open the report faster.
 
     Raises:
         StoreError: `path` cannot be read, is damaged, or is not a report.
         SchemaVersionError: it is a report of an unknown revision.
-        OutputError: the file needs a temporary copy (a crashed writer left a log) and that
-            cannot be made.
+        OutputError: a temporary copy is needed (a crashed writer left a log) and cannot be created.
     """
     return Report(path, any_revision=any_revision, tables=tables)
 
@@ -282,5 +281,5 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError as err:
         raise UsageError(
-            f"this needs {name}", hint=f"run: pip install {name}", slug="missing-package"
+            f"this requires {name}", hint=f"run: pip install {name}", slug="missing-package"
         ) from err

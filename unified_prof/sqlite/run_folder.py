@@ -1,9 +1,9 @@
-"""`run.json`: the ranks of a distributed run, and the files of each in the run directory.
+"""Reader and writer of `run.json`, which lists the ranks of a distributed run and their files.
 
-Each rank writes its own entry, `run.json.d/rank3.json`, then merges all entries into `run.json`
-and checks for new ones. The last rank to finish has seen all entries, so the last `run.json` is
-complete, on any file system and without locks. With very many ranks only some merge; `read` uses
-the entries if they exist.
+Each rank writes its own entry, for example `run.json.d/rank3.json`, then merges all entries into
+`run.json` and checks for new ones. The last rank to finish has seen all entries, so the last
+`run.json` is complete on any file system, without locks. If there are very many ranks, only some of
+them merge; `read` uses the entries if they exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RankEntry:
     rank: int
     world_size: int
     expected_ranks: tuple[int, ...]
-    """The profiled ranks, which every rank knows."""
+    """The ranks to profile; every rank stores the whole list."""
     host: str
     state: str
     """`started`; `measured`: reports written, workload running; `ended`."""
@@ -47,7 +47,7 @@ class RankEntry:
     started: str | None = None
     finished: str | None = None
     exit_code: int | None = None
-    """Exit code of its workload; None: not known, or still running."""
+    """Exit code of the workload; None: unknown, or still running."""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Kind of report -> files, relative to the directory."""
     failure: str | None = None
@@ -76,16 +76,16 @@ class RunFolder:
 
 def _why(entry: RankEntry | None) -> str:
     if entry is None:
-        return "it never started, or wrote elsewhere"
+        return "it did not start, or wrote to another directory"
     if entry.failure:
         return entry.failure
     if entry.state == STARTED:
-        return f"it started on {entry.host} and never came to an end"
+        return f"it started on {entry.host} but did not finish"
     return f"it ended on {entry.host} with exit code {entry.exit_code}"
 
 
 def note(folder: Path, entry: RankEntry) -> None:
-    """Write the entry of a rank in `folder`; replaces its previous entry.
+    """Write the entry of a rank in `folder`, replacing its previous entry.
 
     Raises:
         OutputError: it cannot be written.
@@ -95,7 +95,7 @@ def note(folder: Path, entry: RankEntry) -> None:
         pieces.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise OutputError(
-            f"cannot make the folder {pieces}: {err.strerror or err}", slug="cannot-write"
+            f"cannot create the directory {pieces}: {err.strerror or err}", slug="cannot-write"
         ) from err
     _write(_piece(folder, entry.rank), asdict(entry))
     position = entry.expected_ranks.index(entry.rank) if entry.rank in entry.expected_ranks else 0
@@ -126,7 +126,7 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
             return None
         if path.stat().st_size > _MAX_BYTES:
             raise StoreError(
-                f"{path}: too large to be what `uprof run` writes", slug="damaged-file"
+                f"{path}: too large for a run document of `uprof run`", slug="damaged-file"
             )
         document = json.loads(path.read_bytes())
         if document["format"] != _FORMAT:
@@ -146,7 +146,7 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
         ) from err
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise StoreError(
-            f"{path}: is no list of a run's ranks ({err})", slug="damaged-file"
+            f"{path}: not a list of a run's ranks ({err})", slug="damaged-file"
         ) from err
 
 

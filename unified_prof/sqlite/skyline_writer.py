@@ -1,4 +1,4 @@
-"""Writes small reports by statements: Skyline run time and memory, and cluster summaries."""
+"""Writers of small reports: Skyline run time and memory reports, and cluster summaries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANOMALIES = "UPROF_ANOMALIES"
 def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
     """Insert `rows`, with values in the order of the columns; create the table if needed.
 
-    Without rows, the table is not created.
+    If there are no rows, the table is not created.
     """
     batch = [storable_row(row) for row in rows]
     if not batch:
@@ -45,7 +45,7 @@ def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]])
 
 
 def storable_row(row: tuple[object, ...]) -> tuple[object, ...]:
-    """Return `row` with texts that SQLite can store: file names can have any bytes."""
+    """Return `row` with texts that SQLite can store, as file names may contain any bytes."""
     return tuple(storable(value) if isinstance(value, str) else value for value in row)
 
 
@@ -54,7 +54,7 @@ def fill_run(
     facts: Mapping[str, str | None],
     anomalies: Mapping[str, tuple[int, str]],
 ) -> None:
-    """Write provenance and anomalies, sorted by name, so that equal runs give equal files."""
+    """Write provenance and anomalies, sorted by name so that equal runs give equal files."""
     fill(db, "UPROF_RUN", sorted(facts.items()))
     fill(
         db,
@@ -72,7 +72,7 @@ def recorded_anomalies(db: sqlite3.Connection) -> dict[str, Entry]:
 
 
 def add_anomaly(db: sqlite3.Connection, name: str, count: int, detail: str) -> None:
-    """Add `count` cases of `name` to the anomalies of a report."""
+    """Add `count` occurrences of `name` to the anomalies of a report."""
     if not count:
         return
     if not declared(db, ANOMALIES):
@@ -85,14 +85,14 @@ def add_anomaly(db: sqlite3.Connection, name: str, count: int, detail: str) -> N
 
 
 def complete_run(path: Path, facts: Mapping[str, str]) -> None:
-    """Write facts of a report that are NULL because they were not known before.
+    """Write facts of a report that are still NULL because they were unknown before.
 
     Raises:
-        OutputError: the file cannot be changed, or is gone.
+        OutputError: the file cannot be changed or no longer exists.
         StoreError: it is damaged, or being written by another process.
     """
     with writing(path):
-        # No URI with mode=rw: URIs are UTF-8, and a path can have any bytes.
+        # A URI with mode=rw cannot be used: URIs are UTF-8, but a path may contain any bytes.
         path.stat()
         with closing(sqlite3.connect(path)) as db, db:
             db.executemany(
@@ -106,8 +106,8 @@ def write_run_time(
 ) -> None:
     """Write the run time report of `run` to `path`.
 
-    `run_time_entries` holds the median of each operation's samples, `UPROF_RUN_TIME_SAMPLES`
-    the samples themselves. Entries are numbered from 1 in forward order.
+    `run_time_entries` has the median of each operation's samples, `UPROF_RUN_TIME_SAMPLES` the
+    individual samples. Entries are numbered from 1 in forward order.
 
     Args:
         path: Path of the report, which appears only when complete.
@@ -117,7 +117,7 @@ def write_run_time(
 
     Raises:
         OutputError: `path` exists or cannot be written.
-        StoreError: the file written does not pass SQLite's own check.
+        StoreError: the written file does not pass SQLite's integrity check.
     """
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(frozen_text(SKYLINE_RUN_TIME, "1"))
@@ -161,7 +161,7 @@ def write_memory(
     """Write the memory report of `run` to `path`.
 
     Entries are numbered from 1: weights in the order of the model, activations in forward order.
-    `misc_sizes` has its single row only if the peak was measured.
+    `misc_sizes` has a row only if the peak was measured.
 
     Args:
         path: Path of the report, which appears only when complete.
@@ -171,7 +171,7 @@ def write_memory(
 
     Raises:
         OutputError: `path` exists or cannot be written.
-        StoreError: the file written does not pass SQLite's own check.
+        StoreError: the written file does not pass SQLite's integrity check.
     """
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(frozen_text(SKYLINE_MEMORY, "1"))
@@ -359,9 +359,7 @@ def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, st
 def _verify(db: sqlite3.Connection, path: Path) -> None:
     found = db.execute("PRAGMA quick_check").fetchone()[0]
     if found != "ok":
-        raise StoreError(
-            f"{path}: what was written is damaged: {found}", slug="damaged-after-writing"
-        )
+        raise StoreError(f"{path} is damaged after writing: {found}", slug="damaged-after-writing")
 
 
 def write_cluster_summary(
@@ -383,7 +381,7 @@ def write_cluster_summary(
 
     Raises:
         OutputError: `path` exists or cannot be written.
-        StoreError: the file written does not pass SQLite's own check.
+        StoreError: the written file does not pass SQLite's integrity check.
     """
     schema = catalogue.load(catalogue.CLUSTER, "latest")
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:

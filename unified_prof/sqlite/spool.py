@@ -1,9 +1,10 @@
 """Measurements of a running workload, saved for `uprof db recover`.
 
-A killed process writes no report. So `uprof run` regularly saves the records of complete iterations
-in a hidden file beside the reports, and `uprof db recover` writes reports from it. The name has the
-tag of the writing process, whose file is left alone while it runs. The file is replaced atomically
-but not flushed to disk: it survives the process, not a power failure, and costs very little.
+A killed process cannot write its reports. `uprof run` therefore regularly saves the records of
+complete iterations to a hidden file in the directory of the reports, and `uprof db recover` writes
+reports from it. The file name contains the tag of the writing process; the file is not removed
+while that process runs. The file is replaced atomically but not flushed to disk: it survives the
+process, but not a power failure, and costs very little time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _VERSION = 1
 _HEADER = struct.Struct("<12sIQI")  # magic, version, bytes of the payload, their CRC-32
 _MAX_BYTES = 1 << 30
 _NAME = re.compile(rf"\.uprof(?:_rank\d+)?\.(?P<owner>{atomic.TAG.pattern})\.spool")
-# Maximum depth of the search: directories of restarts.
+# Maximum depth of the search, for restart directories.
 _MAX_DEPTH = 2
 _INT64 = 1 << 63
 
@@ -49,7 +50,7 @@ class Spooled:
     iterations: int
     """Requested number of iterations."""
     saved: str
-    """Time of saving, ISO 8601."""
+    """Time at which the spool was saved, ISO 8601."""
     facts: Mapping[str, str | None]
     """Rows of UPROF_RUN known so far."""
     run: TrackedRun
@@ -67,7 +68,7 @@ class Spool:
         """Replace the saved contents.
 
         Raises:
-            OSError: it cannot be written; the previous contents are kept.
+            OSError: the spool cannot be written; the previous contents are kept.
         """
         data = encode(content)
         partial = (
@@ -108,7 +109,7 @@ RUNS, ENDED, UNKNOWN = "runs", "ended", "unknown"
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the spools in `folder` and its directories of restarts, by name."""
+    """Return the spools in `folder` and its restart directories, sorted by name."""
     return [path for place in _places(folder, _MAX_DEPTH) for path in _in(place)]
 
 
@@ -158,16 +159,16 @@ def read(path: Path) -> Spooled:
     """Return the contents of a spool.
 
     Raises:
-        RawFormatError: it cannot be read or is invalid; the message has its path.
+        RawFormatError: the spool cannot be read or is invalid; the message contains its path.
     """
     try:
         if not path.is_file():
             raise RawFormatError(
-                f"{path} is not a regular file, expected a spool of uprof's",
+                f"{path} is not a regular file, expected a spool of uprof",
                 slug="not-a-regular-file",
             )
         if path.stat().st_size > _MAX_BYTES:
-            raise RawFormatError(f"{path}: larger than any spool of uprof's", slug="damaged-spool")
+            raise RawFormatError(f"{path}: too large for a spool of uprof", slug="damaged-spool")
         data = path.read_bytes()
     except OSError as err:
         raise RawFormatError(
@@ -177,46 +178,42 @@ def read(path: Path) -> Spooled:
 
 
 def decode(data: bytes, *, where: str) -> Spooled:
-    """Return the contents in the bytes of a spool.
+    """Return the contents decoded from the bytes of a spool.
 
     Args:
         data: The bytes.
         where: The source of the bytes, for messages.
 
     Raises:
-        RawFormatError: they are not a result of `encode`.
+        RawFormatError: `data` is not a result of `encode`.
     """
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise RawFormatError(
-            f"{where}: is no spool of uprof's, or only the beginning of one", slug="damaged-spool"
-        )
+        raise RawFormatError(f"{where}: not a spool of uprof, or truncated", slug="damaged-spool")
     _, version, size, checksum = _HEADER.unpack_from(data)
     if version != _VERSION:
         raise RawFormatError(
-            f"{where}: a spool of version {version}, this build reads {_VERSION}",
-            hint="recover it with the uprof that wrote it",
+            f"{where}: spool version {version} is not supported, expected {_VERSION}",
+            hint="recover it with the version of uprof that wrote it",
             slug="other-version",
         )
     payload = memoryview(data)[_HEADER.size :]
     if len(payload) != size:
         raise RawFormatError(
-            f"{where}: is cut: {len(payload):,} bytes of records, not {size:,}",
+            f"{where}: truncated: {len(payload):,} bytes of records, expected {size:,}",
             slug="damaged-spool",
         )
     if zlib.crc32(payload) != checksum:
-        raise RawFormatError(f"{where}: is damaged: its checksum is another", slug="damaged-spool")
+        raise RawFormatError(f"{where}: damaged: the checksum does not match", slug="damaged-spool")
     try:
         content = msgspec.msgpack.decode(payload, type=Spooled)
         _check(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
-        raise RawFormatError(
-            f"{where}: holds something else than records: {err}", slug="damaged-spool"
-        ) from None
+        raise RawFormatError(f"{where}: invalid records: {err}", slug="damaged-spool") from None
     return content
 
 
 def _check(content: Spooled) -> None:
-    """Raise ValueError if records are inconsistent, so that no report can be written."""
+    """Raise ValueError if records are inconsistent, so that no report can be written from them."""
     if not content.reports or not set(content.reports) <= {"run-time", "memory"}:
         raise ValueError(f"reports of the kinds {', '.join(content.reports) or 'none'}")
     if content.rank is not None and content.rank < 0:
@@ -254,9 +251,9 @@ def _check_numbers(value: Any) -> None:
 def _check_samples(operation: OperationRecord, matched: list[int], iterations: int) -> None:
     numbers = matched if operation.iterations is None else operation.iterations
     if not all(0 <= number < iterations for number in numbers) or not numbers:
-        raise ValueError(f"{operation.name} ran in unknown iterations")
+        raise ValueError(f"{operation.name} has samples of unknown iterations")
     if len(set(numbers)) != len(numbers):
-        raise ValueError(f"{operation.name} ran twice in one iteration")
+        raise ValueError(f"{operation.name} has two samples of one iteration")
     samples = [operation.forward_ms]
     samples += [] if operation.backward_ms is None else [operation.backward_ms]
     samples += [] if operation.gap is None else [operation.gap.ms]

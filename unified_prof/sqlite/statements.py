@@ -1,4 +1,4 @@
-"""SQLite basics: quoting, declared columns, connections to new files, errors, output blocks."""
+"""SQLite utilities: quoting, declared columns, connections to new files, errors, output blocks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One column as a file declares it."""
+    """Declaration of a column in a file."""
 
     name: str
     type: str
-    """Declared type; empty if none."""
+    """Declared type; empty if there is none."""
     not_null: bool
     default: str | None
     """SQL of its default value."""
@@ -49,7 +49,7 @@ class Declared:
 
 
 def declared(db: sqlite3.Connection, table: str) -> list[Declared]:
-    """Return the columns of a table of the file in order; none if it does not exist."""
+    """Return the columns of a table in order; empty if the table does not exist."""
     rows = db.execute(f"PRAGMA main.table_info({quoted(table)})").fetchall()
     return [
         Declared(str(name), str(kind), bool(not_null), default, int(key))
@@ -61,9 +61,9 @@ _ROW_ID_NAMES = ("rowid", "oid", "_rowid_")
 
 
 def row_id_name(columns: Collection[str]) -> str | None:
-    """Return a name of the row ids of a table that is not also a column.
+    """Return a name for the row ids of a table that is not also the name of a column.
 
-    None if all three names are columns.
+    Return None if all three possible names are columns.
     """
     known = {name.lower() for name in columns}
     return next((name for name in _ROW_ID_NAMES if name not in known), None)
@@ -89,7 +89,7 @@ def open_unfinished(
     Args:
         path: The empty file, or the copy of a database.
         page_bytes: Page size of a new file, SQLite's default if None.
-        alone: True if nothing else writes to the file between the connection's transactions.
+        alone: True if only this connection writes to the file.
     """
     db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
     try:
@@ -123,7 +123,7 @@ def parameter_limit(db: sqlite3.Connection) -> int:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise SQLite's errors in the block as StoreError with `path`."""
+    """Convert SQLite's errors in the block to StoreError with `path`."""
     try:
         yield
     except READ_ERRORS as err:
@@ -133,11 +133,11 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise SQLite's and the system's errors in the block as errors with `path`.
+    """Convert errors of SQLite and the system in the block to uprof's errors with `path`.
 
     Raises:
-        OutputError: it cannot be written, for example because the disk is full or read-only.
-        StoreError: another process writes it; or SQLite refuses a row, such as a duplicate key.
+        OutputError: the file cannot be written, for example because the disk is full or read-only.
+        StoreError: another process is writing the file, or SQLite rejects a row (duplicate key).
     """
     try:
         yield
@@ -147,7 +147,7 @@ def writing(path: Path) -> Iterator[None]:
             raise read_error(path, err) from err
         raise output_error(path, err) from err
     except sqlite3.Error as err:
-        raise StoreError(f"{path} cannot be written as asked: {err}", slug="cannot-write") from err
+        raise StoreError(f"{path} cannot be written: {err}", slug="cannot-write") from err
 
 
 def upgrade_error(
@@ -159,7 +159,7 @@ def upgrade_error(
         path: The file.
         output: Path of the upgraded file.
         steps: The attempted upgrade, such as `from 1.1.0 to 1.2.0`.
-        err: The exception, possibly one of SQLAlchemy, which is not imported here.
+        err: The exception, possibly from SQLAlchemy, which is not imported here.
     """
     raise_kept()
     cause = getattr(err, "orig", None) or err
@@ -175,8 +175,8 @@ def upgrade_error(
     if _is_damage(text):
         return read_error(path, cause)
     return StoreError(
-        f"{path} could not be taken {steps}: {text}",
-        hint="the file is as it was; see what is odd about it with: uprof db check",
+        f"{path} could not be upgraded {steps}: {text}",
+        hint="the file is unchanged; check it with: uprof db check",
         slug="not-upgradable",
     )
 
@@ -186,13 +186,13 @@ def read_error(path: Path, err: Exception) -> StoreError:
     if is_locked(err):
         return StoreError(
             f"{path} is being written by another process",
-            hint="try again when that has finished",
+            hint="try again when that process has finished",
             slug="in-use",
         )
     text = str(err)
     if isinstance(err, UnicodeDecodeError):
         text = err.object.decode("utf-8", "backslashreplace")
-    text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
+    text = text or "malformed (SQLite's error message is not valid text)"  # Python 3.10
     if _is_damage(text) or "disk I/O" in text:
         return StoreError(
             f"{path} is damaged: {text}",
@@ -201,8 +201,8 @@ def read_error(path: Path, err: Exception) -> StoreError:
         )
     if "interrupted" in text:
         return StoreError(
-            f"{path} is not what it should be: its smallest tables take too long to read",
-            hint="see what is odd about it with the sqlite3 shell",
+            f"{path} is suspicious: reading its smallest tables takes too long",
+            hint="inspect it with the sqlite3 shell",
             slug="too-slow-to-read",
         )
     return StoreError(f"cannot read {path}: {text}", slug="cannot-read")
@@ -218,7 +218,7 @@ def _is_damage(text: str) -> bool:
 
 
 class Block(ABC):
-    """Base of `with` blocks that write a file: complete if the block ends, nothing if it raises."""
+    """Base class of context managers that write a file; if the block raises, no file is written."""
 
     def __exit__(
         self,
@@ -238,4 +238,4 @@ class Block(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Close everything, and remove the file if it has no final name."""
+        """Close everything, and remove the file if it does not have its final name."""

@@ -1,8 +1,8 @@
-"""Appends batches of columns to one table: few rows by statements, many as pages.
+"""Writer that appends batches of columns to a table: few rows by statements, many as pages.
 
-Thousands of rows are written as pages without SQLite, several times as fast (docs/performance.md).
-This needs a table of plain columns, and rows in the order of their row ids. Otherwise SQLite
-inserts the rows, and the writer of pages is not imported.
+Thousands of rows are written as pages without SQLite, which is several times as fast
+(docs/performance.md). This requires a table with only plain columns, and rows in the order of their
+row ids. Otherwise SQLite inserts the rows, and the page writer is not imported.
 
 Indexes are written as pages too, as long as the rows are in the order of the index. Otherwise
 SQLite creates the index at the end.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from unified_prof.sqlite.pages.tree_writer import TableTree
 
 
-# Minimum number of rows that are written as pages.
+# Minimum number of rows to write as pages.
 ROWS_WORTH_PAGES = 4_000
 _ROWS_AT_ONCE = 32_768
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
@@ -84,11 +84,11 @@ class TableWriter:
         """Append `rows` rows; columns without a source are NULL.
 
         Args:
-            sources: Newest column name -> its values.
+            sources: Column name in the newest schema -> its values.
             rows: Number of rows, at least 1.
 
         Raises:
-            UsageError: text or NULL in a column that cannot have it.
+            UsageError: text or NULL in a column that does not allow it.
         """
         ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
         self._refuse_impossible(ordered, rows)
@@ -131,7 +131,7 @@ class TableWriter:
         )
 
     def _put_off(self, ordered: list[Source], rows: int) -> None:
-        """Keep rows until there are enough for pages."""
+        """Buffer rows until there are enough for pages."""
         self._pending.append(([kept(source) for source in ordered], rows))
         self._pending_rows += rows
         self._pending_text += text_size(ordered, 0, rows)
@@ -147,7 +147,7 @@ class TableWriter:
             self._write([concatenate(parts, lengths) for parts in columns], rows)
 
     def _write(self, ordered: list[Source], rows: int) -> None:
-        """Append rows as pages, some at a time; by statements from the first unsuitable rows on."""
+        """Append rows as pages in blocks; insert by statements from the first unsuitable block."""
         for start in range(0, rows, _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, rows)
             self._write_some([selected(s, slice(start, stop)) for s in ordered], stop - start)
@@ -161,7 +161,7 @@ class TableWriter:
             self._insert(ordered, rows)
 
     def _write_block(self, ordered: list[Source], rows: int) -> bool:
-        """Append rows as pages; return False, without writing, if that is not possible."""
+        """Append rows as pages; if that is not possible, write nothing and return False."""
         if self._tree is None and not self._file.pages().suitable:
             return False
         last = None if self._tree is None else self._tree.last_rowid
@@ -204,12 +204,12 @@ class TableWriter:
         return TableTree(number, header.page_bytes, header.usable)
 
     def _insert(self, ordered: list[Source], rows: int) -> None:
-        """Insert rows by statements, and all later ones too."""
+        """Insert these and all later rows by statements."""
         self._leave_to_statements()
         self._inserts.append(ordered, rows)
 
     def _leave_to_statements(self) -> None:
-        """Complete the written pages; later rows are inserted by statements."""
+        """Complete the written pages, so that later rows are inserted by statements."""
         self._as_pages = False
         if self._tree is not None:
             if self._index_pages is not None:
@@ -258,7 +258,7 @@ class _Growing:
 
     index: Index
     columns: tuple[int, ...]
-    """Positions of its columns in the table."""
+    """Positions of the index columns in the table."""
     tree: IndexTree
 
 
@@ -288,7 +288,7 @@ class IndexPages:
         ]
 
     def _root(self, index: Index) -> int:
-        """Create an empty index; return its root page."""
+        """Create an empty index, and return its root page."""
         db = self._file.statements()
         index.create(db)
         found = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index.name,))
@@ -315,7 +315,7 @@ class IndexPages:
         self._growing = []
 
     def leave_to_sqlite(self) -> None:
-        """Remove the indexes; SQLite creates them at the end."""
+        """Drop the indexes, which SQLite then creates at the end."""
         for growing in list(self._growing):
             self._give_up(growing)
 

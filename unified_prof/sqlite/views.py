@@ -1,13 +1,13 @@
 """Differences between schema revisions, and TEMP views that give old tables the newest shape.
 
-Decoders and readers use the newest names only. Between revisions, columns were added (always at the
-end), four were renamed, and two changed their meaning: until 1.0.0_20240521 the HCCL type columns
-had ids of STRING_IDS, since then ids of the ENUM_HCCL_* tables; until 1.0.0_20241008
-HOST_INFO.hostUid was a number, since then a text. `layout` and `to_old` are for writers, `over` for
-readers.
+Decoders and readers use only the newest names. Between revisions, columns were added (always at the
+end), four columns were renamed, and two changed their meaning: until 1.0.0_20240521, the HCCL type
+columns had ids of STRING_IDS, since then ids of the ENUM_HCCL_* tables; until 1.0.0_20241008,
+HOST_INFO.hostUid was a number, since then a text. `layout` and `to_old` are for writers, `over` is
+for readers.
 
 A TEMP view hides the table of the same name, which is still available as `main.<table>`. SQLite
-flattens such views, so the indexes of the table are used.
+flattens such views, so that the table's indexes are used.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Rename:
     revision: str
 
 
-# Latest first. COMPUTE_TASK_INFO.blockDim before 1.2.0_20260128 is today's blockNum; today's
-# blockDim (SIMT dimensions) is another column, added in 1.2.0_20260716.
+# Latest first. COMPUTE_TASK_INFO.blockDim before 1.2.0_20260128 is the current blockNum; the
+# current blockDim (SIMT dimensions) is a different column, added in 1.2.0_20260716.
 RENAMES = (
     Rename("COMPUTE_TASK_INFO", "blockNum", "blockDim", "1.2.0_20260128"),
     Rename("COMPUTE_TASK_INFO", "mixBlockNum", "mixBlockDim", "1.2.0_20260128"),
@@ -57,7 +57,7 @@ class Layout:
 
     table: str
     spec: TableSpec
-    """The table as the file declares it."""
+    """The table as declared in the file."""
     sources: tuple[str, ...]
     """Newest name of every column of the file, in the file's order."""
     dropped: tuple[str, ...]
@@ -76,10 +76,10 @@ def known_tables() -> dict[str, TableSpec]:
 
 @cache
 def layout(revision: str, table: str) -> Layout | None:
-    """Return the layout of `table` in a file of `revision`; None: the revision lacks it.
+    """Return the layout of `table` in a file of `revision`, None if the revision lacks it.
 
     Raises:
-        KeyError: no revision knows `table`.
+        KeyError: `table` does not exist in any revision.
     """
     newest = known_tables()[table]
     if table in catalogue.extension_tables():
@@ -116,7 +116,7 @@ def _columns_of(create_index: str) -> tuple[str, ...]:
 _ENUM_IDS_SINCE = "1.0.0_20240521"
 _TEXT_UID_SINCE = "1.0.0_20241008"
 
-# (table, column) -> the enum whose ids the column holds.
+# (table, column) -> the enum to which the ids in the column refer.
 HCCL_TYPES = {
     ("COMMUNICATION_TASK_INFO", "rdmaType"): "ENUM_HCCL_RDMA_TYPE",
     ("COMMUNICATION_TASK_INFO", "transportType"): "ENUM_HCCL_TRANSPORT_TYPE",
@@ -149,7 +149,7 @@ def _is_before(revision: str, other: str) -> bool:
 
 
 def _number(value: Any) -> Plain:
-    """Return a host id as a number; None if it is not a number."""
+    """Return a host id as a number, None if it is not a number."""
     try:
         number = int(value)
     except ValueError:
@@ -169,7 +169,7 @@ def _mapped(source: Source, convert: Callable[[Any], Plain]) -> Source:
 
 
 def lay(db: sqlite3.Connection, statements: Iterable[str]) -> None:
-    """Create the views that `over` returns for the file of a connection."""
+    """Create views from the statements that `over` returns."""
     for statement in statements:
         db.execute(statement)
 
@@ -177,13 +177,13 @@ def lay(db: sqlite3.Connection, statements: Iterable[str]) -> None:
 def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
     """Return the SQL of a view for every table of `newest` that is missing or has another shape.
 
-    Views of the file with such a name are hidden. Missing tables are empty, missing columns NULL;
-    columns that the newest schema does not have come last. Views of tables without a key have an
-    additional column `rowid`, which identifies rows for the models.
+    Views in the file that have the name of such a table are hidden. Missing tables are empty and
+    missing columns NULL; columns that the newest schema does not have come last. Views of tables
+    without a key have an additional column `rowid`, which identifies rows for the models.
     """
     result: list[str] = []
     present = {name.lower(): (name, sql) for name, sql in file.statements.items()}
-    # Before the enum tables existed, the columns that refer to them had ids of texts.
+    # Before the enum tables existed, the columns that refer to them had string ids.
     enums = set(HCCL_TYPES.values())
     by_text = "string_ids" in present and not any(enum.lower() in present for enum in enums)
     for spec in newest.values():
@@ -256,8 +256,8 @@ def _selection(
 def _enum_id(enum: str, string_id: str) -> str:
     """Return SQL for the enum id of the text with the id `string_id`.
 
-    For types without a name, msprof wrote the number as the text; other unknown texts are invalid,
-    as in migrations, and an id without a text is NULL.
+    For types without a name, msprof wrote the number as text. Other unknown texts become the
+    invalid type, as in migrations, and an id without a text becomes NULL.
     """
     is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
     number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"

@@ -1,4 +1,4 @@
-"""Writes msprof databases of any revision from columns; they appear only when complete."""
+"""Writer of msprof databases of any revision, which appear only when complete."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _PAGE_BYTES = 16384
 class ReportWriter(Block):
     """A report being written; a context manager and a `columns.Sink`.
 
-    If the block ends, the complete report appears under its name; if it raises, nothing does.
-    Tables without rows are not created, except those that every file has.
+    If the block ends normally, the complete report appears under its name; if it raises, no report
+    is written. Tables without rows are not created, except those that every file has.
 
     Args:
-        path: The report; an existing file is refused unless `overwrite`.
+        path: Path of the report.
         revision: Revision or alias (`documented`, `latest`) of the msprof schema.
         overwrite: True if an existing file may be replaced.
         empty_tables: Tables to create even without rows, if the revision has them.
@@ -45,7 +45,7 @@ class ReportWriter(Block):
     Raises:
         UsageError: unknown revision; later: unknown table or column, or an invalid value.
         OutputError: the report exists or cannot be written.
-        StoreError: rows contradict the schema (duplicate key), or the file failed its check.
+        StoreError: rows violate the schema (duplicate key), or the written file fails its check.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ReportWriter(Block):
         self._tables: dict[str, TableWriter] = {}
         self._facts: dict[str, str | None] = {}
         self.anomalies = Ledger()
-        """Counted anomalies; complete after the block."""
+        """Counts of anomalies; complete after the block."""
         self._dropped_rows: dict[str, int] = {}
         self._dropped_values: dict[str, int] = {}
         self._file: AtomicFile | None = None
@@ -97,12 +97,13 @@ class ReportWriter(Block):
         if table not in known:
             raise UsageError(
                 f"no table {table} in an msprof database",
-                hint="tables of uprof's own are declared in schemas/extensions",
+                hint="uprof's additional tables are declared in schemas/extensions",
                 slug="wrong-table",
             )
         if table == _STRING_IDS:
             raise UsageError(
-                "STRING_IDS is written from the string pool, at the end", slug="wrong-table"
+                "STRING_IDS is written from the string pool when the file is completed",
+                slug="wrong-table",
             )
         if unknown := [name for name in columns if name not in known[table].column_names]:
             raise UsageError(
@@ -126,16 +127,16 @@ class ReportWriter(Block):
         return rows
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        """Count something skipped, truncated, unmatched or unknown under `name`.
+        """Count skipped, truncated, unmatched or unknown data under `name`.
 
         Counts of one name add up; the first `detail` is kept. They are written to UPROF_ANOMALIES.
         """
         self.anomalies.add(name, detail, count)
 
     def fact(self, name: str, value: object) -> None:
-        """Record a fact of provenance, a row of UPROF_RUN; the last value of a name counts.
+        """Record a provenance fact, a row of UPROF_RUN; the last value of a name is kept.
 
-        Lists and mappings are stored as JSON, None as NULL, everything else as its text.
+        Lists and mappings are stored as JSON, None as NULL, everything else as text.
         """
         if isinstance(value, list | tuple | dict):
             text = json.dumps(value, ensure_ascii=False, default=str)
@@ -154,16 +155,17 @@ class ReportWriter(Block):
         self.path = self._file.target
 
     def before_name(self, action: Callable[[Path], None]) -> None:
-        """Register `action`, called with the path of the complete report before it gets its name.
+        """Register a function to call with the path of the complete report before it is renamed.
 
-        Files that it writes exist as soon as the report does. If it raises, there is no report.
+        Files written by `action` exist as soon as the report does. If it raises, no report is
+        written.
         """
         self._before_name.append(action)
 
     def __enter__(self) -> ReportWriter:
         if self._file is not None:
             raise UsageError(
-                f"{self.path} has been written, a second report needs a second writer",
+                f"{self.path} has been written; use another writer for another report",
                 slug="writer-closed",
             )
         try:
@@ -210,7 +212,7 @@ class ReportWriter(Block):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Translate errors; after an error of SQLite the file cannot be completed."""
+        """Translate errors; after an SQLite error, the file cannot be completed."""
         try:
             with statements.writing(self.path):
                 yield
@@ -227,7 +229,7 @@ class ReportWriter(Block):
                 self._dropped_values[column] = self._dropped_values.get(column, 0) + values
 
     def _finish(self) -> None:
-        """Complete and check the file, and give it its name."""
+        """Complete and check the file, and give it its final name."""
         if self._failure is not None:
             raise self._failure
         shared = self._open
@@ -253,7 +255,7 @@ class ReportWriter(Block):
             writer.finish()
 
     def _write_own_tables(self) -> None:
-        """Write anomalies and facts, sorted by name, so that equal input gives equal files."""
+        """Write anomalies and facts, sorted by name so that equal input gives equal files."""
         for kind, dropped, unit in (
             ("table_not_in_schema", self._dropped_rows, "rows"),
             ("column_not_in_schema", self._dropped_values, "values"),
@@ -281,7 +283,7 @@ class ReportWriter(Block):
             writer.append(*batches.read({"id": ids, "value": texts}, table=_STRING_IDS))
 
     def _verify(self, database: sqlite3.Connection) -> None:
-        """Count the rows of every table, and let SQLite check the file."""
+        """Check the number of rows of every table, and let SQLite check the file."""
         written = [writer for writer in self._tables.values() if writer.exists]
         for writer in written:
             name = writer.layout.spec.name
@@ -290,7 +292,7 @@ class ReportWriter(Block):
             ).fetchone()[0]
             if found != writer.rows:
                 raise StoreError(
-                    f"{self.path}: {name} has {found} rows after writing {writer.rows}",
+                    f"{self.path}: {name} has {found} rows, but {writer.rows} were written",
                     slug="damaged-after-writing",
                 )
         # The check reads every row: an eighth of the time of writing a large file.

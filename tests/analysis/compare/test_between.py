@@ -40,11 +40,11 @@ def test_the_quantile_is_the_inverse_of_the_probability(t: float, degrees: float
 
 
 def test_a_sample_knows_its_runs() -> None:
-    sample = Sample.of([1, 2, 3, 4, 5], (2, 0, 3))
+    sample = Sample.from_values([1, 2, 3, 4, 5], (2, 0, 3))
     assert [run.tolist() for run in sample.runs] == [[1, 2], [3, 4, 5]]
-    assert [run.tolist() for run in Sample.of([1, 2]).runs] == [[1, 2]]
-    with pytest.raises(ValueError, match="not 3 values"):
-        Sample.of([1, 2, 3], (2, 2))
+    assert [run.tolist() for run in Sample.from_values([1, 2]).runs] == [[1, 2]]
+    with pytest.raises(ValueError, match="do not add up to 3 values"):
+        Sample.from_values([1, 2, 3], (2, 2))
 
 
 def test_two_runs_a_side_that_differ_say_little() -> None:

@@ -25,7 +25,7 @@ def test_where_both_directions_are_possible_it_is_unclear_and_not_the_same() -> 
 
 def test_what_is_surely_within_five_percent_is_the_same() -> None:
     generator = np.random.default_rng(3)
-    base, new = (Sample.of(generator.uniform(100, 101, 20), (5,) * 4) for _ in range(2))
+    base, new = (Sample.from_values(generator.uniform(100, 101, 20), (5,) * 4) for _ in range(2))
     assert compare(base, new).verdict() == "same"
     assert compare(base.values, new.values).verdict() == "unclear", "as one run each"
 
@@ -58,7 +58,8 @@ def test_swapping_the_sides_swaps_the_verdict(a: list[float], b: list[float]) ->
 def test_a_fifth_slower_is_slower_and_its_interval_holds_the_truth() -> None:
     generator = np.random.default_rng(2)
     base = 5 + generator.gamma(2, 0.05, 30)
-    found = compare(Sample.of(base, (10,) * 3), Sample.of(base[::-1] * 1.2, (10,) * 3))
+    a, b = (Sample.from_values(x, (10,) * 3) for x in (base, base[::-1] * 1.2))
+    found = compare(a, b)
     assert found.verdict() == "slower"
     assert found.ratio_low is not None
     assert found.ratio_high is not None
@@ -93,7 +94,7 @@ def test_correction_never_lowers_a_p_value_and_keeps_unknown_ones() -> None:
 def test_shifts_hold_their_ratio_and_the_steadier_one_comes_first(
     a: list[float], b: list[float]
 ) -> None:
-    first, second = shifts(Sample.of(a), Sample.of(b))
+    first, second = shifts(Sample.from_values(a), Sample.from_values(b))
     assert first.width <= second.width
     assert {first.statistic, second.statistic} == {"median", "fastest"}
     fastest = first if first.statistic == "fastest" else second

@@ -109,9 +109,9 @@ def test_memory_is_judged_by_the_mean_of_its_ratios() -> None:
 
 
 def test_too_few_samples_and_times_of_nothing_are_told() -> None:
-    few = Sample.of([1.0, 2.0])
+    few = Sample.from_values([1.0, 2.0])
     assert compare_together([(few, few)])[1] is None
-    nothing = Sample.of([0.0] * 6)
+    nothing = Sample.from_values([0.0] * 6)
     comparison, rests_on = compare_together([(nothing, nothing), (sample([1]), sample([1]))])
     assert rests_on is None
     assert comparison.ratio is None

@@ -116,7 +116,7 @@ def test_a_full_queue_is_told(path: Path) -> None:
 def test_without_calls_of_the_host_nothing_is_told(tmp_path: Path) -> None:
     training_step(path := tmp_path / "msprof_20260101000000.db")
     for by in ("launch", "queue"):
-        with pytest.raises(UsageError, match="no call of the host was recorded"):
+        with pytest.raises(UsageError, match="no launch call was recorded"):
             rows(path, by)
     with open_analyses(path) as (analysis,):
         assert "queue of stream 2" not in names(analysis)

@@ -75,7 +75,7 @@ def test_without_the_devices_ranges_what_was_launched_meanwhile_counts(tmp_path:
     (row,) = found.rows
     assert (row.name, row.count, row.total_ns) == ("step[DECODE]", 1, 19_000)
     assert row.extra["window_ns"] == 100_000
-    assert row.detail == "work launched meanwhile"
+    assert row.detail == "tasks launched in the range"
 
 
 def test_text_and_json_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,5 +131,5 @@ def test_without_collectives_there_is_no_breakdown_by_group(tmp_path: Path) -> N
     with Device(path) as device:
         device.task(0, 150, kernel=("mm", "MatMul"))
         device.collective(0, 10, "hcom_send__1", "hcom_send_")
-    with pytest.raises(UsageError, match="no collective with its group"):
+    with pytest.raises(UsageError, match="no collective with a known group"):
         breakdown_of(path, "group")

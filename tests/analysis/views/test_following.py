@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
-from unified_prof.recording.task_order import Begun, Following, awaiting
+from unified_prof.recording.task_order import Following, OrderedTasks, awaiting
 
 WORK = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(-1, 20)), min_size=1, max_size=30
 )
-"""Stream, how long after the piece before it began, when it was launched."""
+"""Stream, how long after the task before it began, when it was launched."""
 
 
-def _begun(work: list[tuple[int, int, int]]) -> Begun:
+def _begun(work: list[tuple[int, int, int]]) -> OrderedTasks:
     stream, later, launched = np.array(work, np.int64).T
-    piece = np.arange(len(work), dtype=np.int32)
+    task = np.arange(len(work), dtype=np.int32)
     kind = np.zeros(len(work), np.int8)
     # The launch stands where the connection is: the test looks nothing up.
-    return Begun(piece, np.cumsum(later), kind, stream, launched)
+    return OrderedTasks(task, np.cumsum(later), kind, stream, launched)
 
 
-def _windows(work: Begun, size: int) -> Iterator[Begun]:
-    for low in range(0, len(work.piece), size):
+def _windows(work: OrderedTasks, size: int) -> Iterator[OrderedTasks]:
+    for low in range(0, len(work.task), size):
         yield work.at(slice(low, low + size))
 
 
@@ -40,8 +40,8 @@ def test_work_behind_a_wait(
     expected = set()
     for waiting, moment in waits:
         behind = [
-            (launched, piece)
-            for piece, (own, _, launched) in enumerate(work)
+            (launched, task)
+            for task, (own, _, launched) in enumerate(work)
             if own == waiting and launched >= max(moment, 0)
         ]
         expected |= {min(behind)[1]} if behind else set()

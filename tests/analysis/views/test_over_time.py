@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from unified_prof.recording.timeline import stacked, thinned
+from unified_prof.recording.timeline import stacked, thin_line
 
 
 def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:
     time = np.arange(100_000)
     value = np.zeros(100_000)
     value[54_321], value[77_777] = 9, -3
-    at, kept = thinned(time, value)
+    at, kept = thin_line(time, value)
     assert len(kept) <= 20_002
     assert (at[0], at[-1]) == (0, 99_999)
     assert kept[at == 54_321].tolist() == [9]
@@ -20,7 +20,7 @@ def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:
 
 def test_a_short_line_stays_as_it_is() -> None:
     time, value = np.arange(5), np.arange(5.0)
-    assert thinned(time, value) == (time, value)
+    assert thin_line(time, value) == (time, value)
 
 
 def test_nothing_open_is_exactly_zero() -> None:

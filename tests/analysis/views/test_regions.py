@@ -1,4 +1,4 @@
-"""Regions of record_function where nothing but the host was recorded."""
+"""Regions of record_function in host-only recordings."""
 
 from __future__ import annotations
 

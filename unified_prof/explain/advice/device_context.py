@@ -46,7 +46,7 @@ from unified_prof.recording.idle import (
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import recorded_facts
-from unified_prof.recording.task_order import OfPieces
+from unified_prof.recording.task_order import ComputedColumn
 from unified_prof.recording.task_rows import FOREVER
 from unified_prof.sqlite.integer_columns import MISSING
 
@@ -261,7 +261,7 @@ class DeviceContext:
         pending = NO_IDLE
         for segments in self.recording.idle_time.parts(self.device):
             start, end, row, _ = meet(IntervalSet(segments.start_ns, segments.end_ns), self.window)
-            task, sync = segments.next_piece[row], segments.sync[row]
+            task, sync = segments.next_task[row], segments.sync[row]
             idle = concatenate(
                 [pending, IdleSegments(start, end, segments.reason[row], task, sync)]
             )
@@ -488,7 +488,7 @@ class DeviceContext:
         """Operator type of each task, as index into `Recording.work.labels`."""
         return self._label_of_tasks(self.recording.work.operator)
 
-    def _label_of_tasks(self, column: OfPieces) -> NDArray[np.int32]:
+    def _label_of_tasks(self, column: ComputedColumn) -> NDArray[np.int32]:
         row = self.tasks.row
         result = np.empty(len(row), np.int32)
         for low in range(0, len(row), WINDOW):

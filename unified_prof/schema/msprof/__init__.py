@@ -1,8 +1,8 @@
-"""The msprof database at its newest revision, as SQLAlchemy models for reading.
+"""SQLAlchemy models for reading msprof databases at the newest revision.
 
-`MSPROF_MODELS` has what msprof writes in the order of its schema, `PYTORCH_MODELS` what
-torch_npu appends. Older files are read through the same models: the store shows them in the
-newest shape.
+`MSPROF_MODELS` has the tables of msprof in the order of its schema, `PYTORCH_MODELS` those that
+torch_npu appends. Older files are read through the same models, because the reader presents them in
+the newest shape.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ __all__ = [
 ]
 
 
-# Tables of collectives that columns refer to, and the first revision that has them.
+# Tables of collectives to which columns refer, with the first revision of each.
 _COLLECTIVE_ENUMS = "ENUM_HCCL_"
 _COLLECTIVE_ENUMS_SINCE = "1.0.0_20240521"
 
@@ -224,7 +224,7 @@ class Reference:
 def since(table: str, column: str) -> str | None:
     """Return the first revision with a column of the newest schema; None for torch_npu's tables.
 
-    A renamed column counts from the revision with its new name.
+    For a renamed column, this is the revision that introduced the new name.
     """
     found = None
     for revision in reversed(catalogue.REVISIONS[catalogue.MSPROF]):
@@ -237,7 +237,7 @@ def since(table: str, column: str) -> str | None:
 
 @cache
 def times(table: str) -> frozenset[str]:
-    """Return the columns of a table with points in time; some are declared as text."""
+    """Return the names of a table's columns with points in time; some are declared as text."""
     known = MsprofBase.metadata.tables.get(table)
     columns = () if known is None else known.c
     return frozenset(one.name for one in columns if one.info.get("unit") == EPOCH_NS)
@@ -245,7 +245,7 @@ def times(table: str) -> frozenset[str]:
 
 @cache
 def references(revision: str) -> tuple[Reference, ...]:
-    """Return the references between columns at `revision`, with those of torch_npu's tables."""
+    """Return the references between columns at `revision`, including torch_npu's tables."""
     order = catalogue.REVISIONS[catalogue.MSPROF].index
     found = []
     for model in (*MSPROF_MODELS, *PYTORCH_MODELS):

@@ -1,9 +1,7 @@
-"""Tables about what the host did: API calls, marks, use of CPU, memory, disk and network.
+"""Models of host tables: API calls, marks, resource usage, and the tables that torch_npu appends.
 
-Tables that torch_npu appends to an msprof database: what PyTorch did on the host.
-
-They are no part of the msprof schema and of no revision of it, have neither keys nor indexes,
-and hold NULL where something is not known.
+The tables that torch_npu appends record PyTorch's activity on the host. They are not part of any
+revision of the msprof schema, have neither keys nor indexes, and use NULL for unknown values.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ _GLOBAL_TID = "process number in the upper 32 bits, thread number in the lower 3
 
 
 class CannApi(Interval, MsprofBase):
-    """One call of an interface of CANN, at any level of its stack."""
+    """A call of a CANN API, at any level of the software stack."""
 
     __tablename__ = "CANN_API"
     __table_args__ = written("--ascendcl")
-    start_ns: Mapped[int | None] = time_ns("startNs", "when it was called")
-    end_ns: Mapped[int | None] = time_ns("endNs", "when it returned")
+    start_ns: Mapped[int | None] = time_ns("startNs", "start of the call")
+    end_ns: Mapped[int | None] = time_ns("endNs", "end of the call")
     type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "level of the stack")
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}")
     connection_id: Mapped[int] = column(
-        "connectionId", "number that TASK and COMMUNICATION_OP refer to the call by", key=True
+        "connectionId", "number by which TASK and COMMUNICATION_OP refer to the call", key=True
     )
     name_id: Mapped[int | None] = string_id("name", "name of the call, such as launch")
 
@@ -52,15 +50,15 @@ class CannApi(Interval, MsprofBase):
         primaryjoin="CannApi.connection_id == foreign(Task.connection_id)",
         viewonly=True,
         order_by="Task.start_ns",
-        doc="the tasks it launched",
+        doc="the tasks that it launched",
     )
 
 
 class MstxEvent(Interval, RowIdentity, MsprofBase):
-    """One mark or range that the application set with mstx."""
+    """A mark or range that the application set with mstx."""
 
     __tablename__ = "MSTX_EVENTS"
-    __table_args__ = written("--msproftx, where the application sets marks")
+    __table_args__ = written("--msproftx, if the application sets marks")
     start_ns: Mapped[int | None] = time_ns("startNs", "the mark, or the start of the range")
     end_ns: Mapped[int | None] = time_ns("endNs", "the mark, or the end of the range")
     event_type_id: Mapped[int | None] = enum_id(
@@ -84,39 +82,43 @@ class MstxEvent(Interval, RowIdentity, MsprofBase):
 
 
 class OsrtApi(Interval, RowIdentity, MsprofBase):
-    """One system call or call of the thread library."""
+    """A system call or a call of the thread library."""
 
     __tablename__ = "OSRT_API"
     __table_args__ = written("--host-sys=osrt")
     name_id: Mapped[int | None] = string_id("name", "name of the call", NUMERIC)
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}", NUMERIC)
-    start_ns: Mapped[int | None] = time_ns("startNs", "when it was called", NUMERIC)
-    end_ns: Mapped[int | None] = time_ns("endNs", "when it returned", NUMERIC)
+    start_ns: Mapped[int | None] = time_ns("startNs", "start of the call", NUMERIC)
+    end_ns: Mapped[int | None] = time_ns("endNs", "end of the call", NUMERIC)
 
     name = Text("name_id")
 
 
 class CpuUsage(RowIdentity, MsprofBase):
-    """Use of one CPU by the recorded process in one sampling interval."""
+    """Usage of one CPU by the recorded process in one sampling interval."""
 
     __tablename__ = "CPU_USAGE"
     __table_args__ = written("--host-sys=cpu")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     cpu_id: Mapped[int | None] = column("cpuId", "the CPU", NUMERIC)
-    usage: Mapped[float | None] = column("usage", "share of its time", NUMERIC, unit=PERCENT)
+    usage: Mapped[float | None] = column(
+        "usage", "share of the interval in which it was used", NUMERIC, unit=PERCENT
+    )
 
 
 class HostMemoryUsage(RowIdentity, MsprofBase):
-    """Use of the host's memory by the recorded process."""
+    """Host memory usage of the recorded process."""
 
     __tablename__ = "HOST_MEM_USAGE"
     __table_args__ = written("--host-sys=mem")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    usage: Mapped[float | None] = column("usage", "share of all memory", NUMERIC, unit=PERCENT)
+    usage: Mapped[float | None] = column(
+        "usage", "share of the host's memory", NUMERIC, unit=PERCENT
+    )
 
 
 class HostDiskUsage(RowIdentity, MsprofBase):
-    """Use of the host's disks by the recorded process."""
+    """Host disk usage of the recorded process."""
 
     __tablename__ = "HOST_DISK_USAGE"
     __table_args__ = written("--host-sys=disk")
@@ -129,13 +131,13 @@ class HostDiskUsage(RowIdentity, MsprofBase):
 
 
 class HostNetworkUsage(RowIdentity, MsprofBase):
-    """Use of the host's network cards by everything that runs there."""
+    """Usage of the host's network cards by all processes."""
 
     __tablename__ = "HOST_NETWORK_USAGE"
     __table_args__ = written("--host-sys=network")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     usage: Mapped[float | None] = column(
-        "usage", "share of what the cards can carry", NUMERIC, unit=PERCENT
+        "usage", "share of the cards' bandwidth", NUMERIC, unit=PERCENT
     )
     speed: Mapped[float | None] = column("speed", "sent and received", NUMERIC, unit=BYTES_PER_S)
 
@@ -145,15 +147,15 @@ _BY = "torch_npu's profiler"
 
 
 class PytorchApi(RowIdentity, MsprofBase):
-    """One operation, queue step or mark on PyTorch's side of the host."""
+    """A PyTorch operation, task queue step or mark on the host."""
 
     __tablename__ = "PYTORCH_API"
     __table_args__ = written("torch_npu's profiler, for host activities")
-    start_ns_text: Mapped[str | None] = time_ns("startNs", "when it began, as text", TEXT)
-    end_ns_text: Mapped[str | None] = time_ns("endNs", "when it ended, as text", TEXT)
+    start_ns_text: Mapped[str | None] = time_ns("startNs", "start, as text", TEXT)
+    end_ns_text: Mapped[str | None] = time_ns("endNs", "end, as text", TEXT)
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")
     connection_id: Mapped[int | None] = column(
-        "connectionId", "its connections; NULL: none", refers="CONNECTION_IDS.id"
+        "connectionId", "id of its connections; NULL: none", refers="CONNECTION_IDS.id"
     )
     name_id: Mapped[int | None] = string_id("name", "name of the operation, such as aten::mm")
     sequence_number: Mapped[int | None] = column(
@@ -163,7 +165,7 @@ class PytorchApi(RowIdentity, MsprofBase):
     input_dtypes_id: Mapped[int | None] = string_id("inputDtypes", "types of the inputs")
     input_shapes_id: Mapped[int | None] = string_id("inputShapes", "shapes of the inputs")
     callchain_id: Mapped[int | None] = column(
-        "callchainId", "where it was called from", refers="PYTORCH_CALLCHAINS.id"
+        "callchainId", "call stack from which it was called", refers="PYTORCH_CALLCHAINS.id"
     )
     type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "operation, queue step or mark")
 
@@ -181,34 +183,35 @@ class PytorchApi(RowIdentity, MsprofBase):
 
     @property
     def start_ns(self) -> int | None:
-        """When it began, ns since 1970."""
+        """Start, ns since 1970."""
         return None if self.start_ns_text is None else int(self.start_ns_text)
 
     @property
     def end_ns(self) -> int | None:
-        """When it ended, ns since 1970."""
+        """End, ns since 1970."""
         return None if self.end_ns_text is None else int(self.end_ns_text)
 
     @property
     def duration_ns(self) -> int | None:
-        """The time from start to end in ns."""
+        """Duration in ns."""
         start, end = self.start_ns, self.end_ns
         return None if start is None or end is None else end - start
 
 
 class PytorchConnection(RowIdentity, MsprofBase):
-    """One connection of an operation: to another operation, or to what the device executed."""
+    """A connection from an operation to another operation or to a device task."""
 
     __tablename__ = "CONNECTION_IDS"
     __table_args__ = written("torch_npu's profiler, for host activities")
     id: Mapped[int | None] = column("id", "number that PYTORCH_API.connectionId refers to")
     connection_id: Mapped[int | None] = column(
-        "connectionId", "shared by what is connected; also CANN_API.connectionId, TASK's"
+        "connectionId",
+        "shared by connected rows; also in CANN_API.connectionId and TASK.connectionId",
     )
 
 
 class PytorchCallchain(RowIdentity, MsprofBase):
-    """One frame of one call stack."""
+    """A frame of a call stack."""
 
     __tablename__ = "PYTORCH_CALLCHAINS"
     __table_args__ = written("torch_npu's profiler, with_stack=True")
@@ -220,24 +223,26 @@ class PytorchCallchain(RowIdentity, MsprofBase):
 
 
 class StepTime(Interval, RowIdentity, MsprofBase):
-    """One step of the training loop."""
+    """A step of the training loop."""
 
     __tablename__ = "STEP_TIME"
-    __table_args__ = written("torch_npu's profiler, where step() is called")
+    __table_args__ = written("torch_npu's profiler, if step() is called")
     id: Mapped[int | None] = column("id", "number of the step")
     start_ns: Mapped[int | None] = time_ns("startNs", "its start")
     end_ns: Mapped[int | None] = time_ns("endNs", "its end")
 
 
 class MemoryRecord(RowIdentity, MsprofBase):
-    """The state of one allocator after it changed."""
+    """State of an allocator after a change."""
 
     __tablename__ = "MEMORY_RECORD"
     __table_args__ = written("torch_npu's profiler, profile_memory=True")
     component_id: Mapped[int | None] = string_id("component", "the allocator, such as PTA or GE")
-    timestamp: Mapped[int | None] = time_ns("timestamp", "when it changed")
+    timestamp: Mapped[int | None] = time_ns("timestamp", "time of the change")
     total_allocated: Mapped[int | None] = column("totalAllocated", "in use by tensors", unit=BYTES)
-    total_reserved: Mapped[int | None] = column("totalReserved", "held from the driver", unit=BYTES)
+    total_reserved: Mapped[int | None] = column(
+        "totalReserved", "reserved from the driver", unit=BYTES
+    )
     total_active: Mapped[int | None] = column(
         "totalActive", "in use, or waiting for a stream", unit=BYTES
     )
@@ -248,26 +253,28 @@ class MemoryRecord(RowIdentity, MsprofBase):
 
 
 class OpMemory(RowIdentity, MsprofBase):
-    """One piece of device memory that an operation allocated, from then to its release."""
+    """A block of device memory from its allocation by an operation to its release."""
 
     __tablename__ = "OP_MEMORY"
     __table_args__ = written("torch_npu's profiler, profile_memory=True")
     name_id: Mapped[int | None] = string_id("name", "the operation that allocated it")
     size: Mapped[int | None] = column("size", "its size", unit=BYTES)
-    allocation_time: Mapped[int | None] = time_ns("allocationTime", "when it was allocated")
-    release_time: Mapped[int | None] = time_ns("releaseTime", "when it was released; NULL: never")
-    active_release_time: Mapped[int | None] = time_ns(
-        "activeReleaseTime", "when no stream needed it any more"
+    allocation_time: Mapped[int | None] = time_ns("allocationTime", "time of the allocation")
+    release_time: Mapped[int | None] = time_ns(
+        "releaseTime", "time of the release; NULL: never released"
     )
-    duration: Mapped[int | None] = column("duration", "allocation to release", unit="ns")
+    active_release_time: Mapped[int | None] = time_ns(
+        "activeReleaseTime", "time from which no stream needed it"
+    )
+    duration: Mapped[int | None] = column("duration", "time from allocation to release", unit="ns")
     active_duration: Mapped[int | None] = column(
-        "activeDuration", "allocation to the end of its use", unit="ns"
+        "activeDuration", "time from allocation to the end of its use", unit="ns"
     )
     allocation_total_allocated: Mapped[int | None] = column(
         "allocationTotalAllocated", "in use by tensors after its allocation", unit=BYTES
     )
     allocation_total_reserved: Mapped[int | None] = column(
-        "allocationTotalReserved", "held from the driver after its allocation", unit=BYTES
+        "allocationTotalReserved", "reserved from the driver after its allocation", unit=BYTES
     )
     allocation_total_active: Mapped[int | None] = column(
         "allocationTotalActive", "in use or waiting after its allocation", unit=BYTES
@@ -276,7 +283,7 @@ class OpMemory(RowIdentity, MsprofBase):
         "releaseTotalAllocated", "in use by tensors after its release", unit=BYTES
     )
     release_total_reserved: Mapped[int | None] = column(
-        "releaseTotalReserved", "held from the driver after its release", unit=BYTES
+        "releaseTotalReserved", "reserved from the driver after its release", unit=BYTES
     )
     release_total_active: Mapped[int | None] = column(
         "releaseTotalActive", "in use or waiting after its release", unit=BYTES
@@ -288,10 +295,10 @@ class OpMemory(RowIdentity, MsprofBase):
 
 
 class GcRecord(Interval, RowIdentity, MsprofBase):
-    """One run of Python's garbage collector."""
+    """A run of Python's garbage collector."""
 
     __tablename__ = "GC_RECORD"
-    __table_args__ = written("torch_npu's profiler, where garbage collection is recorded")
+    __table_args__ = written("torch_npu's profiler, if garbage collection is recorded")
     start_ns: Mapped[int | None] = time_ns("startNs", "its start")
     end_ns: Mapped[int | None] = time_ns("endNs", "its end")
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")

@@ -1,4 +1,4 @@
-"""Tables about what connects devices to each other, to hosts and to networks."""
+"""Models of tables about links: network ports, PCIe, HCCS, unified bus and links between dies."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _INTERCONNECTION = "--sys-interconnection-profiling and --sys-interconnection-fr
 
 
 class _NetworkPort(RowIdentity):
-    """Mixin: the counters of one network port; totals count from the driver's start."""
+    """Mixin for the counters of one network port; totals count from the start of the driver."""
 
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
-    bandwidth: Mapped[int | None] = column("bandwidth", "what the port can carry", unit=BYTES_PER_S)
+    bandwidth: Mapped[int | None] = column("bandwidth", "bandwidth of the port", unit=BYTES_PER_S)
     rx_packet_rate: Mapped[float | None] = column(
         "rxPacketRate", "packets received", NUMERIC, unit=PACKETS_PER_S
     )
     rx_byte_rate: Mapped[float | None] = column("rxByteRate", "received", NUMERIC, unit=BYTES_PER_S)
-    rx_packets: Mapped[int | None] = column("rxPackets", "packets received in all")
-    rx_bytes: Mapped[int | None] = column("rxBytes", "received in all", unit=BYTES)
-    rx_errors: Mapped[int | None] = column("rxErrors", "packets received damaged, in all")
-    rx_dropped: Mapped[int | None] = column("rxDropped", "packets lost while receiving, in all")
+    rx_packets: Mapped[int | None] = column("rxPackets", "total packets received")
+    rx_bytes: Mapped[int | None] = column("rxBytes", "total data received", unit=BYTES)
+    rx_errors: Mapped[int | None] = column("rxErrors", "total damaged packets received")
+    rx_dropped: Mapped[int | None] = column("rxDropped", "total packets lost while receiving")
     tx_packet_rate: Mapped[float | None] = column(
         "txPacketRate", "packets sent", NUMERIC, unit=PACKETS_PER_S
     )
     tx_byte_rate: Mapped[float | None] = column("txByteRate", "sent", NUMERIC, unit=BYTES_PER_S)
-    tx_packets: Mapped[int | None] = column("txPackets", "packets sent in all")
-    tx_bytes: Mapped[int | None] = column("txBytes", "sent in all", unit=BYTES)
-    tx_errors: Mapped[int | None] = column("txErrors", "packets sent damaged, in all")
-    tx_dropped: Mapped[int | None] = column("txDropped", "packets lost while sending, in all")
+    tx_packets: Mapped[int | None] = column("txPackets", "total packets sent")
+    tx_bytes: Mapped[int | None] = column("txBytes", "total data sent", unit=BYTES)
+    tx_errors: Mapped[int | None] = column("txErrors", "total damaged packets sent")
+    tx_dropped: Mapped[int | None] = column("txDropped", "total packets lost while sending")
     func_id: Mapped[int | None] = column("funcId", "the port")
 
 
@@ -71,13 +71,13 @@ class NetdevStats(RowIdentity, MsprofBase):
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "end of the interval")
     mac_tx_pfc_pkt: Mapped[int | None] = column("macTxPfcPkt", "pause frames sent by the MAC")
     mac_rx_pfc_pkt: Mapped[int | None] = column("macRxPfcPkt", "pause frames received by the MAC")
-    mac_tx_byte: Mapped[int | None] = column("macTxByte", "sent by the MAC", unit=BYTES)
+    mac_tx_byte: Mapped[int | None] = column("macTxByte", "data sent by the MAC", unit=BYTES)
     mac_tx_bandwidth: Mapped[float | None] = column(
-        "macTxBandwidth", "rate of sending of the MAC", NUMERIC, unit=BYTES_PER_S
+        "macTxBandwidth", "send rate of the MAC", NUMERIC, unit=BYTES_PER_S
     )
-    mac_rx_byte: Mapped[int | None] = column("macRxByte", "received by the MAC", unit=BYTES)
+    mac_rx_byte: Mapped[int | None] = column("macRxByte", "data received by the MAC", unit=BYTES)
     mac_rx_bandwidth: Mapped[float | None] = column(
-        "macRxBandwidth", "rate of receiving of the MAC", NUMERIC, unit=BYTES_PER_S
+        "macRxBandwidth", "receive rate of the MAC", NUMERIC, unit=BYTES_PER_S
     )
     mac_tx_bad_byte: Mapped[int | None] = column(
         "macTxBadByte", "sent damaged by the MAC", unit=BYTES
@@ -87,8 +87,12 @@ class NetdevStats(RowIdentity, MsprofBase):
     )
     roce_tx_pkt: Mapped[int | None] = column("roceTxPkt", "packets sent by the RoCE engine")
     roce_rx_pkt: Mapped[int | None] = column("roceRxPkt", "packets received by the RoCE engine")
-    roce_tx_err_pkt: Mapped[int | None] = column("roceTxErrPkt", "of those sent, damaged ones")
-    roce_rx_err_pkt: Mapped[int | None] = column("roceRxErrPkt", "of those received, damaged ones")
+    roce_tx_err_pkt: Mapped[int | None] = column(
+        "roceTxErrPkt", "damaged packets sent by the RoCE engine"
+    )
+    roce_rx_err_pkt: Mapped[int | None] = column(
+        "roceRxErrPkt", "damaged packets received by the RoCE engine"
+    )
     roce_tx_cnp_pkt: Mapped[int | None] = column(
         "roceTxCnpPkt", "congestion notifications sent by the RoCE engine"
     )
@@ -96,15 +100,15 @@ class NetdevStats(RowIdentity, MsprofBase):
         "roceRxCnpPkt", "congestion notifications received by the RoCE engine"
     )
     roce_new_pkt_rty: Mapped[int | None] = column(
-        "roceNewPktRty", "packets sent again by the RoCE engine after a timeout"
+        "roceNewPktRty", "packets resent by the RoCE engine after a timeout"
     )
-    nic_tx_byte: Mapped[int | None] = column("nicTxByte", "sent by the card", unit=BYTES)
+    nic_tx_byte: Mapped[int | None] = column("nicTxByte", "data sent by the card", unit=BYTES)
     nic_tx_bandwidth: Mapped[float | None] = column(
-        "nicTxBandwidth", "rate of sending of the card", NUMERIC, unit=BYTES_PER_S
+        "nicTxBandwidth", "send rate of the card", NUMERIC, unit=BYTES_PER_S
     )
-    nic_rx_byte: Mapped[int | None] = column("nicRxByte", "received by the card", unit=BYTES)
+    nic_rx_byte: Mapped[int | None] = column("nicRxByte", "data received by the card", unit=BYTES)
     nic_rx_bandwidth: Mapped[float | None] = column(
-        "nicRxBandwidth", "rate of receiving of the card", NUMERIC, unit=BYTES_PER_S
+        "nicRxBandwidth", "receive rate of the card", NUMERIC, unit=BYTES_PER_S
     )
 
 
@@ -116,73 +120,73 @@ class Pcie(RowIdentity, MsprofBase):
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     tx_post_min: Mapped[float | None] = column(
-        "txPostMin", "least rate of posted data sent", NUMERIC, unit=BYTES_PER_S
+        "txPostMin", "minimum rate of posted data sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_post_max: Mapped[float | None] = column(
-        "txPostMax", "greatest rate of posted data sent", NUMERIC, unit=BYTES_PER_S
+        "txPostMax", "maximum rate of posted data sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_post_avg: Mapped[float | None] = column(
         "txPostAvg", "mean rate of posted data sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_nonpost_min: Mapped[float | None] = column(
-        "txNonpostMin", "least rate of non-posted data sent", NUMERIC, unit=BYTES_PER_S
+        "txNonpostMin", "minimum rate of non-posted data sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_nonpost_max: Mapped[float | None] = column(
-        "txNonpostMax", "greatest rate of non-posted data sent", NUMERIC, unit=BYTES_PER_S
+        "txNonpostMax", "maximum rate of non-posted data sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_nonpost_avg: Mapped[float | None] = column(
         "txNonpostAvg", "mean rate of non-posted data sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_cpl_min: Mapped[float | None] = column(
-        "txCplMin", "least rate of completions sent", NUMERIC, unit=BYTES_PER_S
+        "txCplMin", "minimum rate of completions sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_cpl_max: Mapped[float | None] = column(
-        "txCplMax", "greatest rate of completions sent", NUMERIC, unit=BYTES_PER_S
+        "txCplMax", "maximum rate of completions sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_cpl_avg: Mapped[float | None] = column(
         "txCplAvg", "mean rate of completions sent", NUMERIC, unit=BYTES_PER_S
     )
     tx_nonpost_latency_min: Mapped[float | None] = column(
         "txNonpostLatencyMin",
-        "least latency of non-posted requests (unit unsure before 2024-09-02)",
+        "minimum latency of non-posted requests (unit uncertain before 2024-09-02)",
         NUMERIC,
         unit=NS,
     )
     tx_nonpost_latency_max: Mapped[float | None] = column(
         "txNonpostLatencyMax",
-        "greatest latency of non-posted requests (unit unsure before 2024-09-02)",
+        "maximum latency of non-posted requests (unit uncertain before 2024-09-02)",
         NUMERIC,
         unit=NS,
     )
     tx_nonpost_latency_avg: Mapped[float | None] = column(
         "txNonpostLatencyAvg",
-        "mean latency of non-posted requests (unit unsure before 2024-09-02)",
+        "mean latency of non-posted requests (unit uncertain before 2024-09-02)",
         NUMERIC,
         unit=NS,
     )
     rx_post_min: Mapped[float | None] = column(
-        "rxPostMin", "least rate of posted data received", NUMERIC, unit=BYTES_PER_S
+        "rxPostMin", "minimum rate of posted data received", NUMERIC, unit=BYTES_PER_S
     )
     rx_post_max: Mapped[float | None] = column(
-        "rxPostMax", "greatest rate of posted data received", NUMERIC, unit=BYTES_PER_S
+        "rxPostMax", "maximum rate of posted data received", NUMERIC, unit=BYTES_PER_S
     )
     rx_post_avg: Mapped[float | None] = column(
         "rxPostAvg", "mean rate of posted data received", NUMERIC, unit=BYTES_PER_S
     )
     rx_nonpost_min: Mapped[float | None] = column(
-        "rxNonpostMin", "least rate of non-posted data received", NUMERIC, unit=BYTES_PER_S
+        "rxNonpostMin", "minimum rate of non-posted data received", NUMERIC, unit=BYTES_PER_S
     )
     rx_nonpost_max: Mapped[float | None] = column(
-        "rxNonpostMax", "greatest rate of non-posted data received", NUMERIC, unit=BYTES_PER_S
+        "rxNonpostMax", "maximum rate of non-posted data received", NUMERIC, unit=BYTES_PER_S
     )
     rx_nonpost_avg: Mapped[float | None] = column(
         "rxNonpostAvg", "mean rate of non-posted data received", NUMERIC, unit=BYTES_PER_S
     )
     rx_cpl_min: Mapped[float | None] = column(
-        "rxCplMin", "least rate of completions received", NUMERIC, unit=BYTES_PER_S
+        "rxCplMin", "minimum rate of completions received", NUMERIC, unit=BYTES_PER_S
     )
     rx_cpl_max: Mapped[float | None] = column(
-        "rxCplMax", "greatest rate of completions received", NUMERIC, unit=BYTES_PER_S
+        "rxCplMax", "maximum rate of completions received", NUMERIC, unit=BYTES_PER_S
     )
     rx_cpl_avg: Mapped[float | None] = column(
         "rxCplAvg", "mean rate of completions received", NUMERIC, unit=BYTES_PER_S
@@ -210,8 +214,8 @@ class Ub(RowIdentity, MsprofBase):
     device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
     port_id: Mapped[int | None] = column("portId", "the port", NUMERIC)
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    rx_udma_bind: Mapped[float | None] = column("rxUdmaBind", "received by UDMA", NUMERIC)
-    tx_udma_bind: Mapped[float | None] = column("txUdmaBind", "sent by UDMA", NUMERIC)
+    rx_udma_bind: Mapped[float | None] = column("rxUdmaBind", "data received by UDMA", NUMERIC)
+    tx_udma_bind: Mapped[float | None] = column("txUdmaBind", "data sent by UDMA", NUMERIC)
 
 
 class Sio(RowIdentity, MsprofBase):

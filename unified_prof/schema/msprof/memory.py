@@ -1,7 +1,4 @@
-"""Tables about device memory: how much is in use, by whom, and how fast it is accessed.
-
-Tables about the device's cores, sampled: frequency and hardware counters.
-"""
+"""Models of tables about device memory (usage and traffic) and about sampled device cores."""
 
 from __future__ import annotations
 
@@ -28,13 +25,15 @@ _HARDWARE = "--sys-hardware-mem and --sys-hardware-mem-freq"
 
 
 class NpuMemory(RowIdentity, MsprofBase):
-    """Device memory in use, by the recorded process or by everything."""
+    """Device memory in use by the recorded process, or by all processes."""
 
     __tablename__ = "NPU_MEM"
     __table_args__ = written(_HARDWARE)
-    type_id: Mapped[int | None] = string_id("type", "app: the process; device: everything")
-    ddr: Mapped[float | None] = column("ddr", "in use of DDR", NUMERIC, unit=BYTES)
-    hbm: Mapped[float | None] = column("hbm", "in use of on-chip memory", NUMERIC, unit=BYTES)
+    type_id: Mapped[int | None] = string_id(
+        "type", "app: the recorded process; device: all processes"
+    )
+    ddr: Mapped[float | None] = column("ddr", "DDR memory in use", NUMERIC, unit=BYTES)
+    hbm: Mapped[float | None] = column("hbm", "on-chip memory in use", NUMERIC, unit=BYTES)
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
 
@@ -47,11 +46,11 @@ class NpuModuleMemory(RowIdentity, MsprofBase):
     __tablename__ = "NPU_MODULE_MEM"
     __table_args__ = written(_HARDWARE)
     module_id: Mapped[int | None] = enum_id(
-        "moduleId", "ENUM_MODULE", "the component, as the driver numbers it"
+        "moduleId", "ENUM_MODULE", "number of the component, given by the driver"
     )
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     total_reserved: Mapped[float | None] = column(
-        "totalReserved", "reserved by it", NUMERIC, unit=BYTES
+        "totalReserved", "reserved by the component", NUMERIC, unit=BYTES
     )
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
 
@@ -59,7 +58,7 @@ class NpuModuleMemory(RowIdentity, MsprofBase):
 
 
 class NpuOpMemory(RowIdentity, MsprofBase):
-    """One allocation or release of device memory for an operator of the graph engine."""
+    """An allocation or release of device memory for a graph engine operator."""
 
     __tablename__ = "NPU_OP_MEM"
     __table_args__ = written("--task-memory (operators of the graph engine only)")
@@ -73,12 +72,12 @@ class NpuOpMemory(RowIdentity, MsprofBase):
         "thread: process number in the upper 32 bits, thread number in the lower 32",
     )
     total_allocate: Mapped[float | None] = column(
-        "totalAllocate", "allocated in all after it", NUMERIC, unit=BYTES
+        "totalAllocate", "total allocated after this event", NUMERIC, unit=BYTES
     )
     total_reserve: Mapped[float | None] = column(
-        "totalReserve", "reserved in all after it", NUMERIC, unit=BYTES
+        "totalReserve", "total reserved after this event", NUMERIC, unit=BYTES
     )
-    component_id: Mapped[int | None] = string_id("component", "who allocates, such as GE")
+    component_id: Mapped[int | None] = string_id("component", "allocating component, such as GE")
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
 
     operator_name = Text("operator_name_id")
@@ -112,7 +111,7 @@ class Ddr(RowIdentity, MsprofBase):
 
 
 class Llc(RowIdentity, MsprofBase):
-    """Hits and traffic of one last-level cache, reading or writing."""
+    """Hit rate and traffic of one last-level cache, for reads or writes."""
 
     __tablename__ = "LLC"
     __table_args__ = written(f"{_HARDWARE}; --llc-profiling says which direction")
@@ -152,8 +151,8 @@ class AccPmu(RowIdentity, MsprofBase):
     __tablename__ = "ACC_PMU"
     __table_args__ = written(_HARDWARE)
     acc_id: Mapped[int | None] = column("accId", "number of the accelerator")
-    read_bw_level: Mapped[int | None] = column("readBwLevel", "level of its reading traffic")
-    write_bw_level: Mapped[int | None] = column("writeBwLevel", "level of its writing traffic")
+    read_bw_level: Mapped[int | None] = column("readBwLevel", "level of its read traffic")
+    write_bw_level: Mapped[int | None] = column("writeBwLevel", "level of its write traffic")
     read_ost_level: Mapped[int | None] = column("readOstLevel", "level of its reads in flight")
     write_ost_level: Mapped[int | None] = column("writeOstLevel", "level of its writes in flight")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
@@ -161,12 +160,12 @@ class AccPmu(RowIdentity, MsprofBase):
 
 
 class SocBandwidthLevel(RowIdentity, MsprofBase):
-    """Load levels of the chip's inner networks."""
+    """Load levels of the chip's internal networks."""
 
     __tablename__ = "SOC_BANDWIDTH_LEVEL"
     __table_args__ = written(_HARDWARE)
     l2_buffer_bw_level: Mapped[int | None] = column("l2BufferBwLevel", "level of the L2 buffer")
-    mata_bw_level: Mapped[int | None] = column("mataBwLevel", "level of the mata")
+    mata_bw_level: Mapped[int | None] = column("mataBwLevel", "level of the MATA")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
 
@@ -184,7 +183,7 @@ class SamplePmuTimeline(RowIdentity, MsprofBase):
     total_cycle: Mapped[int | None] = column("totalCycle", "cycles in the interval")
     usage: Mapped[float | None] = column(
         "usage",
-        "share of the interval that it was busy; the first sample is huge",
+        "share of the interval in which the core was busy; the first sample is invalid (huge)",
         NUMERIC,
         unit=PERCENT,
     )
@@ -196,13 +195,13 @@ class SamplePmuTimeline(RowIdentity, MsprofBase):
 
 
 class SamplePmuSummary(RowIdentity, MsprofBase):
-    """One hardware counter of one core over the whole recording."""
+    """Value of one hardware counter of one core over the whole recording."""
 
     __tablename__ = "SAMPLE_PMU_SUMMARY"
     __table_args__ = written(_SAMPLED)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     metric_id: Mapped[int | None] = string_id("metric", "the counter")
-    value: Mapped[float | None] = column("value", "its value, in the counter's own unit", NUMERIC)
+    value: Mapped[float | None] = column("value", "value of the counter, in its unit", NUMERIC)
     core_id: Mapped[int | None] = column("coreId", "number of the core")
     core_type_id: Mapped[int | None] = string_id("coreType", "AIC or AIV")
 
@@ -211,13 +210,13 @@ class SamplePmuSummary(RowIdentity, MsprofBase):
 
 
 class AicoreFrequency(RowIdentity, MsprofBase):
-    """One change of the cores' frequency; the first row is the start of the recording."""
+    """A change of the core frequency; the first row is the start of the recording."""
 
     __tablename__ = "AICORE_FREQ"
-    __table_args__ = written("wherever a device was recorded")
+    __table_args__ = written("if a device was recorded")
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the change", NUMERIC)
-    freq: Mapped[int | None] = column("freq", "frequency from then on", unit=MHZ)
+    freq: Mapped[int | None] = column("freq", "frequency from this time on", unit=MHZ)
     die_id: Mapped[int | None] = column(
         "dieId", "die of the device; -1: not distinguished", NUMERIC
     )

@@ -1,12 +1,9 @@
-"""Base classes of the models of the msprof database.
+"""Base classes of the msprof models, and models of tables about the recording and of enums.
 
-The format declares few keys, no NOT NULL and no foreign keys, and neither do the models: what a
-column refers to stands in its `info`. Attribute names are the columns' in snake_case; a column
-that holds an id of a text ends in `_id`, and the attribute without that ending is the text.
-
-Tables about the recording itself: its strings, its time, the machine it ran on.
-
-The nine tables of constants. What they hold at which revision is in the frozen schemas.
+The format declares few keys, no NOT NULL and no foreign keys, and neither do the models; the
+column to which a column refers is in its `info`. Attributes are named like the columns, in
+snake_case; a column with a string id ends in `_id`, and the attribute without that suffix is the
+text. The contents of the nine enum tables at each revision are in the frozen schemas.
 """
 
 from __future__ import annotations
@@ -38,20 +35,20 @@ PERCENT = "%"
 
 
 class NUMERIC(UserDefinedType[Any]):
-    """SQLite's NUMERIC: whole numbers stay integers, exact to 64 bits, others are floats.
+    """SQLite's NUMERIC type: whole numbers are 64-bit integers, other numbers are floats.
 
-    SQLAlchemy's own Numeric sends every parameter through float, which loses nanoseconds.
+    SQLAlchemy's Numeric converts every parameter to float, which loses nanoseconds.
     """
 
     cache_ok = True
 
     def get_col_spec(self, **_: Any) -> str:
-        """Return the type's name in DDL."""
+        """Return the name of the type in DDL."""
         return "NUMERIC"
 
 
 class MsprofBase(DeclarativeBase):
-    """Registry of the msprof database's tables at its newest revision."""
+    """Base class of the models of msprof databases at the newest revision."""
 
     metadata = SqlMetaData()
 
@@ -65,15 +62,15 @@ def column(
     refers: str | None = None,
     key: bool = False,
 ) -> MappedColumn[Any]:
-    """Declare one column, nullable as every column of the format is.
+    """Declare a column; like every column of the format, it is nullable.
 
     Args:
-        name: the vendor's spelling.
-        doc: what it means.
-        type_: the declared type.
-        unit: of the numbers in it.
-        refers: the `TABLE.column` whose values it holds.
-        key: whether the format declares it PRIMARY KEY.
+        name: column name, as the vendor spells it.
+        doc: meaning of the column.
+        type_: declared type.
+        unit: unit of the numbers in the column.
+        refers: the `TABLE.column` to which the values refer.
+        key: True if the format declares it PRIMARY KEY.
     """
     info = {"unit": unit, "refers": refers}
     return mapped_column(
@@ -82,33 +79,33 @@ def column(
 
 
 def written(when: str) -> dict[str, Any]:
-    """Return the table arguments that say when exporters write a table."""
+    """Return the table arguments that document when exporters write the table."""
     return {"info": {"written": when}}
 
 
 def string_id(name: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER) -> MappedColumn[Any]:
-    """Declare a column that holds an id of STRING_IDS."""
+    """Declare a column with ids of STRING_IDS."""
     return column(name, doc, type_, refers=STRINGS)
 
 
 def enum_id(
     name: str, enum: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER
 ) -> MappedColumn[Any]:
-    """Declare a column that holds an id of the table `enum`."""
+    """Declare a column with ids of the table `enum`."""
     return column(name, doc, type_, refers=f"{enum}.id")
 
 
 def time_ns(name: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER) -> MappedColumn[Any]:
-    """Declare a point in time."""
+    """Declare a column with points in time."""
     return column(name, doc, type_, unit=EPOCH_NS)
 
 
 class Text:
-    """The text behind a column that holds an id of STRING_IDS or of an enum.
+    """Attribute that returns the text for an id column (STRING_IDS or an enum).
 
-    On an object it is the text, or None where the id is NULL or unknown to the file; each text
-    is fetched once a session. On a class it is SQL: `select(ComputeTask.name)`,
-    `.where(CannApi.type == "runtime")`.
+    On an object, the value is the text, or None if the id is NULL or not in the file; each text is
+    fetched once per session. On a class, the value is an SQL expression:
+    `select(ComputeTask.name)`, `.where(CannApi.type == "runtime")`.
     """
 
     def __init__(self, attribute: str) -> None:
@@ -135,7 +132,9 @@ class Text:
             return None
         session = object_session(row)
         if session is None:
-            raise DetachedInstanceError(f"{model.__name__} is detached: its texts are in the file")
+            raise DetachedInstanceError(
+                f"{model.__name__} is detached from its session; its texts cannot be read"
+            )
         known: dict[tuple[str, int], str | None] = session.info.setdefault("msprof_texts", {})
         if (table, number) not in known:
             query = select(text).where(target.c[key] == number).limit(1)
@@ -144,14 +143,14 @@ class Text:
 
 
 class RowIdentity:
-    """Mixin for tables without a key: the ORM tells their rows apart by SQLite's rowid.
+    """Mixin for tables without a key, whose rows the ORM identifies by SQLite's rowid.
 
-    The column is SQLite's own: it is in no CREATE TABLE, and a view that stands for such a
-    table has to offer a column of that name.
+    SQLite provides the column: it is not in CREATE TABLE, and a view that replaces such a table
+    must have a column with that name.
     """
 
     rowid: Mapped[int] = mapped_column(
-        "rowid", INTEGER, system=True, doc="SQLite's number of the row"
+        "rowid", INTEGER, system=True, doc="rowid assigned by SQLite"
     )
 
     @declared_attr.directive
@@ -168,7 +167,7 @@ class Interval:
 
     @hybrid_property
     def duration_ns(self) -> int | None:
-        """The time from start to end in ns, NULL where either is; also usable in queries."""
+        """Duration in ns, NULL if start or end is NULL; can be used in queries."""
         if self.start_ns is None or self.end_ns is None:
             return None
         return int(self.end_ns - self.start_ns)
@@ -183,24 +182,24 @@ _ALWAYS = "always"
 
 
 class StringId(MsprofBase):
-    """Every text of the file, once; other tables hold its id.
+    """Texts of the file, to which other tables refer by id.
 
-    The last table to be written: its presence marks a complete file. Ids count from 0 in the
-    order of first use. Where torch_npu appended to the file the texts are not unique: its own
-    ids begin at 2**28, those of memory records at 2**29, and the empty text may be 4294967295.
+    This table is written last, so its presence marks a complete file. Ids count from 0 in the order
+    of first use. If torch_npu appended to the file, texts are not unique: its ids begin at 2**28,
+    those of memory records at 2**29, and the empty text may have the id 4294967295.
     """
 
     __tablename__ = "STRING_IDS"
     __table_args__ = written(_ALWAYS)
     id: Mapped[int] = column("id", "number of the text", key=True)
-    value: Mapped[str | None] = column("value", "the text; N/A is an ordinary one", TEXT)
+    value: Mapped[str | None] = column("value", "the text; N/A is an ordinary text", TEXT)
 
 
 class SessionTime(RowIdentity, MsprofBase):
-    """When the recording began and ended; one row, to the microsecond.
+    """Start and end of the recording, with microsecond resolution; one row.
 
-    A recording that was not stopped properly has start + 30 minutes as its end since
-    2026-05-06, and -616 (a wrapped maximum) before.
+    If a recording was not stopped properly, its end is start + 30 minutes (since 2026-05-06) or
+    -616 (before; an overflowed maximum).
     """
 
     __tablename__ = "SESSION_TIME_INFO"
@@ -210,57 +209,57 @@ class SessionTime(RowIdentity, MsprofBase):
 
 
 class Npu(RowIdentity, MsprofBase):
-    """The devices that were recorded, one row each; (-1, UNKNOWN) where none was."""
+    """Recorded devices, one row each; (-1, UNKNOWN) if no device was recorded."""
 
     __tablename__ = "NPU_INFO"
     __table_args__ = written(_ALWAYS)
-    id: Mapped[int | None] = column("id", "number of the device in its host; -1: not recorded")
+    id: Mapped[int | None] = column("id", "number of the device on its host; -1: not recorded")
     name: Mapped[str | None] = column("name", "model of the chip, such as Ascend910B", TEXT)
 
 
 class RankDevice(RowIdentity, MsprofBase):
-    """Which rank of a distributed job ran on which device."""
+    """Device of each rank of a distributed job."""
 
     __tablename__ = "RANK_DEVICE_MAP"
-    __table_args__ = written(f"{_ALWAYS}; msprof writes rank -1, torch_npu the real one")
-    rank_id: Mapped[int | None] = column("rankId", "rank in the job; -1: not known")
+    __table_args__ = written(f"{_ALWAYS}; msprof writes rank -1, torch_npu the actual rank")
+    rank_id: Mapped[int | None] = column("rankId", "rank in the job; -1: unknown")
     device_id: Mapped[int | None] = column(
-        "deviceId", "device in this host; -1: not recorded", refers="NPU_INFO.id"
+        "deviceId", "number of the device on its host; -1: not recorded", refers="NPU_INFO.id"
     )
 
 
 class Host(RowIdentity, MsprofBase):
-    """The machine the devices sit in; one row."""
+    """Host machine of the devices; one row."""
 
     __tablename__ = "HOST_INFO"
     __table_args__ = written(_ALWAYS)
     host_uid: Mapped[str | None] = column(
-        "hostUid", "unique number of the machine, as text; 0: not known", TEXT
+        "hostUid", "unique number of the machine, as text; 0: unknown", TEXT
     )
     host_name: Mapped[str | None] = column("hostName", "network name of the machine", TEXT)
 
 
 class MetaData(RowIdentity, MsprofBase):
-    """Names and values about the file.
+    """Metadata of the file, as names and values.
 
-    msprof writes SCHEMA_VERSION and its three parts; uprof adds UPROF_SCHEMA_REVISION;
-    torch_npu adds ENV_VARIABLES and what the training script told its profiler.
+    msprof writes SCHEMA_VERSION and its three parts; uprof adds UPROF_SCHEMA_REVISION; torch_npu
+    adds ENV_VARIABLES and the metadata that the training script passed to its profiler.
     """
 
     __tablename__ = "META_DATA"
     __table_args__ = written(_ALWAYS)
-    name: Mapped[str | None] = column("name", "what the value is", TEXT)
+    name: Mapped[str | None] = column("name", "name of the value", TEXT)
     value: Mapped[str | None] = column("value", "the value; mappings and lists are JSON", TEXT)
 
 
 def contents(table: str, revision: str = "latest") -> dict[int, str]:
-    """Return what an ENUM_ table holds at a revision: id -> name; empty before it existed."""
+    """Return an ENUM_ table's contents at a revision (id -> name); empty before it existed."""
     rows = catalogue.load(catalogue.MSPROF, revision).rows.get(table, ())
     return {int(str(number)): str(name) for number, name in rows}
 
 
 class Constants:
-    """Mixin for tables of constants: a number and the name that stands for it."""
+    """Mixin for enum tables, which map numbers to names."""
 
     __table_args__ = written("always; the rows are constants")
     _what: ClassVar[str]
@@ -281,7 +280,7 @@ class Constants:
 
 
 class ApiType(Constants, MsprofBase):
-    """Levels of the host's software stack that API calls belong to.
+    """Levels of the host software stack to which API calls belong.
 
     torch_npu adds 50001 op, 50002 queue, 50003 trace and 50004 mstx.
     """
@@ -299,7 +298,7 @@ class Module(Constants, MsprofBase):
 
 
 class HcclDataType(Constants, MsprofBase):
-    """Types of the elements that collectives move."""
+    """Element types of collectives."""
 
     __tablename__ = "ENUM_HCCL_DATA_TYPE"
     _what = "type"
@@ -313,7 +312,7 @@ class HcclLinkType(Constants, MsprofBase):
 
 
 class HcclTransportType(Constants, MsprofBase):
-    """Engines that move the data of collectives."""
+    """Engines that transfer the data of collectives."""
 
     __tablename__ = "ENUM_HCCL_TRANSPORT_TYPE"
     _what = "transport"

@@ -1,4 +1,4 @@
-"""Tables about what the devices executed: tasks, operators, collectives."""
+"""Models of tables about device execution: tasks, operators, collectives."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _TASK = "TASK.globalTaskId"
 _CONNECTION = (
-    "number that a host call and the tasks it launched share; -1: none (4294967295 in files"
+    "number shared by a host call and the tasks that it launched; -1: none (4294967295 in files"
     " before 2025-02-18)"
 )
 
 
 class Task(Interval, RowIdentity, MsprofBase):
-    """One task executed by a device: a kernel, a copy, an event, a notify, an mstx mark."""
+    """A task executed by a device: a kernel, a copy, an event, a notify or an mstx mark."""
 
     __tablename__ = "TASK"
-    start_ns: Mapped[int | None] = time_ns("startNs", "when the device started it")
-    end_ns: Mapped[int | None] = time_ns("endNs", "when the device had finished it")
+    start_ns: Mapped[int | None] = time_ns("startNs", "start on the device")
+    end_ns: Mapped[int | None] = time_ns("endNs", "end on the device")
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     connection_id: Mapped[int | None] = column("connectionId", _CONNECTION)
     global_task_id: Mapped[int | None] = column(
@@ -45,38 +45,38 @@ class Task(Interval, RowIdentity, MsprofBase):
     )
     global_pid: Mapped[int | None] = column("globalPid", "process that launched it")
     task_type_id: Mapped[int | None] = string_id(
-        "taskType", "kind of the task as the device sees it, such as KERNEL_AICORE"
+        "taskType", "kind of the task on the device, such as KERNEL_AICORE"
     )
     context_id: Mapped[int | None] = column(
         "contextId", "part of a subgraph or mix task; 4294967295: the task is not divided"
     )
     stream_id: Mapped[int | None] = column("streamId", "stream it ran in")
     task_id: Mapped[int | None] = column("taskId", "number in its stream; wraps around")
-    model_id: Mapped[int | None] = column("modelId", "model it belongs to; 4294967295: none")
+    model_id: Mapped[int | None] = column("modelId", "model to which it belongs; 4294967295: none")
 
     task_type = Text("task_type_id")
 
     compute: Mapped[ComputeTask | None] = relationship(
         primaryjoin="foreign(Task.global_task_id) == ComputeTask.global_task_id",
         viewonly=True,
-        doc="the operator it executes",
+        doc="the operator that it executes",
     )
     schedule: Mapped[CommunicationScheduleTask | None] = relationship(
         primaryjoin="foreign(Task.global_task_id) == CommunicationScheduleTask.global_task_id",
         viewonly=True,
-        doc="the scheduling of collectives it executes",
+        doc="the scheduling task of collectives that it executes",
     )
     communication: Mapped[CommunicationTask | None] = relationship(
         primaryjoin="Task.global_task_id == foreign(CommunicationTask.global_task_id)",
         viewonly=True,
         uselist=False,
-        doc="its part in a collective",
+        doc="the step of a collective that it executes",
     )
     copy: Mapped[MemcpyInfo | None] = relationship(
         primaryjoin="Task.global_task_id == foreign(MemcpyInfo.global_task_id)",
         viewonly=True,
         uselist=False,
-        doc="what it copied",
+        doc="the memory copy that it executes",
     )
     pmu: Mapped[list[TaskPmu]] = relationship(
         primaryjoin="Task.global_task_id == foreign(TaskPmu.global_task_id)",
@@ -97,26 +97,27 @@ class Task(Interval, RowIdentity, MsprofBase):
 
     @property
     def name(self) -> str | None:
-        """Name of its operator; for other tasks their type, as viewers show it."""
+        """Name of the operator or, for other tasks, their type, as viewers display it."""
         part = self.compute or self.communication or self.schedule
         return (part.name if part else None) or self.task_type
 
 
 class ComputeTask(MsprofBase):
-    """One execution of one compute operator."""
+    """An execution of a compute operator."""
 
     __tablename__ = "COMPUTE_TASK_INFO"
     __table_args__ = written("--task-time")
     name_id: Mapped[int | None] = string_id("name", "name of the operator")
     global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
     block_num: Mapped[int | None] = column(
-        "blockNum", "cores it ran on (called block_dim, then blockDim, in older revisions)"
+        "blockNum", "number of cores it ran on (block_dim, then blockDim, in older revisions)"
     )
     mix_block_num: Mapped[int | None] = column(
-        "mixBlockNum", "cores of the second kind that a mix operator ran on (was mixBlockDim)"
+        "mixBlockNum",
+        "number of cores of the second kind that a mix operator ran on (formerly mixBlockDim)",
     )
     task_type_id: Mapped[int | None] = string_id(
-        "taskType", "kind of core as the host sees it, such as AI_CORE"
+        "taskType", "kind of core on the host side, such as AI_CORE"
     )
     op_type_id: Mapped[int | None] = string_id("opType", "type of the operator, such as MatMul")
     input_formats_id: Mapped[int | None] = string_id("inputFormats", "formats of the inputs")
@@ -130,16 +131,14 @@ class ComputeTask(MsprofBase):
         "outputShapes", "shapes of the outputs in double quotes"
     )
     attr_info_id: Mapped[int | None] = string_id("attrInfo", "attributes of the operator")
-    op_state_id: Mapped[int | None] = string_id(
-        "opState", "dynamic or static shapes; N/A: not known"
-    )
+    op_state_id: Mapped[int | None] = string_id("opState", "dynamic or static shapes; N/A: unknown")
     hf32_eligible_id: Mapped[int | None] = string_id(
-        "hf32Eligible", "YES: HF32 precision may be used; NO; N/A: not known"
+        "hf32Eligible", "YES: HF32 precision may be used; NO: it may not; N/A: unknown"
     )
     grid_dim_id: Mapped[int | None] = string_id("gridDim", "grid of a SIMT kernel, x,y,z; or N/A")
     block_dim_id: Mapped[int | None] = string_id(
         "blockDim",
-        "block of a SIMT kernel, x,y,z; or N/A (another column of that name is blockNum's past)",
+        "block of a SIMT kernel, x,y,z; or N/A (in older revisions, blockNum had this name)",
     )
 
     name = Text("name_id")
@@ -161,18 +160,18 @@ class ComputeTask(MsprofBase):
         primaryjoin="ComputeTask.global_task_id == foreign(Task.global_task_id)",
         viewonly=True,
         uselist=False,
-        doc="when and where it ran",
+        doc="the task with its time, device and stream",
     )
 
 
 class CommunicationScheduleTask(MsprofBase):
-    """One task by which AI CPUs schedule collectives."""
+    """A task with which AI CPUs schedule collectives."""
 
     __tablename__ = "COMMUNICATION_SCHEDULE_TASK_INFO"
-    __table_args__ = written("--task-time, where collectives are scheduled by AI CPUs")
+    __table_args__ = written("--task-time, if collectives are scheduled by AI CPUs")
     name_id: Mapped[int | None] = string_id("name", "name of the operator")
     global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
-    task_type_id: Mapped[int | None] = string_id("taskType", "kind of core, as the host sees it")
+    task_type_id: Mapped[int | None] = string_id("taskType", "kind of core on the host side")
     op_type_id: Mapped[int | None] = string_id("opType", "type of the operator")
 
     name = Text("name_id")
@@ -183,12 +182,12 @@ class CommunicationScheduleTask(MsprofBase):
         primaryjoin="CommunicationScheduleTask.global_task_id == foreign(Task.global_task_id)",
         viewonly=True,
         uselist=False,
-        doc="when and where it ran",
+        doc="the task with its time, device and stream",
     )
 
 
 class CommunicationTask(RowIdentity, MsprofBase):
-    """One step of a collective: a copy, a reduction, a notify."""
+    """A step of a collective: a copy, a reduction or a notify."""
 
     __tablename__ = "COMMUNICATION_TASK_INFO"
     name_id: Mapped[int | None] = string_id("name", "name of the step")
@@ -202,21 +201,22 @@ class CommunicationTask(RowIdentity, MsprofBase):
     rdma_type_id: Mapped[int | None] = enum_id(
         "rdmaType", "ENUM_HCCL_RDMA_TYPE", "purpose of an RDMA transfer"
     )
-    src_rank: Mapped[int | None] = column("srcRank", "rank that sends; 4294967295: none")
-    dst_rank: Mapped[int | None] = column("dstRank", "rank that receives; 4294967295: none")
+    src_rank: Mapped[int | None] = column("srcRank", "sending rank; 4294967295: none")
+    dst_rank: Mapped[int | None] = column("dstRank", "receiving rank; 4294967295: none")
     transport_type_id: Mapped[int | None] = enum_id(
-        "transportType", "ENUM_HCCL_TRANSPORT_TYPE", "engine that moves the data"
+        "transportType", "ENUM_HCCL_TRANSPORT_TYPE", "engine that transfers the data"
     )
     size: Mapped[int | None] = column("size", "amount of data", unit=BYTES)
     data_type_id: Mapped[int | None] = enum_id(
         "dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements"
     )
     link_type_id: Mapped[int | None] = enum_id(
-        "linkType", "ENUM_HCCL_LINK_TYPE", "link that the data takes"
+        "linkType", "ENUM_HCCL_LINK_TYPE", "link used for the transfer"
     )
     op_id: Mapped[int | None] = column("opId", "the collective", refers="COMMUNICATION_OP.opId")
     is_master: Mapped[int | None] = column(
-        "isMaster", "1: in the collective's main stream, whose times count; 0: in another"
+        "isMaster",
+        "1: in the main stream of the collective, which determines its times; 0: in another stream",
     )
     bandwidth: Mapped[float | None] = column(
         "bandwidth",
@@ -237,44 +237,44 @@ class CommunicationTask(RowIdentity, MsprofBase):
         primaryjoin="foreign(CommunicationTask.global_task_id) == remote(Task.global_task_id)",
         viewonly=True,
         uselist=False,
-        doc="when and where it ran",
+        doc="the task with its time, device and stream",
     )
     op: Mapped[CommunicationOp | None] = relationship(
         primaryjoin="foreign(CommunicationTask.op_id) == CommunicationOp.op_id",
         viewonly=True,
-        doc="the collective it is a step of",
+        doc="the collective to which the step belongs",
     )
 
     __table_args__ = (
         Index("CommunicationTaskIndex", "globalTaskId"),
-        written("--task-time other than l0, --hccl and --ascendcl, where there are collectives"),
+        written("--task-time other than l0, --hccl and --ascendcl, if there are collectives"),
     )
 
 
 class CommunicationOp(Interval, MsprofBase):
-    """One collective, from the start of its first step to the end of its last."""
+    """A collective, from the start of its first step to the end of its last."""
 
     __tablename__ = "COMMUNICATION_OP"
-    __table_args__ = written("--task-time and --hccl, where there are collectives")
+    __table_args__ = written("--task-time and --hccl, if there are collectives")
     op_name_id: Mapped[int | None] = string_id(
         "opName", "name of the collective, such as hcom_allReduce__428_0_1"
     )
     start_ns: Mapped[int | None] = time_ns("startNs", "start of its first main step")
     end_ns: Mapped[int | None] = time_ns("endNs", "end of its last main step")
     connection_id: Mapped[int | None] = column(
-        "connectionId", "number of the host call that launched it; 4294967295: none"
+        "connectionId", "connection id of the host call that launched it; 4294967295: none"
     )
     group_name_id: Mapped[int | None] = string_id("groupName", "communicator")
     op_id: Mapped[int] = column("opId", "number of the collective, from 0", key=True)
-    relay: Mapped[int | None] = column("relay", "1: a borrowed link was used; -1: not known")
-    retry: Mapped[int | None] = column("retry", "1: something was sent again; -1: not known")
+    relay: Mapped[int | None] = column("relay", "1: a borrowed link was used; -1: unknown")
+    retry: Mapped[int | None] = column("retry", "1: data was resent; -1: unknown")
     data_type_id: Mapped[int | None] = enum_id(
         "dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements"
     )
     alg_type_id: Mapped[int | None] = string_id(
         "algType", "algorithm of each phase, such as HD-MESH"
     )
-    count: Mapped[int | None] = column("count", "number of elements; -1: not known", NUMERIC)
+    count: Mapped[int | None] = column("count", "number of elements; -1: unknown", NUMERIC)
     op_type_id: Mapped[int | None] = string_id(
         "opType", "type of the collective, such as hcom_broadcast_"
     )
@@ -298,24 +298,24 @@ class CommunicationOp(Interval, MsprofBase):
 
     @property
     def name(self) -> str | None:
-        """The name of the collective, as other operators have it."""
+        """Name of the collective, in the same form as for other operators."""
         return self.op_name
 
 
 class TaskPmu(RowIdentity, MsprofBase):
-    """One hardware counter's value during one task."""
+    """Value of one hardware counter during one task."""
 
     __tablename__ = "TASK_PMU_INFO"
     __table_args__ = written("--ai-core with --aic-mode=task-based; --aic-metrics says which")
     global_task_id: Mapped[int | None] = column("globalTaskId", "the task", refers=_TASK)
     name_id: Mapped[int | None] = string_id("name", "the counter, such as mac_ratio")
-    value: Mapped[float | None] = column("value", "its value, in the counter's own unit", NUMERIC)
+    value: Mapped[float | None] = column("value", "value of the counter, in its unit", NUMERIC)
 
     name = Text("name_id")
 
 
 class MemcpyInfo(RowIdentity, MsprofBase):
-    """One memory copy between or within host and device."""
+    """A memory copy between or within host and device."""
 
     __tablename__ = "MEMCPY_INFO"
     __table_args__ = written("--runtime-api")
@@ -329,29 +329,31 @@ class MemcpyInfo(RowIdentity, MsprofBase):
 
 
 class OverlapInterval(Interval, MsprofBase):
-    """One stretch of a device's time, by what filled it: computing, communicating, nothing.
+    """An interval of a device's time by activity: computing, communicating or idle.
 
-    MindStudio Insight makes a table of this name in older files, with its own contents.
+    MindStudio Insight creates a table of this name with different contents in older files.
     """
 
     __tablename__ = "OVERLAP_ANALYSIS"
-    __table_args__ = written("derived, where there are compute operators or collectives")
-    id: Mapped[int] = column("id", "number of the stretch, from 0", key=True)
+    __table_args__ = written("derived, if there are compute operators or collectives")
+    id: Mapped[int] = column("id", "number of the interval, from 0", key=True)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
     end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
-    type_id: Mapped[int | None] = enum_id("type", "ENUM_OVERLAP_ANALYSIS_TYPE", "what filled it")
+    type_id: Mapped[int | None] = enum_id("type", "ENUM_OVERLAP_ANALYSIS_TYPE", "kind of activity")
 
     type = Text("type_id")
 
 
 class DpuTask(Interval, RowIdentity, MsprofBase):
-    """One task executed by a DPU."""
+    """A task executed by a DPU."""
 
     __tablename__ = "DPU_TASK"
-    __table_args__ = written("where a DPU was recorded")
+    __table_args__ = written("if a DPU was recorded")
     dpu_device_id: Mapped[int | None] = column("dpuDeviceId", "the DPU")
-    global_tid: Mapped[int | None] = column("globalTid", "bare number of the thread", NUMERIC)
+    global_tid: Mapped[int | None] = column(
+        "globalTid", "thread id without the process id", NUMERIC
+    )
     start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
     end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
     global_task_id: Mapped[int | None] = column(
@@ -360,23 +362,27 @@ class DpuTask(Interval, RowIdentity, MsprofBase):
     stream_id: Mapped[int | None] = column("streamId", "stream it ran in", NUMERIC)
     task_id: Mapped[int | None] = column("taskId", "number in its stream", NUMERIC)
     op_name_id: Mapped[int | None] = string_id("opName", "name of the operator", NUMERIC)
-    args_id: Mapped[int | None] = string_id("args", "names and values of the task, JSON", NUMERIC)
+    args_id: Mapped[int | None] = string_id(
+        "args", "JSON mapping with details of the task", NUMERIC
+    )
 
     op_name = Text("op_name_id")
     args = Text("args_id")
 
 
 class CcuTask(Interval, RowIdentity, MsprofBase):
-    """One mission of a collective communication unit (Ascend 950)."""
+    """A mission of a collective communication unit (Ascend 950)."""
 
     __tablename__ = "CCU"
-    __table_args__ = written("where collective communication units were recorded (Ascend 950)")
+    __table_args__ = written("if collective communication units were recorded (Ascend 950)")
     device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
     global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
     name_id: Mapped[int | None] = string_id("name", "name of the mission", NUMERIC)
     start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
     end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
-    args_id: Mapped[int | None] = string_id("args", "names and values of it, JSON", NUMERIC)
+    args_id: Mapped[int | None] = string_id(
+        "args", "JSON mapping with details of the mission", NUMERIC
+    )
 
     name = Text("name_id")
     args = Text("args_id")

@@ -1,1 +1,1 @@
-"""Pages of SQLite's table b-trees, written and read as arrays instead of row by row."""
+"""Vectorized reading and writing of SQLite's b-tree pages."""

@@ -1,8 +1,8 @@
-"""Rows as cells of table leaf pages: a block of columns becomes one run of bytes.
+"""Encoding of rows as cells of table leaf pages.
 
-Rows of the same shape (the same NULL columns, serial types and lengths of equal size) have their
-bytes at the same positions, so a column is written for all of them at once. Shapes are written
-one after the other, with their rows in the order of the block; most blocks have one shape.
+Rows of the same shape (the same NULL columns and serial types, and length fields of the same size)
+have their bytes at the same positions, so a column is written for all of them at once. Shapes are
+encoded one after the other, with their rows in the order of the block; most blocks have one shape.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from unified_prof.sqlite.pages import format as layout
 from unified_prof.sqlite.pages import row_encoder
 from unified_prof.sqlite.pages.row_encoder import NULL, NUMBER, TEXT, Field, Fixed, Varying
 
-# Indexes of rows of a block; None: all.
+# Indexes of rows in a block; None: all rows.
 _Rows = NDArray[np.int64] | None
 _FEW_SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Concatenated cells of a table leaf, without regard to the page size."""
+    """Concatenated cells of a table leaf, not yet divided into pages."""
 
     flat: NDArray[np.uint8]
     sizes: NDArray[np.int64] | int
@@ -103,7 +103,7 @@ def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
 
 
 def _one_or_all(values: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
-    """Return the value of an array of equal values, else the array."""
+    """Return the common value of an array if all values are equal, else the array."""
     if isinstance(values, int):
         return values
     first = int(values.flat[0])
@@ -150,7 +150,7 @@ class _Piece:
         self._numbers: list[tuple[int, NDArray[np.int64], int]] = []
         self._varints: list[tuple[int, NDArray[np.int64], int]] = []
         self.text: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None = None
-        """All texts, the start of each, and its length."""
+        """All texts, with the start and the length of each."""
 
     def same(self, value: bytes) -> None:
         """Add bytes that are equal in all rows."""
@@ -167,7 +167,7 @@ class _Piece:
         self._same += bytes(width)
 
     def varint(self, values: NDArray[np.int64] | int, width: int) -> None:
-        """Add one varint per row, all of one width."""
+        """Add one varint per row, all of the same width."""
         if isinstance(values, int):
             self.same(row_encoder.encoded(values))
         else:
@@ -190,7 +190,8 @@ class _Piece:
         """Write the bytes of every row at its position, and advance the positions."""
         if size := len(self._same):
             cells = self.rendered(len(places))
-            # One item per row, as long as its bytes: NumPy copies items faster than rows.
+            # One item per row, with the size of the row's bytes: NumPy copies items faster than
+            # rows.
             items = np.ndarray((len(flat) - size + 1,), f"V{size}", flat, 0, (1,))
             items[places] = cells.view(f"V{size}")[:, 0]
             places += size
@@ -208,7 +209,7 @@ class _Piece:
 def _pieces(
     fields: Sequence[Field], rowids: NDArray[np.int64], sizes: _Sizes, rows: _Rows, at: int
 ) -> list[_Piece]:
-    """Return the pieces of the rows of one shape; row `at` is one of them."""
+    """Return the pieces for the rows of one shape; row `at` is one of these rows."""
     piece = _Piece()
     piece.varint(_rows_of(sizes.payload, rows), _int(_rows_of(sizes.payload_width, at)))
     piece.varint(rowids if rows is None else rowids[rows], _int(_rows_of(sizes.rowid_width, at)))

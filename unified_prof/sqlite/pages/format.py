@@ -1,7 +1,7 @@
 """SQLite's file format (sqlite.org/fileformat2.html): constants, header, pages, varints.
 
-Also here: a connection that keeps its file open, so that pages can be read beside SQLite. All
-numbers of the format are big-endian.
+The module also has a connection that keeps its file open, so that pages can be read while SQLite
+uses the file. All numbers of the format are big-endian.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHILD_BYTES = 4
 # Minimum size of a cell, so that it can become a free block.
 MIN_CELL_BYTES = 4
 
-# The page with this byte is never used: locks are taken there.
+# The page that contains this byte is never used, because SQLite locks these bytes.
 LOCK_BYTE = 0x4000_0000
 
 # Serial types: types of values in the header of a record.
@@ -147,11 +147,11 @@ SLACK = 8
 
 
 class Irregular(Exception):  # noqa: N818 - internal control flow
-    """Pages are not those of a plain, intact table: SQLite must read them."""
+    """Raised if pages are not those of a plain, intact table, so that SQLite must read them."""
 
 
 class Pages:
-    """The pages of a file; the caller holds a lock on it, so that it does not change.
+    """The pages of a file; the caller must hold a lock on it, so that it does not change.
 
     Raises:
         Irregular: the pages cannot be read without SQLite.
@@ -176,7 +176,7 @@ class Pages:
             self._count = min(self._count, header.pages)
 
     def read(self, numbers: Int64s, *, again: bool = False) -> Bytes:
-        """Return pages, one after another, and SLACK zeros.
+        """Return the concatenated pages, followed by SLACK zeros.
 
         Args:
             numbers: Page numbers, from 1.
@@ -184,7 +184,7 @@ class Pages:
                 every call would fragment the memory.
 
         Raises:
-            Irregular: a page cannot be one of a table, or the file has changed.
+            Irregular: a page cannot belong to a table, or the file has changed.
         """
         size = self.header.page_bytes
         if not len(numbers) or int(numbers.min()) < 1 or int(numbers.max()) > self._count:
@@ -219,7 +219,7 @@ _MAX_VARINT_BYTES = 9
 def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
     """Return the numbers that begin at `places`, and the positions after them.
 
-    A number that would go beyond the end of `data` ends there.
+    A number that extends beyond the end of `data` is truncated.
     """
     byte = data[places]
     goes_on = byte >= _MORE
@@ -247,19 +247,19 @@ def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
 class FileConnection(sqlite3.Connection):
     """A connection that keeps its file open until it is closed.
 
-    Closing the file earlier would release all POSIX locks of the process on it, SQLite's included.
+    Closing the file earlier would release all POSIX locks of the process on it, including SQLite's.
     """
 
     file: FileIO | None = None
-    """None if the file alone is not sufficient, for example with a log beside it."""
+    """None if the file alone is not sufficient, for example if it has a write-ahead log."""
 
     def hold(self, path: Path, before: os.stat_result) -> None:
         """Open the file of a new connection.
 
         Args:
-            path: Its name.
-            before: File status before the connection was opened. If the name is another file by
-                now, or none, the file is not opened.
+            path: Path of the file.
+            before: File status before the connection was opened. If `path` is now another file or
+                missing, the file is not opened.
         """
         with suppress(OSError):
             file = path.open("rb", buffering=0)

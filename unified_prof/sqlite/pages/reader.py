@@ -1,8 +1,8 @@
-"""Layout of a table's records, its leaf pages in the order of row ids, and the rows of leaves.
+"""Readers of a table's record layout, its leaf pages in the order of row ids, and their rows.
 
-Pages are checked like SQLite does, and slightly stricter; nothing outside a page is read. Pages of
-a damaged file may form cycles: keys of a b-tree rise and lie between the keys above them, which is
-checked in every page, so no page is read twice.
+Pages are checked slightly more strictly than by SQLite; nothing outside a page is read. Pages of a
+damaged file may form cycles. The keys of a b-tree must ascend and be between the keys of the page
+above, which is checked for every page, so no page is read twice.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _OUTSIDE_RECORDS = (2, 3)  # `hidden` of generated columns in PRAGMA table_xinfo
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the records of a table with row ids and without generated columns are laid out."""
+    """Layout of the records of a table with row ids and without generated columns."""
 
     root: int
     places: dict[str, int]
-    """Column, in lower case -> its position in records, from 0."""
+    """Column name in lower case -> its position in records, from 0."""
     row_id: str | None
-    """The column, in lower case, that is the row id under another name."""
+    """The column (name in lower case) that is an alias of the row id."""
     row_id_name: str
-    """A name of the row id that is no column: `rowid`, `oid` or `_rowid_`."""
+    """A name of the row id that is not also a column: `rowid`, `oid` or `_rowid_`."""
     nullable: frozenset[int]
     """Positions of columns that are NULL if a record ends before them."""
     affinities: tuple[str, ...]
@@ -53,7 +53,7 @@ def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
     """Return the layout of the records of a table, None if only SQLite can read them.
 
     Raises:
-        sqlite3.Error: as SQLite does.
+        sqlite3.Error: SQLite cannot read the schema.
     """
     found = db.execute(
         "SELECT rootpage, type, sql FROM main.sqlite_master WHERE lower(name) = lower(?)", (table,)
@@ -97,7 +97,7 @@ def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
 
 
 def _affinity(kind: str) -> str:
-    """Return the affinity of a declared type, by SQLite's rules in their order."""
+    """Return the affinity of a declared type, by applying SQLite's rules in order."""
     if "INT" in kind:
         return "INTEGER"
     if any(part in kind for part in ("CHAR", "CLOB", "TEXT")):
@@ -113,11 +113,11 @@ _MIN_ID, _MAX_ID = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Leaf pages, and the bounds of their row ids from the pages above."""
+    """Leaf pages, with the bounds of their row ids from the interior pages."""
 
     numbers: Int64s
     upper: Int64s
-    """Maximum row id of each."""
+    """Maximum row id of each leaf."""
 
 
 def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
@@ -163,7 +163,7 @@ def _depth(pages: Pages, number: int) -> int:
 
 
 def _below(pages: Pages, number: int, lower: int, upper: int, depth: int) -> Iterator[Leaves]:
-    """Yield the leaves under a page whose row ids are more than `lower`, at most `upper`."""
+    """Yield the leaves under a page whose row ids are greater than `lower` and at most `upper`."""
     if depth == 0:
         yield Leaves(np.array([number]), np.array([upper]))
         return
@@ -213,9 +213,9 @@ class Rows:
     """The pages of the records, and format.SLACK zeros."""
     ids: Int64s
     begin: Int64s
-    """Start of each record in `data`: the size of its header."""
+    """Start of each record in `data`, where the size of its header is."""
     end: Int64s
-    """End of each record if it had no overflow pages."""
+    """End that each record would have without overflow pages."""
     end_here: Int64s
     """End of each record in its page."""
 
@@ -224,12 +224,12 @@ class Rows:
 
 
 def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
-    """Find the rows of some leaves.
+    """Find the rows of the given leaves.
 
     Args:
         pages: The pages of the file.
         leaves: The leaves to read.
-        after: The last row id before these leaves; None: none.
+        after: The last row id before these leaves, None if there is none.
 
     Raises:
         Irregular: a page is not a leaf, is damaged, or its rows are not in order.

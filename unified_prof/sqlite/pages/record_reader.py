@@ -1,11 +1,11 @@
-"""Rows of a table from the pages of its file, some thousand at a time, and values of columns.
+"""Reader of a table's rows from the pages of its file, and decoding of column values.
 
-A record is a header of types, then the values, so the values of a column are found by walking over
-the columns before it, in all rows at once.
+A record is a header of types followed by the values, so the values of a column are found by
+stepping over the columns before it, in all rows at once.
 
-SQLite's connection holds the lock of the file meanwhile. If the pages alone are not sufficient (a
-log beside the file, WITHOUT ROWID, generated columns), nothing is read here. If pages or records
-are irregular, SQLite must read the remaining rows, or these rows.
+During reading, SQLite's connection holds the lock of the file. If the pages alone are not
+sufficient (a write-ahead log, WITHOUT ROWID, generated columns), nothing is read here. If a page is
+irregular, SQLite must read the remaining rows; if records are irregular, it must read these rows.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ _PAIRS = tuple(
 
 
 class Unusual(Exception):  # noqa: N818 - internal control flow
-    """Only SQLite can convert some of the values as requested."""
+    """Raised if only SQLite can convert some of the values as requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A column of some rows: types and positions of its values."""
+    """Values of a column in a block of rows, given by type and position."""
 
     data: Bytes
     types: NDArray[np.integer]
-    """Serial types; NULL if a record ends before the column."""
+    """Serial types; the type of NULL if a record ends before the column."""
     only: int | None
-    """The type, if all values have the same."""
+    """The common type, if all values have the same type."""
     places: Int64s
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Values:
         return bool(((types == NULL) | ((types >= FIRST_TEXT) & (types & 1 == 1))).all())
 
     def where(self, chosen: NDArray[np.bool_]) -> Values:
-        """Return the values of the rows in a mask."""
+        """Return the values of the rows selected by a mask."""
         return Values(self.data, self.types[chosen], self.only, self.places[chosen])
 
     def integers(self, missing: int) -> Int64s:
@@ -129,8 +129,7 @@ class Values:
         """Return integers and texts of digits as integers, `missing` for NULL.
 
         Raises:
-            Unusual: there are other values, or numbers of more than 18 digits, which may be too
-                large.
+            Unusual: there are other values, or numbers of more than 18 digits, which may not fit.
         """
         if self.are_whole:
             return self.integers(missing)
@@ -259,8 +258,8 @@ def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> d
     Args:
         rows: At least one row.
         wanted: Positions of the columns to return.
-        absent: Positions of columns that are NULL if a record ends before them, as records do that
-            were written before the column was added.
+        absent: Positions of columns that are NULL if a record ends before them, because it was
+            written before the column was added.
 
     Raises:
         Unusual: records are damaged, or values are in overflow pages.
@@ -278,7 +277,7 @@ def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> d
 
 
 class _Walk:
-    """Walks over the columns of records."""
+    """Steps through the columns of records, one column for all records at a time."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -329,7 +328,7 @@ class _Walk:
         return Values(data, types, None, places)
 
     def finish(self) -> None:
-        """Check the ends of the records, as SQLite does.
+        """Check that the records end where they should, as SQLite does.
 
         Raises:
             Unusual: values end after their record or in another page, or the sizes of the types do
@@ -358,7 +357,7 @@ class Slice:
         self._layout = layout
         self._rows = rows
         self.before = before
-        """Number of rows before these."""
+        """Number of rows before this slice."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -374,7 +373,7 @@ class Slice:
         return int(self._rows.ids[0]), int(self._rows.ids[-1])
 
     def columns(self, names: Collection[str]) -> dict[str, Values]:
-        """Return columns by name, in upper or lower case.
+        """Return columns by case-insensitive name.
 
         Raises:
             Unusual: only SQLite can read these rows.
@@ -401,7 +400,7 @@ class Scan:
         return None if place is None else self.layout.affinities[place]
 
     def is_row_id(self, name: str) -> bool:
-        """Return True if a name is the row id."""
+        """Return True if a name refers to the row id."""
         name = name.lower()
         if name in self.layout.places:
             return name == self.layout.row_id
@@ -417,7 +416,7 @@ class Scan:
         count = 0
         last: int | None = None
         query = f"SELECT 1 FROM main.{quoted(self._table)} NOT INDEXED"
-        # The open statement, of which SQLite has read one row, holds the lock.
+        # The open statement, which has returned one row, holds the lock.
         with closing(self._db.execute(query)), suppress(Irregular):
             layout = layout_of(self._db, self._table)
             if layout != self.layout:
@@ -436,7 +435,7 @@ def scan(db: sqlite3.Connection, table: str) -> Scan | None:
     """Return a reader of a table's pages, None if only SQLite can read it.
 
     Raises:
-        sqlite3.Error: as SQLite does.
+        sqlite3.Error: SQLite cannot read the schema.
     """
     if not isinstance(db, FileConnection) or db.file is None:
         return None

@@ -1,7 +1,8 @@
-"""Columns of a block of rows in the form of SQLite's records: serial types, varints and bytes.
+"""Encoding of column values as in SQLite's records: serial types, varints and bytes.
 
-SQLite converts a value by the affinity of its column before storing it (sqlite.org/datatype3.html);
-`field_of` does the same, so that values read back as if they had been bound to a statement.
+SQLite converts a value by the affinity of its column before storing it (sqlite.org/datatype3.html).
+`field_of` does the same, so the stored values are the same as if they had been bound to a
+statement.
 
 Varints have seven bits per byte; all bytes but the last have the high bit set. The ninth byte has
 eight bits; negative numbers always take nine bytes.
@@ -28,7 +29,7 @@ class Affinity(Enum):
     """Type to which SQLite converts a value before storing it."""
 
     NUMERIC = auto()
-    """Integral reals become integers; the same as INTEGER here."""
+    """Whole real numbers become integers; treated like INTEGER here."""
     REAL = auto()
     TEXT = auto()
     NONE = auto()
@@ -60,7 +61,7 @@ _MINUS = ord("-")
 
 
 def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the concatenated digits of numbers, and the number of bytes of each.
+    """Return the concatenated digits of the numbers, and the number of bytes of each number.
 
     Args:
         numbers: At least one integer.
@@ -69,7 +70,8 @@ def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.
     left = np.where(is_negative, -numbers, numbers).view(np.uint64)
     lengths = np.searchsorted(_POWERS, left, side="right") + 1 + is_negative
     digits = np.empty((len(numbers), _WIDTH), np.uint8)
-    # Only as many groups of four as the longest number needs; leading zeros are cut off below.
+    # Only as many groups of four digits as the longest number needs; leading zeros are removed
+    # below.
     groups = -(-int(lengths.max()) // 4)
     for place in range(_WIDTH - 4, _WIDTH - 4 - 4 * min(groups, _MAX_DIGITS // 4), -4):
         higher = left // np.uint64(_AT_ONCE)
@@ -156,7 +158,7 @@ class Texts:
 
     flat: NDArray[np.uint8]
     lengths: NDArray[np.int64]
-    """Bytes of each, 0 for rows without a text."""
+    """Number of bytes of each text, 0 for rows without a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Varying:
     types: NDArray[np.uint8] | int = layout.NULL
     """Serial type of every number; a single one if all are equal."""
     width: int = 0
-    """Bytes of every number: those of the largest."""
+    """Number of bytes of every number: that of the largest."""
     bits: NDArray[np.int64] | None = None
     """Integers, and the bits of floats; None if numbers take no bytes."""
     texts: Texts | None = None
@@ -253,7 +255,7 @@ def _from_floats(array: NDArray[np.float64], nulls: NDArray[np.bool_] | None) ->
 
 
 def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
-    """Return integers in the size of the largest of them."""
+    """Return integers, all encoded with the size of the largest."""
     least, most = int(array.min()), int(array.max())
     if least == most and nulls is None:
         return _fixed(least)
@@ -264,7 +266,7 @@ def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) ->
 
 
 def _from_texts(values: Sequence[Plain]) -> Field:
-    """Return texts, including None."""
+    """Return texts, which may include None, as a column."""
     texts = [value for value in values if isinstance(value, str)]
     if not texts:
         return Fixed(layout.NULL, b"")
@@ -304,7 +306,7 @@ def _texts(
 
 
 def _from_any(values: list[Plain]) -> Field:
-    """Return converted values of any types; numbers take eight bytes each."""
+    """Return converted values of mixed types; numbers take eight bytes each."""
     rows = len(values)
     kinds = np.zeros(rows, np.uint8)
     types = np.full(rows, layout.FLOAT, np.uint8)
@@ -325,7 +327,7 @@ def _from_any(values: list[Plain]) -> Field:
 
 
 def _fixed(value: Plain) -> Fixed:
-    """Return a converted value that all rows have."""
+    """Return a converted value as a column with the same value in all rows."""
     if value is None:
         return Fixed(layout.NULL, b"")
     if isinstance(value, str):

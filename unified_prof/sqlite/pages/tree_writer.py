@@ -1,17 +1,18 @@
-"""Writes b-trees of tables and indexes as pages, from their leaves up, after the pages of SQLite.
+"""Writers of table and index b-trees as pages, appended to a file created by SQLite.
 
-A page has a header, the positions of its cells, a gap, and the cells up to its end. Table leaves do
-not have their own page numbers.
+A page consists of a header, the positions of its cells, a gap, and the cells up to the end of the
+page. Table leaves do not contain page numbers.
 
-Rows come in ascending order of their row ids, in blocks. Full leaves are written to the file; only
-their numbers and last row ids are kept, for the pages above, which are written at the end. SQLite
-has created the table or index with an empty root page, which the root of the tree replaces.
+Rows are added in blocks, in ascending order of row ids. Full leaves are written to the file; only
+their page numbers and last row ids are kept, for the interior pages, which are written at the end.
+SQLite has created the table or index with an empty root page, which the root of the tree replaces.
 
-An index entry is a record of integers: the indexed columns and the row id. Unlike in a table, each
-entry is in the tree once: the one between two neighboring pages of a level is in the level above.
+An index entry is a record of integers: the indexed columns and the row id. Unlike in a table
+b-tree, each entry occurs only once: the entry between two neighboring pages of a level is in the
+level above.
 
-SQLite must not use the file meanwhile. Its header has the number of pages, and a change counter
-that invalidates SQLite's cache.
+SQLite must not use the file while pages are written. The file header has the number of pages, and a
+change counter that invalidates SQLite's cache.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def page_of(
     Args:
         kind: TABLE_LEAF, TABLE_INTERIOR, or those of an index.
         cells: The concatenated cells.
-        sizes: Bytes of each.
-        page_bytes: Bytes of a page.
+        sizes: Number of bytes of each cell.
+        page_bytes: Page size.
         usable: Bytes of a page that are not reserved for extensions.
         right: The last child of an interior page.
     """
@@ -94,9 +95,9 @@ class LeafPacker:
         """Sizes of the first cells of the next page."""
 
     def add(self, cells: Cells, rows: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Add cells; yield full pages, and the index of the last of these cells in each.
+        """Add cells; yield full pages, each with the index of its last cell among the added ones.
 
-        Index -1 is the cell before these. At least one cell is kept for `rest`.
+        Index -1 is the last cell added before. At least one cell is kept for `rest`.
         """
         flat, sizes = cells.flat, cells.sizes
         if len(self._sizes):
@@ -122,7 +123,7 @@ class LeafPacker:
             yield from self._pages_of_any(flat, sizes, fitting)
 
     def rest(self) -> NDArray[np.uint8] | None:
-        """Return the last page, None without rows."""
+        """Return the last page, None if there are no rows."""
         return self._flushed() if len(self._sizes) else None
 
     def _flushed(self) -> NDArray[np.uint8]:
@@ -181,7 +182,7 @@ _MAX_PAGES = 0xFFFF_FFFE
 
 
 class PageFile:
-    """A database that is written here between `begin` and `end`, and by SQLite otherwise."""
+    """A database file to which pages are written between `begin` and `end`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b", buffering=0)
@@ -192,12 +193,12 @@ class PageFile:
     @property
     def header(self) -> layout.Header:
         """The header of the file at `begin`."""
-        assert self._header is not None, "SQLite has the file"
+        assert self._header is not None, "`begin` was not called"
         return self._header
 
     @property
     def suitable(self) -> bool:
-        """True if pages can be added to the file: no auto-vacuum, UTF-8."""
+        """True if pages can be added to the file, which must be UTF-8 and without auto-vacuum."""
         header = self.header
         return (
             header.encoding == layout.UTF8
@@ -211,7 +212,7 @@ class PageFile:
         self._file.seek(0)
         start = self._file.read(layout.HEADER_BYTES)
         header = layout.read_header(start)
-        assert header is not None, "SQLite has written no header"
+        assert header is not None, "SQLite has not written a header"
         self._header = header
         self._pages = header.pages
         self._changed = False
@@ -230,7 +231,7 @@ class PageFile:
         numbers = self.next_numbers(len(pages))
         last = int(numbers[-1])
         if last > _MAX_PAGES:
-            raise OSError("a database cannot have that many pages")
+            raise OSError("too many pages for a database")
         before = int(np.searchsorted(numbers, self.header.lock_page))
         for part in (slice(0, before), slice(before, None)):
             if len(numbers[part]):
@@ -263,7 +264,8 @@ class PageFile:
     def _put(self, at: int, data: bytes | memoryview) -> None:
         self._file.seek(at)
         while len(data):
-            # Less is written near a limit or on a full disk; the next call raises the error.
+            # Near a limit or on a full disk, fewer bytes are written; the next call raises the
+            # error.
             written = self._file.write(data)
             data = data[written:]
 
@@ -301,7 +303,7 @@ class TableTree:
         self.last_rowid = int(rowids[-1])
 
     def finish(self, file: PageFile) -> None:
-        """Write the last leaf and the pages above; SQLite may then insert further rows."""
+        """Write the last leaf and the interior pages; SQLite may then insert further rows."""
         rest = self._packer.rest()
         if rest is not None:
             if not self._leaves:
@@ -322,7 +324,7 @@ class TableTree:
     def _interior(
         self, children: NDArray[np.int64], keys: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return interior pages above `children`, and the index of the last child of each."""
+        """Return the interior pages above `children`, and the index of each page's last child."""
         widths = row_encoder.widths_of(keys)
         sizes = layout.CHILD_BYTES + widths
         places = np.concatenate(([0], np.cumsum(sizes)))
@@ -353,7 +355,7 @@ class TableTree:
         return np.stack(pages), np.array(lasts)
 
     def _with_overflow(self, file: PageFile, cells: Cells, rows: int) -> Cells:
-        """Write the overflow of long records into pages; return the cells without it."""
+        """Write the overflow of long records to pages; return the cells without the overflow."""
         sizes = np.array(np.broadcast_to(np.asarray(cells.sizes, np.int64), rows))
         payloads = np.broadcast_to(np.asarray(cells.payloads, np.int64), rows)
         ends = np.cumsum(sizes)
@@ -373,7 +375,7 @@ class TableTree:
         return Cells(np.concatenate([*pieces, cells.flat[done:]]), sizes, payloads)
 
     def _overflow(self, file: PageFile, data: NDArray[np.uint8]) -> int:
-        """Write the end of a record as a chain of pages; return the number of the first."""
+        """Write the end of a record as a chain of pages; return the number of the first page."""
         each = self._usable - layout.CHILD_BYTES
         count = -(-len(data) // each)
         pages = np.zeros((count, self._page_bytes), np.uint8)
@@ -390,7 +392,7 @@ class TableTree:
 def _cells(
     children: NDArray[np.int64], keys: NDArray[np.int64], widths: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """Return concatenated interior cells: page number and last row id (varint) of each."""
+    """Return the concatenated interior cells, each with a page number and last row id (varint)."""
     parts = []
     changes = np.flatnonzero(np.diff(widths)) + 1
     for start, stop in pairwise([0, *changes.tolist(), len(keys)]):
@@ -416,7 +418,7 @@ class IndexTree:
         self._usable = usable
         self._room = usable - layout.LEAF_HEADER_BYTES
         self._cells, self._sizes = np.empty(0, np.uint8), np.empty(0, np.int64)
-        """Entries that are in no page yet, and their sizes."""
+        """Entries that have not been written to a page yet, and their sizes."""
         self._leaves = array("q")
         self._between: list[Bytes] = []
         """The entry after each leaf."""
@@ -425,12 +427,12 @@ class IndexTree:
     def append(
         self, file: PageFile, keys: Sequence[NDArray[np.int64]], rowids: NDArray[np.int64]
     ) -> bool:
-        """Append the entries of a block of rows; return False, without change, if not possible.
+        """Append the entries of a block of rows; if not possible, change nothing and return False.
 
         Args:
             file: The file, between `begin` and `end`.
-            keys: The columns of the index. Rows in a block may be in another order than the index;
-                no entry is below one of an earlier block.
+            keys: The columns of the index. Rows in a block need not be in the order of the index,
+                but no entry may be less than one of an earlier block.
             rowids: Row id of every row, ascending.
         """
         columns = [*keys, rowids]
@@ -450,10 +452,10 @@ class IndexTree:
         return True
 
     def finish(self, file: PageFile) -> None:
-        """Write the last leaves and the pages above; SQLite may then insert further entries."""
+        """Write the last leaves and the interior pages; SQLite may then insert further entries."""
         places, last = _places(self._sizes), len(self._sizes)
         if int(places[-1]) + layout.POINTER_BYTES * last > self._room:
-            # One entry too many: it gets a separate page, after the entry in between.
+            # One entry does not fit: it gets a separate page, after the entry in between.
             self._write_leaves(file, [self._leaf(places, 0, last - 2)])
             self._between.append(self._cells[places[last - 2] : places[last - 1]])
             rest = self._leaf(places, last - 1, last)
@@ -543,7 +545,7 @@ def _places(sizes: Sizes) -> Sizes:
 
 
 def _cells_index(columns: Sequence[NDArray[np.int64]]) -> Bytes:
-    """Return the entries of a block as bytes, one row per entry, all of one size."""
+    """Return the entries of a block as bytes, one row per entry, all of the same size."""
     types = [integer_type(int(column.min()), int(column.max())) for column in columns]
     header = bytes([1 + len(types), *(kind for kind, _ in types)])
     payload = len(header) + sum(width for _, width in types)
