@@ -15,7 +15,7 @@ from unified_prof.migrate.upgrade import create
 def test_a_clusters_summary_alone_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
     create(tmp_path / "cluster.sqlite", "cluster", "latest")
     summary = tmp_path / "cluster.sqlite"
-    with pytest.raises(UsageError, match="of a cluster") as caught, open_reports(summary):
+    with pytest.raises(UsageError, match="of a multi-rank run") as caught, open_reports(summary):
         pass
     assert "uprof cluster report" in str(caught.value.hint)
     with pytest.raises(StoreError, match="no readable report"), open_reports(tmp_path):

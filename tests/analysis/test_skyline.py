@@ -154,7 +154,7 @@ def test_an_empty_report_says_so(tmp_path: Path) -> None:
     found = summary_of(run_time_report(tmp_path / "r.sqlite", []))
     assert found.totals.total_ns is None
     assert found.available == ()
-    assert "the report lists no operation" in [missing.why for missing in found.not_measured]
+    assert "the report has no operations" in [missing.why for missing in found.not_measured]
 
 
 def test_impossible_values_are_counted_not_added(tmp_path: Path) -> None:

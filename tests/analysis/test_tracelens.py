@@ -97,7 +97,7 @@ def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path:
             assert one.count == work.calls, work
             assert one.cost is not None
             if work.gflop is not None:
-                bias = one.cost.beside if work.name == "aten::addmm" else 0
+                bias = one.cost.vector_flops if work.name == "aten::addmm" else 0
                 assert one.cost.flops + bias == pytest.approx(work.gflop * 1e9 * one.count), work
             if work.mib is not None:
                 assert one.cost.moved_bytes == pytest.approx(work.mib * 2**20 * one.count), work

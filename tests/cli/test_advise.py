@@ -48,7 +48,7 @@ def test_skipped_rules_with_the_same_missing_data_are_abbreviated(
     with Plant(tmp_path / "msprof_1.db") as plant:
         plant.call(0, 100, "aten::add")
     lines = run(capsys, str(tmp_path / "msprof_1.db")).splitlines()
-    (said,) = [line for line in lines if line.endswith(": no device work was recorded")]
+    (said,) = [line for line in lines if line.endswith(": no device tasks recorded")]
     assert said.count(", ") == 3
     assert "more (--json)" in said
     assert len(said) < 160

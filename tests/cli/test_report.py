@@ -108,7 +108,7 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_file_or_directory_without_a_report_is_named(tmp_path: Path) -> None:
     refused(uprof("report", tmp_path / "absent.db"), 7, "absent.db")
-    refused(uprof("report", tmp_path), 7, "holds no readable report", "hint")
+    refused(uprof("report", tmp_path), 7, "contains no readable report", "hint")
 
 
 def test_empty_report_explains_why_it_is_empty(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_empty_report_explains_why_it_is_empty(tmp_path: Path) -> None:
     for form in ("text", "json", "csv", "markdown", "html"):
         done = uprof("report", path, "--format", form)
         assert (done.returncode, done.stderr) == (0, ""), form
-    assert "times not measured: the report lists no operation" in uprof("report", path).stdout
+    assert "times not measured: the report has no operations" in uprof("report", path).stdout
 
 
 @pytest.mark.slow

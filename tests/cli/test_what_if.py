@@ -52,7 +52,7 @@ def test_overlapped_savings_are_reported_as_hidden(
     path = made.write(made.run(program), tmp_path / "a.db")
     text = run(capsys, str(path), "--without", "mm_1")
     assert "mm_1 is gone" in text
-    assert "hidden        the changed items themselves take 100 µs less" in text
+    assert "hidden        the changed work itself takes 100 µs less" in text
 
 
 def test_most_expensive_items_are_tried_if_no_change_is_given(
@@ -105,7 +105,7 @@ def test_unknown_name_is_refused_with_similar_names(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
-    assert "nothing in the recording is called mm_2" in said
+    assert "nothing in the recording is named mm_2" in said
     assert "similar names: mm_1" in said
 
 
@@ -129,7 +129,7 @@ def test_report_without_a_timeline_is_refused(
 def test_empty_recording_is_refused(tmp_path: Path) -> None:
     with builders.Device(tmp_path / "a.db") as device:
         device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
-    with pytest.raises(UsageError, match="neither device work nor host ranges"):
+    with pytest.raises(UsageError, match="neither device tasks nor host ranges"):
         unified_prof.what_if(tmp_path / "a.db")
 
 

@@ -193,7 +193,7 @@ def test_files_of_other_programs_are_passed_over(folder: Path) -> None:
 def test_where_no_rank_can_be_read_there_is_no_report(folder: Path) -> None:
     for rank in range(RANKS):
         cut_off(folder / f"run_time_rank{rank}.sqlite")
-    refused(uprof("report", folder), 7, "holds no readable report", "is cut off")
+    refused(uprof("report", folder), 7, "contains no readable report", "is cut off")
 
 
 def test_where_every_rank_turns_out_damaged_that_is_the_error(tmp_path: Path) -> None:

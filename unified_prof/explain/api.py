@@ -48,7 +48,7 @@ class Opened:
             self._keys[id(analysis)] = _key(path, reports[0])
 
     def lose(self, analysis: Analysis, error: StoreError, *, part: str | None = None) -> None:
-        """Note that an analysis could not be read to its end; `part` describes what was read."""
+        """Record that an analysis could not be read completely; `part` names what was read."""
         why = f"{error}; {part}" if part else str(error)
         self._missing.append(Missing(self._keys[id(analysis)], why))
 
@@ -87,13 +87,13 @@ def open_reports(
             report = stack.enter_context(open_report(path, any_revision=True))
             if report.family == CLUSTER:
                 raise UsageError(
-                    f"{path} is the summary of a cluster's run, not the report of one process",
+                    f"{path} is the summary of a multi-rank run, not the report of one process",
                     hint=f"uprof cluster report {path}",
                     slug="summary-of-a-cluster",
                 )
             if captured is not None and report.family != MSPROF:
                 raise UsageError(
-                    f"{path} is not a timeline: it has no captured graphs", slug="no-timeline"
+                    f"{path} is not a timeline, so it has no captured graphs", slug="no-timeline"
                 )
             if captured is not None and path.samefile(captured.path):
                 raise UsageError(
@@ -120,7 +120,7 @@ def open_reports(
         if not reports:
             why = f": {missing[0].why}" if missing else ""
             raise StoreError(
-                f"{path} holds no readable report{why}",
+                f"{path} contains no readable report{why}",
                 hint=f"reports end in {', '.join(run_directory.SUFFIXES)};"
                 " make one with `uprof run`",
                 slug="no-report",
@@ -137,21 +137,21 @@ def open_reports(
 
 @contextmanager
 def _capture(path: Path) -> Iterator[Report]:
-    """Open the report of a graph capture: one timeline with operations."""
+    """Open the report of a graph capture; it must be one timeline with operations."""
     files = run_directory.databases(path).files if path.is_dir() else [path]
     if len(files) != 1:
         names = {file.name for file in files}
         raise UsageError(
-            f"{path} is not a device report; --with needs one"
+            f"{path} is not a device report, but --with requires one"
             if names <= {"run_time.sqlite", "memory.sqlite"}
-            else f"{path} has {len(files)} databases; --with needs one",
+            else f"{path} has {len(files)} databases, but --with requires a single one",
             hint="record one with `uprof run --report timeline`, or name its file",
             slug="not-a-capture",
         )
     with open_report(files[0], any_revision=True) as report:
         if report.family != MSPROF or "PYTORCH_API" not in report.tables:
             raise UsageError(
-                f"{path} has no operations: it is not a recording of a capture",
+                f"{path} has no operations, so it is not the recording of a graph capture",
                 slug="not-a-capture",
             )
         yield report
@@ -233,17 +233,17 @@ def what_if(
     without: str | Iterable[str] = (),
     top: int = 10,
 ) -> list[WhatIfResult]:
-    """Estimate the step time of a timeline, or of each in a directory, with some changes.
+    """Estimate the step time if parts of a timeline, or of each in a directory, were faster.
 
     Args:
         path: Report or directory.
         faster: Names and factors, such as `{"aten::mm": 2}`.
-        without: Name or names of what is removed.
+        without: Name or names to remove.
         top: Number of candidates to evaluate if there are no changes.
 
     Raises:
         StoreError: A file is not a readable report.
-        UsageError: Nothing was recorded with a name, or the report is not a timeline.
+        UsageError: No recorded item has one of the names, or the report is not a timeline.
     """
     changes = [Change(name, factor) for name, factor in (faster or {}).items()]
     gone = [without] if isinstance(without, str) else without

@@ -2,10 +2,10 @@
 
 Launches are classified as in HolisticTraceAnalysis: kernels shorter than their launch, slow
 launches, and late kernels, which waited behind others. A task is queued from the start of its
-launch to its own start; a stream takes about a thousand launches before the host waits. A sequence
-is what a call of an outermost operation launched, in order of start, if these are at least three
-tasks; backward is a separate operation. On an Ascend, whose kernel names are numbered, operator
-types form the sequence.
+launch to its own start; the host blocks if about a thousand launches of a stream are queued. A
+sequence has the tasks that a call of an outermost operation launched, in order of start, if there
+are at least three; backward is a separate operation. On Ascend, whose kernel names are numbered,
+sequences consist of operator types.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _is_ascend(recording: Recording) -> bool:
 
 
 def in_words(kernels: Iterable[str]) -> str:
-    """Return names in order, with the count of equal neighbors."""
+    """Join names in order, merging repeated ones with their count."""
     runs = [(name, len(list(own))) for name, own in groupby(kernels)]
     return THEN.join(name if count == 1 else f"{name} x{count}" for name, count in runs)
 

@@ -1,8 +1,8 @@
 """The critical path of the steps: a kernel, call or wait for each nanosecond, without overlap.
 
-From the end of a step the path goes back to the dependency that arrived last, and so on to the
-begin of the step. Tasks that are not on the path could take longer without delaying the step, by
-their slack.
+The path is followed from the end of a step backwards, always to the dependency that arrived last,
+until the begin of the step. The slack of other tasks is the time by which they could take longer
+without delaying the step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unified_prof.recording.tracks import Track
 
 
 def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
-    """Return what a recording cannot tell about its path, as slugs and sentences."""
+    """Return the limitations of the path of a recording as slugs and sentences."""
     tasks, edges = scheduled.pieces, scheduled.schedule.edges
     no_host = not len(scheduled.host) and tasks.work
     streams = len(np.unique(tasks.stream[: tasks.work]))
@@ -40,54 +40,53 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
         (
             no_host,
             "path_without_host",
-            "no host call was recorded: the path has only devices, and idle reasons are unknown",
+            "no host calls recorded: the path has only device tasks, and idle reasons are unknown",
         ),
         (
             not tasks.work,
             "path_without_device",
-            "no device work was recorded: the path has only the host",
+            "no device tasks recorded: the path has only host work",
         ),
         (
             not recording.steps,
             "path_without_steps",
-            "no step was recorded: the path is that of the whole recording",
+            "no steps recorded: the path covers the whole recording",
         ),
         (
             scheduled.steps_left_out,
             "path_of_first_steps",
-            f"long recording: the first {len(scheduled.step_names):,} steps are analyzed, "
-            f"{scheduled.steps_left_out:,} are not",
+            f"long recording: only the first {len(scheduled.step_names):,} steps are analyzed, "
+            f"{scheduled.steps_left_out:,} are left out",
         ),
         (
             len(scheduled.host.fetches),
             "path_loader_workers",
-            "worker processes of a DataLoader keep their pace: batches arrive no earlier than "
-            "recorded, whatever else is faster",
+            "the speed of DataLoader workers is fixed: batches arrive no earlier than recorded, "
+            "even if other work is faster",
         ),
         (
             streams > 1 and not has_events,
             "path_without_events",
-            "no wait for an event was recorded: waits between streams are inferred from times"
-            + by_calls,
+            "no event waits recorded: waits between streams are inferred from times" + by_calls,
         ),
         (
             unlaunched and len(scheduled.host),
             "path_without_launches",
-            f"the launch of {unlaunched:,} of {tasks.work:,} device tasks was not recorded: their "
+            f"launches of {unlaunched:,} of {tasks.work:,} device tasks not recorded: their "
             "dependencies are inferred from their streams",
         ),
         (
             tasks.skew_ns,
             "path_clocks",
             f"tasks began up to {tasks.skew_ns / 1000:.1f} µs before their launch: host times are "
-            "shifted by as much",
+            "shifted by this amount",
         ),
     ]
     queue_full = [
         (
             "path_queue_full",
-            f"{one.detail}: these launches stay as late as recorded, so faster device tasks may "
-            "gain far more than estimated",
+            f"{one.detail}: these launches keep their recorded times, so faster device tasks may "
+            "save far more than estimated",
         )
         for one in recorded_anomalies(recording.source)
         if one.name == "launch_queue_full"
@@ -151,7 +150,7 @@ def task_names(recording: Recording) -> NDArray[np.int32]:
 
 
 def path_segments(recording: Recording, scheduled: Scheduled) -> PathSegments:
-    """Return the named path; the lengths of a step's segments add up to its length."""
+    """Return the path as named segments, whose lengths add up to the length of the step."""
     paths = [scheduled.path(step) for step in range(len(scheduled.step_names))]
     step = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
     path = Segments(
@@ -242,7 +241,7 @@ def _host_segments(
 
 
 def _returning_calls(scheduled: Scheduled, end_ns: Ints) -> Ints:
-    """Return the synchronizing calls that return at given times."""
+    """Return the synchronizing calls that end at given times."""
     ends = scheduled.host.waits.end
     if not len(ends):
         return np.full(len(end_ns), -1, np.int64)
@@ -268,11 +267,11 @@ class CriticalPath:
 
     @cached_property
     def segments(self) -> PathSegments:
-        """The named path; the lengths of a step's segments add up to its length."""
+        """The path as named segments, whose lengths add up to the length of the step."""
         return path_segments(self._recording, self._scheduled)
 
     def rows(self) -> list[Row]:
-        """Return a row for each kind and name on the path, then the longest tasks off the path."""
+        """Return a row per kind and name on the path, then the longest tasks that are not on it."""
         path = self.segments
         length = path.length_ns
         keys, number = np.unique(path.kind.astype(np.int64) << 32 | path.name, return_inverse=True)
@@ -353,11 +352,11 @@ class CriticalPath:
 
     @property
     def _step_rows(self) -> Ints:
-        """Their rows in `Recording.work`."""
+        """Rows of the tasks within the steps in `Recording.work`."""
         return self._scheduled.pieces.row[self._in_steps]
 
     def _task_times(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return by name the time of tasks in the steps, and their minimum slack off the path."""
+        """Return the time of tasks in the steps by name, and their minimum slack."""
         scheduled, rows = self._scheduled, self._step_rows
         if not len(rows):
             return {}, {}
@@ -423,7 +422,7 @@ def track(recording: Recording) -> Track | None:
 
 def _breakdown(recording: Recording) -> Breakdown:
     scheduled = schedule_of(recording)
-    assert scheduled is not None, "the breakdown is not offered without known times"
+    assert scheduled is not None, "this breakdown requires known times"
     for name, sentence in limits(recording, scheduled):
         recording.findings.add(name, sentence, 1)
     rows = CriticalPath(recording, scheduled).rows()

@@ -1,9 +1,9 @@
 """Classes of device tasks (matmul, normalization, cast...) by names of kernels and operations.
 
-The same model runs other kernels on another vendor's device; what they compute is the same.
-Operations with a meaning of their own, such as attention, keep all their kernels, so that a fused
-kernel is compared with the unfused ones of the other device. Casts, layout changes and copies are
-separate everywhere, because they are what differs.
+The same model runs different kernels on the devices of different vendors; classes make them
+comparable. High-level operations such as attention keep all their kernels, so that a fused kernel
+is compared with the unfused ones of the other device. Casts, layout changes and copies are always
+separate, because devices differ in them.
 """
 
 from __future__ import annotations

@@ -61,17 +61,17 @@ class MsprofAnalysis(Analysis):
 
     @property
     def held_calls(self) -> HeldCalls:
-        """The same calls, to process in windows."""
+        """The same calls in windows."""
         return self.recording.held_calls
 
     @property
     def path(self) -> str:
-        """The file."""
+        """Path of the database."""
         return str(self.recording.source.path)
 
     @property
     def family(self) -> str:
-        """Family of its schema."""
+        """Family of the database schema."""
         return self.recording.source.family
 
     @cached_property
@@ -132,7 +132,7 @@ class MsprofAnalysis(Analysis):
         )
 
     def model_use(self) -> tuple[ModelUse, ...]:
-        """Return the FLOPs and MFU of each device."""
+        """Return the FLOP/s and MFU of each device."""
         if not peaks.quick(self.recording) or not peaks.offered(self.recording):
             return ()
         return roofline.roofline_of(self.recording).use
@@ -206,7 +206,7 @@ class MsprofAnalysis(Analysis):
         return stacks.stacks(self.recording, measure, by)
 
     def launch_delay(self) -> Distribution | None:
-        """Return the time from a launching host call's start to the start of its first work."""
+        """Return the launch latency: from the start of a launch to its first device task."""
         tasks, calls = self.recording.tasks, self.recording.host_calls
         if not len(tasks) or not len(calls):
             return None
@@ -320,23 +320,25 @@ class MsprofAnalysis(Analysis):
         recording = self.recording
         missing = []
         if recording.clock == "none":
-            missing.append(NotMeasured("device time", "no device task was recorded (table TASK)"))
+            missing.append(NotMeasured("device time", "no device tasks recorded (table TASK)"))
         elif recording.clock == "host":
             missing.append(
                 NotMeasured(
                     "device time",
-                    "no device task was recorded; the times are those of the host",
+                    "no device tasks recorded; times are host times",
                 )
             )
         if recording.clock == "device" and not recording.has_operations:
             missing.append(
                 NotMeasured(
                     "forward and backward times, modules, source lines",
-                    "no framework operation was recorded (table PYTORCH_API)",
+                    "no framework operations recorded (table PYTORCH_API)",
                 )
             )
         elif recording.clock == "device" and totals.backward_ns is None:
-            missing.append(NotMeasured("backward times", "no work was launched in a backward pass"))
+            missing.append(
+                NotMeasured("backward times", "no device tasks were launched in a backward pass")
+            )
         expected = ("step",) if not recording.has_operations else ("module", "line", "step")
         missing += [
             NotMeasured(f"time by {by}", KINDS[by].why_not)
@@ -344,5 +346,5 @@ class MsprofAnalysis(Analysis):
             if by not in self._available
         ]
         if totals.peak_bytes is None:
-            missing.append(NotMeasured("peak memory", "no memory use was recorded"))
+            missing.append(NotMeasured("peak memory", "memory use not recorded"))
         return missing

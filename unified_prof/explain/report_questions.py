@@ -1,4 +1,4 @@
-"""Interface of reports: `Analysis`, and what-if estimates of a timeline."""
+"""The `Analysis` interface of reports, and what-if estimates of timelines."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 class OverTime(Protocol):
-    """Data with timestamps, from which a trace for a viewer is written."""
+    """Source of tracks and counters for trace export."""
 
     @property
     def path(self) -> str:
-        """The file, or the files."""
+        """Path of the report, or of both reports."""
 
     def tracks(self) -> Iterator[Track]:
         """Yield the streams and threads, those of devices first."""
@@ -54,7 +54,7 @@ class OverTime(Protocol):
         """Return memory in use over time."""
 
     def counter_series(self) -> tuple[Series, ...]:
-        """Return other counters over time."""
+        """Return counters other than memory over time."""
 
 
 class Analysis(ABC):
@@ -63,7 +63,7 @@ class Analysis(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """The file, or the files; known without reading them."""
+        """Path of the report, or of both reports; available without reading them."""
 
     @property
     @abstractmethod
@@ -82,7 +82,7 @@ class Analysis(ABC):
 
     @property
     def held_calls(self) -> SomeCalls:
-        """The same calls, to process in windows: a long recording has many."""
+        """The same calls in windows, because a long recording has many."""
         return self.calls
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Analysis(ABC):
         """Estimate the gain of all changes at once; without changes, of the best candidates.
 
         Raises:
-            UsageError: Nothing was recorded with a name, or the report is no timeline.
+            UsageError: No recorded item has one of the names, or the report is not a timeline.
         """
         raise UsageError(
             f"no timeline in {self.path}: dependencies were not recorded",
@@ -185,7 +185,7 @@ class Analysis(ABC):
         raise UsageError(f"{self.path} has no stacks of {measure}", slug="no-stacks")
 
     def steps_of_calls(self) -> tuple[int, Callable[[Calls], Ints]] | None:
-        """Return the number of steps, and a function that returns the step of calls from 0.
+        """Return the number of steps, and a function from calls to the index of their step.
 
         The step of a call outside all steps is UNKNOWN. None if there are no steps, or if calls are
         already operations of one step.
@@ -195,7 +195,7 @@ class Analysis(ABC):
     def launch_delay(self) -> Distribution | None:
         """Return the launch latency: from the start of a launch to its first task, with queueing.
 
-        Tasks are kernels, collectives and copies.
+        Device tasks are kernels, collectives and copies.
         """
         return None
 
@@ -242,7 +242,7 @@ class Analysis(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a recording that takes less time: a name for `what_if.select`, and a factor."""
+    """Assumed change: a name for `what_if.select`, and the factor by which it is faster."""
 
     name: str
     # 2 is half the time; WITHOUT removes the part.
@@ -251,7 +251,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Time saved if one thing were twice as fast (a synchronizing call: removed)."""
+    """Time saved if one item were twice as fast, or a synchronizing call were removed."""
 
     name: str
     # A class of the critical path.
@@ -283,13 +283,13 @@ def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> Wh
     """Estimate the gain of all changes at once; without changes, of the `top` best candidates.
 
     Raises:
-        UsageError: Nothing was recorded with a name, or nothing at all.
+        UsageError: No recorded item has one of the names, or nothing was recorded.
     """
     scheduled = schedule_of(recording)
     if scheduled is None:
         raise UsageError(
-            f"{recording.source.path} has neither device work nor host ranges: no time can be "
-            "estimated",
+            f"{recording.source.path} has neither device tasks nor host ranges: no time can "
+            "be estimated",
             slug="no-device-work",
         )
     selections = [
@@ -308,7 +308,7 @@ def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> Wh
 
 
 def _candidates(recording: Recording, top: int) -> list[Candidate]:
-    """Return the gain of each class of time, and of the costliest things on the path."""
+    """Return the gain of each class of time, and of the most expensive items on the path."""
     path = critical_path.of_recording(recording)
     assert path is not None
     rows = [row for row in path.rows() if row.total_ns]

@@ -1,9 +1,8 @@
 """Self time of operations at every depth, and the innermost range or call of a host thread.
 
-Other breakdowns by operation count the outermost operation with all that it calls, backward with
-forward. Here each call counts for itself, like `torch.profiler`'s tables and TraceLens' tables of
-operations that launch kernels directly. Operations of a graph capture have the device time of each
-replay and no host time.
+Other breakdowns by operation attribute all time to the outermost operation, including backward.
+Here each call has its own row, as in the tables of `torch.profiler` and TraceLens. Operations of a
+graph capture have the device time of each replay and no host time.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ class HostMoments:
         calls, framework = self._recording.host_calls, self._recording.framework
         parts: list[tuple[Ints, Ints, Ints]] = []
         for number in np.unique(thread).tolist():
-            mine = np.flatnonzero(thread == number)
+            selected = np.flatnonzero(thread == number)
             edges = []
             for table in (calls, framework):
                 if table is not None:
                     rows = table.thread == number
                     edges += [table.start_ns[rows], table.end_ns[rows]]
             cuts = rising(np.concatenate(edges))
-            low = np.searchsorted(cuts, start[mine], side="right")
-            high = np.searchsorted(cuts, end[mine], side="left")
+            low = np.searchsorted(cuts, start[selected], side="right")
+            high = np.searchsorted(cuts, end[selected], side="left")
             many = np.maximum(high - low, 0) + 1
-            of = np.repeat(mine, many)
+            of = np.repeat(selected, many)
             at = positions(many)
             before = np.append(cuts, 0)[np.repeat(low, many) + at - 1]
             after = np.append(cuts, 0)[np.minimum(np.repeat(low, many) + at, len(cuts))]
@@ -70,7 +69,7 @@ class HostMoments:
     def called(
         self, thread: Ints, at_ns: Ints
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the innermost code of threads at some times, its line, and a mask of input.
+        """Return the innermost code of threads at some times, its line, and a mask of data loading.
 
         That is the operation, else the runtime call, else any range.
         """
@@ -95,8 +94,8 @@ class HostMoments:
         fetching = framework.matching(is_input)
         inside = np.zeros(len(at_ns), bool)
         for one in np.unique(framework.thread[fetching]).tolist():
-            mine = fetching[framework.thread[fetching] == one]
-            waits = intervals.merge(framework.start_ns[mine], framework.end_ns[mine])
+            rows = fetching[framework.thread[fetching] == one]
+            waits = intervals.merge(framework.start_ns[rows], framework.end_ns[rows])
             last = np.searchsorted(waits.start_ns, at_ns, side="right") - 1
             inside |= (thread == one) & (last >= 0) & (at_ns < waits.end_ns[last])
         return name, np.where(line == name, UNKNOWN, line).astype(np.int32), inside
@@ -104,14 +103,14 @@ class HostMoments:
     def _calls_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the name of the runtime call at some times, or UNKNOWN."""
         calls, strings = self._recording.host_calls, self._recording.strings
-        mine = np.flatnonzero(
+        rows = np.flatnonzero(
             np.isin(calls.thread, np.unique(thread)) & (calls.end_ns > calls.start_ns)
         )
         result = np.full(len(at_ns), UNKNOWN, np.int64)
-        if not len(mine):
+        if not len(rows):
             return result
-        order = mine[
-            nesting.call_order(calls.thread[mine], calls.start_ns[mine], calls.end_ns[mine])
+        order = rows[
+            nesting.call_order(calls.thread[rows], calls.start_ns[rows], calls.end_ns[rows])
         ]
         start, end, own = calls.start_ns[order], calls.end_ns[order], calls.thread[order]
         found = nesting.innermost_at(
@@ -193,7 +192,7 @@ class Nested:
         return total
 
     def _by_depth(self) -> list[Ints]:
-        """Return the calls of each depth, outermost first."""
+        """Return the calls of each nesting depth, outermost first."""
         depth = np.zeros(len(self.parent), np.int64)
         at = self.parent.copy()
         while (inside := at != NONE).any():
@@ -310,13 +309,13 @@ def _trees(recording: Recording) -> list[Nested]:
     if captured is not None:
         replayed = captured.framework.direct(captured.connection) != NONE
         rest &= ~replayed
-        mine = np.flatnonzero(replayed)
+        rows = np.flatnonzero(replayed)
         result.append(
             Nested(
                 captured.framework,
-                captured.connection[mine],
-                duration[mine],
-                captured.replay[mine],
+                captured.connection[rows],
+                duration[rows],
+                captured.replay[rows],
             )
         )
     if recording.framework is not None:

@@ -58,7 +58,7 @@ class SkylineAnalysis(Analysis):
 
     @property
     def path(self) -> str:
-        """The file, or both."""
+        """Path of the report, or of both reports."""
         return ", ".join(str(source.path) for source in self._sources)
 
     @property
@@ -67,7 +67,7 @@ class SkylineAnalysis(Analysis):
 
     @property
     def family(self) -> str:
-        """Families of their schemas."""
+        """Families of the reports' schemas."""
         return " + ".join(source.family for source in self._sources)
 
     @cached_property
@@ -216,11 +216,9 @@ class SkylineAnalysis(Analysis):
                 )
             )
         elif totals.total_ns is None:
-            missing.append(NotMeasured("times", "the report lists no operation"))
+            missing.append(NotMeasured("times", "the report has no operations"))
         elif totals.backward_ns is None:
-            missing.append(
-                NotMeasured("backward times", "no operation took part in a backward pass")
-            )
+            missing.append(NotMeasured("backward times", "no operation has a backward pass"))
         if self._memory is None:
             missing.append(
                 NotMeasured(
@@ -238,16 +236,16 @@ class SkylineAnalysis(Analysis):
         return missing
 
 
-_NO_DEVICE = "Skyline reports time operations, not what ran on a device meanwhile"
+_NO_DEVICE = "Skyline reports measure operations, not device activity"
 _WHY_NOT: dict[By, str] = {
     "operation": "it lists no operation",
-    "module": "the report does not name the modules of operations (table UPROF_MODULES)",
+    "module": "module names not recorded (table UPROF_MODULES)",
     "line": "the report has no stack frames",
-    "kernel": "Skyline reports time operations, not the kernels under them",
-    "group": "Skyline reports hold no collectives",
+    "kernel": "Skyline reports measure operations, not their kernels",
+    "group": "Skyline reports contain no collectives",
     "annotation": "the program marks no region (torch.profiler.record_function), or another "
     "profiler wrote the report (table UPROF_REGIONS)",
-    "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
+    "step": "single iterations not recorded (table UPROF_ITERATIONS)",
 }
 
 
@@ -324,7 +322,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree whose first node is the root, and those of MEASURES that the report has."""
+    """A tree, whose first node is the root, and the available MEASURES."""
 
     kind: Kind
     nodes: tuple[Node, ...]
@@ -364,7 +362,7 @@ def _of_pairs(builder: _Builder, pairs: list[tuple[str, Row]], measures: tuple[s
 
 
 class _Builder:
-    """Adds up values along paths."""
+    """Builds a tree by adding values along paths."""
 
     def __init__(self) -> None:
         self._names = [""]

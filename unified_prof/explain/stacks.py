@@ -1,4 +1,4 @@
-"""Call stacks of a recording: device time by what launched it, host time by who spent it."""
+"""Call stacks of a recording: device time by launching operation, host time by thread."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
 
 
 def _of_work(recording: Recording) -> Stacks:
-    """Return device time of kernels by operator, for recordings without operations."""
+    """Return stacks of kernels by operator, for recordings without framework operations."""
     work, gathering = recording.work, StackSums()
     _ = work.operator_numbers, work.kernel_numbers
     texts = work.labels.texts
@@ -184,7 +184,7 @@ def _add_kernels(
     texts: list[str],
     frames: Callable[[int], tuple[Frame, ...]],
 ) -> None:
-    """Add device tasks below the frames of their keys."""
+    """Add device tasks below the frames that their keys identify."""
     outer, which = np.unique(key, return_inverse=True)
     pairs, at = np.unique(which * len(texts) + kernel, return_inverse=True)
     sums = np.bincount(at, duration_ns, minlength=len(pairs)).astype(np.int64).tolist()

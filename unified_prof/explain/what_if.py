@@ -100,7 +100,7 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
     for selection, factor in changes:
         if not factor > 0:
             raise UsageError(
-                f"nothing gets faster by the factor {factor:g}: it is above 0",
+                f"invalid factor {factor:g}: it must be greater than 0",
                 slug="wrong-option-value",
             )
         if selection.work is not None:
@@ -120,7 +120,7 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
     # A removed dependency never decides, however late its source is.
     span = int(schedule.time_ns[-1] - schedule.time_ns[0]) + int(new_task_ns.max(initial=0)) + 1
     new_lag[removed] = -span
-    after = scheduled.steps_ns(schedule.again(new_task_ns, new_lag))
+    after = scheduled.steps_ns(schedule.replay(new_task_ns, new_lag))
     before = scheduled.steps_ns()
     on_host = edges.kind == graph.HOST
     saved = int((schedule.takes_ns - new_task_ns).sum())
@@ -137,7 +137,7 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
 def _host_ns(
     recording: Recording, scheduled: Scheduled, selection: Selection
 ) -> NDArray[np.float64]:
-    """Return the time of each edge that a thread spent in what is selected."""
+    """Return the time of each edge that its thread spent in the selected calls."""
     edges, point = scheduled.schedule.edges, scheduled.point_of
     result = np.zeros(len(edges))
     rows = np.flatnonzero(edges.kind == graph.HOST)
@@ -185,14 +185,14 @@ def _wait_edges(scheduled: Scheduled, calls: Ints) -> Ints:
 
 
 def select(recording: Recording, name: str) -> Selection:
-    """Return what a name selects.
+    """Return the parts of a recording that a name selects.
 
     The name is one of CLASSES; or that of kernels, collectives or kinds of copies; or of
     operations: their device tasks if they have any, else their host time; or of runtime calls.
     `host:NAME` is host time alone. Names may contain `*` as in file names.
 
     Raises:
-        UsageError: Nothing of that name was recorded.
+        UsageError: No recorded item has that name.
     """
     if name in CLASSES:
         return _select_class(recording, name)
@@ -206,14 +206,14 @@ def select(recording: Recording, name: str) -> Selection:
         return Selection(ranges=ranges, calls=calls)
     near = get_close_matches(wanted, sorted(_names(recording)), n=3, cutoff=0.4)
     raise UsageError(
-        f"nothing in the recording is called {name}",
+        f"nothing in the recording is named {name}",
         hint=f"similar names: {', '.join(near)}" if near else f"classes are {', '.join(CLASSES)}",
         slug="nothing-of-that-name",
     )
 
 
 def without(recording: Recording, name: str) -> Selection:
-    """Return what is removed with a name: device tasks, host time, and waits within its ranges."""
+    """Return the selection to remove for a name: device tasks, host time, waits in its ranges."""
     selection = select(recording, name)
     if name in CLASSES:
         return selection

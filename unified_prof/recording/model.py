@@ -254,8 +254,8 @@ class ModelUse:
     steps: int | None
     """Number of steps; None: the figures are those of the window."""
     share: float | None
-    """MFU relative to the peaks of the data types; None: peaks or too many shapes are unknown."""
-    told_share: float
+    """MFU: share of the peaks of the data types; None: peaks or too many shapes are unknown."""
+    known_share: float
     """Share of kernel time with known FLOPs."""
     peak: str
     """The peaks as text; empty: unknown."""

@@ -436,9 +436,9 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
         elif not one.peak:
             text += ", peak of this device unknown (see [tool.uprof.devices])"
         text += "; HFU: recomputed operations are counted"
-        if one.told_share < _KNOWN_SHAPES_SHARE:
+        if one.known_share < _KNOWN_SHAPES_SHARE:
             text += (
-                f", {names.format_percent(100 * one.told_share)} of kernel time has known shapes"
+                f", {names.format_percent(100 * one.known_share)} of kernel time has known shapes"
             )
         lines.append(f"{names.neutral(one.device)}: {text}" if len(found) > 1 else text)
     return lines

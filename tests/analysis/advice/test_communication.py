@@ -78,7 +78,7 @@ def test_only_one_bucket_of_a_large_last_message_is_exempt(tmp_path: Path) -> No
     path = steps(tmp_path / "run.db", message, compute=600 * US)
     finding = found(path)["exposed_communication"]
     assert cost_ns(finding) == 300 * US
-    assert "10 % is the last bucket of a step" in finding.text
+    assert "10 % is the last bucket of each step" in finding.text
     assert finding.figures["last_bucket_ns"] == 4 * 100 * US
 
 

@@ -132,9 +132,9 @@ def test_a_device_alone_has_a_path_that_says_so(tmp_path: Path) -> None:
     assert sum(by_kind(found).values()) == found.total_ns
     assert set(by_kind(found)) <= {"kernel", "event", "gap"}
     assert named(found, "nccl_1").total_ns == 300 * US
-    assert said["path_without_host"].startswith("no host call was recorded")
-    assert said["path_without_steps"].startswith("no step was recorded")
-    assert said["path_without_events"].startswith("no wait for an event was recorded")
+    assert said["path_without_host"].startswith("no host calls recorded")
+    assert said["path_without_steps"].startswith("no steps recorded")
+    assert said["path_without_events"].startswith("no event waits recorded")
 
 
 def test_a_host_alone_has_a_path_that_says_so(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_slack_is_what_a_moment_may_be_late_and_no_more(data: st.DataObject) -> 
     for late in (0, 1):
         # Late by its slack: all edges from it are longer by so much.
         longer = used.lag_ns + np.where(used.source == moment, slack[moment] + late, 0)
-        moved = int(schedule.again(None, longer)[-1] - schedule.time_ns[-1])
+        moved = int(schedule.replay(None, longer)[-1] - schedule.time_ns[-1])
         assert moved == (late if reaches[moment] else 0)
 
 
@@ -347,7 +347,7 @@ def test_of_a_long_recording_the_first_steps_are_walked(
     assert found.total_ns == sum(made.run(program).step_ns[:2])
     assert named(found, "mm_1").total_ns == (whole.total_ns or 0) / 2
     assert said["path_of_first_steps"] == (
-        "long recording: the first 2 steps are analyzed, 2 are not"
+        "long recording: only the first 2 steps are analyzed, 2 are left out"
     )
     monkeypatch.setattr(builder, "MAX_TASKS", 3)
     assert breakdown_of(tmp_path / "a.db", "path").total_ns == made.run(program).step_ns[0]

@@ -1,1 +1,1 @@
-"""Advice rules: each looks for one cause of lost time in a recording."""
+"""Advice rules; each detects one cause of lost time."""

@@ -149,8 +149,8 @@ def exposed_communication(context: DeviceContext) -> Iterator[Finding]:
     if context.share(cost) < WARN_SHARE:
         return
     exempt = (
-        f"; {percent(context.share(bucket_ns))} is the last bucket of a step, which cannot be "
-        "overlapped"
+        f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which cannot "
+        "be overlapped"
     )
     yield context.finding(
         "exposed_communication",
@@ -168,9 +168,9 @@ def exposed_communication(context: DeviceContext) -> Iterator[Finding]:
 def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
     """Return the exposed time of the last bucket of each step, which cannot be overlapped.
 
-    At most one bucket per step counts: of a larger message its first `BUCKET_BYTES`, of a message
-    of unknown size the median length of the messages. A message that a kernel of its step follows
-    counts not at all, because the message could overlap with this kernel.
+    At most one bucket per step counts: the first `BUCKET_BYTES` of a larger message, or the median
+    length of the messages if the size is unknown. A message does not count if a kernel of its step
+    follows, because the message could overlap with this kernel.
     """
     steps = context.windows
     step = np.searchsorted(steps.start_ns, messages.start, side="right") - 1
@@ -218,7 +218,7 @@ def small_buckets(context: DeviceContext) -> Iterator[Finding]:
         "small_buckets",
         cost,
         f"small messages: {count:,} of {len(size):,} are smaller than {limit >> 20} MiB, exposed "
-        f"for {percent(context.share(exposed))} of the time; large ones reach {rate:.1f} GB/s",
+        f"for {percent(context.share(exposed))} of the time; large messages reach {rate:.1f} GB/s",
         advice="send larger messages: larger buckets, one flat buffer, fewer reductions",
         sure="likely",
         figures={

@@ -134,7 +134,7 @@ class DeviceContext:
         self._analyzed = analyzed_steps(recording.steps)
 
     def claim(self, explained: IntervalSet) -> None:
-        """Note that a finding explains the idle time within some intervals."""
+        """Record that a finding explains the idle time within some intervals."""
         self.claimed = intervals.union(self.claimed, explained)
 
     @cached_property
@@ -148,7 +148,7 @@ class DeviceContext:
 
     @cached_property
     def windows(self) -> IntervalSet:
-        """Interval of each analyzed step (they may touch), or the whole window."""
+        """Interval of each analyzed step, or the whole window. Intervals may touch."""
         recording = self.recording
         if self._analyzed:
             if self.device is not None:
@@ -418,7 +418,7 @@ class DeviceContext:
         return begin[kept], end[kept], synced[kept]
 
     def gain(self, selected: Flags) -> int:
-        """Return the time saved without given tasks, except time that other tasks hide."""
+        """Return the time that removing some tasks saves, without time that other tasks hide."""
         tasks = self.tasks
         removed = intervals.merge(tasks.start_ns[selected], tasks.end_ns[selected])
         others = intervals.merge(tasks.start_ns[~selected], tasks.end_ns[~selected])
@@ -426,7 +426,7 @@ class DeviceContext:
         return intervals.intersect(exposed, self.awaited).total_ns
 
     def gains(self, rows: Ints, saved_ns: NDArray[Any]) -> int:
-        """Return the time saved if tasks took given times less."""
+        """Return the time saved if each task took some time less."""
         counted = np.minimum(saved_ns, self._exposed_ns[rows])
         return int(np.maximum(counted, 0).sum())
 
@@ -546,7 +546,7 @@ class DeviceContext:
         return any(_COMPILED_KERNEL.match(texts[name]) for name in np.unique(self.kernel).tolist())
 
     def evidence(self, rows: Ints, time_ns: Ints | None = None) -> tuple[Evidence, ...]:
-        """Return the longest kernels among tasks as evidence, with their launching operation."""
+        """Return the longest of some kernels as evidence, with their launching operations."""
         if not len(rows):
             return ()
         time = self.tasks.length_ns[rows] if time_ns is None else time_ns
@@ -650,7 +650,7 @@ class DeviceContext:
 
 
 def analyzed_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:
-    """Return the analyzed steps: without the first of several, and without extremely long ones."""
+    """Return the steps to analyze: not the first of several, and no extremely long ones."""
     length = np.array([end - start for _, start, end in steps], np.int64)
     kept = np.ones(len(steps), bool)
     if len(steps) >= MIN_STEPS_WITH_WARM_UP:

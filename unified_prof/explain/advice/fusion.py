@@ -73,7 +73,7 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Finding]:
         f"unfused optimizer: {percent(share)} of the time, {count // context.step_count:,} "
         f"kernels per step; {percent(context.share(host_bound_ns))} of the time is host-bound "
         "idle time before them",
-        advice="use fused=True or foreach=True of the optimizer (torch_npu: NpuFusedAdamW and "
+        advice="pass fused=True or foreach=True to the optimizer (torch_npu: NpuFusedAdamW and "
         "others)",
         sure="certain" if 2 * host_bound_ns > cost else "likely",
         figures={
@@ -118,7 +118,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Finding]:
         f"unfused optimizer: {percent(share)} of the time, "
         f"{len(calls) // context.step_count:,} operations per step with only Python between "
         "them",
-        advice="use fused=True or foreach=True of the optimizer",
+        advice="pass fused=True or foreach=True to the optimizer",
         sure="certain",
         figures={"operations": len(calls), "between_ns": cost, "share": round(share, 4)},
     )

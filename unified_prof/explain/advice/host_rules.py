@@ -66,7 +66,7 @@ def host_bound(context: DeviceContext) -> Iterator[Finding]:
     if 2 * long_ns > cost:
         text += (
             f"; {percent(long_ns / cost)} of it in {plural(long, 'gap')} of 1 ms or more, in "
-            "which the host does other work than launching"
+            "which the host does work other than launching"
         )
         advice = (
             "check what the program does before these operations: Python code, garbage "
@@ -240,7 +240,7 @@ LONG_WAIT_NS = 10_000_000
 
 
 def input_wait(context: DeviceContext) -> Iterator[Finding]:
-    """Find time in which a batch was fetched and nothing else ran."""
+    """Find time in which the program only waits for the next batch."""
     framework = context.recording.framework
     assert framework is not None
     if context.device is None:
@@ -327,8 +327,8 @@ def late_work(context: DeviceContext) -> Iterator[Finding]:
         f"tasks are enqueued ({gaps}){meanwhile}; no recorded event explains "
         f"it{single}",
         advice="record longer, with profiler.step() after each iteration: pending tasks, lazily "
-        "loaded kernels, graph uploads and the profiler itself cause this once, other "
-        "programs on the same device always",
+        "loaded kernels, graph uploads and the profiler itself cause this only once; other "
+        "programs on the same device cause it repeatedly",
         sure="possible",
         figures=_gap_figures(context, idle),
         evidence=_late_rows(context, idle),
@@ -336,9 +336,10 @@ def late_work(context: DeviceContext) -> Iterator[Finding]:
 
 
 def unrecorded_work(context: DeviceContext) -> Iterator[Finding]:
-    """Find gaps in which tasks are pending and the host waits for the device to their end.
+    """Find gaps with pending tasks during which the host waits for the device.
 
-    The device probably ran tasks that were not recorded, such as most kernels of a CUDA graph.
+    The host waits until the gap ends. The device probably ran tasks that were not recorded, such
+    as most kernels of a CUDA graph.
     """
     idle, blocking = _late_gaps(context)
     idle, blocking = idle.take(blocking >= 0), blocking[blocking >= 0]

@@ -134,7 +134,7 @@ class _PreviousStarts:
         self._known = np.zeros(0, np.int64)
 
     def before(self, at_ns: Ints) -> Ints:
-        """Return it for each timestamp, FOREVER if there is none."""
+        """Return the latest start before each timestamp; FOREVER if there is none."""
         first, last = int(at_ns.min()), int(at_ns.max())
         while not len(self._known) or self._known[-1] < last:
             more = next(self._coming, None)

@@ -85,8 +85,8 @@ def unfused_attention(context: DeviceContext) -> Iterator[Finding]:
     yield context.finding(
         "unfused_attention",
         cost,
-        f"unfused attention: {times(patterns)} ({percent(share)} of the time), scores go "
-        "through memory between two matmuls",
+        f"unfused attention: {times(patterns)} ({percent(share)} of the time), scores "
+        "are written to memory between two matmuls",
         advice="use torch.nn.functional.scaled_dot_product_attention or flash attention "
         "(torch_npu.npu_fusion_attention) if the attention weights are not needed",
         sure="likely",
@@ -191,7 +191,7 @@ def _saving_share(context: DeviceContext) -> float:
 
 
 def _roofline_rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
-    """Return the roofline rows of this device and their total time."""
+    """Return the roofline rows of the device and their total time."""
     rows = [
         row
         for row in breakdown.roofline_of(context.recording).rows
@@ -309,7 +309,7 @@ def _full_precision_by_name(context: DeviceContext) -> Iterator[Finding]:
     yield context.finding(
         "full_precision",
         0,
-        f"full precision: fp32 matrix kernels, by their names, take {percent(share)} of kernel "
+        f"full precision: fp32 matrix kernels (identified by name) take {percent(share)} of kernel "
         "time; the saving is unknown without shapes and peaks",
         advice="use torch.autocast with float16 or bfloat16"
         if device is None

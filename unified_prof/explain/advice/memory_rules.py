@@ -115,7 +115,7 @@ def memory_pressure(context: DeviceContext) -> Iterator[Finding]:
 
 
 def _lines_in_use(context: DeviceContext, at_ns: int) -> list[Evidence]:
-    """Return the lines that had allocated the memory in use at a time."""
+    """Return the source lines whose allocations are in use at a time."""
     framework = context.recording.framework
     table = context.recording.source.integers(
         "OP_MEMORY",
@@ -204,7 +204,7 @@ def allocation_retries(context: DeviceContext) -> Iterator[Finding]:
         "allocation_retries",
         cost,
         f"allocation retries: {times(len(begins))} in the steps, the allocator empties its "
-        "cache and allocates again",
+        "cache and retries an allocation",
         advice="reduce memory use: smaller batch, activation checkpointing, "
         "expandable_segments:True",
         sure="likely",
@@ -233,7 +233,7 @@ _DELIBERATE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)
 
 
 def slow_steps(context: DeviceContext) -> Iterator[Finding]:
-    """Find single steps that are much longer than the median."""
+    """Find individual steps that are much longer than the median."""
     begin, end = _step_windows(context)
     length = end - begin
     if len(length) < MIN_STEPS:
@@ -298,7 +298,7 @@ def steps_grow(context: DeviceContext) -> Iterator[Finding]:
 
 
 def _step_windows(context: DeviceContext) -> tuple[Ints, Ints]:
-    """Return begin and end of each step except the first, on the device if there is one."""
+    """Return begin and end of each step except the first, on the device if one was recorded."""
     if context.device is None:
         return _host_windows(context)
     windows = context.recording.step_windows[context.device]
@@ -338,7 +338,7 @@ def _compile_ns(context: DeviceContext, step: int) -> int:
 def _largest_growth(
     context: DeviceContext, begin: Ints, end: Ints, step: int, median_ns: float
 ) -> tuple[str, float]:
-    """Return the part of a step that grew most against the median, and by how much."""
+    """Return the part of a step that exceeds its median most, and the excess."""
     if context.device is None:
         return "host time", float(end[step] - begin[step]) - median_ns
     steps = IntervalSet(begin, end)

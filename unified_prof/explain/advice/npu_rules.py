@@ -1,4 +1,4 @@
-"""Advice rules about what only NPUs record: AI CPUs, clocks, cores, pipes, repeated sequences."""
+"""Advice rules for NPUs: AI CPUs, clocks, cores, pipes, repeated sequences."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def frequency_drop(context: DeviceContext) -> Iterator[Finding]:
     yield context.finding(
         "frequency_drop",
         cost,
-        f"clock drop: the AI cores compute at a mean of {mean:,.0f} MHz, {highest:,} MHz "
-        f"is the maximum of this {'chip' if chip_mhz else 'recording'}",
-        advice="check temperature, power limit and neighbors of this device (npu-smi info)",
+        f"clock drop: the AI cores run at a mean of {mean:,.0f} MHz; the maximum "
+        f"of this {'chip' if chip_mhz else 'recording'} is {highest:,} MHz",
+        advice="check temperature, power limit and neighboring devices (npu-smi info)",
         sure="certain" if chip_mhz else "likely",
         figures={
             "mean_mhz": round(mean),
@@ -233,7 +233,7 @@ _MOVES = re.compile(r"^(?:ai[cv]_)?mte[23]_ratio\w*$")
 def repeated_sequences(
     token: Ints, segment: Ints, *, shortest: int, longest: int, more_than: int
 ) -> Iterator[tuple[int, Ints, Ints]]:
-    """Find sequences of tokens that occur more often than a given number of times.
+    """Find repeated sequences of tokens.
 
     Args:
         token: Token at each position.
@@ -291,7 +291,7 @@ def non_overlapping(begins: Ints, length: int) -> Ints:
 
 
 def fusible_sequences(context: DeviceContext) -> Iterator[Finding]:
-    """Find kernels that follow one another in the same order more than five times."""
+    """Find sequences of kernels that repeat more than five times."""
     kernels = _Kernels(context)
     sequences = list(_most_expensive(kernels))
     cost = sum(sequence.lost_ns for sequence in sequences)
@@ -501,7 +501,7 @@ def _most_expensive(kernels: _Kernels) -> Iterator[_Sequence]:
 
 
 def _candidates(kernels: _Kernels) -> Iterator[_Sequence]:
-    """Yield candidate sequences; of rotations of one loop only the one with the smallest gaps."""
+    """Yield candidate sequences; among rotations of one loop, the one with the smallest gaps."""
     tightest: dict[tuple[int, ...], tuple[float, int, Ints]] = {}
     for length, place, number in repeated_sequences(
         kernels.token, kernels.segment, shortest=MIN_LENGTH, longest=MAX_LENGTH, more_than=MAX_RARE

@@ -30,7 +30,7 @@ MIN_TASKS = 50
 
 def device(context: DeviceContext) -> str | None:
     """Require device tasks."""
-    return "no device work was recorded" if context.device is None else None
+    return "no device tasks recorded" if context.device is None else None
 
 
 def host(context: DeviceContext) -> str | None:
@@ -75,14 +75,14 @@ def steps(context: DeviceContext) -> str | None:
 
 
 def host_in_steps(context: DeviceContext) -> str | None:
-    """Require host data and steps."""
+    """Require host data and recorded steps."""
     if _has_no_host(context):
-        return "nothing of the host was recorded"
+        return "no host data recorded"
     return None if context.steps else "no steps recorded, so warm-up cannot be distinguished"
 
 
 def tables(*names: str, why: str) -> Lacks:
-    """Return a requirement of at least one of some tables."""
+    """Return a requirement for at least one of several tables."""
 
     def lacks(context: DeviceContext) -> str | None:
         present = set(names) & set(context.recording.source.tables)
@@ -92,7 +92,7 @@ def tables(*names: str, why: str) -> Lacks:
 
 
 def npu(why: str) -> Lacks:
-    """Return a requirement of an NPU recording; `why` is the reason on GPUs."""
+    """Return a requirement for an NPU recording; `why` is the text for GPU recordings."""
 
     def lacks(context: DeviceContext) -> str | None:
         if "UPROF_GPU_TASKS" in context.recording.source.tables:

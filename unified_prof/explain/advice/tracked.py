@@ -1,4 +1,4 @@
-"""Advice rules for tracked workloads (Skyline reports): processor waits, gaps, memory by line."""
+"""Advice rules for tracked workloads (Skyline reports): CPU waits, gaps, memory by line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Data of the reports of one run."""
+    """Inputs shared by the advice rules for the Skyline reports of one run."""
 
     steps: tuple[Step, ...]
     calls: Calls
@@ -84,7 +84,7 @@ class Tracked:
 
 
 def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
-    """Find time in which the program waited for a processor."""
+    """Find time in which the program waited for a CPU."""
     waited = float(np.median([one.waited_ns for one in run.timed if one.waited_ns is not None]))
     share = waited / run.median_ns
     if share < WAITED_SHARE:
@@ -92,8 +92,8 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         "waiting_for_processor",
         waited,
-        f"processor wait: the program is ready but not running {percent(share)} of an "
-        "iteration, other processes use the cores",
+        f"CPU wait: the process is ready but not running for {percent(share)} of an "
+        "iteration because other processes use the cores",
         advice="free the cores (other processes, DataLoader workers), or use fewer threads per "
         "process (OMP_NUM_THREADS, torch.set_num_threads)",
         sure="certain",
@@ -170,7 +170,7 @@ def activation_heavy_lines(run: Tracked) -> Iterator[Finding]:
 
 
 def slow_iterations(run: Tracked) -> Iterator[Finding]:
-    """Find single slow iterations that did not wait for a processor."""
+    """Find individual slow iterations that did not wait for a CPU."""
     timed, median = run.timed[1:], run.median_ns
     slow = [
         one for one in timed if (one.total_ns or 0) - (one.waited_ns or 0) > SLOW_MEDIANS * median

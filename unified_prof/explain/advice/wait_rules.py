@@ -119,7 +119,7 @@ def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
         "pageable_copies",
         cost,
         f"pageable copies: {len(pageable):,} of more than 1 MiB to the device reach "
-        f"{pageable_rate:.1f} GB/s, {reference} {rate:.1f} GB/s",
+        f"{pageable_rate:.1f} GB/s, {reference} reach {rate:.1f} GB/s",
         advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
         "non_blocking=True",
         sure="likely" if measured else "possible",
@@ -241,7 +241,7 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Finding]:
     yield context.finding(
         stall.kind,
         cost,
-        f"{stall.text.format(often=often)}; the device is idle meanwhile for "
+        f"{stall.text.format(often=often)}; meanwhile the device is idle for "
         f"{percent(context.share(cost))} of the time",
         advice=stall.advice,
         sure=stall.sure,
@@ -350,13 +350,13 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Finding]:
     of_idle = cost / max(context.idle_ns, 1)
     count = int((gaps.cost_ns > 0).sum())
     rows = _syncs_by_name(context, gaps)
-    where = f", {'most ' if count > 1 else ''}after {rows[0]['name'].partition(' (')[0]}"
+    where = f", {'mostly ' if count > 1 else ''}in {rows[0]['name'].partition(' (')[0]}"
     where += f" at {rows[0]['line']}" if "line" in rows[0] else ""
     yield context.finding(
         "synchronising_calls",
         cost,
-        f"synchronization: the host waits for the device {times(count)}, after which "
-        f"the device is idle for {percent(share)} of the time{where}"
+        f"synchronization: the device is idle for {percent(share)} of the time after the host "
+        f"waited for it ({times(count)}{where})"
         # A server that waits for requests looks the same.
         + ("" if context.steps else "; no steps recorded, so these may be pauses between requests"),
         advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
@@ -417,7 +417,7 @@ def _syncs_by_name(context: DeviceContext, gaps: _SyncGaps) -> list[Evidence]:
 
 
 def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
-    """Find programs that wait for the device after most launches: a debugging mode.
+    """Find programs that wait for the device after most launches, as in debugging modes.
 
     Either a synchronization follows the launch, or the launch call returns after its kernel.
     """

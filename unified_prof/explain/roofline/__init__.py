@@ -1,1 +1,1 @@
-"""How far from the hardware: FLOPs and bytes of operations against the peaks of devices."""
+"""Roofline: FLOPs and bytes of operations compared with the peaks of devices."""

@@ -1,8 +1,8 @@
-"""Recorded arguments of operations: shapes, dtypes and strides of tensors, and other values.
+"""Recorded arguments of operations: tensor shapes, dtypes and strides, and other values.
 
 `;` separates arguments, `,` dimensions, `|` the tensors of a list; torch_npu adds line ends, CANN
-quotes the whole. A tensor without dimensions and a missing argument both have an empty shape: the
-dtype distinguishes them.
+quotes the whole text. A tensor without dimensions and a missing argument both have an empty shape;
+only the dtype distinguishes them.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _TYPES = {name: name for name in SIZES} | {
 }
 
 
-class UntoldError(ValueError):
-    """The recorded data do not tell the cost of an operation; the text says why."""
+class UnknownCostError(ValueError):
+    """The cost of an operation is unknown; the message has the reason."""
 
 
 def dtype_of(text: str) -> str:
-    """Return our name of a dtype of torch or CANN; the text itself if it is unknown."""
+    """Return the short name of a torch or CANN dtype; the text itself if it is unknown."""
     lower = text.strip().lower()
     return _TYPES.get(lower, lower)
 
@@ -101,20 +101,20 @@ class Tensor:
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes per element of a dtype; raises UntoldError if it is unknown."""
+    """Return the bytes per element of a dtype; raises UnknownCostError if it is unknown."""
     if dtype not in SIZES:
-        raise UntoldError(f"the size of type {dtype or '(none)'} is not known")
+        raise UnknownCostError(f"the size of type {dtype or '(none)'} is not known")
     return SIZES[dtype]
 
 
 def broadcast(*shapes: Sequence[int]) -> Shape:
-    """Return the broadcast shape; raises UntoldError if shapes do not go together."""
+    """Return the broadcast shape; raises UnknownCostError if shapes do not match."""
     rank = max((len(shape) for shape in shapes), default=0)
     sizes = [1] * rank
     for shape in shapes:
         for place, size in enumerate(shape, rank - len(shape)):
             if size != 1 and sizes[place] not in (1, size):
-                raise UntoldError("its shapes do not go together")
+                raise UnknownCostError("its shapes do not match")
             if size != 1:
                 sizes[place] = size
     return tuple(sizes)
@@ -162,7 +162,7 @@ class Arguments:
         """Return a required tensor."""
         found = self.optional(place)
         if found is None:
-            raise UntoldError("the shapes of its arguments were not recorded")
+            raise UnknownCostError("the shapes of its arguments were not recorded")
         return found
 
     def optional(self, place: int) -> Tensor | None:
@@ -175,11 +175,11 @@ class Arguments:
         return [one for one in self.given[:first] if isinstance(one, Tensor)]
 
     def list(self, place: int) -> tuple[Tensor, ...]:
-        """Return a required list of tensors; torch does not record lists of more than 30."""
+        """Return a required list of tensors; torch omits lists of more than 30."""
         found = self.given[place] if place < len(self.given) else None
         if not isinstance(found, tuple) or not found:
-            raise UntoldError(
-                "its list of tensors was not recorded (torch leaves out more than 30)"
+            raise UnknownCostError(
+                "its list of tensors was not recorded (torch omits lists of more than 30)"
             )
         return found
 
@@ -201,7 +201,7 @@ class Arguments:
         """Return a required number or list of numbers."""
         found = self.integers(place)
         if found is None:
-            raise UntoldError("the values of its arguments were not recorded")
+            raise UnknownCostError("the values of its arguments were not recorded")
         return found
 
     def flag(self, place: int) -> bool | None:
@@ -235,7 +235,7 @@ def parsed(
         types: Dtype of each argument.
         strides: Strides of each argument, if recorded.
         values: JSON list of the arguments that are not tensors, if recorded.
-        kernel: Names of its kernels, which tell the dtype of lists of tensors.
+        kernel: Names of its kernels, from which the dtype of tensor lists is inferred.
     """
     shape_texts, type_texts = split_arguments(shapes, types)
     stride_texts = split(strides)
@@ -266,13 +266,13 @@ def split(text: str | None) -> tuple[str, ...]:
 
 
 def dims(text: str) -> Shape:
-    """Parse dimensions; raises UntoldError if they are unreadable or dynamic (-1)."""
+    """Parse dimensions; raises UnknownCostError if they are unreadable or dynamic (-1)."""
     try:
         found = tuple(int(one) for one in text.split(",") if one.strip())
     except ValueError:
-        raise UntoldError("its shapes are not readable") from None
+        raise UnknownCostError("its shapes are not readable") from None
     if any(size < 0 for size in found):
-        raise UntoldError("its shapes were not known when it was launched")
+        raise UnknownCostError("its shapes were not known when it was launched")
     return found
 
 

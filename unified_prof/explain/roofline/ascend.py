@@ -1,9 +1,9 @@
 """Cost of Ascend operators, by their types and the shapes and formats of their tensors.
 
 Results are recorded as well, so bytes are those that the operator reads and writes in its own
-layout. Private formats pad the sizes of matrix operations: if the framework's operation has the
-sizes without padding, those count, otherwise the cost says that it is padded. Fused attention does
-not record which dimension is which.
+layout. Private formats pad the sizes of matrix operations: unpadded sizes of the framework
+operation are used if available, otherwise the cost is marked as padded. For fused attention, the
+order of dimensions is not recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unified_prof.explain.roofline.arguments import (
     Arguments,
     Shape,
     Tensor,
-    UntoldError,
+    UnknownCostError,
     dims,
     dtype_of,
     split,
@@ -69,19 +69,19 @@ class Operator:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that it reads and writes: every tensor once."""
+        """Bytes read and written; every tensor counts once."""
         return sum(one.tensor.bytes for one in (*self.inputs, *self.outputs))
 
     def input(self, place: int) -> StoredTensor:
-        """Return an input; raises UntoldError if it was not recorded."""
+        """Return an input; raises UnknownCostError if it was not recorded."""
         if place >= len(self.inputs):
-            raise UntoldError("the shapes of its inputs were not recorded")
+            raise UnknownCostError("the shapes of its inputs were not recorded")
         return self.inputs[place]
 
     def output(self) -> StoredTensor:
-        """Return the first result; raises UntoldError if it was not recorded."""
+        """Return the first result; raises UnknownCostError if it was not recorded."""
         if not self.outputs:
-            raise UntoldError("the shapes of its results were not recorded")
+            raise UnknownCostError("the shapes of its results were not recorded")
         return self.outputs[0]
 
 
@@ -91,7 +91,7 @@ def stored_tensors(
     """Parse the tensors of an operator from the texts of COMPUTE_TASK_INFO.
 
     Raises:
-        UntoldError: A shape or a dtype is unknown.
+        UnknownCostError: A shape or a dtype is unknown.
     """
     if (shapes or "").strip('" ') in _UNKNOWN and (types or "") in _UNKNOWN:
         return ()
@@ -141,12 +141,12 @@ def _attention_sizes(operator: Operator, others: Sequence[StoredTensor]) -> Atte
     batch, heads, queries, _ = maxima
     depth, rest = divmod(q.elements, batch * heads * queries)
     if rest or not depth or not q.elements:
-        raise UntoldError("its queries and its softmax do not go together")
+        raise UnknownCostError("its queries and its softmax do not match")
     place = _sequence_dim(q.shape, batch, queries, heads)
     keys = k.shape[place]
     key_heads, rest = divmod(k.elements, batch * keys * depth)
     if rest or not key_heads:
-        raise UntoldError("its queries and its keys do not go together")
+        raise UnknownCostError("its queries and its keys do not match")
     return Attention(
         batch=batch,
         heads=heads,
@@ -172,15 +172,15 @@ def _sequence_dim(shape: Shape, batch: int, queries: int, heads: int) -> int:
             return 1
         if shape[0] == queries and shape[1] == batch:
             return 0
-    raise UntoldError("the order of its dimensions is unknown")
+    raise UnknownCostError("the order of its dimensions is unknown")
 
 
 def _inference_sizes(q: Tensor, k: Tensor, v: Tensor) -> Attention:
     """Return the sizes of attention in inference, if they do not depend on the order."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        raise UntoldError("the order of its dimensions is unknown")
+        raise UnknownCostError("the order of its dimensions is unknown")
     if q.shape[-1] != k.shape[-1]:
-        raise UntoldError("its queries and its keys do not go together")
+        raise UnknownCostError("its queries and its keys do not match")
     if q.shape[2] == 1 and q.shape[1] != 1:
         heads_first = True
     elif q.shape[1] == 1 and q.shape[2] != 1:
@@ -188,13 +188,13 @@ def _inference_sizes(q: Tensor, k: Tensor, v: Tensor) -> Attention:
     elif q.shape[1] == q.shape[2] and k.shape[1] == k.shape[2]:
         heads_first = True
     else:
-        raise UntoldError("the order of its dimensions is unknown")
+        raise UnknownCostError("the order of its dimensions is unknown")
     return Attention.from_tensors(
         q, k, v, heads_first=heads_first, causal_known=q.shape[1 + heads_first] == 1
     )
 
 
-_PADDED = "sizes are padded by the layout: FLOPs are at most these"
+_PADDED = "sizes include padding of the layout: FLOPs are an upper limit"
 
 
 # Matrix products
@@ -205,12 +205,12 @@ def matmul(operator: Operator) -> Cost:
     a, b, result = operator.input(0), operator.input(1), operator.output()
     sizes = result.sizes
     if len(sizes) < 2:
-        raise UntoldError("its result is no matrix")
+        raise UnknownCostError("its result is not a matrix")
     m, n = sizes[-2:]
     k = _inner(a, m)
     # A factor without batch dimensions is the same for the whole batch.
     if _inner(b, n) != k:
-        raise UntoldError("the inner sizes of its factors differ")
+        raise UnknownCostError("the inner sizes of its operands differ")
     moved = operator.moved_bytes
     dtype = a.tensor.dtype
     flops = 2 * prod(sizes) * k
@@ -226,20 +226,20 @@ def matmul(operator: Operator) -> Cost:
 def _inner(factor: StoredTensor, other: int) -> int:
     sizes = factor.sizes
     if len(sizes) < 2 or not other:
-        raise UntoldError("a factor is no matrix")
+        raise UnknownCostError("an operand is not a matrix")
     rows, columns = sizes[-2:]
     if rows == other:
         return columns
     if columns == other:
         return rows
-    raise UntoldError("its factors and its result do not go together")
+    raise UnknownCostError("its factors and its result do not match")
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "mv"})
 
 
 def _framework_flops(operator: Operator, names: frozenset[str]) -> int | None:
-    """Return the FLOPs of the framework operation if its name is one of these."""
+    """Return the FLOPs of the framework operation if it has one of the names."""
     framework = operator.framework
     if framework is None or framework.name not in names:
         return None
@@ -247,7 +247,7 @@ def _framework_flops(operator: Operator, names: frozenset[str]) -> int | None:
     assert formula is not None, f"{framework.name} has a formula"
     try:
         return formula(framework.arguments).flops
-    except UntoldError:
+    except UnknownCostError:
         return None
 
 
@@ -255,7 +255,7 @@ def grouped_matmul(operator: Operator) -> Cost:
     """Return the cost of products of groups of rows, each with its own factor."""
     x, result = operator.input(0), operator.output()
     if len(x.tensor.shape) < 2:
-        raise UntoldError("a factor is no matrix")
+        raise UnknownCostError("an operand is not a matrix")
     flops = 2 * result.tensor.elements * x.sizes[-1]
     return Cost("matrix", x.tensor.dtype, flops, operator.moved_bytes)
 
@@ -296,7 +296,7 @@ def _windows(operator: Operator, data: StoredTensor, weight: StoredTensor, y: St
             return Cost("matrix", dtype, flops, moved)
     shape = weight.tensor.shape
     if len(shape) != 4:
-        raise UntoldError(f"the layout {weight.layout or 'of its weight'} is not known")
+        raise UnknownCostError(f"the layout {weight.layout or 'of its weight'} is not known")
     # Window and input channels in the first and the last, output channels in the others.
     flops = 2 * _positions(y) * prod(shape)
     return Cost("matrix", dtype, flops, moved, doubt=_PADDED)
@@ -319,7 +319,7 @@ def _positions(y: StoredTensor) -> int:
     if y.layout in ("NHWC", "NDHWC"):
         return prod(shape[:-1])
     if y.is_padded or len(shape) < 3:
-        raise UntoldError(f"the layout {y.layout or 'of its result'} is not known")
+        raise UnknownCostError(f"the layout {y.layout or 'of its result'} is not known")
     return shape[0] * prod(shape[2:])
 
 
@@ -327,10 +327,10 @@ def cost(operator: Operator) -> Cost:
     """Return the cost of an operator.
 
     Raises:
-        UntoldError: The recorded data do not tell it.
+        UnknownCostError: The cost is unknown.
     """
     if not operator.inputs and not operator.outputs:
-        raise UntoldError("the shapes of its tensors were not recorded (msprof records them)")
+        raise UnknownCostError("the shapes of its tensors were not recorded (msprof records them)")
     name = operator.op_type
     for prefix, formula in _BY_PREFIX:
         if name.startswith(prefix):
@@ -339,12 +339,12 @@ def cost(operator: Operator) -> Cost:
         return _vector(operator, operations)
     if name.startswith(_COPIES):
         return Cost("copy", _main(operator), 0, operator.moved_bytes)
-    doubt = "no formula for its operations, only its bytes are known"
+    doubt = "no formula for its FLOPs, only its bytes are known"
     return Cost("copy", _main(operator), 0, operator.moved_bytes, doubt=doubt)
 
 
 def _main(operator: Operator) -> str:
-    """Return the dtype of the largest tensor of an operator."""
+    """Return the dtype of an operator's largest tensor."""
     every = (*operator.inputs, *operator.outputs)
     largest = max(every, key=lambda one: one.tensor.elements)
     return largest.tensor.dtype

@@ -1,4 +1,4 @@
-"""Cost of torch's operations, and of fused attention of other packages, by recorded arguments.
+"""Cost of torch operations and of other packages' fused attention, from recorded arguments.
 
 `FORMULAS` maps the name of an operation to a function of its arguments. Names are those of the
 `aten` namespace without `aten::`, others in full.
@@ -11,13 +11,19 @@ from dataclasses import replace
 from math import prod
 
 from unified_prof.explain.roofline import costs
-from unified_prof.explain.roofline.arguments import Arguments, Shape, Tensor, UntoldError, item_size
+from unified_prof.explain.roofline.arguments import (
+    Arguments,
+    Shape,
+    Tensor,
+    UnknownCostError,
+    item_size,
+)
 from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
 
 Formula = Callable[[Arguments], Cost]
 
 _NO_LENGTHS = "the lengths of its sequences are not recorded"
-_NO_LIST = "its lists of tensors were not recorded (torch leaves out more than 30)"
+_NO_LIST = "its lists of tensors were not recorded (torch omits lists of more than 30)"
 
 
 # Attention
@@ -50,7 +56,7 @@ def _attention(
 
     def cost(args: Arguments) -> Cost:
         if lengths is not None and args.optional(lengths) is not None:
-            raise UntoldError(_NO_LENGTHS)
+            raise UnknownCostError(_NO_LENGTHS)
         if mask_kind is not None:
             kind = args.integers(mask_kind)
             known = kind is not None
@@ -84,13 +90,13 @@ def _npu_attention(args: Arguments, *, backward: bool = False) -> Cost:
     q, k, v = (args.tensor(place) for place in range(3))
     heads, layout = args.sizes(first)[0], args.text(first + 1).strip("'\"")
     if layout not in _SEQUENCE or len(q.shape) != len(layout):
-        raise UntoldError(_NO_LENGTHS)
+        raise UnknownCostError(_NO_LENGTHS)
     row = _SEQUENCE[layout]
     batch, queries, keys = q.shape[layout.index("B")], q.shape[row], k.shape[row]
     depth = q.elements // max(batch * heads * queries, 1)
     key_heads = k.elements // max(batch * keys * depth, 1)
     if not depth or not key_heads:
-        raise UntoldError("its queries and its keys do not go together")
+        raise UnknownCostError("its queries and its keys do not match")
     # The layout is followed by masks, scale, dropout, window, prefix and lengths.
     mode = None if backward else args.integers(_NPU_SPARSE_MODE)
     no_mask = not backward and bool(args.values) and args.optional(_NPU_MASK) is None
@@ -183,7 +189,7 @@ def _conv(
             y = costs.transposed_sizes(sizes, window, step, args.sizes(padding), spread, extra)
         else:
             added = text if text in ("same", "valid") else args.sizes(padding)
-            y = costs.convolved(sizes, window, step, added, spread)
+            y = costs.convolution_sizes(sizes, window, step, added, spread)
         number = None if groups is None else args.integers(groups)
         return costs.convolution(
             x,
@@ -213,7 +219,7 @@ def _conv_backward(args: Arguments) -> Cost:
 
 
 def _conv_input_gradient(args: Arguments) -> Cost:
-    """Return the cost of the gradient of the input in old releases: its sizes, dy, the weight."""
+    """Return the cost of the input gradient; old releases pass its sizes, dy and the weight."""
     dy, weight = args.tensor(1), args.tensor(2)
     flops = 2 * dy.elements * prod(weight.shape[1:])
     doubt = "the size of the result was not recorded; only the bytes that it reads are counted"
@@ -316,7 +322,7 @@ def foreach(args: Arguments) -> Cost:
     """Return the cost of an operation on lists of tensors: one operation per element."""
     lists = [one for one in args.given if isinstance(one, tuple)]
     if not lists or not all(lists) or any(not one.dtype for part in lists for one in part):
-        raise UntoldError(_NO_LIST)
+        raise UnknownCostError(_NO_LIST)
     elements = sum(one.elements for one in lists[0])
     moved = sum(one.bytes for part in lists for one in part) + sum(one.bytes for one in lists[0])
     return Cost("vector", lists[0][0].dtype, elements, moved)
@@ -328,16 +334,16 @@ def foreach(args: Arguments) -> Cost:
 def _cat(args: Arguments) -> Cost:
     parts = args.list(0)
     if not parts[0].dtype:
-        raise UntoldError("the type of its list of tensors is not recorded")
-    return costs.concatenated(parts)
+        raise UnknownCostError("the type of its list of tensors is not recorded")
+    return costs.concatenation(parts)
 
 
 _MEMORY: dict[str, Formula] = {
-    "copy_": lambda args: costs.copied(args.tensor(1), args.tensor(0)),
-    "_copy_from": lambda args: costs.copied(args.tensor(0), args.tensor(1)),
+    "copy_": lambda args: costs.copy(args.tensor(1), args.tensor(0)),
+    "_copy_from": lambda args: costs.copy(args.tensor(0), args.tensor(1)),
     **dict.fromkeys(
         "clone contiguous _to_copy roll flip tril triu".split(),
-        lambda args: costs.copied(args.tensor(0)),
+        lambda args: costs.copy(args.tensor(0)),
     ),
     **dict.fromkeys(
         "fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ log_normal_".split(),
@@ -476,7 +482,7 @@ def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formul
 
 
 def _remaining(shape: Shape, dims: Shape) -> int:
-    """Return the number of elements that remain after reducing dimensions; none: all of them."""
+    """Return the number of elements after a reduction over `dims`; over all if it is empty."""
     if not dims or not shape:
         return 1
     reduced = {one % len(shape) for one in dims}
@@ -490,7 +496,9 @@ def _pool(indices: bool) -> Formula:
         window = window * (len(x.shape) - planes) if len(window) == 1 else window
         step = args.integers(2) or window
         spread = (args.integers(4) or (1,)) if indices else (1,)
-        y = costs.convolved(x.shape[planes:], window, step, args.integers(3) or (0,), spread)
+        y = costs.convolution_sizes(
+            x.shape[planes:], window, step, args.integers(3) or (0,), spread
+        )
         results = prod(x.shape[:planes]) * prod(y)
         moved = x.bytes + results * (x.bytes // max(x.distinct, 1) + 8 * indices)
         return Cost("vector", x.dtype, results * prod(window), moved)
@@ -526,14 +534,14 @@ _REDUCTIONS: dict[str, Formula] = {
 
 def _embedding(args: Arguments) -> Cost:
     table, index = args.tensor(0), args.tensor(1)
-    return costs.looked_up(index.elements, prod(table.shape[1:]), table.dtype, index.dtype)
+    return costs.gather_rows(index.elements, prod(table.shape[1:]), table.dtype, index.dtype)
 
 
 def _index_select(args: Arguments) -> Cost:
     table, index, at = args.tensor(0), args.tensor(2), args.integers(1)
     place = at[0] if at else 0
     width = table.elements // (table.shape[place] or 1) if table.shape else 1
-    return costs.looked_up(index.elements, width, table.dtype, index.dtype)
+    return costs.gather_rows(index.elements, width, table.dtype, index.dtype)
 
 
 def _embedding_backward(args: Arguments) -> Cost:
@@ -550,10 +558,10 @@ def _gather(args: Arguments) -> Cost:
 
 
 def _scatter(args: Arguments) -> Cost:
-    """Return the cost of adding or putting values at indices, which are read and written."""
+    """Return the cost of adding or writing values at indices."""
     target, index, source = args.tensor(0), args.tensor(2), args.optional(3)
     values = source.elements if source is not None else index.elements
-    rows = costs.looked_up(values, 1, target.dtype, index.dtype)
+    rows = costs.gather_rows(values, 1, target.dtype, index.dtype)
     more = values * target.bytes // max(target.distinct, 1) if source is not None else 0
     return Cost("vector", target.dtype, values, rows.moved_bytes + more)
 

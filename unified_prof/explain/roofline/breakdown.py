@@ -1,9 +1,9 @@
 """Roofline of the operations of a recording, MFU of its devices, and the breakdown `roofline`.
 
-On a GPU, kernels count for the innermost operation of the framework that launched them; on an
-Ascend every operator counts with its own shapes and formats. Rows are operations with the same
-name, shapes and dtypes. Kernels of replayed graphs count for the operations of the capture, if its
-recording is available.
+On a GPU, kernels are attributed to the innermost framework operation that launched them; on an
+Ascend, every operator counts with its own shapes and formats. Each row is a group of operations
+with the same name, shapes and dtypes. Kernels of replayed graphs are attributed to the operations
+of the capture, if its recording is available.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.explain.roofline.arguments import UntoldError, dtype_of, item_size
+from unified_prof.explain.roofline.arguments import UnknownCostError, dtype_of, item_size
 from unified_prof.explain.roofline.costs import Cost, collective
 from unified_prof.explain.roofline.kernel_attribution import NOT_TF32, TF32, Charged, Class, groups
 from unified_prof.explain.roofline.peaks import Device, Peak, known_devices
@@ -77,7 +77,7 @@ class RooflineRow:
 
     @property
     def uncertain(self) -> bool:
-        """True if the peak that limits them is uncertain."""
+        """True if the limiting peak is uncertain."""
         limit = self.memory if self.bound == "memory" else self.peak
         return limit is not None and limit.uncertain
 
@@ -141,7 +141,7 @@ def times(cost: Cost, count: int) -> Cost:
         cost,
         flops=cost.flops * count,
         moved_bytes=cost.moved_bytes * count,
-        beside=cost.beside * count,
+        vector_flops=cost.vector_flops * count,
     )
 
 
@@ -168,8 +168,8 @@ def _bound(
     bound = cost.moved_bytes / (memory.rate * of_memory)
     if peak is not None:
         bound = max(bound, cost.flops / (peak.rate * of_peak))
-    if cost.beside and (vector := device.vector(cost.dtype)) is not None:
-        bound = max(bound, cost.beside / (vector.rate * of_peak))
+    if cost.vector_flops and (vector := device.vector(cost.dtype)) is not None:
+        bound = max(bound, cost.vector_flops / (vector.rate * of_peak))
     return bound * 1e9
 
 
@@ -193,7 +193,7 @@ def _merge(group: list[RooflineRow]) -> RooflineRow:
             longest.cost,
             flops=sum(one.flops for one in costs),
             moved_bytes=sum(one.moved_bytes for one in costs),
-            beside=sum(one.beside for one in costs),
+            vector_flops=sum(one.vector_flops for one in costs),
             doubt=None,
         )
     bounds = [one.bound_ns for one in group]
@@ -218,7 +218,7 @@ def model_use(
     charged: Charged,
     calculated: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
-    told: NDArray[np.bool_],
+    known: NDArray[np.bool_],
     placed: list[RooflineRow],
 ) -> tuple[ModelUse, ...]:
     """Return FLOPs and MFU of each device in the steps, or in the window without steps."""
@@ -236,9 +236,9 @@ def model_use(
         if not total or not time_ns:
             continue
         kernels = int(charged.total_ns[here].sum())
-        told_share = int(charged.total_ns[here & told].sum()) / kernels if kernels else 0.0
+        known_share = int(charged.total_ns[here & known].sum()) / kernels if kernels else 0.0
         unknown = calculated[counted & (ideal_ns == 0)].sum() / total
-        can_tell = told_share >= _MIN_KNOWN and unknown <= 1 - _MIN_PEAKS
+        can_tell = known_share >= _MIN_KNOWN and unknown <= 1 - _MIN_PEAKS
         of_steps: list[tuple[str, int, float | None]] = []
         if steps is not None and windows is not None:
             for index, (step, _, _) in enumerate(recording.steps):
@@ -258,7 +258,7 @@ def model_use(
                 time_ns=time_ns,
                 steps=steps,
                 share=_possible(float(ideal_ns[counted].sum()) / time_ns if can_tell else None),
-                told_share=told_share,
+                known_share=known_share,
                 peak=", ".join(f"{key} {one.rate / 1e12:,g}" for key, one in used.items()),
                 uncertain=any(one.uncertain for one in used.values()),
                 by_step=tuple(of_steps),
@@ -279,7 +279,7 @@ _WITHIN = re.compile(r"D(?:to|2)D|device to device", re.IGNORECASE)
 def copies(
     recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
 ) -> list[RooflineRow]:
-    """Return copies by direction, and tasks of collectives that were not recorded as a whole."""
+    """Return copies by direction, and tasks of collectives without a collective record."""
     work = recording.work
     parts = (work.kind == COMMUNICATION) & (work.task != NONE)
     piece = np.flatnonzero((work.kind == COPY) | parts)
@@ -335,15 +335,15 @@ def collectives(
     labels = Labels()
     label = recording.collective_names.types(labels)
     payloads = operators.payloads(recording.source, recording.strings)
-    told = [payloads.get(int(one)) for one in comms.identity.tolist()]
-    distinct = {one: place for place, one in enumerate(dict.fromkeys(told))}
-    place = np.array([distinct[one] for one in told], np.int64)
+    payload_of = [payloads.get(int(one)) for one in comms.identity.tolist()]
+    distinct = {one: place for place, one in enumerate(dict.fromkeys(payload_of))}
+    place = np.array([distinct[one] for one in payload_of], np.int64)
     result = []
     for members in groups(numbered(label, place, comms.device)):
         first = members[0]
         name, _ = devices.get(int(comms.device[first]), devices.get(None, ("", None)))
         what = labels.texts[int(label[first])]
-        shapes, cost, why = _payload(what, told[first])
+        shapes, cost, why = _payload(what, payload_of[first])
         result.append(
             RooflineRow(
                 name=what,
@@ -378,7 +378,7 @@ def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | No
     try:
         size = elements * item_size(dtype)
         return shapes, collective(kind, size, found.ranks, dtype), _ON_THE_WIRE
-    except UntoldError as err:
+    except UnknownCostError as err:
         return shapes, None, str(err)
 
 
@@ -408,7 +408,7 @@ def _compute(recording: Recording) -> Roofline:
     rows: list[RooflineRow] = []
     calculated = np.zeros(len(charged), np.float64)
     ideal_ns = np.zeros(len(charged), np.float64)
-    told = np.zeros(len(charged), bool)
+    known = np.zeros(len(charged), bool)
     classes = charged.classes()
     placed = []
     for one in classes:
@@ -417,7 +417,7 @@ def _compute(recording: Recording) -> Roofline:
     for one, found in zip(classes, placed, strict=True):
         if found.cost is None:
             continue
-        told[one.members] = True
+        known[one.members] = True
         if found.cost.unit == "matrix" and one.count:
             calculated[one.members] = found.cost.flops / one.count
             peak = found.peak
@@ -425,7 +425,7 @@ def _compute(recording: Recording) -> Roofline:
                 ideal_ns[one.members] = found.cost.flops / one.count / peak.rate * 1e9
     rows = merge_rows(placed)
     rows += copies(recording, by_number) + collectives(recording, by_number)
-    use = model_use(recording, devices, charged, calculated, ideal_ns, told, placed)
+    use = model_use(recording, devices, charged, calculated, ideal_ns, known, placed)
     rows.sort(key=lambda one: (-one.total_ns, one.name, one.shapes))
     return Roofline(tuple(rows), devices, use)
 
@@ -467,7 +467,7 @@ def _row(one: RooflineRow, several_devices: bool) -> Row:
 
 
 def limits(one: RooflineRow) -> str | None:
-    """Return the limiting peak and doubts as text."""
+    """Return the limiting peak and any caveats as text."""
     parts = []
     if one.bound == "memory" and one.memory is not None:
         parts.append(f"memory, {one.memory.rate / 1e9:,g} GB/s" + _mark(one.memory.uncertain))

@@ -1,8 +1,8 @@
-"""Cost of operations: floating-point operations and bytes, by shapes and dtypes.
+"""Cost of operations (floating-point operations and bytes) from shapes and dtypes.
 
-A multiply-add is two operations. Bytes are those that no implementation can avoid: every tensor
-once, in its own dtype, expanded dimensions once. `Cost.flops` are those of the unit that does the
-operation; bias and softmax of a matrix operation run on the vector unit (`Cost.beside`).
+A multiply-add is two operations. Bytes are the minimum: every tensor once, in its own dtype,
+expanded dimensions once. `Cost.flops` are those of the main unit; bias and softmax of a matrix
+operation run on the vector unit (`Cost.vector_flops`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from unified_prof.explain.roofline.arguments import Shape, Tensor, UntoldError, broadcast, item_size
+from unified_prof.explain.roofline.arguments import (
+    Shape,
+    Tensor,
+    UnknownCostError,
+    broadcast,
+    item_size,
+)
 
 # Unit that does the work: matrix (tensor, cube) cores, other arithmetic, or only memory.
 Unit = Literal["matrix", "vector", "copy"]
@@ -29,13 +35,13 @@ class Cost:
     flops: int
     moved_bytes: int
     # Floating-point operations of a matrix operation on the vector unit.
-    beside: int = 0
+    vector_flops: int = 0
     # Assumption that may be wrong, and how it would change the figures.
     doubt: str | None = None
 
 
 def bytes_of(*tensors: Tensor | None) -> int:
-    """Return the bytes of the given tensors."""
+    """Return the total bytes of some tensors."""
     return sum(tensor.bytes for tensor in tensors if tensor is not None)
 
 
@@ -44,7 +50,7 @@ def real_parts(dtype: str) -> tuple[str, int]:
     return {"complex64": ("fp32", 4), "complex128": ("fp64", 4)}.get(dtype, (dtype, 1))
 
 
-def wider(one: str, other: str) -> str:
+def wider_dtype(one: str, other: str) -> str:
     """Return the dtype with more bytes, the first if both have the same."""
     return one if item_size(one) >= item_size(other) else other
 
@@ -97,10 +103,10 @@ class Attention:
     ) -> Attention:
         """Return the sizes for queries, keys and values of shape B, H, S, D or B, S, H, D."""
         if any(len(one.shape) < 3 for one in (q, k, v)):
-            raise UntoldError("its queries, keys and values have too few dimensions")
+            raise UnknownCostError("its queries, keys and values have too few dimensions")
         heads, rows = (-3, -2) if heads_first else (-2, -3)
         if k.shape[rows] != v.shape[rows] or q.shape[-1] != k.shape[-1]:
-            raise UntoldError("its queries, keys and values do not go together")
+            raise UnknownCostError("its queries, keys and values do not match")
         return cls(
             batch=prod(q.shape[:-3]),
             heads=q.shape[heads],
@@ -130,14 +136,16 @@ class Attention:
         doubt = None
         if not self.causal_known:
             less = seen_pairs(self.queries, self.keys, UPPER_LEFT) / (self.queries * self.keys or 1)
-            doubt = f"a causal mask is not recorded; with one, FLOPs are {less:.2f} of these"
+            doubt = (
+                f"a causal mask is not recorded; with one, FLOPs would be {less:.2f} times as many"
+            )
         return Cost(
             "matrix",
             self.dtype,
             2 * pairs * depths,
             # Backward reads queries, keys, values, result and its gradient, and writes three.
             size * (own + others) * passes,
-            beside=5 * pairs,
+            vector_flops=5 * pairs,
             doubt=doubt,
         )
 
@@ -159,8 +167,8 @@ _WIRE = {
 }
 
 
-def on_the_wire(kind: str, size_bytes: int, ranks: int) -> float:
-    """Return the minimum number of bytes that each rank sends.
+def wire_bytes(kind: str, size_bytes: int, ranks: int) -> float:
+    """Return the minimum number of bytes that each rank sends in a collective.
 
     Args:
         kind: A collective of `_WIRE`.
@@ -168,10 +176,10 @@ def on_the_wire(kind: str, size_bytes: int, ranks: int) -> float:
         ranks: Number of ranks.
 
     Raises:
-        UntoldError: The kind is unknown.
+        UnknownCostError: The kind is unknown.
     """
     if kind not in _WIRE or ranks < 1:
-        raise UntoldError(f"bytes sent by {kind or 'this collective'} are not known")
+        raise UnknownCostError(f"bytes sent by {kind or 'this collective'} are not known")
     factor, without_own = _WIRE[kind]
     part = (ranks - 1) / ranks if without_own else float(ranks > 1)
     return size_bytes * factor * part
@@ -181,13 +189,13 @@ def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
     """Return the cost of a collective on one rank: bytes sent, and additions."""
     reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
     adds = size_bytes // item_size(dtype) * (ranks - 1) // ranks if reduces and ranks else 0
-    return Cost("copy", dtype, adds, round(on_the_wire(kind, size_bytes, ranks)))
+    return Cost("copy", dtype, adds, round(wire_bytes(kind, size_bytes, ranks)))
 
 
 # Convolutions
 
 
-def convolved(
+def convolution_sizes(
     sizes: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
@@ -207,7 +215,7 @@ def convolved(
             added = 2 * _at(padding, place, 0)
         result.append((size + added - reach - 1) // step + 1)
     if any(size <= 0 for size in result):
-        raise UntoldError("its window is larger than its input")
+        raise UnknownCostError("the window is larger than the input")
     return tuple(result)
 
 
@@ -258,14 +266,14 @@ def convolution(
     """
     spatial = len(weight.shape) - 2
     if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
-        raise UntoldError("its input and its weight do not go together")
+        raise UnknownCostError("its input and its weight do not match")
     leading = x.shape[: len(x.shape) - spatial - 1]
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     y = Tensor((*leading, channels, *y_sizes), x.dtype)
-    dtype, times = real_parts(wider(x.dtype, weight.dtype))
+    dtype, times = real_parts(wider_dtype(x.dtype, weight.dtype))
     flops = 2 * _windows(x, weight, y, transposed) * times
-    beside = y.elements * times if bias is not None else 0
-    return Cost("matrix", dtype, flops, bytes_of(x, weight, bias, y), beside)
+    vector_flops = y.elements * times if bias is not None else 0
+    return Cost("matrix", dtype, flops, bytes_of(x, weight, bias, y), vector_flops)
 
 
 def _windows(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> int:
@@ -286,33 +294,33 @@ def convolution_backward(
     Each of the first two takes as many operations as the convolution itself.
     """
     of_x, of_weight, of_bias = (*mask, False, False, False)[:3]
-    dtype, times = real_parts(wider(dy.dtype, weight.dtype))
+    dtype, times = real_parts(wider_dtype(dy.dtype, weight.dtype))
     once = 2 * _windows(x, weight, dy, transposed) * times
     moved = dy.bytes
     moved += x.bytes * (of_x + of_weight) + weight.bytes * (of_x + of_weight)
     if of_bias:
         channels = weight.shape[0] if not transposed else dy.shape[1 - len(weight.shape)]
         moved += channels * item_size(dy.dtype)
-    beside = dy.elements if of_bias else 0
-    return Cost("matrix", dtype, once * (of_x + of_weight), moved, beside)
+    vector_flops = dy.elements if of_bias else 0
+    return Cost("matrix", dtype, once * (of_x + of_weight), moved, vector_flops)
 
 
-def copied(source: Tensor, target: Tensor | None = None) -> Cost:
-    """Return the cost of a copy, a cast or a change of layout."""
+def copy(source: Tensor, target: Tensor | None = None) -> Cost:
+    """Return the cost of a copy, cast or layout conversion."""
     target = target or Tensor(source.shape, source.dtype)
     return Cost("copy", target.dtype, 0, source.bytes + target.bytes)
 
 
-def concatenated(parts: Sequence[Tensor]) -> Cost:
+def concatenation(parts: Sequence[Tensor]) -> Cost:
     """Return the cost of concatenating tensors."""
     if not parts:
-        raise UntoldError("its list of tensors was not recorded")
+        raise UnknownCostError("its list of tensors was not recorded")
     size = item_size(parts[0].dtype)
     elements = sum(part.elements for part in parts)
     return Cost("copy", parts[0].dtype, 0, bytes_of(*parts) + elements * size)
 
 
-def looked_up(rows: int, width: int, dtype: str, index: str = "int64") -> Cost:
+def gather_rows(rows: int, width: int, dtype: str, index: str = "int64") -> Cost:
     """Return the cost of gathering rows of a table: the rows, not the table."""
     return Cost("copy", dtype, 0, rows * (item_size(index) + 2 * width * item_size(dtype)))
 
@@ -326,12 +334,12 @@ def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None 
     The result has the dtype `out`, by default that of `a`.
     """
     if not a.shape or not b.shape:
-        raise UntoldError("a factor has no shape")
+        raise UnknownCostError("an operand has no shape")
     left = (1, *a.shape) if len(a.shape) == 1 else a.shape
     right = (*b.shape, 1) if len(b.shape) == 1 else b.shape
     m, k, n = left[-2], left[-1], right[-1]
     if right[-2] != k:
-        raise UntoldError("the inner sizes of its factors differ")
+        raise UnknownCostError("the inner sizes of its operands differ")
     batch = prod(broadcast(left[:-2], right[:-2]))
     return _product(batch * m, n, k, (a, b), batch * m * n, bias, out)
 
@@ -341,11 +349,11 @@ def linear(
 ) -> Cost:
     """Return the cost of `x @ weight.T + bias`; leading dimensions of `x` are rows."""
     if not x.shape or len(weight.shape) not in (1, 2):
-        raise UntoldError("a factor has no shape")
+        raise UnknownCostError("an operand has no shape")
     n = weight.shape[0] if len(weight.shape) == 2 else 1
     k, m = x.shape[-1], prod(x.shape[:-1])
     if weight.shape[-1] != k:
-        raise UntoldError("the inner sizes of its factors differ")
+        raise UnknownCostError("the inner sizes of its operands differ")
     return _product(m, n, k, (x, weight), m * n, bias, out)
 
 
@@ -374,10 +382,10 @@ def _product(
     bias: Tensor | None,
     out: str | None,
 ) -> Cost:
-    dtype, times = real_parts(wider(factors[0].dtype, factors[1].dtype))
+    dtype, times = real_parts(wider_dtype(factors[0].dtype, factors[1].dtype))
     moved = bytes_of(*factors, bias) + result * item_size(out or factors[0].dtype)
-    beside = result * times if bias is not None else 0
-    return Cost("matrix", dtype, 2 * rows * n * k * times, moved, beside)
+    vector_flops = result * times if bias is not None else 0
+    return Cost("matrix", dtype, 2 * rows * n * k * times, moved, vector_flops)
 
 
 # Operations without matrix units
@@ -393,7 +401,7 @@ def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | Non
     """
     tensors = tuple(inputs)
     if not tensors:
-        raise UntoldError("no tensor of it was recorded")
+        raise UnknownCostError("none of its tensors was recorded")
     dtype = result_type(tensors)
     elements = prod(broadcast(*(one.shape for one in tensors)))
     moved = bytes_of(*tensors) + elements * item_size(out or dtype)
@@ -408,7 +416,7 @@ def result_type(tensors: Sequence[Tensor]) -> str:
     for one in floating or shaped:
         if {one.dtype, result} == {"bf16", "fp16"}:
             return "fp32"
-        result = wider(result, one.dtype)
+        result = wider_dtype(result, one.dtype)
     return result
 
 
@@ -449,7 +457,9 @@ def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:
     `kind` is sgd, momentum, adagrad or adam.
     """
     if not params:
-        raise UntoldError("its list of parameters was not recorded (torch leaves out more than 30)")
+        raise UnknownCostError(
+            "its list of parameters was not recorded (torch omits lists of more than 30)"
+        )
     operations, states = {"sgd": (2, 0), "momentum": (4, 1), "adagrad": (6, 1), "adam": (12, 2)}[
         kind
     ]

@@ -15,7 +15,7 @@ from unified_prof.arrays.types import Ints
 from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import (
     Arguments,
-    UntoldError,
+    UnknownCostError,
     dtype_of,
     dtype_of_kernel,
     parsed,
@@ -34,7 +34,7 @@ from unified_prof.sqlite.integer_columns import MISSING
 # Kernel names of TF32, and of fp32 without TF32.
 TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
 NOT_TF32 = re.compile(r"sgemm|f32f32_f32f32|scudnn|ffma", re.IGNORECASE)
-_COUNTED_BELOW = "counted where operations within it launched kernels"
+_COUNTED_BELOW = "counted for the operations within it that launched kernels"
 _NO_SHAPES = "the shapes of its inputs were not recorded"
 
 
@@ -103,7 +103,7 @@ class Charged:
         return len(self.total_ns)
 
     def _own_shapes(self, task: Ints) -> NDArray[np.bool_]:
-        """Return a mask of the tasks with recorded shapes: operators of an Ascend."""
+        """Return a mask of the tasks that are Ascend operators with recorded shapes."""
         source = self._recording.source
         if "UPROF_GPU_TASKS" in source.tables:
             return np.zeros(len(task), bool)
@@ -196,7 +196,7 @@ class Charged:
         return result
 
     def _kernel_variants(self) -> Ints:
-        """Return a number for what the kernel's name tells about the cost."""
+        """Return a number for each cost that kernel names distinguish."""
         labels, number = np.unique(self._kernel, return_inverse=True)
         texts = [self._recording.work.labels.texts[int(label)] for label in labels]
         variants: dict[tuple[str, bool, bool], int] = {}
@@ -239,7 +239,7 @@ class Charged:
         return result
 
     def _doubled(self) -> NDArray[np.bool_]:
-        """Return a mask of matrix operations that contain others, which count instead."""
+        """Return a mask of matrix operations that contain others; only the inner ones count."""
         result = np.zeros(len(self), bool)
         for place, side in enumerate(self._sides):
             matrix = _marked(side.framework, _is_matrix)
@@ -255,7 +255,7 @@ class Charged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """A recording whose operations launched kernels: this one, or that of the graph capture."""
+    """Recording whose operations launched kernels: the analyzed one or its graph capture."""
 
     recording: Recording
     framework: Framework
@@ -333,7 +333,7 @@ Described = tuple[str, str, str, Cost | None, str | None]
 def _of_operation(
     name: str, given: dict[str, str | None], kernel: str, *, doubled: bool
 ) -> Described:
-    """Describe an operation of the framework."""
+    """Return the class of a framework operation."""
     shapes = format_shapes(given["shapes"], given["types"])
     formula = formula_of(name)
     if doubled:
@@ -348,7 +348,7 @@ def _of_operation(
         )
         arguments = replace(arguments, around=given.get("around") or "")
         return name, shapes, "operation", formula(arguments), None
-    except UntoldError as err:
+    except UnknownCostError as err:
         return name, shapes, "operation", None, str(err)
 
 
@@ -358,13 +358,13 @@ _NO_FRAMEWORK = ascend.Framework("", Arguments(()))
 def _of_operator(
     op_type: str, texts: dict[str, str | None], operation: str, given: dict[str, str | None]
 ) -> Described:
-    """Describe an operator of an Ascend."""
+    """Return the class of an Ascend operator."""
     shapes = format_shapes(texts["inputs"], texts["input_types"])
     try:
         around = _NO_FRAMEWORK
         if operation or any(given.values()):
             arguments = Arguments(())
-            with suppress(UntoldError):
+            with suppress(UnknownCostError):
                 # Unknown arguments of the framework operation are ignored.
                 arguments = parsed(
                     given["shapes"], given["types"], given["strides"], given["values"]
@@ -377,7 +377,7 @@ def _of_operator(
             around,
         )
         return op_type, shapes, "operation", ascend.cost(operator), None
-    except UntoldError as err:
+    except UnknownCostError as err:
         return op_type, shapes, "operation", None, str(err)
 
 

@@ -127,13 +127,13 @@ def find(
 
 
 def all_devices() -> tuple[Device, ...]:
-    """Return all devices of the table and of the user."""
+    """Return all devices of the table and of the user's configuration."""
     table = (device for key in _sections() if (device := _of_table(key)) is not None)
     return (*table, *_added.values())
 
 
 def add(table: Any, where: str) -> None:
-    """Replace the user's devices.
+    """Set the user-defined devices.
 
     Args:
         table: Figures of each device by name, with the keys of `devices.toml`.
@@ -149,7 +149,7 @@ def add(table: Any, where: str) -> None:
         place = f'{where}."{name}"]'
         if not isinstance(entry, Mapping):
             raise UsageError(
-                f"{place}: a device's figures are a table",
+                f"{place}: expected a table with the figures of a device",
                 hint='write them below a line such as [tool.uprof.devices."My GPU"]',
                 slug="wrong-setting",
             )
@@ -174,18 +174,20 @@ def _checked(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
             )
         if key == "source":
             if not isinstance(value, str):
-                raise UsageError(f"{place} source: {value!r} is no text", slug="wrong-setting")
+                raise UsageError(f"{place} source: {value!r} is not a string", slug="wrong-setting")
         elif key == "uncertain":
             if not isinstance(value, list) or not all(one in _NUMBERS for one in value):
                 raise UsageError(
-                    f"{place} uncertain: {value!r} is no list of figures", slug="wrong-setting"
+                    f"{place} uncertain: {value!r} is not a list of figures", slug="wrong-setting"
                 )
         elif (
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or not 0 < value < math.inf
         ):
-            raise UsageError(f"{place} {key}: {value!r} is no number above 0", slug="wrong-setting")
+            raise UsageError(
+                f"{place} {key}: {value!r} is not a number above 0", slug="wrong-setting"
+            )
     return dict(entry)
 
 
@@ -249,7 +251,7 @@ def _are_words(key: str, name: str) -> bool:
 def _of_generation(
     capability: tuple[int, int], memory_bytes: int, units: int | None
 ) -> Device | None:
-    """Return an AMD device by its generation (9.0 is gfx90a), memory and compute units."""
+    """Return the AMD device with a generation (9.0 is gfx90a), memory size and compute units."""
     gib = memory_bytes / 2**30
     # An MI210 has the figures of one of the two devices of an MI250.
     names = {
@@ -269,7 +271,7 @@ def _of_generation(
 
 
 def _slice(device: Device, units: int | None, memory_bytes: int | None) -> Device:
-    """Return the peaks of a slice of a device, by its share of units and memory."""
+    """Return the peaks of a device slice (MIG) by its share of units and memory."""
     share = units / device.units if units and device.units else None
     of_memory = memory_bytes / 2**30 / device.gib if memory_bytes and device.gib else None
     if share is None or share > 1:
@@ -352,7 +354,7 @@ def known_devices(recording: Recording) -> dict[str, Device | None]:
 
 
 def _number(recording: Recording, number: int | None) -> int:
-    """Return the number of a device, also of the only one."""
+    """Return the number of a device, or of the only device."""
     if number is not None:
         return number
     device = recording.tasks.device

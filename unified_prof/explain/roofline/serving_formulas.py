@@ -1,9 +1,9 @@
 """Cost of operations of language-model servers (vLLM, SGLang, aiter), and `formula_of` for all.
 
-Their kernels write into tensors that are given, so results are among the arguments. Attention
-reads a cache whose size does not tell how much of it was read; vLLM and SGLang write the lengths of
-a batch's sequences into the name of a range around it, as sums over the sequences of queries, keys,
-queries squared and queries times keys:
+Their kernels write into tensors that are passed in, so results are among the arguments. Attention
+reads an unknown part of a cache; vLLM and SGLang write the lengths of a batch's sequences into the
+name of a range around it, as sums over the sequences of queries, keys, queries squared and queries
+times keys:
 `execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)`.
 
 Only operations whose kernels do what the name says have a formula; an operation that calls others
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unified_prof.explain.roofline import aten_formulas, costs
-from unified_prof.explain.roofline.arguments import Arguments, Tensor, UntoldError, item_size
+from unified_prof.explain.roofline.arguments import Arguments, Tensor, UnknownCostError, item_size
 from unified_prof.explain.roofline.aten_formulas import Formula
 from unified_prof.explain.roofline.costs import Cost
 
@@ -75,9 +75,9 @@ def _attention(q: int, k: int, result: int) -> Formula:
         queries, keys = args.tensor(q), args.tensor(k)
         batch = Batch.parse(args.around)
         if batch is None:
-            raise UntoldError("the lengths of its sequences are not recorded")
+            raise UnknownCostError("the lengths of its sequences are not recorded")
         if len(queries.shape) < 3 or len(keys.shape) < 3 or queries.shape[-1] != keys.shape[-1]:
-            raise UntoldError("its queries and its keys do not go together")
+            raise UnknownCostError("its queries and its keys do not match")
         heads, key_heads, depth = queries.shape[-2], keys.shape[-2], queries.shape[-1]
         size = min(item_size(queries.dtype), item_size(keys.dtype))
         read = 2 * batch.keys * key_heads * depth * size
@@ -87,8 +87,8 @@ def _attention(q: int, k: int, result: int) -> Formula:
             queries.dtype,
             4 * heads * depth * batch.pairs,
             queries.bytes + written.elements * item_size(written.dtype) + read,
-            beside=5 * heads * batch.pairs,
-            doubt="every key of the sequences is counted; with a window fewer are read",
+            vector_flops=5 * heads * batch.pairs,
+            doubt="every key of the sequences is counted; with a sliding window, fewer are read",
         )
 
     return cost
@@ -256,10 +256,10 @@ def formula_of(name: str) -> Formula | None:
 
 
 def _generated(args: Arguments) -> Cost:
-    """Return the bytes that a generated kernel moves; its operations are not recorded."""
+    """Return the bytes that a generated kernel moves; its FLOPs are unknown."""
     tensors = args.tensors()
     if not tensors:
-        raise UntoldError("the shapes of its arguments were not recorded")
+        raise UnknownCostError("the shapes of its arguments were not recorded")
     moved = sum(one.bytes for one in tensors)
     doubt = "each argument is counted once; operations of compiled kernels are not recorded"
     return Cost("copy", costs.result_type(tensors), 0, moved, doubt=doubt)

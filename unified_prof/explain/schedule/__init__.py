@@ -1,1 +1,1 @@
-"""A recorded run as a schedule: what each thing waited for, walked back or run again otherwise."""
+"""Schedule of a recorded run: dependencies between tasks and calls, critical path, and replay."""

@@ -44,12 +44,12 @@ class Scheduled:
 
     @cached_property
     def piece_of(self) -> Ints:
-        """Device task of each moment, NOWHERE of others."""
+        """Device task of each moment; NOWHERE for moments of the host."""
         return _inverse(self.of_piece, len(self.schedule))
 
     @cached_property
     def point_of(self) -> Ints:
-        """Host point of each moment, NOWHERE of others."""
+        """Host point of each moment; NOWHERE for moments of devices."""
         return _inverse(self.of_point, len(self.schedule))
 
     def path(self, step: int) -> Segments:
@@ -153,7 +153,7 @@ def _analyzed(recording: Recording) -> tuple[list[tuple[str, int, int]], int | N
 def _steps(
     recording: Recording, steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host
 ) -> tuple[tuple[str, ...], Ints, Ints]:
-    """Return name, begin and end of each step on the host and all devices together.
+    """Return name, begin and end of each step across the host and all devices.
 
     A step ends with the host and the last of its tasks on any device; the next one begins there.
     """
@@ -173,7 +173,7 @@ def _steps(
 def _ends(
     steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host, end: Ints, points: int
 ) -> list[Edges]:
-    """Return the dependencies of the ends of steps: the host, and the step's device tasks."""
+    """Return the dependencies of step ends: on the host and on the device tasks of the step."""
     first = points + len(pieces)
     work = np.arange(pieces.work)
     if steps:

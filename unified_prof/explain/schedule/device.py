@@ -1,4 +1,4 @@
-"""Device tasks of a schedule: streams, launches, and what each task and each call waited for."""
+"""Device tasks of a schedule: streams, launches, and the waits of tasks and calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pieces:
 
     @property
     def work(self) -> int:
-        """Number of work tasks, which come first."""
+        """Number of kernels, collectives and copies, which come first."""
         return len(self.row)
 
     @property
@@ -58,13 +58,13 @@ class Pieces:
 
     @property
     def moment_ns(self) -> Ints:
-        """Begin of each work task, end of each wait."""
+        """Begin of each device task, end of each event wait."""
         is_work = np.arange(len(self)) < self.work
         return np.where(is_work, self.start_ns, self.end_ns)
 
     @property
     def takes_ns(self) -> Ints:
-        """Duration of each work task, 0 for waits."""
+        """Duration of each device task, 0 for event waits."""
         is_work = np.arange(len(self)) < self.work
         return np.where(is_work, self.end_ns - self.start_ns, 0)
 
@@ -111,7 +111,7 @@ def _key(device: NDArray[np.integer], stream: NDArray[np.integer]) -> Ints:
 
 
 def _streams(recording: Recording, rows: Ints) -> Ints:
-    """Return the stream of each task; a collective has the stream of its call's tasks."""
+    """Return the stream of each task; a collective has the stream of its tasks."""
     work, tasks = recording.work, recording.tasks
     of_row = work.stream[rows]
     stream = _key(work.device[rows], of_row)
@@ -210,7 +210,7 @@ def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> l
 
 
 def _usual(values: Ints, otherwise: int) -> int:
-    """Return the lower quartile: long times may have causes that were not recorded."""
+    """Return the lower quartile, because long times may have unrecorded causes."""
     return int(np.percentile(values, 25, method="lower")) if len(values) else otherwise
 
 
@@ -373,7 +373,7 @@ def waited_for(
     found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def add_last(which: Ints, rows: Ints) -> None:
-        """Add the last of some tasks, by their ends, that each call can have waited for."""
+        """Add, of some tasks, the last one that each call can have waited for."""
         begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - pieces.skew_ns
         last = np.searchsorted(pieces.end_ns[rows], end, side="right") - 1
         looking = np.flatnonzero(last >= 0)

@@ -1,8 +1,8 @@
-"""Moments and their dependencies: the path to a moment, slack, and times with other durations.
+"""Dependency graph of a schedule: critical path, slack, and times with other durations.
 
-A moment is the begin of a device task or of a host call. It comes when the last of its dependencies
-has arrived, plus `Schedule.own_ns`, which the recording does not explain and which stays. So the
-recorded durations give the recorded times to the nanosecond, and other durations an estimate.
+A moment is the begin of a device task or of a host call. Its time is the arrival of its last
+dependency plus `Schedule.own_ns`, a constant that the recording does not explain. So the recorded
+durations reproduce the recorded times exactly, and other durations give an estimate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LATEST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edges:
-    """Dependencies between moments, by their numbers."""
+    """Dependencies between moments, which are given by number."""
 
     source: Ints
     target: Ints
@@ -157,8 +157,8 @@ class Schedule:
         kept = kept[np.argsort(start[kept], kind="stable")]
         return Segments(start[kept], end[kept], of[kept], kind[kept])
 
-    def again(self, takes_ns: Ints | None = None, lag_ns: Ints | None = None) -> Ints:
-        """Return the time of each moment with other durations of tasks and lags of edges."""
+    def replay(self, takes_ns: Ints | None = None, lag_ns: Ints | None = None) -> Ints:
+        """Replay the schedule with other durations and lags; return the time of each moment."""
         takes = self.takes_ns if takes_ns is None else takes_ns
         lag = self.edges.lag_ns if lag_ns is None else lag_ns
         weight = lag + np.where(self.edges.behind, takes[self.edges.source], 0)

@@ -82,7 +82,7 @@ class Host:
 
 
 class _Points:
-    """Collects moments; a number stays with its moment when they are sorted."""
+    """Collects moments; each keeps its number when they are sorted."""
 
     def __init__(self, skew_ns: int) -> None:
         self._skew_ns = skew_ns
@@ -92,7 +92,7 @@ class _Points:
         self.count = 0
 
     def add(self, thread: Ints, time_ns: Ints, role: int) -> Ints:
-        """Add moments; return their numbers."""
+        """Add moments and return their numbers."""
         self._threads.append(thread.astype(np.int64, copy=False))
         # Ends of steps are not shifted: they are measured with the clock of the host.
         self._times.append(time_ns if role == _STEP else time_ns - self._skew_ns)
@@ -255,7 +255,7 @@ def _synchronising(
 def _blocking_copies(
     calls: HostCalls, strings: Strings, launching: Ints, done_ns: Ints, syncs: Ints
 ) -> Ints:
-    """Return the launching calls that are copies and returned when they were done."""
+    """Return the launching calls of copies that block until the copy is done."""
     within = (done_ns > calls.start_ns[launching]) & (done_ns <= calls.end_ns[launching])
     within &= ~np.isin(launching, syncs)
     chosen = np.flatnonzero(within)
@@ -277,7 +277,7 @@ class _Handovers:
 
 
 def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> _Handovers:
-    """Infer where a thread waited for another one, which is not recorded.
+    """Infer where a thread waited for another one; such waits are not recorded.
 
     If a thread continues after idle time in which another one was active and then stopped, it
     waited for that one: for example the thread that called autograd's backward thread.

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from unified_prof.explain.roofline import ascend
-from unified_prof.explain.roofline.arguments import UntoldError, parsed
+from unified_prof.explain.roofline.arguments import UnknownCostError, parsed
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import formula_of
 
@@ -65,7 +65,7 @@ def test_padding_is_said_where_nobody_knows_better() -> None:
         ("63,2,16,16", "FLOAT16", "FRACTAL_NZ"),
     )
     assert found.flops == 2 * 32 * 1008 * 4096
-    assert found.doubt == "sizes are padded by the layout: FLOPs are at most these"
+    assert found.doubt == "sizes include padding of the layout: FLOPs are an upper limit"
     exact = cost(
         "MatMul",
         ("256,2,16,16;256,63,16,16", "FLOAT16;FLOAT16", "FRACTAL_NZ;FRACTAL_NZ"),
@@ -154,7 +154,7 @@ def test_grouped_queries_of_attention() -> None:
 
 
 def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
-    with pytest.raises(UntoldError, match="order of its dimensions"):
+    with pytest.raises(UnknownCostError, match="order of its dimensions"):
         cost(
             "FlashAttentionScore",
             ("300,8,64;300,8,64;300,8,64", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
@@ -190,8 +190,8 @@ def test_other_operators_move_their_own_layout() -> None:
     assert (adam.flops, adam.moved_bytes) == (1200, 2800)
     unknown = cost("Mystery", ("8", "FLOAT", "ND"), ("8", "FLOAT", "ND"))
     assert (unknown.flops, unknown.moved_bytes) == (0, 64)
-    assert unknown.doubt == "no formula for its operations, only its bytes are known"
-    with pytest.raises(UntoldError, match="not recorded"):
+    assert unknown.doubt == "no formula for its FLOPs, only its bytes are known"
+    with pytest.raises(UnknownCostError, match="not recorded"):
         cost("MemSet", ("N/A", "N/A", "N/A"), ("N/A", "N/A", "N/A"))
 
 
@@ -232,5 +232,5 @@ def test_packed_sequences_of_torch_npu_are_not_guessed() -> None:
     assert formula is not None
     kinds = "c10::Half;c10::Half;c10::Half;Scalar;Scalar"
     values = json.dumps(["", "", "", "8", "TND"])
-    with pytest.raises(UntoldError, match="lengths of its sequences"):
+    with pytest.raises(UnknownCostError, match="lengths of its sequences"):
         formula(parsed("300,8,64;300,8,64;300,8,64;;", kinds, None, values))

@@ -154,7 +154,7 @@ def test_matrix_work_of_the_steps_is_told_against_the_peak(tmp_path: Path) -> No
     flops = 2 * 1024 * 4096 * 2048
     assert (use.flops, use.steps, use.peak) == (flops, 1, "bf16 989")
     assert use.share == pytest.approx(flops / 989e12 / (use.time_ns / 1e9))
-    assert use.told_share == pytest.approx(40 / 41)
+    assert use.known_share == pytest.approx(40 / 41)
     assert use.by_step == (("1", flops, use.share),)
 
 
@@ -222,7 +222,7 @@ def test_a_matrix_operation_within_another_counts_alone(tmp_path: Path) -> None:
     outer = only(found, "aten::matmul")
     assert (outer.cost, outer.doubt) == (
         None,
-        "counted where operations within it launched kernels",
+        "counted for the operations within it that launched kernels",
     )
     assert found.use[0].flops == 2 * 1024 * 4096 * 2048
 

@@ -190,14 +190,17 @@ def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("devices = 3", "[tool.uprof.devices] is not a table of devices"),
-        ("devices.X = 3", '[tool.uprof.devices."X"]: a device\'s figures are a table'),
+        (
+            "devices.X = 3",
+            '[tool.uprof.devices."X"]: expected a table with the figures of a device',
+        ),
         ("devices.X.bf17 = 3", "[tool.uprof.devices.\"X\"] has no figure 'bf17'"),
-        ("devices.X.bf16 = '3'", "[tool.uprof.devices.\"X\"] bf16: '3' is no number above 0"),
-        ("devices.X.bf16 = 0", '[tool.uprof.devices."X"] bf16: 0 is no number above 0'),
-        ("devices.X.bf16 = true", '[tool.uprof.devices."X"] bf16: True is no number above 0'),
-        ("devices.X.memory = nan", '[tool.uprof.devices."X"] memory: nan is no number above 0'),
-        ("devices.X.source = 1", '[tool.uprof.devices."X"] source: 1 is no text'),
-        ("devices.X.uncertain = ['x']", "uncertain: ['x'] is no list of figures"),
+        ("devices.X.bf16 = '3'", "[tool.uprof.devices.\"X\"] bf16: '3' is not a number above 0"),
+        ("devices.X.bf16 = 0", '[tool.uprof.devices."X"] bf16: 0 is not a number above 0'),
+        ("devices.X.bf16 = true", '[tool.uprof.devices."X"] bf16: True is not a number above 0'),
+        ("devices.X.memory = nan", '[tool.uprof.devices."X"] memory: nan is not a number above 0'),
+        ("devices.X.source = 1", '[tool.uprof.devices."X"] source: 1 is not a string'),
+        ("devices.X.uncertain = ['x']", "uncertain: ['x'] is not a list of figures"),
     ],
 )
 def test_a_wrong_entry_is_told_plainly(tmp_path: Path, text: str, complaint: str) -> None:

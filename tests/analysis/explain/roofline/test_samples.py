@@ -61,7 +61,7 @@ def test_a_vision_transformer_of_both_vendors(
     assert norm.cost.moved_bytes == 25 * 2 * (2 * TOKENS * 768 + 2 * 768)
     # The same model on both: the same matrix work, all of it known.
     (use,) = found.use
-    assert (use.flops, use.told_share) == (140_509_200_384, 1.0)
+    assert (use.flops, use.known_share) == (140_509_200_384, 1.0)
 
 
 @pytest.mark.parametrize(

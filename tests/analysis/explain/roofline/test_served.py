@@ -11,7 +11,7 @@ from tests.analysis.explain.roofline.test_of_recording import Shaped, only
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.explain.roofline import breakdown
-from unified_prof.explain.roofline.arguments import Arguments, UntoldError, parsed
+from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, parsed
 from unified_prof.explain.roofline.breakdown import Roofline
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import Batch, formula_of
@@ -148,7 +148,7 @@ def test_attention_over_a_cache_is_told_by_its_batch(
     assert found.moved_bytes == 2 * (2 * 8 * 64) * 2 + 2 * 100 * 2 * 64 * 2
     assert found.doubt is not None
     assert "window" in found.doubt
-    with pytest.raises(UntoldError, match="lengths of its sequences"):
+    with pytest.raises(UnknownCostError, match="lengths of its sequences"):
         cost(name, *tensors)
 
 
