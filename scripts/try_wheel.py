@@ -27,15 +27,15 @@ WINDOWS = os.name == "nt"
 INSIDE = """
 import importlib.util, pathlib, sys, sysconfig
 import unified_prof
-from unified_prof.base.resources import folder
+from unified_prof.schema.catalogue import resource_directory
 assert importlib.util.find_spec("torch") is None, "torch is installed, although nothing requires it"
 package = pathlib.Path(unified_prof.__file__).resolve()
 assert package.is_relative_to(pathlib.Path(sys.prefix).resolve()), f"this is {package}"
 assert (package.parent / "py.typed").is_file()
 for name, pattern in (("schemas", "*.sql"), ("migrations", "*.py"), ("examples", "*.py")):
-    found = [*folder(name).rglob(pattern)]
+    found = [*resource_directory(name).rglob(pattern)]
     assert found, f"no {pattern} in {name}"
-    assert folder(name).is_relative_to(package.parent), folder(name)
+    assert resource_directory(name).is_relative_to(package.parent), resource_directory(name)
     print(f"{len(found)} files of {name}")
 """
 

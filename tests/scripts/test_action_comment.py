@@ -191,7 +191,7 @@ def test_component_measures_workloads_and_writes_one_note(server: Forge, tmp_pat
     slow = SCRIPT.replace("{seconds}", "0.2 if 'b' in sys.argv else 0.02")
     both = SCRIPT.replace("{seconds}", "0.02")
     base = a_repository(repository, f"import sys{both}", f"import sys{slow}")
-    options = "--backend cpu --report run-time --iterations 6 train.py"
+    options = "--backend cpu --iterations 6 train.py"
     found, script = job(commands=[f"one={options} a", f"two={options} b"])  # type: ignore[arg-type]
     mark = "<!-- uprof gate uprof-gate -->"
     server.comments.append({"id": 3, "body": f"{mark}\nof yesterday", **ACCOUNT})

@@ -322,7 +322,8 @@ def _gate_one(
         )
     base, new = sides.load(quiet=quiet, output=output)
     noise = workloads.noise(allowed.noise, new)
-    return analysis.gate(base, new, allowed.metrics, limits, noise), base, new
+    metrics = allowed.metrics_of(base, new)
+    return analysis.gate(base, new, metrics, limits, noise), base, new
 
 
 def _gate_several(
@@ -340,7 +341,8 @@ def _gate_several(
 
         pairs = sides.pairs(quiet=quiet, output=output)
         noises = workloads.noises(allowed.noise, pairs)
-        return gate_each(pairs, allowed.metrics, limits, noises), pairs
+        metrics = allowed.metrics_of(*(run for pair in pairs.values() for run in pair))
+        return gate_each(pairs, metrics, limits, noises), pairs
     if rounds.until_sure is None or len(rounds.commands()) < 2:
         return None
     base, new = sides.files or []

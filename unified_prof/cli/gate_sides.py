@@ -13,6 +13,7 @@ from unified_prof.cli import output, report_input, workloads
 from unified_prof.cli.command import MoreBase, MoreNew, Noise, argument, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.cli.workloads import WorkloadOption
+from unified_prof.compare.comparable import PEAK, TOTAL
 from unified_prof.compare.gate import parse_absolute_limits, parse_fraction, parse_noise
 from unified_prof.errors import OutputError, UsageError
 
@@ -125,7 +126,7 @@ class Allowed:
                 "Metric to judge: total, forward, backward, peak-memory or operation:GLOB "
                 "(name, module or line). Repeatable."
             ),
-            show_default="total",
+            show_default="total, or peak-memory of reports without times",
         ),
     ] = None
 
@@ -134,7 +135,13 @@ class Allowed:
     @property
     def metrics(self) -> list[str]:
         """Return the metrics to judge."""
-        return self.metric or ["total"]
+        return self.metric or [TOTAL]
+
+    def metrics_of(self, *runs: Run) -> list[str]:
+        """Return the metrics to judge: peak memory by default if no run has times."""
+        if self.metric or any(len(run.sample(TOTAL)) for run in runs):
+            return self.metrics
+        return [PEAK] if any(len(run.sample(PEAK)) for run in runs) else [TOTAL]
 
     def given_noise(self) -> NoiseOfRuns | None:
         """Return the run-to-run variation given by --noise, or None."""

@@ -212,13 +212,23 @@ class Nested:
             at[looking] = np.where(same, NONE, self.parent[at[looking]])
         return result
 
+    def _repeats_parent(self, key: Ints) -> NDArray[np.bool_]:
+        """Return a mask of the calls that are the only child of a call with the same key."""
+        inside = np.flatnonzero(self.parent != NONE)
+        above = self.parent[inside]
+        children = np.bincount(above, minlength=len(key))
+        result = np.zeros(len(key), bool)
+        result[inside] = (key[above] == key[inside]) & (children[above] == 1)
+        return result
+
     def rows(
         self, key: Ints, names: list[str], details: list[str | None], *, on_device: bool
     ) -> list[Row]:
         """Return a row with the self time of each key.
 
-        Total times leave out calls inside one with the same key, whose time is part of it: torch's
-        overloads call one another.
+        Total times leave out calls inside one with the same key, whose time is part of it. An only
+        child with the key of its parent is not counted, as in `torch.profiler.key_averages()`:
+        torch's overloads call one another.
         """
         size = len(names)
         outer = self.outermost(key)
@@ -227,7 +237,7 @@ class Nested:
             sums = np.bincount(key[chosen], values[chosen], minlength=size)
             return [int(one) for one in sums.tolist()]
 
-        count = total(self.count)
+        count = total(self.count, ~self._repeats_parent(key))
         host, self_host = total(self.host_ns, outer), total(self.self_host_ns)
         device, self_device = total(self.device_ns, outer), total(self.self_device_ns)
         launches = total(self.launches)
