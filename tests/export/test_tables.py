@@ -114,5 +114,5 @@ def test_wrong_use_is_told(step: Path, tmp_path: Path, monkeypatch: pytest.Monke
     refused(uprof("export", tmp_path, *command[2:]), 2, "is a directory")
     refused(uprof("export", step, "-o", out, "--ids"), 2, "--table and --ids apply to tables")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(uprof(*command), 2, "need pyarrow", "unified-prof[parquet]")
+    refused(uprof(*command), 2, "require pyarrow", "unified-prof[parquet]")
     assert not out.exists()

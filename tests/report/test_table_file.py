@@ -120,10 +120,10 @@ def test_without_pyarrow_its_name_is_told_and_nothing_is_left(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     output = tmp_path / "rows.parquet"
     done = uprof("report", timeline, "--by", "kernel", "-o", output)
-    refused(done, 2, "need pyarrow", "unified-prof[parquet]")
+    refused(done, 2, "require pyarrow", "unified-prof[parquet]")
     assert not output.exists()
     (answer,) = unified_prof.figures(timeline, by="kernel")
-    with pytest.raises(UsageError, match="need pyarrow"):
+    with pytest.raises(UsageError, match="require pyarrow"):
         answer.to_arrow("kernel")
 
 

@@ -245,7 +245,7 @@ class Sums:
                 self._columns.setdefault(name, _Column(groups)).add(chosen, values[inside])
 
     def grow(self, groups: int) -> None:
-        """Add keys, so that there are `groups` keys."""
+        """Extend the sums to `groups` keys."""
         more = groups - len(self._entries)
         self._entries = np.append(self._entries, np.zeros(more, np.int64))
         self._kind = np.append(self._kind, np.full(more, UNKNOWN, np.int8))
