@@ -384,7 +384,7 @@ def test_one_run_a_side_settles_nothing_but_the_largest_changes(
     machine.milliseconds *= 1.5
     result = session("--uprof-compare", "main", "--uprof-runs", "1")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*unclear*one run a side does not tell how runs differ*"])
+    result.stdout.fnmatch_lines(["*unclear*one run per side does not show run-to-run variation*"])
     machine.milliseconds *= 3
     assert session("--uprof-compare", "main", "--uprof-runs", "1").ret == 1
 
