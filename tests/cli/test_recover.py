@@ -283,7 +283,7 @@ def test_damaged_spool_is_named_and_the_others_are_recovered() -> None:
     cut.write_bytes(whole.read_bytes()[:-1])
     done = uprof("recover", "out")
     assert done.returncode == 6
-    assert f"{cut}: is cut" in done.stderr
+    assert f"{cut}: truncated" in done.stderr
     assert files() == [cut.name, "memory_rank1.sqlite", "run_time_rank1.sqlite"]
 
 

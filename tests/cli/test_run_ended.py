@@ -25,8 +25,8 @@ def train(steps):
         optimizer.step()
         optimizer.zero_grad()
 """
-MEASURED_IN = 8
-"""Steps after which two warm-up and two measured iterations and all memory are done."""
+MEASURED_IN = 16
+"""Steps after which warm-up, two samples of two iterations and all memory are measured."""
 
 
 @pytest.fixture(autouse=True)

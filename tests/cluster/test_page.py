@@ -101,7 +101,7 @@ class TestInABrowser:
         window.open(page)
         first = window.run("return document.querySelector('section.card').innerText")
         assert slow_text(37, 1.1) in first
-        assert "6.00 ms a step" in first
+        assert "6.00 ms/step" in first
         assert window.run("return document.querySelector('#rank h2').innerText") == "Rank 37"
 
     def test_figures_are_those_of_the_document(
@@ -125,9 +125,9 @@ class TestInABrowser:
     def test_a_measure_and_an_order_can_be_chosen(self, window: Browser, page: Path) -> None:
         window.open(page)
         label = "return document.querySelector('#steps canvas').getAttribute('aria-label')"
-        assert window.run(label).startswith("Compute of each rank")
+        assert window.run(label).startswith("Compute by rank")
         window.run("document.querySelector('[data-value=idle_ns]').click()")
-        assert window.run(label).startswith("Idle of each rank")
+        assert window.run(label).startswith("Idle by rank")
         window.run("document.querySelector('[data-value=cost]').click()")
         assert window.run("return document.querySelector('#steps .side').innerText").startswith(
             "rank 37"
