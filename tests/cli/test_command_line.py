@@ -257,7 +257,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "python3 train.py"], 2, "leave out `python3`: uprof run train.py"),
         (["run", "trian.py"], 2, "did you mean train.py?"),
         (["run", "--report", "timeline,tim", "train.py"], 2, "unknown report 'tim'"),
-        (["report", "RUN", "--with", "RUN"], 2, "RUN is not a device report, but --with requires one"),
+        (["report", "RUN", "--with", "RUN"], 2, "not a device report, but --with requires one"),
         (["report", "Run"], 7, "did you mean RUN?"),
         (["report", r"C:\Users\me\RUN"], 7, "did you mean RUN?"),
         (["convert", "nosuch.json"], 6, "[uprof:no-such-recording]"),
