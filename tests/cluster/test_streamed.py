@@ -22,11 +22,11 @@ PLAN = Plan(steps=6, setup_ns=1_000_000, slow={5: 1.2})
 def both(found: list[Partial]) -> tuple[RunSummary, RunSummary]:
     files = {one.facts.rank: partials.partial_to_parquet(one) for one in found}
     cut = [partials.limit_to_first_steps(one, 30) for one in found]
-    untils = [one.until for one in cut if one.until is not None]
-    assert set(untils) <= {2, 3}  # stages do not have equally many operations
+    end_times = [one.until for one in cut if one.until is not None]
+    assert set(end_times) <= {2, 3}  # stages do not have equally many operations
     assert all(len(one.communication["start"]) <= 30 for one in cut)
     shorter = summarize_run(
-        cut, read=lambda rank: partials.read_communication(files[rank], "it"), until=min(untils)
+        cut, read=lambda rank: partials.read_communication(files[rank], "it"), until=min(end_times)
     )
     return summarize_run(found), shorter
 

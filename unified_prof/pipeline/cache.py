@@ -229,8 +229,8 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
-    for place, directorys, names in os.walk(path):
-        directorys.sort()
+    for place, directories, names in os.walk(path):
+        directories.sort()
         for name in sorted(names):
             if (file := Path(place, name)).is_file():
                 yield file

@@ -454,8 +454,8 @@ def measure(
     backward_ms, foreign_nodes, doubtful, untimed = _backward(iteration, len(numbers))
     forward_ms = _work_ms(iteration, starts, ends)
     begin, end = _first(iteration, starts), iteration.end
-    befores = np.concatenate([np.array([begin], np.int64), ends])
-    gap_ms = _work_ms(iteration, befores[:-1], clock.before_wait(starts))
+    previous_calls = np.concatenate([np.array([begin], np.int64), ends])
+    gap_ms = _work_ms(iteration, previous_calls[:-1], clock.before_wait(starts))
     if isinstance(clock, HostClock):
         end_ms = clock.all_elapsed_ms(np.full(len(ends), begin), ends)
     else:
@@ -471,7 +471,11 @@ def measure(
         passes=tuple(
             Pass(
                 one.calls_before,
-                float(np.nan_to_num(clock.elapsed_ms(int(befores[one.calls_before]), one.start))),
+                float(
+                    np.nan_to_num(
+                        clock.elapsed_ms(int(previous_calls[one.calls_before]), one.start)
+                    )
+                ),
                 clock.elapsed_ms(one.start, one.end),
             )
             for one in iteration.backwards
