@@ -260,8 +260,8 @@ def test_a_device_that_is_not_here(workload: Workload) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"iterations": 0}, "0 iterations to measure"),
-        ({"warmup": -1}, "warm-up is -1"),
+        ({"iterations": 0}, "the number of iterations is 0"),
+        ({"warmup": -1}, "warm-up iterations is -1"),
         ({"scope": "all"}, "unknown scope 'all', expected module or project"),
     ],
 )

@@ -271,7 +271,7 @@ if child == 0:
         os._exit(0)
 os.waitpid(child, 0)
 """)  # fmt: skip
-    with pytest.raises(CaptureError, match="does its work in child processes") as refused:
+    with pytest.raises(CaptureError, match="runs in child processes") as refused:
         workload.run()
     assert "torchrun" in str(refused.value.hint)
 

@@ -334,12 +334,14 @@ class Interception:
         def unseen(owner: Any, *args: Any, **kwargs: Any) -> Any:
             import torch
 
+            if torch.compiler.is_compiling():  # The compiler cannot trace the rest.
+                return zero_grad(owner, *args, **kwargs)
             passes = self._passes
             if passes is not None and passes.thread == get_ident():
                 with passes.part(ZERO_GRAD):
                     return zero_grad(owner, *args, **kwargs)
             computes = not (args[0] if args else kwargs.get("set_to_none", True))
-            if torch.compiler.is_compiling() or computes or (recorder := self._active()) is None:
+            if computes or (recorder := self._active()) is None:
                 return zero_grad(owner, *args, **kwargs)
             was_there = self._modes.remove(recorder.mode)
             try:
