@@ -56,7 +56,7 @@ def test_the_page_says_what_it_holds_and_holds_no_secret(window: Browser, tmp_pa
     said = window.run("return document.querySelector('#contents').textContent")
     assert said == (
         "This page contains the figures above; the names of operations and source "
-        "files; the command line and the name of the host, with secrets masked; "
+        "files; the command line and the host name, with secrets masked; "
         "no source code."
     )
     shown = window.run("return document.querySelector('dl.provenance').textContent")

@@ -70,7 +70,7 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
             )
         ]
 
-    assert labels()[0].startswith("total: ")
+    assert labels()[0].startswith("everything: ")
     chosen = "return document.querySelector('#icicle button[aria-pressed=true]').dataset.value"
     assert window.run(chosen) == "line", "most operations are outside any module"
     click(window, "#icicle button[data-value=module]")
@@ -84,9 +84,9 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
     width = window.run("return document.activeElement.style.width")
     assert width == "100%"
     window.press("\ue00c")  # escape
-    assert window.run("return document.activeElement.ariaLabel").startswith("total")
+    assert window.run("return document.activeElement.ariaLabel").startswith("everything")
     click(window, "#icicle button[data-value=size_bytes]")
-    assert labels()[0] == "total: 8.63 KiB, 100.0 %"
+    assert labels()[0] == "everything: 8.63 KiB, 100.0 %"
     click(window, "#icicle button[data-value=line]")
     assert any(one.startswith("model.py:30: ") for one in labels())
 
@@ -158,7 +158,7 @@ def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
     window.run("document.querySelector('.roofline').focus()")
     window.press("\ue014", "\ue014")
     said = window.run("return document.querySelector('#roofline-chosen').textContent")
-    assert said.startswith("add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 % of")
+    assert said.startswith("add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 % roofline")
     # The dot of memory-bound work lies below the slope of the memory: 0.08 x 3,350 GB/s is more.
     below = window.run(
         "const dot = document.querySelectorAll('#roofline .dot')[1];"

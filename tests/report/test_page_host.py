@@ -28,7 +28,7 @@ def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
     window.press(*"\ue015" * 4)
     assert chosen(window) == (
         "second: 100 ns, from 800 ns, stream 2; launched by cudaLaunchKernel, thread 1, "
-        "500 ns before"
+        "500 ns earlier"
     )
     window.press("p", "l")
     assert chosen(window) == (
@@ -59,7 +59,7 @@ def test_the_host_is_searched_and_summed_up_as_the_device_is(
     window.press(*"launch")
     found = "return document.querySelector('#found').textContent"
     assert window.run(found) == (
-        "0 tasks match, 0 ns in total; 3 host ranges; Enter goes to the next."
+        "0 tasks match, 0 ns in total; 3 host ranges; Enter: next match."
     )
     window.press("\ue007", "\ue007", "\ue007")
     assert chosen(window).startswith(
@@ -96,7 +96,7 @@ def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_pat
     page = written(tmp_path / "msprof_1.db")
     assert page.stat().st_size < 1_200_000
     window.open(page)
-    assert "of the shortest idle gaps" in window.run("return document.body.textContent")
+    assert "shortest idle gaps" in window.run("return document.body.textContent")
     said = window.run("return document.querySelector('#host-left-out').textContent")
     assert said.startswith("15,000 of 40,000 host ranges are drawn: all from ")
     click(window, "#host-left-out button")
