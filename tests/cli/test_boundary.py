@@ -133,7 +133,7 @@ def test_closed_stdout_does_not_affect_output_files(place: Path) -> None:
     [
         ("uprof report --no-such empty.db", 2, "no such option: --no-such"),
         ("uprof report", 2, "missing argument"),
-        ("uprof repot x", 2, "did you mean `uprof report`"),
+        ("uprof repot x", 2, "no such command 'repot'"),
         ("uprof report empty.db --by colour", 2, "invalid value for '--by'"),
         (r"uprof report $'no\nuprof: error: forged\e]0;title\a.db'", 7, r"no\x0auprof: error"),
         (r"uprof report $'\e[31mred\u202e.db'", 7, r"\x1b[31mred\u202e.db"),

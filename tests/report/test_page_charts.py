@@ -158,7 +158,7 @@ def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
     window.run("document.querySelector('.roofline').focus()")
     window.press("\ue014", "\ue014")
     said = window.run("return document.querySelector('#roofline-chosen').textContent")
-    assert said.startswith("add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 % roofline")
+    assert said.startswith("add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 %")
     # The dot of memory-bound work lies below the slope of the memory: 0.08 x 3,350 GB/s is more.
     below = window.run(
         "const dot = document.querySelectorAll('#roofline .dot')[1];"

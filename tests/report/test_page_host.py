@@ -58,9 +58,7 @@ def test_the_host_is_searched_and_summed_up_as_the_device_is(
     window.run("document.querySelector('#find').focus()")
     window.press(*"launch")
     found = "return document.querySelector('#found').textContent"
-    assert window.run(found) == (
-        "0 tasks match, 0 ns in total; 3 host ranges; Enter: next match."
-    )
+    assert window.run(found) == ("0 tasks match, 0 ns in total; 3 host ranges; Enter: next match.")
     window.press("\ue007", "\ue007", "\ue007")
     assert chosen(window).startswith(
         "hipLaunchKernel: 100 ns, from 1.20 µs, thread 2; launched third"
