@@ -77,7 +77,7 @@ def test_values_are_converted_by_type(words: list[str], changed: dict[str, Any])
         (["a", "--color", "blue"], "'blue' is not one of 'red', 'green'"),
         (["a", "--colour", "red"], "no such option: --colour"),
         ([], "missing argument"),
-        ([""], "paths is empty, expected a path"),
+        ([""], "argument PATHS... is empty, expected a path"),
         (["a", "-o", ""], "-o is empty, expected a path"),
     ],
 )

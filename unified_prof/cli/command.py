@@ -97,6 +97,8 @@ def _refuse_empty(value: Any, param: click.Parameter | None, ctx: click.Context 
         return
     is_output = "--output" in param.opts
     name = "-o" if is_output else param.opts[0]
+    if isinstance(param, click.Argument):
+        name = f"argument {param.make_metavar(ctx)}" if ctx else f"argument {name.upper()}"
     raise UsageError(
         f"{name} is empty, expected a path",
         hint="a shell variable may be unset; use `.` for the current directory",
