@@ -46,6 +46,7 @@ class Passes:
         self._forward_begin: Moment | None = None
         self._forward: list[_Span] = []
         self._backward: list[_Span] = []
+        self._in_backward = False
         self._optimizer_steps = 0
         self._parts: dict[str, list[_Span]] = {}
         self._step_begin: Moment | None = None
@@ -66,6 +67,8 @@ class Passes:
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         self.give_up()
+        if self._in_backward:
+            return
         self._first_call = register_module_forward_pre_hook(self._called)
 
     def give_up(self) -> bool:
@@ -82,12 +85,20 @@ class Passes:
             self._forward_begin = self._moment()
 
     def run_backward(self, engine: Any, roots: Any, args: Any, kwargs: Any) -> Any:
-        """Run the autograd engine and return its result."""
+        """Run the autograd engine and return its result.
+
+        Module calls and engine runs within it (activation checkpointing) are part of the pass.
+        """
+        if self._in_backward:
+            return engine(roots, *args, **kwargs)
         begin = self._moment()
         self._forward_ends(begin)
+        self.give_up()
+        self._in_backward = True
         try:
             return engine(roots, *args, **kwargs)
         finally:
+            self._in_backward = False
             self._backward.append((begin, self._moment()))
             self.await_forward()
 
