@@ -93,3 +93,13 @@ def test_the_operation_that_ends_a_recomputation_is_charged(workload: Workload) 
     tracked = workload.model(source.replace("self.drop(", "("), reports=("run-time",))
     assert names(tracked) == ["linear", "linear", "relu", "tanh"]
     assert all(one.recomputed_ms is not None for one in tracked.operations[1:])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_is_no_forward_pass(workload: Workload, reentrant: bool) -> None:
+    net = BLOCK.replace("CALL", f"checkpoint(self.block, x, use_reentrant={reentrant})")
+    step = "m(torch.ones(2, 8)).sum().backward(o.zero_grad()); o.step()"
+    start = "m = Net(); o = torch.optim.SGD(m.parameters(), 0.1)"
+    workload.write("main.py", f"{net}\n{start}\nfor _ in range(20): {step}\n")
+    for one in workload.tracked(iterations=3).iterations:
+        assert (one.forward_ms or 0) + (one.backward_ms or one.total_ms) <= one.total_ms
