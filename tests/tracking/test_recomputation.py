@@ -7,7 +7,6 @@ import pytest
 from tests.tracking.workloads import Workload, names
 
 SLOW_MS = 5
-
 # `slow` takes SLOW_MS in the forward pass and no time in the backward pass.
 BLOCK = f"""
 import time
@@ -42,8 +41,7 @@ def test_the_node_that_needs_a_recomputed_tensor_does_not_take_its_time(workload
     assert min(slow.recomputed_ms) >= SLOW_MS
     assert dropout.backward_ms is not None
     assert min(dropout.backward_ms) < SLOW_MS
-    assert first.recomputed_ms is None
-    assert linear.recomputed_ms is not None
+    assert (first.recomputed_ms is None, linear.recomputed_ms is None) == (True, False)
     assert slow.backward_ms is not None
     assert min(slow.backward_ms) < SLOW_MS
     assert all(one.backward_ms and one.backward_ms >= SLOW_MS for one in tracked.iterations)

@@ -533,6 +533,8 @@ def test_an_optimizer_may_step_within_the_backward_pass(workload: Workload, hook
     tracked = workload.tracked(iterations=3)
     assert tracked.complete
     assert names(tracked) == in_backward(tracked) == ["linear", "relu"]
+    for it in tracked.iterations:
+        assert sum(it.parts_ms.values(), it.forward_ms or 0) + (it.backward_ms or 0) < it.total_ms
     assert len(tracked.iterations) == 3
     assert tracked.peak_usage_bytes
     assert sum(one.size_bytes for one in tracked.weights) == 4 * (64 + 8)

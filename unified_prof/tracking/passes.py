@@ -47,6 +47,8 @@ class Passes:
         self._forward: list[_Span] = []
         self._backward: list[_Span] = []
         self._in_backward = False
+        # Parts within a backward pass, for example of an optimizer that steps in a hook.
+        self._within_backward: list[_Span] = []
         self._optimizer_steps = 0
         self._parts: dict[str, list[_Span]] = {}
         self._step_begin: Moment | None = None
@@ -114,7 +116,7 @@ class Passes:
         """Note that an optimizer step, or its part up to a closure, ends."""
         begin, self._step_begin = self._step_begin, None
         if begin is not None:
-            self._parts.setdefault(OPTIMIZER, []).append((begin, self._moment()))
+            self._add_part(OPTIMIZER, begin)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -126,7 +128,7 @@ class Passes:
         try:
             yield
         finally:
-            self._parts.setdefault(name, []).append((begin, self._moment()))
+            self._add_part(name, begin)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -141,12 +143,18 @@ class Passes:
         return IterationTimes(
             total,
             self._sum(self._forward),
-            self._sum(self._backward),
+            _difference(self._sum(self._backward), self._sum(self._within_backward)),
             self._waited_ms([(self._begin, self._end)]),
             self._waited_ms(self._forward),
-            self._waited_ms(self._backward),
+            _difference(self._waited_ms(self._backward), self._waited_ms(self._within_backward)),
             {name: ms for name, spans in self._parts.items() if (ms := self._sum(spans))},
         )
+
+    def _add_part(self, name: str, begin: Moment) -> None:
+        span = (begin, self._moment())
+        self._parts.setdefault(name, []).append(span)
+        if self._in_backward:
+            self._within_backward.append(span)
 
     def _called(self, module: Any, args: Any) -> None:
         if get_ident() == self.thread:
@@ -172,3 +180,8 @@ class Passes:
         if self._forward_begin is not None:
             self._forward.append((self._forward_begin, end))
             self._forward_begin = None
+
+
+def _difference(total_ms: float | None, part_ms: float | None) -> float | None:
+    """Return a time without a part of it; None if the time is unknown."""
+    return None if total_ms is None else max(total_ms - (part_ms or 0.0), 0.0)
