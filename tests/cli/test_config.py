@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from unified_prof.cli import config
-from unified_prof.cli.command import Group, option
+from unified_prof.cli.command import Group, Option, option
 from unified_prof.errors import UsageError
 
 
@@ -159,12 +160,40 @@ def test_settings_cannot_disable_commands(project: Path, monkeypatch: pytest.Mon
         assert isinstance(result.exception, UsageError)
 
 
-@pytest.mark.parametrize("setting", ["output", "force", "store", "until-sure", "new-python"])
-def test_project_file_cannot_set_outputs_programs_or_addresses(setting: str, project: Path) -> None:
+# Why these options are refused in pyproject.toml; every other option is in PROJECT_SETTINGS.
+UNTRUSTED = {
+    "writes or replaces a file": "output force no-backup keep log-file",
+    "runs a program, or passes it arguments": (
+        "until-sure self-test base-python new-python module msprof-arg pid dask"
+    ),
+    "connects to an address": "store scheduler",
+    "copies local files into a report": "embed-source",
+}
+
+
+def settings_of(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield (command, subcommand, ..., option) for each option that can be set."""
+    for parameter in command.params:
+        if isinstance(parameter, Option) and parameter.is_setting:
+            names = (*parameter.opts, *parameter.secondary_opts)
+            yield from ((*path, name[2:]) for name in names if name.startswith("--"))
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from settings_of(subcommand, (*path, name))
+
+
+def test_project_file_sets_only_options_that_are_listed_as_harmless(project: Path) -> None:
+    """A new option is in neither list, so that someone has to decide."""
     from unified_prof.cli.app import app as uprof
 
-    command = "report" if setting in ("output", "force") else "gate"
-    project.write_text(f"[tool.uprof.{command}]\n{setting} = '/tmp/x'\n")
-    with pytest.raises(UsageError, match="not accepted from pyproject") as refused:
-        config.defaults(project, uprof)
-    assert refused.value.slug == "untrusted-setting"
+    refused = {name for names in UNTRUSTED.values() for name in names.split()}
+    known = [*settings_of(uprof)]
+    assert not refused & config.PROJECT_SETTINGS
+    assert {name for *_, name in known} == refused | config.PROJECT_SETTINGS
+    for *path, name in known:
+        project.write_text(f"[{'.'.join(['tool', 'uprof', *path])}]\n{name} = 'x'\n")
+        if name not in refused:
+            assert config.defaults(project, uprof)
+            continue
+        with pytest.raises(UsageError, match="not accepted from pyproject") as error:
+            config.defaults(project, uprof)
+        assert error.value.slug == "untrusted-setting"
