@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from unified_prof.base import loopback
 from unified_prof.base.loopback import Item, Served
 from unified_prof.errors import UsageError
 
@@ -198,3 +200,50 @@ def test_a_browser_that_asks_for_nothing_does_not_hold_it(served: Served) -> Non
         served.wait(0.1)
         served.__exit__(None, None, None)
         assert time.monotonic() - began < 5
+
+
+def test_requests_with_a_wrong_token_do_not_keep_the_server_running(served: Served) -> None:
+    stop = threading.Event()
+
+    def keep_guessing() -> None:
+        while not stop.is_set():
+            ask(served, "/wrong/")
+
+    guessing = threading.Thread(target=keep_guessing)
+    waiting = threading.Thread(target=served.wait, args=(0.5,))
+    guessing.start()
+    waiting.start()
+    waiting.join(10)
+    ended = not waiting.is_alive()
+    stop.set()
+    guessing.join()
+    assert ended
+
+
+def test_clients_that_never_finish_their_request_block_no_other_client(served: Served) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):
+            connection = socket.create_connection(("127.0.0.1", served.port))
+            stack.enter_context(connection)
+            connection.sendall(f"GET {path_of(served)} HTTP/1.1\r\nHost: loc".encode())
+        assert ask(served, path_of(served))[0] == 200
+        began = time.monotonic()
+        served.wait(0.1)
+        assert time.monotonic() - began < 5
+
+
+def test_client_that_stops_reading_is_disconnected_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback._Handler, "timeout", 0.3)
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * 30_000_000)
+    with Served([Item("large", "text/plain", large)]) as served:
+        with socket.create_connection(("127.0.0.1", served.port)) as connection:
+            request = f"GET {path_of(served, 'large')} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            connection.sendall(request.encode())
+            assert connection.recv(10) == b"HTTP/1.0 2"
+            began = time.monotonic()
+            served.wait(0.1)
+            assert time.monotonic() - began < 5
+        assert ask(served, path_of(served, "large"), "HEAD")[0] == 200

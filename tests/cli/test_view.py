@@ -16,6 +16,8 @@ import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname as url_to_path
 
 import pytest
 
@@ -215,7 +217,10 @@ def test_browser_is_opened_if_there_is_a_display(
 
     class Screen(webbrowser.BaseBrowser):
         def open(self, url: str, new: int = 0, autoraise: bool = True) -> bool:
-            opened.append(url)
+            redirect = Path(url_to_path(urlsplit(url).path))
+            assert "127.0.0.1" not in url, "arguments of processes are readable by other users"
+            assert redirect.stat().st_mode & 0o777 == 0o600
+            opened.append(redirect.read_text().partition("url=")[2].partition('"')[0])
             return True
 
     for name, value in where.items():

@@ -103,7 +103,7 @@ class Served:
         return f"http://{ADDRESS}:{self.port}/{self._word}/{name}"
 
     def wait(self, idle_s: float, *, after_last_s: float | None = None) -> None:
-        """Wait until there has been no request for a while.
+        """Wait until there has been no valid request for a while.
 
         Args:
             idle_s: Time without requests.
@@ -205,13 +205,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED if not_known else HTTPStatus(code))
 
     def _answer(self, *, with_content: bool) -> None:
+        item = self._requested_item()
+        if item is None:
+            return
         served = self.server.served
-        served._begin()
+        served._begin()  # only valid requests keep the server running
         whole = None
         try:
-            item = self._requested_item()
-            if item is None:
-                return
             with _opened(item.content) as (file, size):
                 self.send_response(HTTPStatus.OK)
                 self.send_header("Content-Type", item.media_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import sys
 from contextlib import suppress
@@ -85,7 +86,7 @@ def view(
                 output.put_json({"url": served.url, "port": served.port})
             else:
                 output.put(f"{served.url}\n")
-            opened = not no_open and _open_browser(served.url)
+            opened = not no_open and _open_browser(served.url, folder)
             if not quiet:
                 _print_address(served.port, opened=opened)
             with suppress(KeyboardInterrupt):
@@ -148,8 +149,12 @@ def _timeline(
     ], missing
 
 
-def _open_browser(url: str) -> bool:
-    """Open the address if there is a graphical screen; terminal browsers are not used."""
+def _open_browser(url: str, folder: Path) -> bool:
+    """Open the address if there is a graphical screen; terminal browsers are not used.
+
+    The browser gets a local file that forwards to the address: other users can read the arguments
+    of processes, and the address is the key.
+    """
     import webbrowser
 
     if not (chosen := os.environ.get("BROWSER")):
@@ -160,10 +165,13 @@ def _open_browser(url: str) -> bool:
             return False
     try:
         browser = webbrowser.get()
-        return (bool(chosen) or type(browser) is not webbrowser.GenericBrowser) and browser.open(
-            url
-        )
-    except webbrowser.Error:
+        if not chosen and type(browser) is webbrowser.GenericBrowser:
+            return False
+        redirect = folder / f"open-{secrets.token_hex(8)}.html"
+        with os.fdopen(os.open(redirect, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={url}">\n')
+        return browser.open(redirect.as_uri())
+    except (OSError, webbrowser.Error):
         return False
 
 
