@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.base.vocabulary import (
+from unified_prof.base.columns import (
     API_OPERATION,
     KERNEL_CORE,
     NO_MARK_CONNECTION,

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tests.source_trees import nodes
-from unified_prof.base import vocabulary
+from unified_prof.base import columns as vocabulary
 from unified_prof.schema import catalogue
 
 SPELLED = {
@@ -22,7 +22,7 @@ def test_no_other_module_spells_them() -> None:
     spelling = [
         path.name
         for path, found in nodes("unified_prof").items()
-        if path.name != "vocabulary.py"
+        if path.name != "columns.py"
         and {node.value for node in found if isinstance(node, ast.Constant)} & SPELLED
     ]
     assert spelling == []

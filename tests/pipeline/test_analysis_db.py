@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from unified_prof import open_report
-from unified_prof.base.vocabulary import group_hash
+from unified_prof.base.columns import group_hash
 from unified_prof.pipeline.analysis_db import write_analysis
 from unified_prof.sqlite.writer import ReportWriter
 

@@ -11,7 +11,7 @@ import pytest
 from tests.decoders.kineto.made import call, complete, kernel, write
 from tests.pipeline.two_stages import passed, pipeline
 from unified_prof import open_report
-from unified_prof.base.vocabulary import group_hash
+from unified_prof.base.columns import group_hash
 from unified_prof.pipeline.analysis_db import write_analysis
 from unified_prof.pipeline.convert import convert
 

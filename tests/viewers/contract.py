@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from unified_prof.base.vocabulary import (
+from unified_prof.base.columns import (
     FIRST_MARK_CONNECTION,
     HOST_ONLY_CONNECTION,
     NO_MARK_CONNECTION,

@@ -1,4 +1,4 @@
-"""Vectorized grouping of rows: lookup by key, runs, distinct rows, dense numbering, sorting."""
+"""Array types, and vectorized grouping of rows: lookup, runs, distinct rows, numbering, sorting."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+# Integers of any width, such as packed columns.
+AnyInts = NDArray[np.integer]
 
 # Row number of a value that does not occur.
 NOWHERE = -1

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Lookup
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup
 
 
 def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:

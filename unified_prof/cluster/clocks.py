@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Floats, Ints
+from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.cluster.matching import MatchedCollectives
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.types import Floats
+from unified_prof.arrays.grouping import Floats
 from unified_prof.cluster.idle_rules import (
     absent_ranks,
     idle_devices,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Floats
+from unified_prof.arrays.grouping import Floats
 from unified_prof.cluster.matching import run_size
 from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
 from unified_prof.cluster.rank_signals import (

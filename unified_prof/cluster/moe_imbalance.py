@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Floats, Ints
+from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START
 from unified_prof.cluster.rank_signals import chance_limit

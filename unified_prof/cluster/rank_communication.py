@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Lookup, Runs
+from unified_prof.arrays.grouping import Ints, Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import NO_RANK
+from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, NO_VALUE, RankGroup
 from unified_prof.recording import collectives as kinds_of

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import NO_RANK
+from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_communication as columns_of
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_communication import CoveredTime, RankCommunication, RankDatabase

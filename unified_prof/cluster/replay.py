@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import (
     MARK_END,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.cluster import rank_partial
 from unified_prof.cluster.clocks import CommonClock
 from unified_prof.cluster.overview import Overview

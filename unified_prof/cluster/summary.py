@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster import summary_rows as rows
 from unified_prof.cluster.clocks import align_clocks, member_pairs, sample_events

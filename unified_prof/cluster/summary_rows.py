@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import distinct
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints, distinct
 from unified_prof.cluster.clocks import AlignedClocks
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, PartialSource, UnreadableRecording

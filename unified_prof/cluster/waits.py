@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs, distinct, stable_order
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints, Runs, distinct, stable_order
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, Columns, Partial
 from unified_prof.recording.collectives import POINT_TO_POINT

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 
 # Position in the baseline, position in the candidate.
 Pair = tuple[int, int]

@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from unified_prof.arrays.types import Floats, Ints
+from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.compare.alignment import NO_KEY, Pairs, align, number
 from unified_prof.compare.confidence import Sample
 

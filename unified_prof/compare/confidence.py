@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unified_prof.arrays.types import Floats
+from unified_prof.arrays.grouping import Floats
 
 # Degrees of freedom from which Student's t equals the normal distribution in double precision.
 _NORMAL_FROM = 1e6

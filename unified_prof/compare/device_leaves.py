@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.packed import Packed, Packing
-from unified_prof.arrays.types import Ints
 from unified_prof.explain.kernel_classes import CLASSES, classes_of
 from unified_prof.explain.roofline.arguments import dtype_of
 from unified_prof.explain.roofline.peaks import RATES

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.compare.device_leaves import Leaves, distinct
 from unified_prof.compare.device_side import Side
 from unified_prof.explain.kernel_classes import (

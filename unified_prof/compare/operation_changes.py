@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from unified_prof.arrays.types import Floats, Ints
+from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.compare.alignment import Pairs
 from unified_prof.compare.comparable import Kernels, Operations, Place, Run, Sized, pair
 from unified_prof.compare.confidence import NoiseModel, spread_by_row

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import FirstSeen
-from unified_prof.arrays.types import AnyInts, Floats
+from unified_prof.arrays.grouping import AnyInts, FirstSeen, Floats
 from unified_prof.compare.comparable import (
     BACKWARD,
     FORWARD,

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from unified_prof.arrays.types import Floats
+from unified_prof.arrays.grouping import Floats
 from unified_prof.compare.confidence import (
     ALPHA,
     STATISTICS,

@@ -17,8 +17,8 @@ from itertools import groupby
 
 import numpy as np
 
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.packed import codes
-from unified_prof.arrays.types import Ints
 from unified_prof.base.text import NS_PER_US
 from unified_prof.recording import annotations as annotated
 from unified_prof.recording import annotations as regions

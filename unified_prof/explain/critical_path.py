@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.explain.schedule.graph import Segments

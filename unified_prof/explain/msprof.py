@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain import basic_breakdowns, critical_path, report_questions, stacks
 from unified_prof.explain.advice import registry

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain import critical_path
 from unified_prof.explain.critical_path import limits

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import positions, rising
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints, positions, rising
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows

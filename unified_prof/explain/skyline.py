@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unified_prof.arrays.types import AnyInts
+from unified_prof.arrays.grouping import AnyInts
 from unified_prof.errors import UsageError
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording import annotations as tracked_regions

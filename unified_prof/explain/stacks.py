@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.recording.breakdown_kinds import Place
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.framework import BACKWARD, NONE, Framework

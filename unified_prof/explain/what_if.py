@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain.schedule import builder, graph
 from unified_prof.explain.schedule.builder import Scheduled

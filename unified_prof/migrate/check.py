@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.base.vocabulary import NO_TEXT, OLD_NO_DOMAIN
+from unified_prof.base.columns import NO_TEXT, OLD_NO_DOMAIN
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import SchemaSpec, TableSpec
 from unified_prof.schema.msprof import Reference, references

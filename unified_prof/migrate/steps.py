@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from unified_prof.base.vocabulary import NO_TEXT
+from unified_prof.base.columns import NO_TEXT
 from unified_prof.schema.catalogue import SchemaSpec
 from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.statements import Declared, declared, quoted

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.nesting import NONE
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import (
     COMMUNICATION,
     COPY,

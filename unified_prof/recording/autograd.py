@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import find
+from unified_prof.arrays.grouping import Ints, find
 from unified_prof.arrays.nesting import NONE
 from unified_prof.arrays.packed import Packed
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.python_frames import SPARSE, last_of_each, values_at
 
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.packed import Packed, Values
-from unified_prof.arrays.types import Ints
 from unified_prof.recording import calls
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.calls import (

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import AnyInts
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
-from unified_prof.arrays.types import AnyInts
 from unified_prof.recording.model import Row
 
 # Value that was not measured or is unknown; all other values are at least 0.

@@ -20,10 +20,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.packed import codes
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import group_hash
+from unified_prof.base.columns import group_hash
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.recording.tasks import Tasks

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.arrays.types import Ints
 from unified_prof.recording import collectives
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.collectives import PARTED, Collectives, Groups, canonical

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.recording.collectives import device_name
 from unified_prof.recording.model import PmuFigure, Series
 from unified_prof.recording.source import (

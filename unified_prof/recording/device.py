@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives, device_name
 from unified_prof.recording.communication import Stretch, Sums, Sweep, by_key

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Numbering
+from unified_prof.arrays.grouping import Ints, Numbering
 from unified_prof.arrays.packed import Packed, Packing
-from unified_prof.arrays.types import Ints
 from unified_prof.recording import calls as held_calls
 from unified_prof.recording.breakdowns import Added, allocated, merge_calls, names_of, origin_of
 from unified_prof.recording.calls import (

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.nesting import WINDOW, Below, Distances, Inherited, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import API_OPERATION, API_PYTHON
+from unified_prof.base.columns import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
 from unified_prof.recording.autograd import ENGINE_PREFIX, AutogradColumns, ForwardOperations
 from unified_prof.recording.host_calls import UNCONNECTED, HostCalls

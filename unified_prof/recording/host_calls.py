@@ -15,10 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Lookup
+from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, codes, recoded
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import (
+from unified_prof.base.columns import (
     API_OPERATION,
     API_QUEUE,
     HOST_ONLY_CONNECTION,

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import NOWHERE, find
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import NOWHERE, Ints, find
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.communication import by_key
 from unified_prof.recording.framework import Framework

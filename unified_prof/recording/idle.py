@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION
 from unified_prof.recording.communication import Stretch
 

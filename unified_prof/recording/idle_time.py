@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.device import DeviceWork, StepWindows
 from unified_prof.recording.device_tasks import Work

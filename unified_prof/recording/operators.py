@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import find
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints, find
 from unified_prof.recording import collectives
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.source import Source, Strings

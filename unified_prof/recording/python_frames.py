@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Lookup, find
+from unified_prof.arrays.grouping import Ints, Lookup, find
 from unified_prof.arrays.nesting import WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed, Values
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import API_PYTHON
+from unified_prof.base.columns import API_PYTHON
 from unified_prof.recording.source import Source, Strings
 from unified_prof.sqlite.integer_columns import MISSING
 

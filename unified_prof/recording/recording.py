@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.recording import collectives, counters, operators
 from unified_prof.recording import steps as step_trace
 from unified_prof.recording.annotations import Ranges, Regions

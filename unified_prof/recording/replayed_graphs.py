@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.nesting import NONE
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import NO_CONNECTION
+from unified_prof.base.columns import NO_CONNECTION
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL
 from unified_prof.recording.communication import by_key
 from unified_prof.recording.framework import Framework

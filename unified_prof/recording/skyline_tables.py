@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, find
-from unified_prof.arrays.types import Floats
+from unified_prof.arrays.grouping import NOWHERE, Floats, find
 from unified_prof.base.text import NS_PER_MS, ms_to_ns
 from unified_prof.recording.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, region_text
 from unified_prof.recording.model import Gaps, Samples, Step

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
-from unified_prof.base.columns import Ledger
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import NOT_AVAILABLE, Ledger
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
-from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.recording.model import Anomaly
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
 from unified_prof.recording.breakdown_kinds import MEASURES, PLACES, Measure, Place
 from unified_prof.recording.breakdowns import NO_LINE, NO_MODULE, module_parts

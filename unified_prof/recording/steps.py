@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.intervals import merge, subtract, union
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import API_OPERATION
+from unified_prof.base.columns import API_OPERATION
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Source

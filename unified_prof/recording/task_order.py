@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.grouping import NOWHERE, Ints, find
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import Column
-from unified_prof.arrays.types import Ints
 from unified_prof.recording import idle
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives

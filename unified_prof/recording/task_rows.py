@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.packed import Packed
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.recording.source import NOTHING_KNOWN, Strings
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
-from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.recording.task_rows import (

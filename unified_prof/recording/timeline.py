@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.base.text import NS_PER_S
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
 from unified_prof.recording.collectives import Collectives, device_name

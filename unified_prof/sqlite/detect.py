@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unified_prof.base.vocabulary import API_OPERATION
+from unified_prof.base.columns import API_OPERATION
 from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import REVISION_ROW

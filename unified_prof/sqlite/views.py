@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import Strings
-from unified_prof.base.vocabulary import TYPE_INVALID
+from unified_prof.base.columns import TYPE_INVALID, Strings
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, ColumnSpec, TableSpec
 from unified_prof.sqlite.batches import Constant, Numbers, Plain, Source, from_sequence

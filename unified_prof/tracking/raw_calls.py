@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Floats
+from unified_prof.arrays.grouping import Floats
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.code_entries import CodeEntry, Stack
 from unified_prof.tracking.device import NO_MARK, Clock, HostClock, Mark, Marks

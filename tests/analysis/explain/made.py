@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.analysis.builders import Device
-from unified_prof.base.vocabulary import NO_NUMBER
+from unified_prof.base.columns import NO_NUMBER
 
 LATENCY_NS = 6_000
 GAP_NS = 800

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unified_prof import open_report
-from unified_prof.base.vocabulary import group_hash
+from unified_prof.base.columns import group_hash
 from unified_prof.recording import collectives
 from unified_prof.sqlite.writer import ReportWriter
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.analysis.test_skyline import breakdown_of, by_name
-from unified_prof.base.vocabulary import group_hash
+from unified_prof.base.columns import group_hash
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import html_page as html

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.decoders.kineto.made import KeepingSink, call, decode_events, kernel, operation
-from unified_prof.base.vocabulary import NO_RANK
+from unified_prof.base.columns import NO_RANK
 
 NCCL = "ncclDevKernel_SendRecv(ncclDevComm*)"
 PIPELINE = {"pg_name": "7", "pg_desc": "pp", "pg_size": 3, "ranks": [2, 5, 8]}

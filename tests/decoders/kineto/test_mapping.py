@@ -16,7 +16,7 @@ from tests.decoders.kineto.made import (
     kernel,
     operation,
 )
-from unified_prof.base.vocabulary import NO_MARK_CONNECTION
+from unified_prof.base.columns import NO_MARK_CONNECTION
 
 MAIN_THREAD = PID << 32 | TID
 

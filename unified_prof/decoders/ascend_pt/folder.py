@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof import directory
 from unified_prof.decoders.prof.directory import Control, ProfDirectory

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints, Runs
 from unified_prof.base.columns import Column, Sink
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
 from unified_prof.decoders.ascend_pt.operators import NO_NAME, NONE, Clock, Operators

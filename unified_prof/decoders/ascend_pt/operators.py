@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Runs
-from unified_prof.arrays.types import Ints
-from unified_prof.base.columns import Sink, Strings
-from unified_prof.base.vocabulary import NO_TEXT as NO_TEXT_ID
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.base.columns import NO_TEXT as NO_TEXT_ID
+from unified_prof.base.columns import NOT_AVAILABLE, Sink, Strings
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_flat, read_records
 
 # Number of a missing or empty field.

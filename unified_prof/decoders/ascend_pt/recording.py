@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
-from unified_prof.base.columns import Column, Sink, Strings
-from unified_prof.base.vocabulary import FIRST_MARK_CONNECTION
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Strings
 from unified_prof.decoders.ascend_pt import folder as files
 from unified_prof.decoders.ascend_pt import memory, tables
 from unified_prof.decoders.ascend_pt import queue as links

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs
-from unified_prof.arrays.types import Ints
-from unified_prof.base.columns import Column, Sink
-from unified_prof.base.vocabulary import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE
+from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.base.columns import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE, Column, Sink
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.operators import (
     NO_TEXT,

@@ -9,9 +9,8 @@ from itertools import count
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import (
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import (
     COPY_OTHER,
     NO_CONNECTION,
     NO_CONTEXT,
@@ -21,6 +20,7 @@ from unified_prof.base.vocabulary import (
     NOT_AVAILABLE,
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
+    Sink,
 )
 from unified_prof.decoders.ascend_text.events import Event
 from unified_prof.decoders.ascend_text.host import Columns, Enums, Layer, Names, number

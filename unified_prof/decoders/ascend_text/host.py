@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt import tables

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_TEXT
+from unified_prof.base.columns import NO_TEXT, Sink
 from unified_prof.decoders.ascend_text.events import (
     BadEventError,
     Event,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.decoders.ascend_text.device import KERNELS, Collectives, Tasks
 from unified_prof.decoders.ascend_text.events import BadEventError, Event, read_rows, time_ns
 from unified_prof.decoders.ascend_text.host import Columns, Enums, Layer, Names, number

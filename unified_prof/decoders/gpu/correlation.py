@@ -7,9 +7,8 @@ from types import TracebackType
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, find
 from unified_prof.arrays.nesting import NONE
-from unified_prof.arrays.types import Bools
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Parts

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.nesting import NONE
-from unified_prof.base.columns import Column, Sink
-from unified_prof.base.vocabulary import (
+from unified_prof.base.columns import (
     API_NAMES,
     API_OPERATION,
     NO_CATEGORY,
     NO_MARK_CONNECTION,
     NOT_AVAILABLE,
+    Column,
+    Sink,
 )
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.memory import MISSING, Int64s, null_if_missing, null_where

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from unified_prof.base.columns import Strings
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import NOT_AVAILABLE, Strings
 from unified_prof.decoders.gpu.memory import MISSING
 
 # Operation that holds the parameters of a collective.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Bools, Floats
+from unified_prof.arrays.grouping import Bools, Floats
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, CallChains, is_backward
 from unified_prof.decoders.gpu.collectives import Collectives, is_communication

@@ -8,9 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from unified_prof.base.columns import Column
-from unified_prof.base.text import NS_PER_S
-from unified_prof.base.vocabulary import (
+from unified_prof.base.columns import (
     COPY_OTHER,
     KERNEL_CORE,
     NO_CONTEXT,
@@ -20,7 +18,9 @@ from unified_prof.base.vocabulary import (
     NOT_AVAILABLE,
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
+    Column,
 )
+from unified_prof.base.text import NS_PER_S
 from unified_prof.decoders.gpu import host_tables, hosts
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import (

@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unified_prof.arrays.types import Bools
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import Bools
+from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import Collective, Collectives
 from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints

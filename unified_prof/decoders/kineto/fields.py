@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Bools
+from unified_prof.arrays.grouping import Bools
 from unified_prof.base.text import NS_PER_US, us_text_to_ns
 from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints
 from unified_prof.decoders.gpu.rows import Parts

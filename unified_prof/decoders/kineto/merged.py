@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from unified_prof.arrays.types import Bools
+from unified_prof.arrays.grouping import Bools
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Parts

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.base.text import NS_PER_US
-from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders import compression
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu.call_chains import CallChains

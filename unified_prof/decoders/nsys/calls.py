@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, distinct, distinct_rows, find
-from unified_prof.arrays.types import Bools
+from unified_prof.arrays.grouping import NOWHERE, Bools, distinct, distinct_rows, find
 from unified_prof.base.columns import Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.memory import MISSING, Int64s

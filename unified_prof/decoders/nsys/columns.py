@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, distinct, find
-from unified_prof.arrays.types import Bools
-from unified_prof.base.columns import Cells, Tables
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import NOWHERE, Bools, distinct, find
+from unified_prof.base.columns import NOT_AVAILABLE, Cells, Tables
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows

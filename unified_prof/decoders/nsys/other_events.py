@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import Cells
+from unified_prof.base.columns import NOT_AVAILABLE, Cells
 from unified_prof.base.redaction import redact
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.memory import MISSING
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import Cells
-from unified_prof.base.vocabulary import NO_CATEGORY, NOT_AVAILABLE
+from unified_prof.base.columns import NO_CATEGORY, NOT_AVAILABLE, Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.call_chains import as_operation
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations

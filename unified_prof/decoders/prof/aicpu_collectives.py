@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE
+from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.aicpu_records import (
     AicpuContext,
     Bounds,

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Runs
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_CONTEXT, NOT_AVAILABLE
+from unified_prof.base.columns import NO_CONTEXT, NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import CollectiveStreams
 from unified_prof.decoders.prof.host_records import concatenate

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Runs, find
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_MODEL
+from unified_prof.base.columns import NO_MODEL, Sink
 from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import host_records, read_sorted

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_RANK, NO_STREAM
+from unified_prof.base.columns import NO_RANK, NO_STREAM, Sink
 from unified_prof.decoders.prof import collectives, sampling
 from unified_prof.decoders.prof.clocks import MAX_NS
 from unified_prof.decoders.prof.collectives import array_text

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import distinct
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.captured_graphs import CapturedOperators
 from unified_prof.decoders.prof.host_calls import NOWHERE, CallTree
 from unified_prof.decoders.prof.host_events import COPY, CollectiveStreams

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.collectives import array_text
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import host_records

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Runs
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import (
+from unified_prof.base.columns import (
     COPY_OTHER,
     FIRST_MARK_CONNECTION,
     HOST_ONLY_CONNECTION,
     NO_CATEGORY,
     NO_CONTEXT,
     NO_MODEL,
+    Sink,
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_records import concatenate, host_records

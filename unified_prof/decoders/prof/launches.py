@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Pool, order_of_keys
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_CONNECTION, NO_CONTEXT, NO_MODEL
+from unified_prof.base.columns import NO_CONNECTION, NO_CONTEXT, NO_MODEL, Sink
 from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_calls import NOWHERE, RUNTIME, CallTree

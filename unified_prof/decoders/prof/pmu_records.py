@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_CONTEXT, NO_STREAM
+from unified_prof.base.columns import NO_CONTEXT, NO_STREAM, Sink
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import (

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Runs, find, order_of_keys
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
+from unified_prof.base.columns import NO_CONNECTION, NO_MODEL, NO_STREAM, Sink
 from unified_prof.decoders.prof.captured_graphs import Captures
 from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.compute_info import Launched, write_operators

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Runs
-from unified_prof.base.columns import Sink
-from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.base.columns import NO_CONTEXT, Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.host_records import concatenate
 from unified_prof.decoders.prof.layouts import (

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import distinct_rows
-from unified_prof.arrays.types import Bools
-from unified_prof.base.columns import Cells, Sink, Tables
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import Bools, distinct_rows
+from unified_prof.base.columns import NOT_AVAILABLE, Cells, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables

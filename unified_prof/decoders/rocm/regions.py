@@ -9,8 +9,7 @@ from itertools import compress
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, find
-from unified_prof.base.columns import Cells
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import NOT_AVAILABLE, Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.call_chains import as_operation
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations

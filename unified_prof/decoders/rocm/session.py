@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, distinct_rows, find
-from unified_prof.arrays.types import Bools
-from unified_prof.base.columns import Cells
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import NOWHERE, Bools, distinct_rows, find
+from unified_prof.base.columns import NOT_AVAILABLE, Cells
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.rocm.json_tables import SessionTables

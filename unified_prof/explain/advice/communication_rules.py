@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.types import Ints
 from unified_prof.base.text import NS_PER_S, scaled
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.device_context import DeviceContext

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, narrow
-from unified_prof.arrays.types import Ints
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import narrow
-from unified_prof.arrays.types import Ints
 from unified_prof.base.text import TIMES, scaled
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
 from unified_prof.recording.recording import Recording

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.device_context import DeviceContext
 from unified_prof.explain.advice.idle_segments import (

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.arrays.types import Ints
 from unified_prof.explain.advice.device_context import DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.explain.roofline.arguments import (
     Arguments,
     Shape,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.packed import codes
-from unified_prof.arrays.types import Ints
 from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import (
     Arguments,

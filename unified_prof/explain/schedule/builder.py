@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, distinct, rising
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import NOWHERE, Ints, distinct, rising
 from unified_prof.explain.schedule import device, graph, host
 from unified_prof.explain.schedule.device import Pieces
 from unified_prof.explain.schedule.graph import Edges, Schedule, Segments

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Lookup
+from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup
 from unified_prof.arrays.packed import codes
-from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import host_calls

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.registry import Delivery, cell, lines

@@ -9,9 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import (
+from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.base.columns import (
     NO_CONNECTION,
     NO_CONTEXT,
     NO_MODEL,

@@ -17,8 +17,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.base.text import guard_formula, printable
-from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.export.files import OutputFiles
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording
 from unified_prof.export.mindstudio.registry import (

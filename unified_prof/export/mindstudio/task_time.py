@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import (
+from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.base.columns import (
     HOST_ONLY_CONNECTION,
     NO_CONTEXT,
     NOT_AVAILABLE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.export.mindstudio import timeline_counters, timeline_device, timeline_events
 from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.registry import Delivery, as_json

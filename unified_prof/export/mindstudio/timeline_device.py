@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Lookup
-from unified_prof.arrays.types import Ints
-from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE
+from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry, timeline_events
 from unified_prof.export.mindstudio.recording import Recording, Tasks, blocks
 from unified_prof.export.mindstudio.registry import as_json

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording, first_known
 from unified_prof.export.mindstudio.registry import as_json

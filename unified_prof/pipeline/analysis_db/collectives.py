@@ -14,8 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unified_prof.base.columns import NO_RANK, group_hash
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.base.vocabulary import NO_RANK, group_hash
 from unified_prof.sqlite.reader import Report
 
 

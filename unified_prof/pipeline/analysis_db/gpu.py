@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.types import Ints
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, group_hash
 from unified_prof.base.text import NS_PER_MS, NS_PER_US
-from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, group_hash
 from unified_prof.pipeline.analysis_db.collectives import BYTES_PER_MB, Collective, Transfer
 from unified_prof.recording import collectives
 from unified_prof.recording.steps import FOREVER, Range, Work

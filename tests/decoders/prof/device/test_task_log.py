@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.base.columns import NO_CONTEXT
 from unified_prof.decoders.prof.task_identity import Flips, IdCounter, decode_words, pack_keys
 from unified_prof.decoders.prof.task_join import DeviceTasks
 from unified_prof.decoders.prof.task_log import first_to_first, mark_order, type_name

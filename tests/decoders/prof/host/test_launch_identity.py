@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
-from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.base.columns import NO_CONTEXT
 from unified_prof.decoders.prof.collective_records import STEP
 from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory

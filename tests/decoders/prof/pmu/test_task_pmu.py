@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import Records, concatenated, records, write_file
-from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.base.columns import NO_CONTEXT
 from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.pmu_records import (
     BlockCounters,
