@@ -1,8 +1,8 @@
 """Pages of the documentation site that are generated from the program.
 
 mkdocs loads this file as a hook (mkdocs.yml). `commands()` generates the reference of all commands
-from their declared options. `messages()` collects the messages of each error from the source, for
-docs/troubleshooting.md.
+from their declared options; the schema pages come from the scripts that print them. `messages()`
+collects the messages of each error from the source, for docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import runpy
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 LOG = logging.getLogger("mkdocs.hooks.docs_site")
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS_PAGE = "commands.md"
 ERRORS_PAGE = "troubleshooting.md"
 # Elements that a browser loads from another host.
 LOADS = re.compile(
@@ -41,7 +41,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     from mkdocs.structure.files import File
 
-    files.append(File.generated(config, COMMANDS_PAGE, content=commands()))
+    for path, content in GENERATED.items():
+        files.append(File.generated(config, path, content=content()))
     return files
 
 
@@ -65,6 +66,18 @@ def commands() -> str:
 
     with app.make_context("uprof", [], resilient_parsing=True) as context:
         return _INTRODUCTION + "".join(_of_group(app, context))
+
+
+def _printed_by(script: str, function: str) -> str:
+    return str(runpy.run_path(str(ROOT / "scripts" / script))[function]())
+
+
+# Page of the site -> function that returns it.
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "schema/msprof.md": lambda: _printed_by("make_schema_docs.py", "page"),
+    "schema/kineto-mapping.md": lambda: _printed_by("make_kineto_mapping.py", "as_markdown"),
+}
 
 
 def _of_group(group: Any, context: Any) -> Iterator[str]:

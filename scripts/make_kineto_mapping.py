@@ -1,14 +1,13 @@
-"""Write docs/schema/kineto-mapping.md: the source of every column of a converted trace.
+"""Print the source of every column of a converted torch.profiler trace, as a page of the site.
 
 A test decodes a trace with all kinds of events and compares the written tables and columns with
-those declared here, and the document with this script.
+those declared here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from unified_prof.base.columns import (
     API_OPERATION,
@@ -22,8 +21,6 @@ from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
 from unified_prof.decoders.gpu.rows import GRAPH
 from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
 from unified_prof.decoders.kineto.events import CATEGORIES, Kind
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "schema" / "kineto-mapping.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,8 +423,6 @@ def as_markdown() -> str:
     lines = [
         "# Tables of an imported torch.profiler trace",
         "",
-        "Made by `scripts/make_kineto_mapping.py`; do not edit.",
-        "",
         "All times are exact: `ts` and `dur` are decimal microseconds, `baseTimeNanoseconds` is"
         " added, and digits beyond the nanosecond are dropped. Texts are ids of STRING_IDS. Missing"
         " texts are N/A; missing numbers in tables of uprof are NULL. UPROF_RUN has the kind of"
@@ -457,5 +452,4 @@ def as_markdown() -> str:
 
 
 if __name__ == "__main__":
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(as_markdown(), encoding="utf-8")
+    print(as_markdown(), end="")

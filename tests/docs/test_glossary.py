@@ -47,7 +47,7 @@ def test_each_entry_is_used_as_a_heading() -> None:
 
 def test_page_is_current() -> None:
     stored = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert stored == glossary.markdown(), "run scripts/make_schema_docs.py"
+    assert stored == glossary.markdown(), "run scripts/make_schema_docs.py --glossary"
 
 
 def test_definitions_are_sentences() -> None:

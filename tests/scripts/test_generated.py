@@ -19,7 +19,10 @@ def test_frozen_schemas_match_the_migrations() -> None:
         assert frozen(revision) == catalogue.frozen_text("msprof", revision)
 
 
-def test_schema_page_matches_the_models() -> None:
-    page = runpy.run_path(str(ROOT / "scripts" / "make_schema_docs.py"))["page"]
-    stored = (ROOT / "docs" / "schema" / "msprof.md").read_text(encoding="utf-8")
-    assert stored == page(), "run scripts/make_schema_docs.py"
+def test_schema_page_has_each_table_with_its_columns() -> None:
+    page = runpy.run_path(str(ROOT / "scripts" / "make_schema_docs.py"))["page"]()
+    newest = catalogue.load("msprof", "latest")
+    for table, spec in newest.tables.items():
+        section = page.partition(f"\n### {table}\n")[2].partition("\n### ")[0]
+        for column in spec.column_names:
+            assert f"\n| {column} | " in section, (table, column)

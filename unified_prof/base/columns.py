@@ -7,7 +7,7 @@ Decoders, the tracker, writers and readers count anomalies (skipped, unmatched o
 `Ledger`, which is stored as `UPROF_ANOMALIES`.
 
 The special values of msprof databases are placeholders and enum numbers. Their meaning was derived
-from the exporter's output; `docs/schema/msprof.md` describes the columns. "Exporter" and "uprof"
+from the exporter's output; `scripts/make_schema_docs.py` prints the columns. "Exporter" and "uprof"
 name the writer of a value. Released migrations contain copies of the values.
 """
 

@@ -1,7 +1,7 @@
 """Terms of reports: headings of tables, figures and pages, with their definitions.
 
-`scripts/make_schema_docs.py` writes docs/glossary.md from this table. A test requires an entry for
-each heading in the renderers.
+`scripts/make_schema_docs.py --glossary` writes docs/glossary.md from this table. A test requires an
+entry for each heading in the renderers.
 """
 
 from __future__ import annotations

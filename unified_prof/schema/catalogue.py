@@ -28,7 +28,7 @@ CLUSTER = "cluster"
 # To add a revision (CONTRIBUTING.md has an example), also
 # - write migrations/<family>/<revision>.py: the changes, and the values of old rows;
 # - add the new tables and columns to schema/msprof/, each with a `doc`;
-# - run the scripts that write schemas/<family>/<revision>.sql and docs/schema/;
+# - run scripts/freeze_schemas.py, which writes schemas/<family>/<revision>.sql;
 # - edit sqlite/views.py if a column changes its name or meaning;
 # - edit sqlite/fingerprint.py if the frozen texts do not distinguish it from the previous revision.
 # Never change the migration of a released revision.
