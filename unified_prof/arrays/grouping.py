@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-# Integers of any width, such as packed columns.
-AnyInts = NDArray[np.integer]
+AnyInts = NDArray[np.integer]  # Integers of any width, such as packed columns.
 
-# Row number of a value that does not occur.
-NOWHERE = -1
+NOWHERE = -1  # Row number of a value that does not occur.
 
 
 def find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
@@ -94,9 +92,7 @@ def positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 _FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
 
-
-# Maximum table entries per value for a table over the whole range of values.
-_DENSE = 4
+_DENSE = 4  # Maximum table entries per value for a table over the whole range of values.
 
 
 def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -357,7 +353,15 @@ def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | No
     differing = int(np.bitwise_or.reduce(bits ^ bits[0]))
     if keys.dtype.kind == "i" and differing >> 63:  # negative keys sort first
         return None
-    low, high = _longest_gap(differing)
+    # The start and end of the longest run of bits that are equal in all keys.
+    best = (0, 0)
+    begin = 0
+    for place in range(differing.bit_length()):
+        if differing >> place & 1:
+            if place - begin > best[1] - best[0]:
+                best = (begin, place)
+            begin = place + 1
+    low, high = best
     width = differing.bit_length() - (high - low)
     if width + place_bits > 64:
         return None
@@ -369,21 +373,6 @@ def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | No
         packed = bits << np.uint64(place_bits)
     packed |= np.arange(len(bits), dtype=np.uint64)
     return packed
-
-
-def _longest_gap(differing: int) -> tuple[int, int]:
-    """Return the start and end of the longest run of bits that are equal in all keys.
-
-    The thread of a host record is far above its time, the stream of a task above its number.
-    """
-    best = (0, 0)
-    begin = 0
-    for place in range(differing.bit_length()):
-        if differing >> place & 1:
-            if place - begin > best[1] - best[0]:
-                best = (begin, place)
-            begin = place + 1
-    return best
 
 
 def _combined_key(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64] | None, int]:

@@ -110,8 +110,7 @@ def covered_before(one: IntervalSet, at_ns: Times) -> Times:
     which = np.searchsorted(one.start_ns, at_ns, side="right")
     last = np.maximum(which - 1, 0)
     covered = np.minimum(at_ns, one.end_ns[last]) - one.start_ns[last]
-    result: Times = np.where(which > 0, before[last] + covered, 0)
-    return result
+    return np.where(which > 0, before[last] + covered, 0)
 
 
 def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:

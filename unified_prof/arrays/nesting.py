@@ -222,16 +222,12 @@ _SMALL = np.dtype(np.int32)
 class Window:
     """Consecutive ranges, preceded by the ranges that may still be open around them."""
 
-    # First range.
-    low: int
-    # End of the ranges.
-    high: int
-    # Ranges before `low` that may be open in the window.
-    opened: Indexes
+    low: int  # First range.
+    high: int  # End of the ranges.
+    opened: Indexes  # Ranges before `low` that may be open in the window.
     # Parent of each range as a position in `ids`; undefined for ranges before the window.
     parent: Indexes
-    # Positions in `ids` of ranges that may be open in the next window.
-    kept: Indexes
+    kept: Indexes  # Positions in `ids` of ranges that may be open in the next window.
 
     @property
     def ids(self) -> Indexes:

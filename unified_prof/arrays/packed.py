@@ -30,8 +30,7 @@ def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
 # Sampling interval of the steps that determine the width; odd, because alternating patterns often
 # have an even period.
 _ASKED: Final = 61
-# Maximum share of steps stored separately, in twelve bytes each: 1 / _FAR.
-_FAR: Final = 64
+_FAR: Final = 64  # Maximum share of steps stored separately, in twelve bytes each: 1 / _FAR.
 # (maximum distance of steps, type) of each width.
 _LIMITS: Final = ((0, None), (255, np.uint8), (65_535, np.uint16))
 _WIDEST: Final = 1 << 62
@@ -42,14 +41,10 @@ class Steps:
     """Values as the first value and the steps between neighbours."""
 
     first: int
-    # Minimum step, added to each.
-    least: int
-    # Distance of each step from the minimum; None if all are equal.
-    above: NDArray[Any] | None
-    # Indexes of the steps that are stored separately.
-    far: NDArray[np.int32]
-    # These steps.
-    far_steps: Ints
+    least: int  # Minimum step, added to each.
+    above: NDArray[Any] | None  # Distance of each step from the minimum; None if all are equal.
+    far: NDArray[np.int32]  # Indexes of the steps that are stored separately.
+    far_steps: Ints  # These steps.
 
     @property
     def nbytes(self) -> int:
@@ -123,12 +118,10 @@ _FEW_BYTES: Final = 2
 class _Block:
     """Block of a column."""
 
-    # Offset of the values.
-    base: int
+    base: int  # Offset of the values.
     # Distance of each value from `base`, or steps; None if all are `base`.
     above: NDArray[Any] | Steps | None
-    # True if 0 represents the column's hole.
-    has_holes: bool
+    has_holes: bool  # True if 0 represents the column's hole.
     # Minimum of the values that are not holes.
     least: int
     most: int
@@ -191,12 +184,11 @@ class Column(NDArrayOperatorsMixin):
 
     def tolist(self) -> list[Any]:
         """Return all values as a list."""
-        found: list[Any] = self.to_array().tolist()
-        return found
+        result: list[Any] = self.to_array().tolist()
+        return result
 
 
-# Integers that are read in parts.
-Values = NDArray[np.integer] | Column
+Values = NDArray[np.integer] | Column  # Integers that are read in parts.
 
 
 class Packed(Column):
@@ -397,8 +389,7 @@ class PackedLookup:
     otherwise, a table of all keys is built.
     """
 
-    # Minimum number of blocks searched before a table of all keys is built.
-    _BLOCKS = 4
+    _BLOCKS = 4  # Minimum number of blocks searched before a table of all keys is built.
 
     def __init__(self, keys: Packed) -> None:
         self._keys = keys

@@ -27,10 +27,8 @@ class CommonClock:
     """Conversion of a rank's times to the common clock."""
 
     offset_ns: int = 0
-    drift: float = 0.0
-    """Seconds that the rank's clock loses per second."""
-    at_ns: int = 0
-    """Time at which the offset is `offset_ns`."""
+    drift: float = 0.0  # Seconds that the rank's clock loses per second.
+    at_ns: int = 0  # Time at which the offset is `offset_ns`.
 
     def common(self, times: Ints) -> Ints:
         """Return times of the rank's clock on the common clock."""
@@ -44,8 +42,7 @@ class CommonClock:
         return int(self.common(np.array([time], np.int64))[0])
 
 
-# Maximum number of relaxation rounds.
-_ROUNDS = 60
+_ROUNDS = 60  # Maximum number of relaxation rounds.
 # Ranks of one host share a clock if the median difference of their clocks is smaller, ns.
 _MAX_SAME_CLOCK_NS = 5_000.0
 # Converts a median absolute deviation to the standard deviation of a normal distribution.
@@ -53,32 +50,22 @@ _MAD_TO_DEVIATION = 1.4826
 # Minimum spread of differences, ns.
 _MIN_SPREAD_NS = 200.0
 _PPB = 1e9
-# Maximum number of events of each group and kind used to measure the drift.
-_SAMPLED_EVENTS = 64
-# Number of pairs of ranks sampled to decide whether clocks drift at all.
-_SAMPLED_PAIRS = 200
-# Minimum number of events of a pair to measure its drift.
-_MIN_EVENTS_FOR_DRIFT = 12
-# Smaller drift over a recording is ignored, ns.
-_MIN_DRIFT_NS = 1_000.0
-# Minimum drift in standard errors; high because many pairs are tested.
-_MIN_DRIFT_ERRORS = 5.0
+_SAMPLED_EVENTS = 64  # Maximum number of events of each group and kind used to measure the drift.
+_SAMPLED_PAIRS = 200  # Number of pairs of ranks sampled to decide whether clocks drift at all.
+_MIN_EVENTS_FOR_DRIFT = 12  # Minimum number of events of a pair to measure its drift.
+_MIN_DRIFT_NS = 1_000.0  # Smaller drift over a recording is ignored, ns.
+_MIN_DRIFT_ERRORS = 5.0  # Minimum drift in standard errors; high because many pairs are tested.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedClocks:
     """Clocks of all ranks, indexed like `MatchedCollectives.ranks`."""
 
-    offset: Ints
-    """Value to add to the times of a rank to get the common clock of its island, ns."""
-    error: Ints
-    """Standard error of the offset, ns."""
-    island: Ints
-    """Island of each rank: islands have no common clock; the largest island is 0."""
-    drift: Floats
-    """Seconds that each rank's clock loses per second; 0 if not significant."""
-    at: int
-    """Time at which the offsets are valid."""
+    offset: Ints  # Value to add to the times of a rank to get the common clock of its island, ns.
+    error: Ints  # Standard error of the offset, ns.
+    island: Ints  # Island of each rank: islands have no common clock; the largest island is 0.
+    drift: Floats  # Seconds that each rank's clock loses per second; 0 if not significant.
+    at: int  # Time at which the offsets are valid.
 
     def clock_of(self, index: int) -> CommonClock:
         """Return the clock of a rank."""
@@ -89,8 +76,7 @@ class AlignedClocks:
 class _Edges:
     a: Ints
     b: Ints
-    difference: NDArray[np.float64]
-    """End of b minus end of a, ns."""
+    difference: NDArray[np.float64]  # End of b minus end of a, ns.
     error: NDArray[np.float64]
 
 
@@ -108,10 +94,13 @@ def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
     # An offset is less certain the further it is extrapolated.
     half = (int(ends.max()) - int(ends.min())) / 2 if len(ends) else 0.0
     error = np.hypot(error, unsure * half)
+    found, inverse, sizes = np.unique(island, return_inverse=True, return_counts=True)
+    place = np.empty(len(found), np.int64)
+    place[np.argsort(-sizes, kind="stable")] = np.arange(len(found))
     return AlignedClocks(
         np.rint(offset).astype(np.int64),
         np.ceil(error).astype(np.int64),
-        _largest_first(island),
+        place[inverse],
         drift,
         at,
     )
@@ -206,13 +195,6 @@ def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints,
         first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
     )
     return rows.rank[first], rows.rank[others], first, others
-
-
-def _largest_first(island: Ints) -> Ints:
-    found, inverse, sizes = np.unique(island, return_inverse=True, return_counts=True)
-    place = np.empty(len(found), np.int64)
-    place[np.argsort(-sizes, kind="stable")] = np.arange(len(found))
-    return place[inverse]
 
 
 def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:

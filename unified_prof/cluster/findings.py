@@ -50,12 +50,10 @@ SLOW_HOST = "slow_host"
 SLOW_KERNEL = "slow_kernel"
 UNEQUAL_STAGES = "unequal_stages"
 
-# Minimum slowness (logarithm of a ratio) of the kernels of a slow rank.
-_MIN_SLOWNESS = 0.015
+_MIN_SLOWNESS = 0.015  # Minimum slowness (logarithm of a ratio) of the kernels of a slow rank.
 # The same for kernels that are slower only in some steps, which provide fewer samples.
 _MIN_SLOWNESS_IN_STEPS = 0.03
-# Minimum number of steps to distinguish usual from unusual steps.
-_MIN_STEPS = 3
+_MIN_STEPS = 3  # Minimum number of steps to distinguish usual from unusual steps.
 # Minimum share of kernel time in slower kinds of kernel for a rank to be slow in general. If a rank
 # has more work (experts, data), only some kinds are slower.
 _MIN_SLOWER_SHARE = 0.6
@@ -64,8 +62,7 @@ _MIN_KERNEL_SLOWNESS = float(np.log(1.15))
 _MIN_KERNEL_SLOWNESS_OF_TWO = float(np.log(1.25))
 # Minimum additional time of the slower kinds of kernel, as a share of the step.
 _MIN_KERNEL_SHARE = 0.005
-# Minimum share of the steps in which a kind of kernel must be slower.
-_MIN_SLOW_STEPS = 0.75
+_MIN_SLOW_STEPS = 0.75  # Minimum share of the steps in which a kind of kernel must be slower.
 # Minimum ratio of the work of a pipeline stage to the median stage to report the stage.
 _MIN_STAGE_FACTOR = 1.08
 # Minimum number of steps, and minimum correlation with the step number, for a trend.

@@ -36,12 +36,10 @@ PAUSE_OF_ALL = "pause_of_all"
 SCATTERED_PAUSES = "scattered_pauses"
 WAITS_FOR_ABSENT = "waits_for_absent"
 
-# Minimum relative increase of the gap between kernels to be reported.
-_MIN_GAP_EXCESS = 0.5
+_MIN_GAP_EXCESS = 0.5  # Minimum relative increase of the gap between kernels to be reported.
 # Minimum share of the excess idle time that equal gaps after each kernel must explain.
 _MIN_GAP_SHARE = 0.9
-# Usual gap between two enqueued kernels on devices of any vendor, ns.
-_USUAL_GAP_NS = 2_000.0
+_USUAL_GAP_NS = 2_000.0  # Usual gap between two enqueued kernels on devices of any vendor, ns.
 # Minimum share of a step that all ranks wait for input, or are idle between kernels.
 _MIN_INPUT_SHARE_OF_ALL = 0.1
 _MIN_IDLE_SHARE_OF_ALL = 0.05
@@ -49,8 +47,7 @@ _MIN_IDLE_SHARE_OF_ALL = 0.05
 _MIN_IDLE_SHARE = 0.005
 # With fewer ranks, half of them may be late: each rank is compared with its own other steps.
 _MIN_RANKS = 5
-# Minimum number of compared steps to determine usual values.
-_MIN_STEPS = 3
+_MIN_STEPS = 3  # Minimum number of compared steps to determine usual values.
 # Maximum share of one segment in excess idle time that is spread over a step.
 _MAX_LONGEST_SHARE = 0.5
 # A pause of all ranks is a step of this multiple of the median step, on this share of the ranks.
@@ -59,8 +56,7 @@ _PAUSED_RANKS = 0.75
 # Minimum number of ranks, and of pauses, to report pauses in different steps as one finding.
 _MIN_PAUSED_RANKS = 3
 _MIN_PAUSES = 4
-# Minimum share of the step that ranks wait for an absent rank.
-_MIN_ABSENT_WAIT = 0.01
+_MIN_ABSENT_WAIT = 0.01  # Minimum share of the step that ranks wait for an absent rank.
 # Minimum ratio of the wait for an absent rank to the longest wait for a present one.
 _MIN_ABSENT_FACTOR = 1.5
 # Maximum number of absent ranks in a group to name the one that the others wait for.

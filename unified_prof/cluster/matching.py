@@ -19,10 +19,8 @@ from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
-# Minimum share of equal sizes for two sequences to match.
-_MIN_AGREEMENT = 0.9
-# Maximum shift that is tried when comparing message sizes.
-_MAX_SHIFT = 4096
+_MIN_AGREEMENT = 0.9  # Minimum share of equal sizes for two sequences to match.
+_MAX_SHIFT = 4096  # Maximum shift that is tried when comparing message sizes.
 
 
 def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | None:
@@ -49,16 +47,17 @@ def _by_steps(step: Ints, other: Ints, size: Ints, other_size: Ints) -> int | No
     differences = [
         int(theirs_at[at] - mine_at[here])
         for number, here, at in zip(both.tolist(), left.tolist(), right.tolist(), strict=True)
-        if number >= 0 and (mine_at[here] or theirs_at[at] or _equal_counts(step, other, number))
+        if number >= 0
+        and (
+            mine_at[here]
+            or theirs_at[at]
+            or (int((step == number).sum()) == int((other == number).sum()))
+        )
     ]
     if not differences:
         return None
     shift = max(set(differences), key=differences.count)
     return shift if _agreement(size, other_size, shift) >= _MIN_AGREEMENT else None
-
-
-def _equal_counts(step: Ints, other: Ints, number: int) -> bool:
-    return int((step == number).sum()) == int((other == number).sum())
 
 
 def _by_sizes(size: Ints, other: Ints) -> int | None:
@@ -84,12 +83,10 @@ def _agreement(size: Ints, other: Ints, shift: int) -> float:
 class ClusterGroup:
     """A communicator; its name may differ between ranks."""
 
+    # Global ranks; if not recorded, the ranks whose recordings contain the group.
     ranks: tuple[int, ...]
-    """Global ranks; if not recorded, the ranks whose recordings contain the group."""
-    is_recorded: bool
-    """True if `ranks` were recorded."""
-    size: int
-    """Number of ranks; NO_VALUE if unknown."""
+    is_recorded: bool  # True if `ranks` were recorded.
+    size: int  # Number of ranks; NO_VALUE if unknown.
     kind: str = "other"
     names: set[str] = field(default_factory=set)
     titles: set[str] = field(default_factory=set)
@@ -102,10 +99,8 @@ class MatchedRows:
     Rows are sorted by event, then by rank; unmatched rows come last and have event NO_VALUE.
     """
 
-    rank: Ints
-    """Index in `MatchedCollectives.ranks`."""
-    op: Ints
-    """Row in the communication part of the rank's partial."""
+    rank: Ints  # Index in `MatchedCollectives.ranks`.
+    op: Ints  # Row in the communication part of the rank's partial.
     group: Ints
     kind: Ints
     seq: Ints
@@ -126,17 +121,14 @@ class MatchedRows:
 class MatchedEvents:
     """Collectives and transfers, one entry each."""
 
-    first: Ints
-    """Its first row in `MatchedRows`; its rows are adjacent."""
-    members: Ints
-    """Number of its rows."""
+    first: Ints  # Its first row in `MatchedRows`; its rows are adjacent.
+    members: Ints  # Number of its rows.
     complete: NDArray[np.bool_]
     group: Ints
     kind: Ints
     step: Ints
     bytes: Ints
-    src: Ints
-    """Index of the sender of a transfer; NO_VALUE for collectives."""
+    src: Ints  # Index of the sender of a transfer; NO_VALUE for collectives.
     dst: Ints
 
     def __len__(self) -> int:
@@ -147,8 +139,7 @@ class MatchedEvents:
 class MatchedCollectives:
     """Ranks, groups and events of a run."""
 
-    ranks: tuple[int, ...]
-    """Global ranks of the partials, ascending."""
+    ranks: tuple[int, ...]  # Global ranks of the partials, ascending.
     facts: tuple[RankFacts, ...]
     partials: tuple[Partial, ...]
     groups: list[ClusterGroup]
@@ -156,8 +147,8 @@ class MatchedCollectives:
     rows: MatchedRows
     events: MatchedEvents
     left_out: Ledger
+    # For each rank, the index in `groups` of each group of its partial.
     numbers: list[Ints] = field(default_factory=list)
-    """For each rank, the index in `groups` of each group of its partial."""
 
     def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
         """Return a mask of the rows of `codes` (indices in `kinds`) that are of these kinds."""

@@ -24,8 +24,7 @@ EXPERT_IMBALANCE = "expert_imbalance"
 GENERAL_SLOWNESS = 0.9
 # Minimum ratio of the load to the mean of the group: the usual capacity factor of routers.
 _MIN_LOAD = 1.25
-# Minimum share of the steps in which the load must be that high.
-_MIN_STEPS = 0.75
+_MIN_STEPS = 0.75  # Minimum share of the steps in which the load must be that high.
 # Messages whose sizes differ by less than this factor are padded: compare kernel time instead.
 _PADDED = 1.02
 # Minimum ratio of the longest kernel time of a rank to the mean between two exchanges of experts.
@@ -37,19 +36,13 @@ _KINDS_WITHOUT_EXPERTS = ("tp", "cp", "pp")
 class _Group:
     """Exchanges and work of the ranks of one expert group; arrays are members x exchanges."""
 
-    members: tuple[int, ...]
-    """Indices of the ranks."""
-    events: Ints
-    """Its exchanges, in order."""
+    members: tuple[int, ...]  # Indices of the ranks.
+    events: Ints  # Its exchanges, in order.
     step: Ints
-    sent: Floats
-    """Bytes; NaN if not recorded."""
-    work: Floats
-    """Kernel time from the end of an exchange to the start of the next one, ns."""
-    first: Ints
-    """Mark of the end of the exchange."""
-    last: Ints
-    """Mark of the start of the next one."""
+    sent: Floats  # Bytes; NaN if not recorded.
+    work: Floats  # Kernel time from the end of an exchange to the start of the next one, ns.
+    first: Ints  # Mark of the end of the exchange.
+    last: Ints  # Mark of the start of the next one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +50,10 @@ class ExpertLoad:
     """A rank whose experts get more tokens than others."""
 
     rank: int
-    ratio: float
-    """Ratio of its load to the mean of its group."""
+    ratio: float  # Ratio of its load to the mean of its group.
+    # True if the load was measured in bytes, False if in kernel time of the experts.
     by_bytes: bool
-    """True if the load was measured in bytes, False if in kernel time of the experts."""
-    work_ratio: float
-    """Ratio of the kernel time of its experts to the mean of its group."""
+    work_ratio: float  # Ratio of the kernel time of its experts to the mean of its group.
 
 
 def has_experts(context: RuleContext) -> bool:

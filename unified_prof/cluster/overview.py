@@ -32,10 +32,8 @@ class RankRow:
 
     rank: RankRecord
     steps: int
-    span_ns: float | None
-    """Mean length of its steps; None without steps."""
-    parts: dict[str, float | None]
-    """STEP_PARTS -> mean over the steps."""
+    span_ns: float | None  # Mean length of its steps; None without steps.
+    parts: dict[str, float | None]  # STEP_PARTS -> mean over the steps.
     blame: BlameRecord | None
 
     @property
@@ -52,13 +50,10 @@ class StepRow:
 
     step: int
     ranks: int
-    span_ns: float
-    """Mean length over the ranks."""
-    longest_ns: float
-    """Length on the slowest rank."""
+    span_ns: float  # Mean length over the ranks.
+    longest_ns: float  # Length on the slowest rank.
     longest_rank: int
-    parts: dict[str, float | None]
-    """STEP_PARTS -> mean over the ranks for which it is known."""
+    parts: dict[str, float | None]  # STEP_PARTS -> mean over the ranks for which it is known.
     most_compute_ns: float
     most_compute_rank: int
 
@@ -69,21 +64,15 @@ class GroupRow:
 
     group_kind: str
     size: int
-    groups: int
-    """Number of such groups with such collectives."""
+    groups: int  # Number of such groups with such collectives.
     kind: str
     bytes: int | None
-    per_step: float
-    """Number of collectives per step and group."""
-    incomplete: int
-    """Number of collectives with missing members; the times exclude them."""
-    transfer_ns: float | None
-    """Transfer time per step and group; None if none of them is complete."""
-    wait_ns: float | None
-    """Mean wait per step and member."""
+    per_step: float  # Number of collectives per step and group.
+    incomplete: int  # Number of collectives with missing members; the times exclude them.
+    transfer_ns: float | None  # Transfer time per step and group; None if none of them is complete.
+    wait_ns: float | None  # Mean wait per step and member.
     setup_ns: float | None
-    bus_gb_per_s: float | None
-    """Median over groups and steps."""
+    bus_gb_per_s: float | None  # Median over groups and steps.
     slowest_group: GroupRecord | None
     slowest_gb_per_s: float | None
 

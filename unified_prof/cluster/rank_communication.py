@@ -363,17 +363,7 @@ class RankCommunication:
     def _describe(self, columns: Mapping[str, Ints]) -> None:
         """Set kinds, groups, sizes, links, peers and sequence numbers, in this order."""
         found, is_gpu = self.operations, self._database.is_gpu
-        found["kind"] = self._numbered_kinds(columns)
-        found["group"] = self._numbered_groups(columns)
-        found["bytes"] = message_sizes(
-            columns, found, self.groups, self.kinds, counts_parts=not is_gpu
-        )
-        self.links = self._parts(columns)
-        fill_peers(self._rank, found, self.groups, self.kinds)
-        found["seq"] = sequence_numbers(found, self.kinds)
-
-    def _numbered_kinds(self, columns: Mapping[str, Ints]) -> Ints:
-        """Return the kind index of each operation, from its recorded type or else its name."""
+        # The kind index of each operation, from its recorded type or else its name.
         by_type = columns["type"] != MISSING
         ids, inverse = np.unique(
             np.where(by_type, columns["type"], columns["name"]), return_inverse=True
@@ -383,7 +373,14 @@ class RankCommunication:
         ]
         self.kinds += sorted(set(texts))
         number = {text: index for index, text in enumerate(self.kinds)}
-        return np.array([number[text] for text in texts], np.int64)[inverse]
+        found["kind"] = np.array([number[text] for text in texts], np.int64)[inverse]
+        found["group"] = self._numbered_groups(columns)
+        found["bytes"] = message_sizes(
+            columns, found, self.groups, self.kinds, counts_parts=not is_gpu
+        )
+        self.links = self._parts(columns)
+        fill_peers(self._rank, found, self.groups, self.kinds)
+        found["seq"] = sequence_numbers(found, self.kinds)
 
     def _numbered_groups(self, columns: Mapping[str, Ints]) -> Ints:
         """Return the group index of each operation, from recorded ranks or else the name."""

@@ -93,12 +93,17 @@ class RankIdentity:
         notes: tuple[str, ...],
     ) -> RankFacts:
         """Return the facts of a rank."""
+        rows = {
+            number: str(name)
+            for number, name in self._report.rows("SELECT id, name FROM NPU_INFO")
+            if name not in NOTHING_KNOWN
+        }
         return RankFacts(
             rank=rank,
             world_size=self._world_size(),
             host=self._host(),
             device_id=device,
-            device_name=self._device_name(device),
+            device_name=rows.get(device) or next(iter(rows.values()), None),
             vendor=self._vendor(),
             shape=self._shape(),
             steps_recorded=steps_recorded,
@@ -133,14 +138,6 @@ class RankIdentity:
             if name not in NOTHING_KNOWN:
                 return str(name)
         return None
-
-    def _device_name(self, device: int | None) -> str | None:
-        rows = {
-            number: str(name)
-            for number, name in self._report.rows("SELECT id, name FROM NPU_INFO")
-            if name not in NOTHING_KNOWN
-        }
-        return rows.get(device) or next(iter(rows.values()), None)
 
     def _vendor(self) -> str | None:
         if vendor := self._run.get("device_vendor"):

@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import StoreError, UsageError
 
-# Part of the file names: partials of other versions are rebuilt.
-PARTIAL_VERSION = 3
+PARTIAL_VERSION = 3  # Part of the file names: partials of other versions are rebuilt.
 
 Columns = Mapping[str, Ints]
 
-# Marks unknown or missing values in columns of non-negative numbers.
-NO_VALUE = -1
+NO_VALUE = -1  # Marks unknown or missing values in columns of non-negative numbers.
 
 # The parts and their columns, int64 in memory. `kind`, `name` and `module` are indices of texts in
 # the metadata; times are ns.
@@ -67,13 +65,10 @@ class RankGroup:
     """A communicator of the rank."""
 
     name: str
-    kind: str
-    """tp, dp, pp, ep, cp, world or other."""
+    kind: str  # tp, dp, pp, ep, cp, world or other.
     title: str
-    ranks: tuple[int, ...]
-    """Global ranks by position; empty if not recorded."""
-    size: int = NO_VALUE
-    """Number of ranks, if known without their numbers."""
+    ranks: tuple[int, ...]  # Global ranks by position; empty if not recorded.
+    size: int = NO_VALUE  # Number of ranks, if known without their numbers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +81,12 @@ class RankFacts:
     device_id: int | None = None
     device_name: str | None = None
     vendor: str | None = None
+    # Recorded sizes of tp, pp, dp, ep and cp.
     shape: Mapping[str, int] = field(default_factory=dict)
-    """Recorded sizes of tp, pp, dp, ep and cp."""
+    # True if steps were recorded; otherwise the whole recording is one step.
     steps_recorded: bool = False
-    """True if steps were recorded; otherwise the whole recording is one step."""
     loader_recorded: bool = False
-    notes: tuple[str, ...] = ()
-    """Descriptions of missing data."""
+    notes: tuple[str, ...] = ()  # Descriptions of missing data.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,8 +103,7 @@ class Partial:
     steps: Columns
     kernels: Columns
     links: Columns
-    until: int | None = None
-    """The last step whose communication is included; None if all of it is."""
+    until: int | None = None  # The last step whose communication is included; None if all of it is.
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as one block of numbers, which is faster than one per column."""
@@ -199,7 +192,23 @@ def partial_to_parquet(partial: Partial) -> bytes:
     ) as writer:
         # Communication can then be read without the other parts.
         writer.write_table(table, sizes[0] if sizes[0] >= _MIN_OWN_ROW_GROUP else None)
-        writer.add_key_value_metadata({"uprof": json.dumps(_about(partial))})
+        writer.add_key_value_metadata(
+            {
+                "uprof": json.dumps(
+                    {
+                        "version": PARTIAL_VERSION,
+                        "facts": {one.name: getattr(partial.facts, one.name) for one in _FACTS},
+                        "groups": [
+                            {one.name: getattr(group, one.name) for one in _GROUP}
+                            for group in partial.groups
+                        ],
+                        "kinds": partial.kinds,
+                        "names": partial.names,
+                        "modules": partial.modules,
+                    }
+                )
+            }
+        )
     return bytes(sink.getvalue())
 
 
@@ -282,19 +291,6 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
     }
 
 
-def _about(partial: Partial) -> dict[str, Any]:
-    return {
-        "version": PARTIAL_VERSION,
-        "facts": {one.name: getattr(partial.facts, one.name) for one in _FACTS},
-        "groups": [
-            {one.name: getattr(group, one.name) for one in _GROUP} for group in partial.groups
-        ],
-        "kinds": partial.kinds,
-        "names": partial.names,
-        "modules": partial.modules,
-    }
-
-
 def _partial(parts: Mapping[str, Columns], about: Mapping[str, Any]) -> Partial:
     facts = dict(about["facts"])
     facts["notes"] = tuple(facts["notes"])
@@ -328,10 +324,8 @@ class UnreadableRecording:
 
     file: str
     why: str
-    rank: int | None = None
-    """None if unknown."""
-    hint: str | None = field(default=None, compare=False)
-    """How to fix it; not stored in summaries."""
+    rank: int | None = None  # None if unknown.
+    hint: str | None = field(default=None, compare=False)  # How to fix it; not stored in summaries.
 
 
 # File names within the directory of a run.

@@ -86,12 +86,11 @@ def upper_cluster(values: Floats, *, majority: bool = False) -> Floats | None:
 class RankRoles:
     """Position of each rank in the parallel layout; indexed like `MatchedCollectives.ranks`."""
 
+    # Parallelism -> position of each rank in its group; None if unknown.
     place: dict[str, list[int | None]]
-    """Parallelism -> position of each rank in its group; None if unknown."""
-    peers: Ints
-    """Role number of each rank; ranks with equal numbers have the same role."""
+    peers: Ints  # Role number of each rank; ranks with equal numbers have the same role.
+    # True if roles are pipeline stages, False if they were inferred from the kernels.
     by_stage: bool
-    """True if roles are pipeline stages, False if they were inferred from the kernels."""
 
 
 def infer_roles(matched: MatchedCollectives, steps: list[int]) -> RankRoles:
@@ -172,23 +171,18 @@ class KernelRatios:
     """Kernel times compared with those of peers; arrays are ranks x kinds of kernel."""
 
     names: tuple[str, ...]
+    # Logarithm of the ratio of the mean time per call to the peers' median; NaN without peers.
     ratio: Floats
-    """Logarithm of the ratio of the mean time per call to the peers' median; NaN without peers."""
-    peers_mean: Floats
-    """Median of the peers' mean time per call, ns."""
+    peers_mean: Floats  # Median of the peers' mean time per call, ns.
     count: Floats
-    total: Floats
-    """ns"""
-    shortest: Floats
-    """Shortest call, ns."""
-    slowness: Floats
-    """Weighted mean of `ratio` per rank."""
-    error: Floats
-    """Standard error of `slowness`."""
+    total: Floats  # ns
+    shortest: Floats  # Shortest call, ns.
+    slowness: Floats  # Weighted mean of `ratio` per rank.
+    error: Floats  # Standard error of `slowness`.
+    # Weighted mean logarithm of the ratio of times to the median of the role, rank included.
     offset: Floats
-    """Weighted mean logarithm of the ratio of times to the median of the role, rank included."""
+    # Share of a rank's kernel time in kinds that are slower than those of its peers.
     slower_share: Floats
-    """Share of a rank's kernel time in kinds that are slower than those of its peers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,31 +194,23 @@ class RankSignals:
 
     steps: tuple[int, ...]
     kernels: KernelRatios
-    work_at: Floats
-    """Sum of kernel times, ns."""
+    work_at: Floats  # Sum of kernel times, ns.
     work: Floats
     peers_work: Floats
-    slowness_at: Floats
-    """Logarithm of the ratio of `work_at` to the median of the peers."""
-    launches: Ints
-    """Number of kernels."""
-    gap: Floats
-    """Mean time between consecutive kernels without communication between them, ns."""
+    slowness_at: Floats  # Logarithm of the ratio of `work_at` to the median of the peers.
+    launches: Ints  # Number of kernels.
+    gap: Floats  # Mean time between consecutive kernels without communication between them, ns.
+    # Median gap of peers on other hosts, or of all ranks on other hosts if there are few peers.
     peers_gap: Floats
-    """Median gap of peers on other hosts, or of all ranks on other hosts if there are few peers."""
+    # Median time between consecutive kernels, ns; a single long pause does not change it.
     median_gap: Floats
-    """Median time between consecutive kernels, ns; a single long pause does not change it."""
     peers_median_gap: Floats
-    gap_spread: float
-    """Usual deviation of gaps between comparable ranks."""
-    input_at: Floats
-    """Idle time while the host waits for input, ns."""
+    gap_spread: float  # Usual deviation of gaps between comparable ranks.
+    input_at: Floats  # Idle time while the host waits for input, ns.
     peers_input_at: Floats
-    idle_at: Floats
-    """Idle time without input waits, ns."""
+    idle_at: Floats  # Idle time without input waits, ns.
     peers_idle_at: Floats
-    length_at: Floats
-    """Length of the step, ns."""
+    length_at: Floats  # Length of the step, ns.
 
 
 def collect_signals(

@@ -35,18 +35,17 @@ from unified_prof.recording.collectives import POINT_TO_POINT
 class ReplayChange:
     """Differences from the recorded run; ranks are indices, times are ns."""
 
-    work: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> factor of its kernel times."""
+    work: Mapping[int, float] = field(default_factory=dict)  # Rank -> factor of its kernel times.
+    # (rank, step) -> factor of its kernel times in that step, instead of `work`.
     work_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> factor of its kernel times in that step, instead of `work`."""
+    # Rank -> reduction of the idle time after each of its kernels.
     gap_ns: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> reduction of the idle time after each of its kernels."""
+    # (rank, step) -> reduction of its idle time at the start of the step.
     input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> reduction of its idle time at the start of the step."""
+    # (rank, mark) -> reduction of the stretch after that mark of its partial.
     stretch_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, mark) -> reduction of the stretch after that mark of its partial."""
+    # Event -> factor of its transfer time.
     transfer: Mapping[int, float] = field(default_factory=dict)
-    """Event -> factor of its transfer time."""
 
     @property
     def ranks(self) -> set[int]:
@@ -73,8 +72,7 @@ class ReplayChange:
         return merged
 
 
-# Codes of program entries.
-RUN, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)
+RUN, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)  # Codes of program entries.
 # Maximum delay between two operations of a group if the second one was already enqueued, ns.
 _QUEUED_NS = 5_000
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
@@ -96,10 +94,8 @@ class RankProgram:
     first: list[float]
     second: list[float]
     third: list[int]
-    begin: float
-    """Start of the program on the common clock, ns."""
-    mark: list[int] = field(default_factory=list)
-    """For each entry, its mark in the partial."""
+    begin: float  # Start of the program on the common clock, ns.
+    mark: list[int] = field(default_factory=list)  # For each entry, its mark in the partial.
 
 
 class Stretch(NamedTuple):
@@ -107,13 +103,11 @@ class Stretch(NamedTuple):
 
     mark: int
     step: int
+    # (kind of group, kind of operation) that ends before it; None if it follows another mark.
     operation: tuple[str, str] | None
-    """(kind of group, kind of operation) that ends before it; None if it follows another mark."""
-    ns: float
-    """Its kernel time or idle time."""
+    ns: float  # Its kernel time or idle time.
     kernels: int
-    communicates: bool
-    """True if communication runs at the same time."""
+    communicates: bool  # True if communication runs at the same time.
 
 
 def build_program(
@@ -263,14 +257,13 @@ class Replay:
             if chosen and operations > _MAX_OPERATIONS:
                 break
             chosen.append(step)
-        self.steps = tuple(chosen)
-        """The replayed steps."""
+        self.steps = tuple(chosen)  # The replayed steps.
         self._is_part = within or len(self.steps) < len(steps)
 
     @cached_property
     def _members(self) -> list[int]:
-        members: list[int] = self._inputs[0].events.members.tolist()
-        return members
+        result: list[int] = self._inputs[0].events.members.tolist()
+        return result
 
     @cached_property
     def _durations(self) -> NDArray[np.float64]:

@@ -19,16 +19,13 @@ from unified_prof.cluster.waits import Waits
 from unified_prof.recording.model import Finding
 
 NS_PER_MS = 1e6
-# Minimum share of a step for a time to count as a symptom.
-MIN_STEP_SHARE = 0.002
-# Minimum cost of a finding as a share of the step.
-_MIN_COST_SHARE = 0.0003
+MIN_STEP_SHARE = 0.002  # Minimum share of a step for a time to count as a symptom.
+_MIN_COST_SHARE = 0.0003  # Minimum cost of a finding as a share of the step.
 # Minimum share of a host's ranks with a fault to report the host instead of the ranks.
 _MIN_HOST_SHARE = 0.75
 # Share of a rank's collectives with missing members above which its costs are lower bounds.
 _MAX_INCOMPLETE_SHARE = 0.05
-# Maximum number of steps listed in a sentence.
-_MAX_STEPS_LISTED = 5
+_MAX_STEPS_LISTED = 5  # Maximum number of steps listed in a sentence.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +37,8 @@ class RuleContext:
     roles: RankRoles
     signals: RankSignals
     replay: Replay
-    steps: tuple[int, ...]
-    """The compared steps."""
-    step_ns: float
-    """Median length of a step."""
+    steps: tuple[int, ...]  # The compared steps.
+    step_ns: float  # Median length of a step.
 
     def host(self, rank: int) -> str | None:
         """Return the host of a rank."""
@@ -80,36 +75,27 @@ class Candidate:
     """A possible finding, before its cost is known."""
 
     kind: str
-    ranks: Sequence[int]
-    """Indices of the ranks at fault."""
+    ranks: Sequence[int]  # Indices of the ranks at fault.
     steps: tuple[int, ...]
-    change: ReplayChange
-    """Change of the run that removes the fault."""
-    text: str
-    """The sentence without its cost."""
+    change: ReplayChange  # Change of the run that removes the fault.
+    text: str  # The sentence without its cost.
     figures: dict[str, Any]
-    links: tuple[tuple[int, int], ...] = ()
-    """Global ranks of both ends of each slow link."""
+    links: tuple[tuple[int, int], ...] = ()  # Global ranks of both ends of each slow link.
+    # Upper bound of the cost in each of `steps`, used if none of them can be replayed.
     bound_ns: float = 0.0
-    """Upper bound of the cost in each of `steps`, used if none of them can be replayed."""
-    min_cost_ns: float = 0.0
-    """Minimum cost per affected step for this kind of finding."""
-    global_ranks: tuple[int, ...] | None = None
-    """Global ranks at fault if they have no recording."""
+    min_cost_ns: float = 0.0  # Minimum cost per affected step for this kind of finding.
+    global_ranks: tuple[int, ...] | None = None  # Global ranks at fault if they have no recording.
+    # True if the change fixes more than the fault, so that its gain is an upper bound.
     is_bound: bool = False
-    """True if the change fixes more than the fault, so that its gain is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Cost of a fault."""
 
-    ns: float
-    """Cost per step, mean over all compared steps."""
-    affected_ns: float | None = None
-    """Cost per affected step; None if all steps are affected."""
-    qualifier: str = ""
-    """`at most`, `at least` or empty."""
+    ns: float  # Cost per step, mean over all compared steps.
+    affected_ns: float | None = None  # Cost per affected step; None if all steps are affected.
+    qualifier: str = ""  # `at most`, `at least` or empty.
     scope: str = "per step"
     condition: str = ""
 
@@ -212,10 +198,8 @@ def _finding(context: RuleContext, candidate: Candidate, cost: Cost) -> Finding:
 class Segment:
     """Part of a rank's timeline between two ends of the same kind of collective."""
 
-    excess_ns: float
-    """How much longer the segment takes than on other ranks."""
-    parts: tuple[tuple[int, float], ...]
-    """(mark, ns) for each of its stretches."""
+    excess_ns: float  # How much longer the segment takes than on other ranks.
+    parts: tuple[tuple[int, float], ...]  # (mark, ns) for each of its stretches.
 
 
 def excess_segments(

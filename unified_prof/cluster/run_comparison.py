@@ -66,8 +66,7 @@ class CollectiveChange:
     group_kind: str
     kind: str
     bytes: int | None
-    base_size: int | None
-    """Number of members of a group."""
+    base_size: int | None  # Number of members of a group.
     new_size: int | None
     per_step: QuantityPair
     transfer_ns: QuantityPair
@@ -91,8 +90,7 @@ class LinkChange:
 class OperationChange:
     """Kernels of one kind in a stage; ns per step and rank."""
 
-    stage: str
-    """`all` if the runs have different stages."""
+    stage: str  # `all` if the runs have different stages.
     name: str
     count: QuantityPair
     time_ns: QuantityPair
@@ -104,13 +102,11 @@ class ClusterDifference:
 
     base: Overview
     new: Overview
-    step: dict[str, QuantityPair]
-    """`span_ns` and STEP_PARTS of the mean step."""
+    step: dict[str, QuantityPair]  # `span_ns` and STEP_PARTS of the mean step.
     roles: tuple[RoleChange, ...]
     collectives: tuple[CollectiveChange, ...]
     links: tuple[LinkChange, ...]
-    operations: tuple[OperationChange, ...]
-    """Changes of operations, largest regression first."""
+    operations: tuple[OperationChange, ...]  # Changes of operations, largest regression first.
     new_findings: tuple[FindingRecord, ...]
     gone_findings: tuple[FindingRecord, ...]
     kept_findings: tuple[FindingRecord, ...]

@@ -34,9 +34,7 @@ from unified_prof.cluster.waits import Waits
 
 SLOW_LINK, SLOW_HOST_LINK = "slow_link", "slow_host_link"
 
-
-# Minimum ratio of a slow transfer time to the usual one.
-MIN_RATIO = 1.25
+MIN_RATIO = 1.25  # Minimum ratio of a slow transfer time to the usual one.
 # The same if two clusters of times are of similar size, so that the usual one is unknown.
 _MIN_RATIO_OF_TWO = 1.5
 # Minimum share of slow links of a host or rank to report the host or rank as the cause.
@@ -47,20 +45,17 @@ _MIN_CAUSE_SHARE = 0.75
 class SlowLink:
     """A directed pair of ranks, or a group, whose transfers are slower than comparable ones."""
 
-    ranks: tuple[int, ...]
-    """Indices of the ranks, sorted."""
+    ranks: tuple[int, ...]  # Indices of the ranks, sorted.
+    # Sender and receiver; None for a group of more than two ranks or of collectives.
     ends: tuple[int, int] | None
-    """Sender and receiver; None for a group of more than two ranks or of collectives."""
-    group: int
-    """Number of the group; NO_VALUE for sends and receives."""
+    group: int  # Number of the group; NO_VALUE for sends and receives.
     ratio: float
     events: tuple[int, ...]
     gb_per_s: float
     usual_gb_per_s: float
-    steps: tuple[int, ...] = ()
-    """Affected steps; empty: all."""
+    steps: tuple[int, ...] = ()  # Affected steps; empty: all.
+    # True if most comparable links are as slow: reported only if they have a common cause.
     is_majority: bool = False
-    """True if most comparable links are as slow: reported only if they have a common cause."""
 
     def merge(self, other: SlowLink, matched: MatchedCollectives) -> SlowLink:
         """Return two findings about the same ranks as one, with the figures of the larger."""
@@ -77,10 +72,8 @@ class _Cause:
     """Common cause of slow links: the traffic of a host or rank in one direction."""
 
     host: str | None
-    rank: int
-    """Index; NO_VALUE for a host."""
-    direction: str
-    """`out` or `in`."""
+    rank: int  # Index; NO_VALUE for a host.
+    direction: str  # `out` or `in`.
 
 
 @dataclass(slots=True)
@@ -88,10 +81,9 @@ class _Measured:
     """All comparable links and the slow ones among them."""
 
     slow: list[SlowLink]
+    # Compared links: pairs (sender, receiver) and numbers of groups.
     links: set[tuple[int, int] | int]
-    """Compared links: pairs (sender, receiver) and numbers of groups."""
-    uncompared: int = 0
-    """Pairs and groups that were not compared because hosts are unknown."""
+    uncompared: int = 0  # Pairs and groups that were not compared because hosts are unknown.
 
 
 def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
@@ -373,21 +365,17 @@ def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
     )
 
 
-# Minimum number of per-step medians to determine the usual time.
-_MIN_CELLS = 4
+_MIN_CELLS = 4  # Minimum number of per-step medians to determine the usual time.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cells:
     """Cells: the transfers of one pair or group in one step, of the same kind and size."""
 
-    link: Ints
-    """For each cell, its directed pair (negative) or the number of its group."""
-    comparable: Ints
-    """Cells with the same number are comparable."""
+    link: Ints  # For each cell, its directed pair (negative) or the number of its group.
+    comparable: Ints  # Cells with the same number are comparable.
     step: Ints
-    took: Floats
-    """Median transfer time, ns."""
+    took: Floats  # Median transfer time, ns.
     events: list[Ints]
 
 

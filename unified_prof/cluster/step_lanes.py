@@ -20,12 +20,9 @@ from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.tracks import Track
 
-# Label of stretches with kernels; always the first label.
-KERNEL_LANE = "kernels"
-# Maximum number of lanes.
-_MAX_LANES = 16
-# Maximum number of blocks per lane; the shortest are left out.
-_MAX_BLOCKS = 5_000
+KERNEL_LANE = "kernels"  # Label of stretches with kernels; always the first label.
+_MAX_LANES = 16  # Maximum number of lanes.
+_MAX_BLOCKS = 5_000  # Maximum number of blocks per lane; the shortest are left out.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,14 +31,12 @@ class RankLane:
 
     rank: int
     host: str | None
-    aligned: bool
-    """True if it shares a clock with the first lane."""
+    aligned: bool  # True if it shares a clock with the first lane.
     step_start_ns: int
     step_end_ns: int
     start_ns: Ints
     end_ns: Ints
-    label: Ints
-    """Index in `StepLanes.labels`."""
+    label: Ints  # Index in `StepLanes.labels`.
     left_out: int
 
 
@@ -52,8 +47,7 @@ class StepLanes:
     step: int
     start_ns: int
     end_ns: int
-    error_ns: int
-    """The largest clock error of the ranks."""
+    error_ns: int  # The largest clock error of the ranks.
     labels: tuple[str, ...]
     lanes: tuple[RankLane, ...]
 
@@ -181,8 +175,7 @@ def _lane(
     )
 
 
-TimeWindow = tuple[int, int]
-"""Start and end of a window on the rank's own clock, ns."""
+TimeWindow = tuple[int, int]  # Start and end of a window on the rank's own clock, ns.
 
 
 class ShiftedTimeline:

@@ -36,8 +36,7 @@ STEP_PARTS = (
     "input_late_ns",
     "idle_ns",
 )
-# Values of RANK.status of ranks that have figures.
-READ_STATES = ("read", "partly")
+READ_STATES = ("read", "partly")  # Values of RANK.status of ranks that have figures.
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +175,9 @@ class StepTable:
     step: NDArray[np.int64]
     rank: NDArray[np.int64]
     start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    """End of each step on the rank's own clock."""
+    end_ns: NDArray[np.int64]  # End of each step on the rank's own clock.
+    # STEP_PARTS -> ns; NaN if unknown.
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """STEP_PARTS -> ns; NaN if unknown."""
 
     def __len__(self) -> int:
         return len(self.step)

@@ -35,14 +35,11 @@ from unified_prof.recording.model import Finding
 _ONE_SIDED = (*POINT_TO_POINT, "broadcast", "scatter", "gather", "reduce")
 # Events per group and kind that are compared to find recordings of other runs.
 _SAMPLED_EVENTS = 32
-# Minimum number of events to decide whether two ranks belong to the same run.
-_MIN_EVENTS = 3
-# Maximum difference of the clocks of ranks on one host, ns.
-_MAX_HOST_CLOCK_NS = 100_000_000
+_MIN_EVENTS = 3  # Minimum number of events to decide whether two ranks belong to the same run.
+_MAX_HOST_CLOCK_NS = 100_000_000  # Maximum difference of the clocks of ranks on one host, ns.
 # Clocks of hosts rarely differ by more, ns; beyond that, a smaller spread shows different runs.
 _MAX_CLOCK_NS = 60_000_000_000
-# Maximum relative drift of two clocks: four times the tolerance of crystals.
-_MAX_DRIFT = 2e-4
+_MAX_DRIFT = 2e-4  # Maximum relative drift of two clocks: four times the tolerance of crystals.
 # Maximum spread of the offsets without drift, ns; the second for clocks beyond _MAX_CLOCK_NS.
 _MAX_SPREAD_NS = 1_000_000
 _MAX_FAR_SPREAD_NS = 20_000

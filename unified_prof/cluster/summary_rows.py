@@ -266,18 +266,16 @@ class MeasuredLink:
 
     src: int
     dst: int
-    kind: str
-    """P2P or COLLECTIVE."""
-    across: bool | None
-    """True if it connects two hosts; None if the hosts are unknown."""
+    kind: str  # P2P or COLLECTIVE.
+    across: bool | None  # True if it connects two hosts; None if the hosts are unknown.
     n: int
     bytes: int
     transfer_ns: int
     wait_ns: int | None
     p50: float
     p99: float
+    # Median rate of similar links: same kind, similar size, also within or between hosts.
     like: float = 0.0
-    """Median rate of similar links: same kind, similar size, also within or between hosts."""
 
 
 def crosses_hosts(matched: MatchedCollectives, a: int, b: int) -> bool | None:

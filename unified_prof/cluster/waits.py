@@ -29,16 +29,12 @@ from unified_prof.recording.collectives import POINT_TO_POINT
 class Waits:
     """Waits by row and parts by event of `MatchedCollectives`, ns; NO_VALUE if unknown."""
 
-    wait: Ints
-    """By row: wait for the last member; known for events with at least two members."""
-    exposed: Ints
-    """By row: the part of `wait` that no kernel covers."""
-    least: Ints
-    """By event: the shortest duration, which is set-up plus transfer."""
+    wait: Ints  # By row: wait for the last member; known for events with at least two members.
+    exposed: Ints  # By row: the part of `wait` that no kernel covers.
+    least: Ints  # By event: the shortest duration, which is set-up plus transfer.
     transfer: Ints
     setup: Ints
-    last: Ints
-    """By event: the row of the member that arrived last."""
+    last: Ints  # By event: the row of the member that arrived last.
 
 
 def compute_waits(matched: MatchedCollectives) -> Waits:
@@ -119,12 +115,12 @@ SumKey = tuple[int, int]
 class StreamedSums:
     """Sums over the whole run; ranks, groups and kinds are indices."""
 
+    # (step, rank) -> wait, exposed wait, set-up, bubble, ns.
     waits: dict[tuple[int, int], tuple[int, int, int, int]]
-    """(step, rank) -> wait, exposed wait, set-up, bubble, ns."""
+    # Rows: group, kind, step, bytes, n, complete, transfer, wait, set-up, transfer median, p99.
     collectives: list[SumRow]
-    """Rows: group, kind, step, bytes, n, complete, transfer, wait, set-up, transfer median, p99."""
+    # Rank -> wait of other ranks that it caused (ns), and number of such waits.
     caused: dict[int, tuple[int, int]]
-    """Rank -> wait of other ranks that it caused (ns), and number of such waits."""
 
 
 class _StreamedEvents:

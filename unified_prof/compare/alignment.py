@@ -20,13 +20,10 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Ints
 
-# Position in the baseline, position in the candidate.
-Pair = tuple[int, int]
-# The same as two arrays of equal length.
-Pairs = tuple[Ints, Ints]
+Pair = tuple[int, int]  # Position in the baseline, position in the candidate.
+Pairs = tuple[Ints, Ints]  # The same as two arrays of equal length.
 
-# Number of a key that an element does not have.
-NO_KEY = -1
+NO_KEY = -1  # Number of a key that an element does not have.
 
 # Gaps up to this number of cells are solved exactly, larger ones by occurrence.
 _EXACT_CELLS = 250_000
@@ -107,8 +104,8 @@ def _gaps(anchors: Pairs, count_a: int, count_b: int) -> list[list[int]]:
         ),
         axis=1,
     )
-    filled: list[list[int]] = gaps[(gaps[:, 0] < gaps[:, 1]) & (gaps[:, 2] < gaps[:, 3])].tolist()
-    return filled
+    result: list[list[int]] = gaps[(gaps[:, 0] < gaps[:, 1]) & (gaps[:, 2] < gaps[:, 3])].tolist()
+    return result
 
 
 def common_subsequence(base: Ints, new: Ints) -> Pairs:
@@ -136,7 +133,10 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
             if middle[0] < middle[1] and middle[2] < middle[3]:
                 work.append(middle)
             continue
-        anchors = _ascending(*_unique_pairs(part_a, part_b))
+        # Pairs of keys that occur once on each side, in order of the baseline.
+        (keys_a, at_a), (keys_b, at_b) = _once(part_a), _once(part_b)
+        _, in_a, in_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
+        anchors = _ascending(*_in_order(at_a[in_a], at_b[in_b]))
         if len(anchors[0]):
             # Elements that occur once on each side split the problem into independent parts.
             found.append((low_a + anchors[0], low_b + anchors[1]))
@@ -158,13 +158,6 @@ def _equal_prefix(a: Ints, b: Ints) -> int:
     size = min(len(a), len(b))
     differs = (a[:size] != b[:size]) | (a[:size] == NO_KEY)
     return int(np.argmax(differs)) if differs.any() else size
-
-
-def _unique_pairs(a: Ints, b: Ints) -> Pairs:
-    """Return pairs of keys that occur once on each side, in order of the baseline."""
-    (keys_a, at_a), (keys_b, at_b) = _once(a), _once(b)
-    _, in_a, in_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
-    return _in_order(at_a[in_a], at_b[in_b])
 
 
 def _once(part: Ints) -> Pairs:
@@ -253,7 +246,12 @@ def _common_in_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
         if low_a == high_a or low_b == high_b:
             continue
         part_a, part_b = base[low_a:high_a], new[low_b:high_b]
-        unique = _unique_pairs_of_lists(part_a, part_b)
+        in_a, in_b = _positions(part_a), _positions(part_b)
+        unique = [
+            (where[0], in_b[element][0])
+            for element, where in in_a.items()
+            if len(where) == 1 and len(in_b.get(element, ())) == 1
+        ]
         if unique:
             splits = [
                 (low_a + unique[index][0], low_b + unique[index][1])
@@ -271,15 +269,6 @@ def _common_in_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
 
 def _same(a: int, b: int) -> bool:
     return a == b and a != NO_KEY
-
-
-def _unique_pairs_of_lists(a: Sequence[int], b: Sequence[int]) -> list[Pair]:
-    in_a, in_b = _positions(a), _positions(b)
-    return [
-        (where[0], in_b[element][0])
-        for element, where in in_a.items()
-        if len(where) == 1 and len(in_b.get(element, ())) == 1
-    ]
 
 
 def _positions(part: Sequence[int]) -> dict[int, list[int]]:

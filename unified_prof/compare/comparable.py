@@ -32,8 +32,7 @@ Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
 
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
 TIMES = (TOTAL, FORWARD, BACKWARD)
-# Key of the operation matrices in `Run.lengths`.
-OPERATIONS = "operations"
+OPERATIONS = "operations"  # Key of the operation matrices in `Run.lengths`.
 
 # Kinds of places whose name alone does not identify them.
 _NOT_OPERATIONS = ("weight", "activation", "between")
@@ -44,8 +43,7 @@ class Place:
     """Identity of an operation, a weight or an activation across runs."""
 
     name: str
-    # Qualified module path; None if unknown.
-    module: str | None
+    module: str | None  # Qualified module path; None if unknown.
     # Innermost project frame, `file:line`; None if unknown.
     line: str | None
     kind: str = "operation"
@@ -167,18 +165,15 @@ class Sized:
 class Run:
     """Measurements of one workload, from one or several runs."""
 
-    # Name for display: the file, the files, the baseline.
-    label: str
+    label: str  # Name for display: the file, the files, the baseline.
     # Families of the reports it was read from.
     families: Annotated[frozenset[str], Meta(max_length=10)]
-    # Clock that timed the operations: operation, device or host.
-    clock: str
+    clock: str  # Clock that timed the operations: operation, device or host.
     # Provenance.
     facts: Annotated[Mapping[str, str], _MANY]
     operations: Operations
     sizes: Annotated[tuple[Sized, ...], _MOST]
-    # Whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes.
-    totals: Samples
+    totals: Samples  # Whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes.
     # Part of those times spent waiting for a processor, in nanoseconds; NaN or missing if unknown.
     waited: Samples = field(default_factory=dict)
     # Kernels by operation name, if recorded; average of a step if there are steps.
@@ -186,8 +181,7 @@ class Run:
     # Number of steps of a device recording that the samples cover; None if the samples are
     # iterations of a tracked workload or whole recordings.
     steps: int | None = None
-    # Device work outside all steps, which is not compared.
-    outside_steps_ns: float = 0.0
+    outside_steps_ns: float = 0.0  # Device work outside all steps, which is not compared.
     # Metric or OPERATIONS -> number of samples of each run, in order; a missing key means one run.
     lengths: Annotated[Mapping[str, tuple[int, ...]], Meta(max_length=100)] = field(
         default_factory=dict
@@ -300,8 +294,7 @@ def _concatenated(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
 class Waiting:
     """Treatment of the time spent waiting for a processor in a comparison."""
 
-    # True if the wait time was subtracted from the compared times.
-    left_out: bool
+    left_out: bool  # True if the wait time was subtracted from the compared times.
     # Waiting as a share of the iterations' time, 0 to 1; None if unknown.
     base_share: float | None
     new_share: float | None

@@ -40,7 +40,21 @@ def two_sided(t: float, degrees: float) -> float:
         return 0.0
     if degrees >= _NORMAL_FROM:
         return math.erfc(t / math.sqrt(2))
-    return _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
+    # The regularized incomplete beta function, computed by a continued fraction (Lentz).
+    x = degrees / (degrees + t * t)
+    a = degrees / 2
+    if x <= 0 or x >= 1:
+        return min(max(x, 0.0), 1.0)
+    front = math.exp(
+        math.lgamma(a + 0.5)
+        - math.lgamma(a)
+        - math.lgamma(0.5)
+        + a * math.log(x)
+        + 0.5 * math.log1p(-x)
+    )
+    if x > (a + 1) / (a + 0.5 + 2):
+        return 1 - front * _fraction(1 - x, 0.5, a) / 0.5
+    return front * _fraction(x, a, 0.5) / a
 
 
 @lru_cache(maxsize=256)
@@ -55,18 +69,6 @@ def quantile(alpha: float, degrees: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided(middle, degrees) > alpha else (low, middle)
     return high
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """Return the regularized incomplete beta function, computed by a continued fraction (Lentz)."""
-    if x <= 0 or x >= 1:
-        return min(max(x, 0.0), 1.0)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    if x > (a + 1) / (a + b + 2):
-        return 1 - front * _fraction(1 - x, b, a) / b
-    return front * _fraction(x, a, b) / a
 
 
 def _fraction(x: float, a: float, b: float) -> float:
@@ -96,8 +98,7 @@ ALPHA = 0.005
 # Ratio by which two runs of an unchanged workload may differ on a device, because of its clocks and
 # temperature; used if the noise was not learned. See docs/performance.md.
 MAX_RATIO_ON_DEVICE = 1.25
-# The same on a host that other programs may use.
-MAX_RATIO_ON_HOST = 2.0
+MAX_RATIO_ON_HOST = 2.0  # The same on a host that other programs may use.
 # Weight, in degrees of freedom, of the variance of all operations in that of a single one.
 _POOLED_DEGREES = 4.0
 
@@ -106,12 +107,10 @@ _POOLED_DEGREES = 4.0
 class Noise:
     """Run-to-run variation of an unchanged workload on a machine."""
 
-    # Standard deviation of the logarithm of a run's time: 0.03 is about 3 %.
-    relative: float
+    relative: float  # Standard deviation of the logarithm of a run's time: 0.03 is about 3 %.
     # Degrees of freedom of the estimate: number of runs it was learned from, minus one.
     degrees: float
-    # Description of where it was learned, for display.
-    source: str = ""
+    source: str = ""  # Description of where it was learned, for display.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,8 +118,7 @@ class Sample:
     """Measurements of one quantity, run by run, in the order of measurement."""
 
     values: Floats
-    # Number of values of each run, in order.
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # Number of values of each run, in order.
 
     @classmethod
     def from_values(cls, values: Sequence[float] | Floats, lengths: Sequence[int] = ()) -> Sample:
@@ -148,8 +146,7 @@ class Sample:
 class NoiseModel:
     """Expected run-to-run variation of two sides."""
 
-    # Noise learned on this machine; None if there is none.
-    noise: Noise | None = None
+    noise: Noise | None = None  # Noise learned on this machine; None if there is none.
     # Ratio by which two single runs may differ if the noise was not learned.
     max_ratio: float = MAX_RATIO_ON_HOST
 
@@ -159,8 +156,7 @@ class NoiseModel:
         return cls(noise, MAX_RATIO_ON_DEVICE if clock == "device" else MAX_RATIO_ON_HOST)
 
 
-# Host times on a machine whose noise was not learned.
-UNLEARNED = NoiseModel()
+UNLEARNED = NoiseModel()  # Host times on a machine whose noise was not learned.
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +165,7 @@ class Spread:
 
     # Half width of the interval of the logarithm of the ratio, at confidence 1 - ALPHA.
     half_width: float
-    # Probability of a ratio at least this far from 1 if nothing changed.
-    p_value: float
+    p_value: float  # Probability of a ratio at least this far from 1 if nothing changed.
 
 
 def spread(
@@ -223,9 +218,7 @@ def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> flo
         learned = max(noise.relative**2, within)
         variance = (degrees * variance + noise.degrees * learned) / (degrees + noise.degrees)
         degrees += noise.degrees
-    if not degrees:
-        return None
-    return quantile(ALPHA, degrees) * math.sqrt(variance / len(runs))
+    return None if not degrees else quantile(ALPHA, degrees) * math.sqrt(variance / len(runs))
 
 
 def spread_by_row(
@@ -292,8 +285,8 @@ def _squares(side: Floats) -> Floats:
         where=count > 0,
     )
     away: Floats = np.where(known, side - mean[:, None], 0.0)
-    found: Floats = np.square(away).sum(axis=1)
-    return found
+    result: Floats = np.square(away).sum(axis=1)
+    return result
 
 
 Statistic = Literal["median", "fastest"]
@@ -343,16 +336,15 @@ def _resampled(sample: Floats, statistic: Statistic, generator: np.random.Genera
     offsets = np.arange(block)
     # Circular: a block that reaches the end continues at the beginning.
     picks = (starts[:, :, None] + offsets).reshape(_RESAMPLES, -1)[:, :count] % count
-    resampled: Floats = STATISTICS[statistic](sample[picks], axis=1)
-    return resampled
+    result: Floats = STATISTICS[statistic](sample[picks], axis=1)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Value of a quantity on one side, with its interval."""
 
-    # Geometric mean of the medians of the runs.
-    value: float
+    value: float  # Geometric mean of the medians of the runs.
     # Interval at confidence 1 - ALPHA; None if the variation between runs is unknown.
     low: float | None
     high: float | None

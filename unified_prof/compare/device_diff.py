@@ -103,8 +103,7 @@ class DeviceDifference(Displayed):
     same_devices: bool
     warnings: tuple[str, ...]
     left_out: tuple[str, ...]
-    # Step time and peak memory, by metric.
-    totals: dict[str, Comparison]
+    totals: dict[str, Comparison]  # Step time and peak memory, by metric.
     # True if all figures of both sides are equal, that is, one recording was given twice.
     identical: bool
     tables: Tables = field(repr=False)

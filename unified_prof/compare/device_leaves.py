@@ -129,8 +129,7 @@ NO_OPERATION: Final = "(kernels of no operation)"
 # Largest combined key of `distinct`.
 _MAX_KEY: Final = 1 << 62
 _UNNAMED: Final = "(unnamed)"
-# Number of rows above which parts are merged, to bound memory.
-_MAX_ROWS: Final = 1 << 20
+_MAX_ROWS: Final = 1 << 20  # Number of rows above which parts are merged, to bound memory.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,8 +266,8 @@ class _Reader:
         if len(texts) > len(self._label_numbers):
             more = self._labels.numbers(texts[len(self._label_numbers) :]).astype(np.int64)
             self._label_numbers = np.concatenate((self._label_numbers, more))
-        converted: Ints = np.append(self._label_numbers, UNKNOWN)[numbers]
-        return converted
+        result: Ints = np.append(self._label_numbers, UNKNOWN)[numbers]
+        return result
 
     def _calls(self) -> tuple[NDArray[np.int32], dict[str, Ints]]:
         """Return the kind of each range that launched tasks, and the columns of each kind.

@@ -47,30 +47,22 @@ class Side:
     """Device time of one side, summed over its recordings."""
 
     label: str
-    # Distinct names of its devices.
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # Distinct names of its devices.
     # Number of devices with tasks, over all recordings.
     device_count: int
     recordings: int
     # (name, version) of torch, toolkit and driver, if recorded.
     versions: tuple[tuple[str, str], ...]
-    # Number of steps of all recordings; None if none were recorded.
-    steps: int | None
-    # Divisor of totals: steps (recordings if there are no steps) times devices.
-    shares: int
-    # Time of the steps, or from first to last task, summed over all devices.
-    window_ns: int
+    steps: int | None  # Number of steps of all recordings; None if none were recorded.
+    shares: int  # Divisor of totals: steps (recordings if there are no steps) times devices.
+    window_ns: int  # Time of the steps, or from first to last task, summed over all devices.
     # The same time by PARTS, which add up to it exactly.
     parts_ns: Mapping[str, int]
     leaves: Leaves
-    # Peaks of its devices; None if unknown, or if there are several models.
-    limits: Device | None
-    # Device time outside all steps, which is not compared.
-    outside_ns: int
-    # Length of each step until its device finished, recording by recording.
-    step_ns: Sample
-    # Provenance of the first recording.
-    facts: Mapping[str, str]
+    limits: Device | None  # Peaks of its devices; None if unknown, or if there are several models.
+    outside_ns: int  # Device time outside all steps, which is not compared.
+    step_ns: Sample  # Length of each step until its device finished, recording by recording.
+    facts: Mapping[str, str]  # Provenance of the first recording.
     # Peak memory of each recording that has it.
     peak_bytes: tuple[int, ...]
     remarks: tuple[str, ...] = ()
@@ -179,6 +171,9 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
     recording = Recording(analysis.recording.source, analysis.recording.captured_in)
     windows, idle = _times(recording)
     leaves, outside = read_leaves(recording, labels, naming)
+    # The peak rates of a recording's devices, from their recorded properties or names.
+    known = known_devices(recording).values()
+    names = _devices(recording)
     return _Part(
         devices=_devices(recording),
         facts=dict(provenance.facts(recording.source)),
@@ -186,7 +181,7 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
         window_ns=sum(window.window_ns for window in windows),
         parts_ns=_parts(windows, idle),
         leaves=leaves,
-        limits=_limits(recording),
+        limits=_common_device(list(known)) or _common_device([peaks.find(name) for name in names]),
         outside_ns=outside,
         peak_bytes=counters.peak_memory(recording.source, recording.strings),
         remarks=[
@@ -236,13 +231,6 @@ def _devices(recording: Recording) -> list[str]:
     return [named.get(number, default) for number in numbers.astype(np.int64).tolist()]
 
 
-def _limits(recording: Recording) -> Device | None:
-    """Return the peak rates of a recording's devices, from their recorded properties or names."""
-    known = known_devices(recording).values()
-    names = _devices(recording)
-    return _common_device(list(known)) or _common_device([peaks.find(name) for name in names])
-
-
 def _common_device(devices: Sequence[Device | None]) -> Device | None:
     """Return the device if all are the same model, else None."""
     names_of = {None if one is None else one.name for one in devices}
@@ -272,10 +260,8 @@ def _trace_versions(text: str | None) -> dict[str, str]:
         number = metadata.get(name)
         if isinstance(number, int) and number > 0:
             found[title] = (
-                _hip(number) if "hip" in name else f"{number // 1000}.{number % 1000 // 10}"
+                f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
+                if "hip" in name
+                else f"{number // 1000}.{number % 1000 // 10}"
             )
     return found
-
-
-def _hip(number: int) -> str:
-    return f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"

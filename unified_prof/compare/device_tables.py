@@ -40,15 +40,13 @@ from unified_prof.recording.calls import UNKNOWN, Labels
 class Amount:
     """Calls, tasks and device time of one side in one row."""
 
-    # Number of operations that launched it.
-    calls: int
+    calls: int  # Number of operations that launched it.
     # Number of kernels, copies and collectives.
     runs: int
     total_ns: int
 
 
-# Baseline, candidate; None if a side has no such tasks.
-Both = tuple[Amount | None, Amount | None]
+Both = tuple[Amount | None, Amount | None]  # Baseline, candidate; None if a side has no such tasks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +57,12 @@ class Line:
     # None if the side has no such tasks.
     base: Amount | None
     new: Amount | None
-    # Task class; empty if there are several.
-    class_name: str = ""
+    class_name: str = ""  # Task class; empty if there are several.
     # Name in the framework of this side.
     base_name: str | None = None
     new_name: str | None = None
-    # Modules that take most of the time, without instance numbers.
-    modules: tuple[str, ...] = ()
-    # Source lines that take most of the time.
-    lines: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()  # Modules that take most of the time, without instance numbers.
+    lines: tuple[str, ...] = ()  # Source lines that take most of the time.
     # Input shapes, or sizes of collectives, that take most of the time; empty if unknown.
     shapes: tuple[Line, ...] = ()
     # Number of the pair of operations; UNKNOWN for rows that are not operations.
@@ -86,8 +81,7 @@ _MIN_COMMON_SHARE = 0.5
 # Places shared by more unpaired operations than this are not used for pairing.
 _MAX_CANDIDATES = 32
 
-# Class and operation, as numbers of labels.
-Key = tuple[int, int]
+Key = tuple[int, int]  # Class and operation, as numbers of labels.
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,19 +150,15 @@ class Difference(Displayed):
 
     base: Run
     new: Run
-    # Sentences about why the two runs may not be comparable.
-    warnings: tuple[str, ...]
-    # Recorded data that is not compared.
-    left_out: tuple[str, ...]
-    # Whole iterations by metric, for metrics of both sides.
-    totals: dict[str, Comparison]
+    warnings: tuple[str, ...]  # Sentences about why the two runs may not be comparable.
+    left_out: tuple[str, ...]  # Recorded data that is not compared.
+    totals: dict[str, Comparison]  # Whole iterations by metric, for metrics of both sides.
     # How waiting for a processor was treated in `totals`; None if neither side recorded it. Times
     # of single operations always include it.
     waiting: Waiting | None
     # All operations: certain changes first, then by size of the change.
     changes: tuple[Change, ...]
-    # Weights and activations, by size of the change.
-    size_changes: tuple[SizeChange, ...]
+    size_changes: tuple[SizeChange, ...]  # Weights and activations, by size of the change.
     # Kernels of operations that both runs have, grouped by operation, largest change first.
     kernel_changes: tuple[KernelChange, ...] = ()
     # True if all figures of both sides are equal, that is, one measurement was given twice.

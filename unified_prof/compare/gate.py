@@ -42,8 +42,7 @@ from unified_prof.compare.statistics import Comparison, Shift, compare, compare_
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Outcome = Literal["pass", "regression", "inconclusive"]
-# Nanoseconds, bytes, or a ratio.
-Unit = Literal["ns", "B", "x"]
+Unit = Literal["ns", "B", "x"]  # Nanoseconds, bytes, or a ratio.
 
 OPERATION = "operation:"
 # A pass requires that a change of this many times the limit is excluded.
@@ -61,8 +60,7 @@ EXIT_CODES: dict[Outcome, int] = {
 class Limits:
     """Limits of a change; a regression exceeds both the relative and the absolute limit."""
 
-    # Relative limit; 0.05 is 5 %.
-    max_regress: float = 0.05
+    max_regress: float = 0.05  # Relative limit; 0.05 is 5 %.
     # Absolute limits of times and of memory.
     min_abs_ns: float = 50_000.0
     min_abs_bytes: float = 1 << 20
@@ -77,10 +75,8 @@ class Check:
     # Sentence for display.
     reason: str
     unit: Unit
-    # None if a side has no value.
-    comparison: Comparison | None
-    # Change that was judged; None with too few samples.
-    shift: Shift | None = None
+    comparison: Comparison | None  # None if a side has no value.
+    shift: Shift | None = None  # Change that was judged; None with too few samples.
 
     @property
     def lacks_runs(self) -> bool:
@@ -330,25 +326,22 @@ def _percent(new: float, base: float) -> str:
 def samples(run: Run, metric: str) -> Sample:
     """Return the samples of a metric; empty if it was not measured."""
     if metric.startswith(OPERATION):
-        return _operation_samples(run, metric.removeprefix(OPERATION))
+        # The time per iteration of the operations whose name, module path or line matches.
+        pattern = metric.removeprefix(OPERATION)
+        rows = [
+            index
+            for index, place in enumerate(run.operations.places)
+            if any(
+                text is not None and fnmatchcase(text, pattern)
+                for text in (place.name, place.module, place.line)
+            )
+        ]
+        if not rows:
+            return Sample.from_values([])
+        chosen = run.operations.total_ns[rows]
+        summed = np.where(np.isnan(chosen).all(axis=0), np.nan, np.nansum(chosen, axis=0))
+        return run.sample_of(summed)
     return run.sample(metric)
-
-
-def _operation_samples(run: Run, pattern: str) -> Sample:
-    """Return the time per iteration of the operations whose name, module path or line matches."""
-    rows = [
-        index
-        for index, place in enumerate(run.operations.places)
-        if any(
-            text is not None and fnmatchcase(text, pattern)
-            for text in (place.name, place.module, place.line)
-        )
-    ]
-    if not rows:
-        return Sample.from_values([])
-    chosen = run.operations.total_ns[rows]
-    summed = np.where(np.isnan(chosen).all(axis=0), np.nan, np.nansum(chosen, axis=0))
-    return run.sample_of(summed)
 
 
 # Degrees of freedom of user-specified noise, which is exact and not estimated from a few runs.
@@ -419,8 +412,7 @@ def parse_noise(text: str) -> Noise:
     return Noise(parse_fraction(text, "--noise"), _STATED_DEGREES, "--noise")
 
 
-# Workload -> its baseline and candidate.
-Pairs = Mapping[str, tuple[Run, Run]]
+Pairs = Mapping[str, tuple[Run, Run]]  # Workload -> its baseline and candidate.
 # Workload -> run-to-run variation learned on this machine, or None.
 Noises = Mapping[str, Noise | None]
 

@@ -40,8 +40,7 @@ class Point:
     low: float | None
     high: float | None
     runs: int
-    # None if no change is certain.
-    change: Change | None = None
+    change: Change | None = None  # None if no change is certain.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,7 @@ class History:
     metric: str
     unit: Unit
     points: tuple[Point, ...]
-    # True if times exclude processor wait time.
-    waiting_left_out: bool
+    waiting_left_out: bool  # True if times exclude processor wait time.
 
 
 def history(

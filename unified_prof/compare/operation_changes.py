@@ -29,8 +29,7 @@ class Groups:
     # Place of each group in the candidate, or in the baseline if it was removed.
     places: Sequence[Place]
     base_places: Sequence[Place | None]
-    # True for groups whose order changed.
-    moved: Sequence[bool]
+    moved: Sequence[bool]  # True for groups whose order changed.
     # Rows of the operations of each side, and the group of each row.
     base: tuple[Ints, Ints]
     new: tuple[Ints, Ints]
@@ -43,6 +42,9 @@ def pair_groups(base: Operations, new: Operations, pairs: Pairs) -> Groups:
     only_base = np.delete(np.arange(len(base)), first)
     paired, added, count = len(first), len(first) + len(only_new), len(base) + len(only_new)
     removed = [base.places[i] for i in only_base.tolist()]
+    # A mask of the pairs whose order differs between the sides.
+    before = np.maximum.accumulate(np.append(-1, second))[:-1]
+    moved: list[bool] = (second < before).tolist()
     return Groups(
         places=[new.places[j] for j in (*second.tolist(), *only_new.tolist())] + removed,
         base_places=[
@@ -50,20 +52,13 @@ def pair_groups(base: Operations, new: Operations, pairs: Pairs) -> Groups:
             *[None] * len(only_new),
             *removed,
         ],
-        moved=[*_out_of_order(second), *[False] * (count - paired)],
+        moved=[*moved, *[False] * (count - paired)],
         base=(
             np.concatenate((first, only_base)),
             np.concatenate((np.arange(paired), np.arange(added, count))),
         ),
         new=(np.concatenate((second, only_new)), np.arange(added)),
     )
-
-
-def _out_of_order(second: Ints) -> list[bool]:
-    """Return a mask of the pairs whose order differs between the sides."""
-    before = np.maximum.accumulate(np.append(-1, second))[:-1]
-    moved: list[bool] = (second < before).tolist()
-    return moved
 
 
 def group_by(single: Groups, by: By) -> Groups:
@@ -204,21 +199,20 @@ def _mean(rows: Floats) -> Floats:
     known = ~np.isnan(rows)
     count = known.sum(axis=1)
     total = np.where(known, rows, 0.0).sum(axis=1)
-    found: Floats = np.divide(total, count, out=np.full(len(rows), np.nan), where=count > 0)
-    return found
+    result: Floats = np.divide(total, count, out=np.full(len(rows), np.nan), where=count > 0)
+    return result
 
 
 def _counts(matrix: Floats) -> Ints:
-    found: Ints = (~np.isnan(matrix)).sum(axis=1)
-    return found
+    result: Ints = (~np.isnan(matrix)).sum(axis=1)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """Change of one operation, or of all operations of one line, module or region."""
 
-    # Place in the candidate, or in the baseline if it was removed.
-    place: Place
+    place: Place  # Place in the candidate, or in the baseline if it was removed.
     # Place in the baseline; None if it is new.
     base_place: Place | None
     status: Status
@@ -228,14 +222,11 @@ class Change:
     # Change of the forward and backward times; None if a side did not measure them.
     forward_delta_ns: float | None
     backward_delta_ns: float | None
-    # Its share of the net change of all operations, at most that change.
-    explained_ns: float
+    explained_ns: float  # Its share of the net change of all operations, at most that change.
     # None if it is new or was removed, or if there are too few samples.
     comparison: Comparison | None
-    # True if its order changed.
-    moved: bool = False
-    # Number of operations in the group.
-    count: int = 1
+    moved: bool = False  # True if its order changed.
+    count: int = 1  # Number of operations in the group.
 
     @property
     def delta_ns(self) -> float:

@@ -37,16 +37,13 @@ from unified_prof.recording.calls import (
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.model import Gaps, Step
 
-# Name of the time that is not part of any operation.
-BETWEEN = "(between operations)"
+BETWEEN = "(between operations)"  # Name of the time that is not part of any operation.
 
 # Device recordings have one call per execution. Up to this number, calls are compared one by one;
 # above it, calls with the same module, line and name are compared together.
 _MAX_CALLS = 20_000
-# Number of bits of each half of a combined 64-bit key.
-_HALF = 32
-# Number of runs that an error message names.
-_MAX_NAMED_RUNS = 4
+_HALF = 32  # Number of bits of each half of a combined 64-bit key.
+_MAX_NAMED_RUNS = 4  # Number of runs that an error message names.
 
 
 def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
@@ -178,9 +175,7 @@ def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
         return None
     count, step_of = found
     rows = sum(len(_timed(some, step_of)[0]) for some in calls.windows())
-    if not rows:
-        return None
-    return _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
+    return None if not rows else _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
 
 
 # Returns the step of each call, UNKNOWN if it is outside all steps.

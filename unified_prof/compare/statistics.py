@@ -38,13 +38,11 @@ class Shift:
     # Geometric means over the runs of each side.
     base: float
     new: float
-    # Candidate over baseline; infinite if only the baseline is 0.
-    ratio: float
+    ratio: float  # Candidate over baseline; infinite if only the baseline is 0.
     # Interval of the ratio at confidence 1 - ALPHA.
     low: float
     high: float
-    # Two-sided probability of a ratio at least this far from 1 if nothing changed.
-    p_value: float
+    p_value: float  # Two-sided probability of a ratio at least this far from 1 if nothing changed.
 
     @property
     def width(self) -> float:
@@ -68,7 +66,12 @@ def shifts(base: Sample, new: Sample, model: NoiseModel = UNLEARNED) -> tuple[Sh
 def _shift(base: Sample, new: Sample, statistic: Statistic, model: NoiseModel) -> Shift:
     sides = [statistic_by_run(side, statistic) for side in (base, new)]
     if min(map(min, sides)) <= 0:
-        return _shift_from_zero(sides, base, new, statistic)
+        # The change if a run took no time, so that its logarithm is undefined.
+        before, after = (float(np.mean(side)) for side in sides)
+        low, high = ratio_interval(base.values, new.values, statistic)
+        ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
+        is_certain = low > 1 or high < 1
+        return Shift(statistic, before, after, ratio, low, high, 0.0 if is_certain else 1.0)
     within = [variance_within_run(run, statistic) for side in (base, new) for run in side.runs]
     logarithms = [[math.log(value) for value in side] for side in sides]
     return _shift_of_logarithms(logarithms, sum(within) / len(within), statistic, model)
@@ -131,17 +134,6 @@ def _shift_together(
     return _shift_of_logarithms(sides, within, statistic, model)
 
 
-def _shift_from_zero(
-    sides: Sequence[Sequence[float]], base: Sample, new: Sample, statistic: Statistic
-) -> Shift:
-    """Return the change if a run took no time, so that its logarithm is undefined."""
-    before, after = (float(np.mean(side)) for side in sides)
-    low, high = ratio_interval(base.values, new.values, statistic)
-    ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
-    is_certain = low > 1 or high < 1
-    return Shift(statistic, before, after, ratio, low, high, 0.0 if is_certain else 1.0)
-
-
 def medians(matrix: Floats) -> Floats:
     """Return the median of each row, ignoring NaN; NaN if a row has no values."""
     count = (~np.isnan(matrix)).sum(axis=1)
@@ -151,8 +143,7 @@ def medians(matrix: Floats) -> Floats:
     rows = np.arange(len(matrix))
     # Add half the difference, because the sum may overflow.
     low, high = ordered[rows, (count - 1) // 2], ordered[rows, np.maximum(count // 2, 0)]
-    found: Floats = np.where(count > 0, low + (high - low) / 2, np.nan)
-    return found
+    return np.where(count > 0, low + (high - low) / 2, np.nan)
 
 
 def correct_for_many(p_values: Floats) -> Floats:
@@ -195,12 +186,10 @@ class Comparison:
     new_count: int
     base_runs: int = 1
     new_runs: int = 1
-    # Statistic of the ratio.
-    statistic: Statistic = "median"
+    statistic: Statistic = "median"  # Statistic of the ratio.
     # True if the other statistic changed in the opposite direction with certainty.
     contrary: bool = False
-    # Noise learned on this machine, if it was used.
-    noise: Noise | None = None
+    noise: Noise | None = None  # Noise learned on this machine, if it was used.
 
     @property
     def conclusive(self) -> bool:

@@ -252,8 +252,7 @@ def what_if(
         return [one.what_if(changes, top=top) for one in analyses]
 
 
-# Minimum number of peaks for an error: two peaks are always on a line.
-MIN_PEAKS_FOR_ERROR = 3
+MIN_PEAKS_FOR_ERROR = 3  # Minimum number of peaks for an error: two peaks are always on a line.
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +262,7 @@ class Measured:
     batch_size: int
     iteration_ms: float | None
     peak_bytes: int | None
-    # Why nothing was measured.
-    failure: str | None = None
+    failure: str | None = None  # Why nothing was measured.
 
     @property
     def samples_per_s(self) -> float | None:

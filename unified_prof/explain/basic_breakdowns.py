@@ -45,9 +45,7 @@ def _has_places(recording: Recording) -> bool:
 
 
 def _has_stacks(recording: Recording, by: By) -> bool:
-    if _has_places(recording):
-        return recording.held_calls.has(by)
-    return recording.has_memory_blocks
+    return recording.held_calls.has(by) if _has_places(recording) else recording.has_memory_blocks
 
 
 def _by_stack(recording: Recording, by: By) -> Breakdown:
@@ -155,10 +153,8 @@ def _quantile(ordered: Ints, share: float) -> int:
     return int(ordered[int(share * (len(ordered) - 1))])
 
 
-# Launches that a CUDA stream queues before the host waits.
-FULL = 1024
-# Maximum number of tasks for series of queue lengths, which take memory.
-TOO_MANY = 2_000_000
+FULL = 1024  # Launches that a CUDA stream queues before the host waits.
+TOO_MANY = 2_000_000  # Maximum number of tasks for series of queue lengths, which take memory.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,8 +228,7 @@ def _row_queues(queue: Queue, several: bool) -> Row:
     )
 
 
-# Minimum number of tasks of a sequence.
-MIN_SEQUENCE = 3
+MIN_SEQUENCE = 3  # Minimum number of tasks of a sequence.
 
 
 def _offered(recording: Recording) -> bool:

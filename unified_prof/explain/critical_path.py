@@ -109,8 +109,7 @@ DISPLAY_NAMES = {
 CLASSES = tuple(DISPLAY_NAMES)
 KERNEL, COMMUNICATION, COPY, HOST, INPUT, SYNCHRONISING, LAUNCH, EVENT, GAP = range(len(CLASSES))
 
-# Maximum time between two tasks of a stream that is not a wait.
-_MAX_TASK_GAP_NS = 10_000
+_MAX_TASK_GAP_NS = 10_000  # Maximum time between two tasks of a stream that is not a wait.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,14 +119,10 @@ class PathSegments:
     start_ns: Ints
     end_ns: Ints
     step: Ints
-    # Index in CLASSES.
-    kind: NDArray[np.int8]
-    # Index in `labels`.
-    name: NDArray[np.int32]
-    # Source line or operation, likewise; UNKNOWN if there is none.
-    detail: NDArray[np.int32]
-    # Row of `Recording.work` of a device task, -1 of others.
-    piece: Ints
+    kind: NDArray[np.int8]  # Index in CLASSES.
+    name: NDArray[np.int32]  # Index in `labels`.
+    detail: NDArray[np.int32]  # Source line or operation, likewise; UNKNOWN if there is none.
+    piece: Ints  # Row of `Recording.work` of a device task, -1 of others.
     # Thread of host time, -1 of others.
     thread: Ints
     labels: Labels
@@ -145,8 +140,7 @@ def task_names(recording: Recording) -> NDArray[np.int32]:
     """Return the name of each device task: its kernel, or the operator of a collective."""
     work = recording.work
     collective = work.kind == KINDS.index("communication")
-    names: NDArray[np.int32] = np.where(collective, work.operator, work.kernel)
-    return names
+    return np.where(collective, work.operator, work.kernel)
 
 
 def path_segments(recording: Recording, scheduled: Scheduled) -> PathSegments:
@@ -248,12 +242,10 @@ def _returning_calls(scheduled: Scheduled, end_ns: Ints) -> Ints:
     time = scheduled.host.time_ns[ends]
     order = np.argsort(time, kind="stable")
     place = np.searchsorted(time[order], end_ns)
-    found: Ints = ends[order[np.minimum(place, len(order) - 1)]]
-    return found
+    return ends[order[np.minimum(place, len(order) - 1)]]
 
 
-# Maximum number of rows for tasks that are not on the path.
-_MAX_OFF_PATH = 10
+_MAX_OFF_PATH = 10  # Maximum number of rows for tasks that are not on the path.
 # Up to this many steps have columns of their own; for more there are minimum and maximum.
 _MAX_STEP_COLUMNS = 5
 

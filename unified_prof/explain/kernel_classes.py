@@ -57,10 +57,8 @@ CLASSES: Final = (
 # Operations of these classes include all kernels that they launch, except casts.
 _KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, OPTIMIZER)
 
-
 # Kernels of these classes keep their class within any operation.
 _KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
-
 
 _NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
 

@@ -245,8 +245,7 @@ class Change:
     """Assumed change: a name for `what_if.select`, and the factor by which it is faster."""
 
     name: str
-    # 2 is half the time; WITHOUT removes the part.
-    factor: float
+    factor: float  # 2 is half the time; WITHOUT removes the part.
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +253,9 @@ class Candidate:
     """Time saved if one item were twice as fast, or a synchronizing call were removed."""
 
     name: str
-    # A class of the critical path.
-    kind: str
-    # Its time on the path of all steps; of a host range with all that it calls.
-    on_path_ns: int
-    # Time saved in all steps together.
-    gain_ns: int
+    kind: str  # A class of the critical path.
+    on_path_ns: int  # Its time on the path of all steps; of a host range with all that it calls.
+    gain_ns: int  # Time saved in all steps together.
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,12 +267,9 @@ class WhatIfResult:
     before_ns: int
     steps: int
     stepped: bool
-    # Gain of the changes; None if there is no change.
-    gain: Gain | None
-    # Without changes, what is worth one, best first.
-    candidates: tuple[Candidate, ...]
-    # Limits of the estimate, as sentences.
-    limits: tuple[str, ...]
+    gain: Gain | None  # Gain of the changes; None if there is no change.
+    candidates: tuple[Candidate, ...]  # Without changes, what is worth one, best first.
+    limits: tuple[str, ...]  # Limits of the estimate, as sentences.
 
 
 def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> WhatIfResult:

@@ -184,6 +184,8 @@ class SkylineAnalysis(Analysis):
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
+        facts = {} if self._memory is None else dict(recorded_facts(self._memory))
+        text = facts.get("optimizer_state_bytes") or ""
         return Totals(
             total_ns=sums["total_ns"],
             forward_ns=sums["forward_ns"],
@@ -197,14 +199,9 @@ class SkylineAnalysis(Analysis):
             if self._memory is None
             else skyline_tables.peak(self._memory, self._findings),
             iterations=len(self._steps) or None,
-            optimizer_state_bytes=self._optimizer_state_bytes(),
+            optimizer_state_bytes=int(text) if text.isascii() and text.isdecimal() else None,
             **whole,
         )
-
-    def _optimizer_state_bytes(self) -> int | None:
-        facts = {} if self._memory is None else dict(recorded_facts(self._memory))
-        text = facts.get("optimizer_state_bytes") or ""
-        return int(text) if text.isascii() and text.isdecimal() else None
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         missing = []
@@ -302,11 +299,9 @@ def _median_iteration(steps: list[Step]) -> dict[str, Any]:
 
 Kind = Literal["module", "line", "operation"]
 
-# Values of a node, in order.
-MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")
+MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")  # Values of a node, in order.
 
-# Calls per distinct text in a window.
-_CALLS_PER_TEXT = 8
+_CALLS_PER_TEXT = 8  # Calls per distinct text in a window.
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +333,13 @@ def trees(analysis: Analysis) -> tuple[Tree, ...]:
     calls = analysis.held_calls
     if not len(calls):
         return ()
-    measures = _measures(calls)
+    sums = calls.sums()
+    has_size = any(sums[column] is not None for column in SIZES)
+    measures = tuple(
+        measure
+        for measure in MEASURES
+        if (has_size if measure == "size_bytes" else sums[measure] is not None)
+    )
     texts = calls.labels.texts
     result = []
     if calls.has("module"):
@@ -446,16 +447,6 @@ def _grouped(
             for place, values in enumerate(columns):
                 sums[place] += values[index]
     return [(key, tuple(values), count) for key, (*values, count) in found.items()]
-
-
-def _measures(calls: SomeCalls) -> tuple[str, ...]:
-    sums = calls.sums()
-    has_size = any(sums[column] is not None for column in SIZES)
-    return tuple(
-        measure
-        for measure in MEASURES
-        if (has_size if measure == "size_bytes" else sums[measure] is not None)
-    )
 
 
 def _module_path(path: str | None) -> list[str]:

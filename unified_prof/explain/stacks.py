@@ -39,7 +39,11 @@ def measures(recording: Recording) -> tuple[str, ...]:
     found = []
     if recording.clock == "device":
         found.append("device")
-    if recording.framework is not None or len(recording.host_calls) or _has_marks(recording):
+    if (
+        recording.framework is not None
+        or len(recording.host_calls)
+        or bool(len(_marks(recording)[0]))
+    ):
         found.append("host")
     if recording.framework is not None and any(map(recording.held_calls.count_measured, SIZES)):
         found.append("memory")
@@ -63,21 +67,17 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
     if not recording.has_operations:
         if by is not None:
             place_of(recording.calls, by, path)
-        return _of_work(recording)
+        # Stacks of kernels by operator, for recordings without framework operations.
+        work, gathering = recording.work, StackSums()
+        _ = work.operator_numbers, work.kernel_numbers
+        texts = work.labels.texts
+        for one in work.windows():
+            operator = one.operator.astype(np.int64)
+            _add_kernels(
+                gathering, operator, one.kernel, one.duration_ns, texts, _operator_frames(texts)
+            )
+        return gathering.stacks("device")
     return _of_device(recording, place_of(recording.calls, by, path))
-
-
-def _of_work(recording: Recording) -> Stacks:
-    """Return stacks of kernels by operator, for recordings without framework operations."""
-    work, gathering = recording.work, StackSums()
-    _ = work.operator_numbers, work.kernel_numbers
-    texts = work.labels.texts
-    for one in work.windows():
-        operator = one.operator.astype(np.int64)
-        _add_kernels(
-            gathering, operator, one.kernel, one.duration_ns, texts, _operator_frames(texts)
-        )
-    return gathering.stacks("device")
 
 
 class _Operations:
@@ -251,10 +251,6 @@ def _ranges(recording: Recording) -> _Columns:
         framework.name_ids(np.arange(len(framework))),
         python,
     )
-
-
-def _has_marks(recording: Recording) -> bool:
-    return bool(len(_marks(recording)[0]))
 
 
 def _marks(recording: Recording) -> _Columns:

@@ -26,8 +26,7 @@ from unified_prof.recording.calls import KINDS
 from unified_prof.recording.idle import is_input
 from unified_prof.recording.recording import Recording
 
-# Factor of parts that are removed.
-WITHOUT = math.inf
+WITHOUT = math.inf  # Factor of parts that are removed.
 
 _NO_ROWS = np.zeros(0, np.int64)
 _TASK_CLASSES = ("kernel", "communication", "copy")
@@ -39,15 +38,13 @@ CLASSES = (*_TASK_CLASSES, "host", "input", "synchronising")
 class Selection:
     """Parts of a recording that take less time."""
 
-    # Mask of `Recording.work`; None: no device tasks.
-    work: NDArray[np.bool_] | None = None
+    work: NDArray[np.bool_] | None = None  # Mask of `Recording.work`; None: no device tasks.
     # Rows of `Recording.framework` whose host time, nested calls included, is selected.
     ranges: Ints = field(default_factory=lambda: _NO_ROWS)
     # Rows of `Recording.host_calls`, likewise. If a synchronizing call is removed, its thread does
     # not wait.
     calls: Ints = field(default_factory=lambda: _NO_ROWS)
-    # True: all host time except input, between calls as well.
-    host: bool = False
+    host: bool = False  # True: all host time except input, between calls as well.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +54,10 @@ class Gain:
     # Length of the steps as recorded, and as estimated.
     before_ns: int
     after_ns: int
-    # Number of steps; 1 if none were recorded: the whole recording.
-    steps: int
+    steps: int  # Number of steps; 1 if none were recorded: the whole recording.
     # Name, recorded and estimated length of each step.
     by_step_ns: tuple[tuple[str, int, int], ...]
-    # Time by which the changed parts are shorter, on the critical path or not.
-    changed_ns: int
+    changed_ns: int  # Time by which the changed parts are shorter, on the critical path or not.
 
     @property
     def gain_ns(self) -> int:
@@ -195,7 +190,15 @@ def select(recording: Recording, name: str) -> Selection:
         UsageError: No recorded item has that name.
     """
     if name in CLASSES:
-        return _select_class(recording, name)
+        if name in _TASK_CLASSES:
+            return Selection(work=recording.work.kind == KINDS.index(name))
+        if name == "host":
+            return Selection(host=True)
+        if name == "input":
+            framework = recording.framework
+            return Selection(ranges=_NO_ROWS if framework is None else framework.matching(is_input))
+        scheduled = schedule_of(recording)
+        return Selection(calls=_NO_ROWS if scheduled is None else scheduled.host.waits.call)
     on_host = name.startswith("host:")
     wanted = name.removeprefix("host:")
     work = np.zeros(len(recording.work), bool) if on_host else _matching_work(recording, wanted)
@@ -229,18 +232,6 @@ def without(recording: Recording, name: str) -> Selection:
     inside = in_ranges_ns(recording, ranges_only, table.thread[waits], start, end)
     waits = waits[inside >= end - start]
     return replace(selection, calls=np.union1d(selection.calls, waits))
-
-
-def _select_class(recording: Recording, name: str) -> Selection:
-    if name in _TASK_CLASSES:
-        return Selection(work=recording.work.kind == KINDS.index(name))
-    if name == "host":
-        return Selection(host=True)
-    if name == "input":
-        framework = recording.framework
-        return Selection(ranges=_NO_ROWS if framework is None else framework.matching(is_input))
-    scheduled = schedule_of(recording)
-    return Selection(calls=_NO_ROWS if scheduled is None else scheduled.host.waits.call)
 
 
 def _matching_work(recording: Recording, pattern: str) -> NDArray[np.bool_]:

@@ -69,8 +69,7 @@ class Ranges:
     device: Ints
     start_ns: Ints
     end_ns: Ints
-    on_device: bool
-    """True if the ranges are on devices, False if on the host."""
+    on_device: bool  # True if the ranges are on devices, False if on the host.
 
     def __len__(self) -> int:
         return len(self.name)
@@ -242,13 +241,19 @@ def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
             intervals.merge(regions.start_ns[some], regions.end_ns[some]).total_ns
             for some in _by_thread(regions, mine)
         )
+        # The names of the regions around the first region of a name, outermost first.
+        names: list[str] = []
+        at = int(regions.parent[mine[0]])
+        while at != NONE:
+            names.append(strings.get(int(regions.name[at])) or "?")
+            at = int(regions.parent[at])
         rows.append(
             Row(
                 name=strings.get(name) or "?",
                 kind="annotation",
                 count=len(mine),
                 total_ns=total,
-                detail=_enclosing_names(regions, mine, strings),
+                detail=f"in {' / '.join(names[::-1])}" if names else None,
                 extra={"self_ns": int(own[mine].sum())},
             )
         )
@@ -262,16 +267,6 @@ def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
 def _by_thread(regions: Regions, some: NDArray[np.intp]) -> list[NDArray[np.intp]]:
     threads = regions.thread[some]
     return [some[threads == thread] for thread in np.unique(threads)]
-
-
-def _enclosing_names(regions: Regions, mine: NDArray[np.intp], strings: Strings) -> str | None:
-    """Return the names of the regions around the first region of a name, outermost first."""
-    names: list[str] = []
-    at = int(regions.parent[mine[0]])
-    while at != NONE:
-        names.append(strings.get(int(regions.name[at])) or "?")
-        at = int(regions.parent[at])
-    return f"in {' / '.join(names[::-1])}" if names else None
 
 
 Path = tuple[str, ...]

@@ -26,8 +26,7 @@ ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 # Thread ids above this are `process << 32 | thread`, those below are PyTorch's own thread ids.
 _MAX_TORCH_THREAD = 0xFFFFFFFF
 
-# Greater than any number of votes, so that a matching name outweighs all votes.
-_FITS = 1 << 40
+_FITS = 1 << 40  # Greater than any number of votes, so that a matching name outweighs all votes.
 
 _NODE_SUFFIX = re.compile(r"Backwards?\d*$")
 _CPP_NODE = re.compile(r"CppNode<(?:.*::)?(\w+)>")
@@ -39,11 +38,10 @@ class AutogradColumns(NamedTuple):
 
     thread: Packed
     start_ns: Packed
+    # Sequence number of the node that the range runs or may have created; negative: none.
     sequence: Packed
-    """Sequence number of the node that the range runs or may have created; negative: none."""
     forward_thread: Packed
-    name_code: Packed
-    """Index of the range's name in the distinct names."""
+    name_code: Packed  # Index of the range's name in the distinct names.
 
 
 class ForwardOperations:

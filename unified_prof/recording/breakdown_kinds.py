@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The name of a breakdown, one of `KINDS`.
-By = str
+By = str  # The name of a breakdown, one of `KINDS`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +18,14 @@ class Kind:
     """Title, headings and module of one breakdown."""
 
     by: By
-    title: str
-    """Heading on the HTML page."""
-    why_not: str
-    """Reason shown if a recording lacks the data, and how to record it."""
+    title: str  # Heading on the HTML page.
+    why_not: str  # Reason shown if a recording lacks the data, and how to record it.
+    # Module of `explain` whose `BREAKDOWNS` computes it from an msprof database.
     module: str = "basic_breakdowns"
-    """Module of `explain` whose `BREAKDOWNS` computes it from an msprof database."""
-    counted: str = "calls"
-    """Heading of the column of counts."""
-    detailed: str = "detail"
-    """Heading of the column of details."""
+    counted: str = "calls"  # Heading of the column of counts.
+    detailed: str = "detail"  # Heading of the column of details.
+    # True if it is computed only with `--by NAME`, not in reports with all breakdowns.
     when_asked: bool = False
-    """True if it is computed only with `--by NAME`, not in reports with all breakdowns."""
 
 
 KINDS: dict[By, Kind] = {
@@ -162,7 +157,6 @@ KINDS: dict[By, Kind] = {
 
 # The breakdowns with a distribution of times (`report --stats`).
 STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
-
 
 # Frames above operations in a call stack: modules or source lines.
 Place = Literal["module", "line"]

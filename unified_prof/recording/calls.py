@@ -18,9 +18,7 @@ from unified_prof.arrays.grouping import AnyInts
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording.model import Row
 
-# Value that was not measured or is unknown; all other values are at least 0.
-UNKNOWN = -1
-
+UNKNOWN = -1  # Value that was not measured or is unknown; all other values are at least 0.
 
 KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
 OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
@@ -76,8 +74,8 @@ class Calls:
     total_ns: AnyInts | None = None
     forward_ns: AnyInts | None = None
     backward_ns: AnyInts | None = None
+    # Time of recomputing the call within the backward pass (activation checkpointing).
     recomputed_ns: AnyInts | None = None
-    """Time of recomputing the call within the backward pass (activation checkpointing)."""
     module: AnyInts | None = None
     line: AnyInts | None = None
     stack: AnyInts | None = None
@@ -85,10 +83,10 @@ class Calls:
     gradient_bytes: AnyInts | None = None
     activation_bytes: AnyInts | None = None
     allocated_bytes: AnyInts | None = None
+    # Start of each call on the recording's clock; None if the report has no timestamps.
     start_ns: AnyInts | None = None
-    """Start of each call on the recording's clock; None if the report has no timestamps."""
+    # Module path -> class name, if the report has it.
     module_class: dict[str, str] = field(default_factory=dict)
-    """Module path -> class name, if the report has it."""
     region: AnyInts | None = None
 
     def __len__(self) -> int:
@@ -306,8 +304,7 @@ def sort_rows(rows: Iterable[Row]) -> list[Row]:
 
 Columns = dict[str, Packed]
 
-# Calls per window.
-WINDOW = 2 * BLOCK
+WINDOW = 2 * BLOCK  # Calls per window.
 
 _DTYPES = {"kind": np.int8, "name": np.int32, "module": np.int32, "line": np.int32}
 _DTYPES["stack"] = np.int32

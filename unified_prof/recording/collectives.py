@@ -90,9 +90,7 @@ def bus_factor(kind: str, members: int) -> float | None:
         return 2 * (members - 1) / members
     if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
         return (members - 1) / members
-    if kind in ("broadcast", "reduce") or kind in POINT_TO_POINT:
-        return 1.0
-    return None
+    return 1.0 if kind in ("broadcast", "reduce") or kind in POINT_TO_POINT else None
 
 
 ELEMENT_BYTES: Final = {
@@ -112,12 +110,10 @@ class Messages:
     end_ns: Ints
     device: Ints
     group: Ints
-    members: Ints
-    """Ranks in the group."""
+    members: Ints  # Ranks in the group.
     size_bytes: Ints
     kind: NDArray[np.integer]
-    kinds: list[str]
-    """Canonical names; `kind` has indexes into them."""
+    kinds: list[str]  # Canonical names; `kind` has indexes into them.
 
 
 UNKNOWN_DEVICE = -1
@@ -130,21 +126,14 @@ class Collectives:
     start_ns: Ints
     duration_ns: Ints
     device: Ints
-    name: Ints
-    """String id of the operator's name."""
-    op_type: Ints
-    """String id of the operator's type; MISSING in old files."""
+    name: Ints  # String id of the operator's name.
+    op_type: Ints  # String id of the operator's type; MISSING in old files.
     connection: Ints
-    group: Ints
-    """String id of the communicator; MISSING: not recorded."""
-    identity: Ints
-    """opId."""
-    elements: Ints
-    """Elements of the message; -1: not recorded."""
-    data_type: Ints
-    """Number of the elements' type; -1: not recorded."""
-    members: Ints
-    """Ranks in the group; -1: not recorded."""
+    group: Ints  # String id of the communicator; MISSING: not recorded.
+    identity: Ints  # opId.
+    elements: Ints  # Elements of the message; -1: not recorded.
+    data_type: Ints  # Number of the elements' type; -1: not recorded.
+    members: Ints  # Ranks in the group; -1: not recorded.
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -248,8 +237,7 @@ def kernel_names(source: Source, op_ids: Ints) -> Ints | None:
         return None
     parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "name": "name"})
     row = Lookup(parts["op"]).rows(op_ids)
-    names: Ints = np.append(parts["name"], MISSING)[row]
-    return names
+    return np.append(parts["name"], MISSING)[row]
 
 
 def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
@@ -268,8 +256,7 @@ def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
 GroupKind = Literal["tp", "dp", "pp", "ep", "cp", "world", "other"]
 
 _KEY = "parallel_group_info"
-# Maximum nesting of JSON texts: `add_metadata` turns its value into a text.
-_DEPTH = 3
+_DEPTH = 3  # Maximum nesting of JSON texts: `add_metadata` turns its value into a text.
 
 _UNTOLD: Final = frozenset({"", "undefined", "none", "null"})
 _WORLD: Final = frozenset(
@@ -293,23 +280,17 @@ _MODULO: Final = ("with", "modulo")
 class Group:
     """One communicator and the ranks in it."""
 
-    name: str
-    """The communicator, as in COMMUNICATION_OP.groupName."""
+    name: str  # The communicator, as in COMMUNICATION_OP.groupName.
+    # The framework's name of the group (`tp`, `mesh_dp`, `default_pg`); empty: not recorded.
     title: str
-    """The framework's name of the group (`tp`, `mesh_dp`, `default_pg`); empty: not recorded."""
-    kind: GroupKind
-    """Kind of parallelism, from the title."""
-    ranks: tuple[int, ...]
-    """Global ranks in the order of the group; empty: not recorded."""
-    place: int | None = None
-    """Position of the recorded rank in the group; None: not recorded."""
+    kind: GroupKind  # Kind of parallelism, from the title.
+    ranks: tuple[int, ...]  # Global ranks in the order of the group; empty: not recorded.
+    place: int | None = None  # Position of the recorded rank in the group; None: not recorded.
 
     @property
     def label(self) -> str:
         """Name to display: the kind, the framework's name or the communicator."""
-        if self.kind != "other":
-            return self.kind
-        return self.title or f"group {self.name}"
+        return self.kind if self.kind != "other" else self.title or f"group {self.name}"
 
 
 class Groups(Mapping[str, Group]):

@@ -216,8 +216,7 @@ class Stretch:
     compute: IntervalSet
     communication: IntervalSet
     copies: IntervalSet
-    busy: IntervalSet
-    """Union of all three."""
+    busy: IntervalSet  # Union of all three.
 
 
 class Sweep:
@@ -265,13 +264,12 @@ class Sums:
 
     compute_ns: int = 0
     communication_ns: int = 0
-    overlap_ns: int = 0
-    """Communication that ran while a compute kernel did."""
+    overlap_ns: int = 0  # Communication that ran while a compute kernel did.
     copy_ns: int = 0
     busy_ns: int = 0
     communicates: bool = False
+    # From the start of the first task to the end of the last; None: no task.
     span_ns: tuple[int, int] | None = field(default=None)
-    """From the start of the first task to the end of the last; None: no task."""
 
     def add(self, one: Stretch, within: IntervalSet | None = None) -> None:
         """Add a segment, or the part of it within `within`."""

@@ -22,15 +22,13 @@ from unified_prof.recording.source import (
 )
 from unified_prof.sqlite.integer_columns import MISSING
 
-# Components of MEMORY_RECORD that are torch's caching allocator on an accelerator.
-TORCH = "PTA"
+TORCH = "PTA"  # Components of MEMORY_RECORD that are torch's caching allocator on an accelerator.
 # Component of host memory, as `uprof convert` writes it.
 HOST = "CPU"
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 
-# Sizes above 8 PiB are invalid.
-MAX_BYTES = 1 << 53
+MAX_BYTES = 1 << 53  # Sizes above 8 PiB are invalid.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,10 @@ class _Counter:
     """A table of sampled quantities."""
 
     table: str
-    values: tuple[tuple[str, str], ...]
-    """(column, name of the series)."""
+    values: tuple[tuple[str, str], ...]  # (column, name of the series).
     unit: str
-    keys: tuple[str, ...] = ()
-    """Columns of numbers that distinguish the sources in a table."""
-    texts: tuple[str, ...] = ()
-    """Columns of string ids that distinguish the sources."""
+    keys: tuple[str, ...] = ()  # Columns of numbers that distinguish the sources in a table.
+    texts: tuple[str, ...] = ()  # Columns of string ids that distinguish the sources.
     time: str = "timestampNs"
     device: str | None = "deviceId"
 
@@ -81,17 +76,14 @@ _COUNTERS = (
     _Counter("HOST_MEM_USAGE", (("usage", "host memory"),), "%", device=None),
 )
 
-
-# Times and the values of each column.
-_Sample = tuple[int, tuple[Any, ...]]
+_Sample = tuple[int, tuple[Any, ...]]  # Times and the values of each column.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocations:
     """Memory blocks allocated by framework operations."""
 
-    names: list[str]
-    """Name of the operation."""
+    names: list[str]  # Name of the operation.
     size_bytes: NDArray[np.int64]
     at_ns: NDArray[np.int64]
 
@@ -108,8 +100,7 @@ def allocations(source: Source, strings: Strings) -> Allocations:
 class LiveBlocks(NamedTuple):
     """Allocator blocks in use at one point in time."""
 
-    chain: Ints
-    """Id of the call chain that allocated each block, MISSING if unknown."""
+    chain: Ints  # Id of the call chain that allocated each block, MISSING if unknown.
     size_bytes: Ints
 
 
@@ -176,14 +167,11 @@ def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) ->
     result: list[Series] = []
     for counter in counters:
         if counter.table in source.tables:
-            result += _of_table(source, strings, counter, in_words=_is_of_gpu(source))
+            decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
+            result += _of_table(
+                source, strings, counter, in_words=bool(decoders - _ASCEND_DECODERS)
+            )
     return tuple(result)
-
-
-def _is_of_gpu(source: Source) -> bool:
-    """Return True for a GPU recording, where the names of Ascend's allocators do not apply."""
-    decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
-    return bool(decoders - _ASCEND_DECODERS)
 
 
 def _of_table(

@@ -189,8 +189,7 @@ class _Stream:
         self.sums = Sums()
         self.count = 0
         self.wait_ns = 0
-        self.by_type = np.zeros(types)
-        """Weight of each task type: its time, plus 1 ns per task."""
+        self.by_type = np.zeros(types)  # Weight of each task type: its time, plus 1 ns per task.
 
 
 def stream_rows(tasks: Tasks) -> list[Row]:

@@ -67,8 +67,8 @@ class Work:
         self._tasks, self._comms, self._collectives = tasks, comms, collectives
         self._framework, self._allocations = framework, allocations
         self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
+        # Operations of the tasks of replayed graphs, if the recording of the capture is given.
         self.captured: Captured | None = None
-        """Operations of the tasks of replayed graphs, if the recording of the capture is given."""
         self.labels = Labels()
 
     def __len__(self) -> int:

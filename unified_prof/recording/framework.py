@@ -60,20 +60,16 @@ _INSTANCE = re.compile(r"_\d+$")
 class Launches:
     """The operation and the pass of device tasks."""
 
-    call: Ints
-    """Index of the host range of the operation; -1: none."""
-    passes: NDArray[np.int8]
-    """FORWARD, BACKWARD or OTHER_PASS; -1: the operation is unknown."""
+    call: Ints  # Index of the host range of the operation; -1: none.
+    passes: NDArray[np.int8]  # FORWARD, BACKWARD or OTHER_PASS; -1: the operation is unknown.
 
 
 class HostTime(NamedTuple):
     """Host time of ranges."""
 
+    # The operation that each range's time counts for; for backward ranges, the forward operation.
     call: Ints
-    """The operation that each range's time counts for; for backward ranges, the forward
-    operation."""
-    passes: NDArray[np.int8]
-    """FORWARD, BACKWARD or OTHER_PASS."""
+    passes: NDArray[np.int8]  # FORWARD, BACKWARD or OTHER_PASS.
     time_ns: Ints
 
 
@@ -121,8 +117,8 @@ class Framework:
 
     def name_ids(self, ranges: Whole) -> Ints:
         """Return the string ids of the names of ranges."""
-        ids: Ints = self._ids[self._name_code[ranges]]
-        return ids
+        result: Ints = self._ids[self._name_code[ranges]]
+        return result
 
     def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
         """Return the distinct names, and the index of each range's name (-1 is the last range)."""
@@ -288,8 +284,8 @@ class Framework:
 
         def drawn(rows: slice) -> NDArray[np.bool_]:
             is_engine = self._name_kinds.engine[self._name_code[rows]]
-            found: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
-            return found
+            result: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
+            return result
 
         return self._mask(drawn)
 
@@ -382,7 +378,7 @@ class Framework:
         """
         node = self._nested.node[at]
         node = np.where(self._in_backward(at), node, NONE)
-        forward = self._forward_of(node)
+        forward = values_at(self._nested.top, self._forward_operations.find(node))
         own = self._call_of(np.where(node != NONE, node, at))
         return np.where(forward != NONE, forward, own)
 
@@ -424,8 +420,8 @@ class Framework:
 
         def is_forward(rows: slice) -> NDArray[np.bool_]:
             own = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
-            found: NDArray[np.bool_] = own & ~self._in_backward(rows)
-            return found
+            result: NDArray[np.bool_] = own & ~self._in_backward(rows)
+            return result
 
         return self._ranges_where(is_forward)
 
@@ -480,8 +476,8 @@ class Framework:
 
     def _is_module(self, rows: slice) -> NDArray[np.bool_]:
         named: NDArray[np.bool_] = self._name_kinds.module[self._name_code[rows]]
-        found: NDArray[np.bool_] = named | (self._type[rows] == host_ranges.MODULE_RANGE)
-        return found
+        result: NDArray[np.bool_] = named | (self._type[rows] == host_ranges.MODULE_RANGE)
+        return result
 
     def _is_operation(self, rows: slice | Whole) -> NDArray[np.bool_]:
         result: NDArray[np.bool_] = self._name_kinds.operation[self._name_code[rows]]
@@ -576,10 +572,6 @@ class Framework:
             found.add(ranges[low : low + WINDOW])
         return found
 
-    def _forward_of(self, node: Ints) -> Ints:
-        """Return the outermost forward operation of each autograd node, NONE if unknown."""
-        return values_at(self._nested.top, self._forward_operations.find(node))
-
     @cached_property
     def _connected(self) -> tuple[PackedLookup, Packed]:
         """The connection ids in CONNECTION_IDS, and the range of each."""
@@ -668,22 +660,14 @@ class _NameKinds:
 class _Nested:
     """Columns derived from the nesting of ranges, and threads by kind."""
 
-    operation: Distances
-    """The innermost operation."""
-    top: Distances
-    """The outermost operation around each operation, up to the next annotation."""
-    node: Distances
-    """The autograd node."""
-    module: Distances
-    """The innermost module."""
-    marks: Packed
-    """Bits _IN_BACKWARD and _IN_OPTIMIZER."""
-    threads: Ints
-    """Threads with operations."""
-    threads_with_modules: Ints
-    """Threads with recorded modules or Python frames."""
-    engine_threads: Ints
-    """Threads of the autograd engine."""
+    operation: Distances  # The innermost operation.
+    top: Distances  # The outermost operation around each operation, up to the next annotation.
+    node: Distances  # The autograd node.
+    module: Distances  # The innermost module.
+    marks: Packed  # Bits _IN_BACKWARD and _IN_OPTIMIZER.
+    threads: Ints  # Threads with operations.
+    threads_with_modules: Ints  # Threads with recorded modules or Python frames.
+    engine_threads: Ints  # Threads of the autograd engine.
 
 
 # Module path of calls whose module was not recorded.

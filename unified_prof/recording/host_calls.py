@@ -93,8 +93,7 @@ class HostCalls:
 
 # Type of ranges in the mstx domain `Module`; does not occur in databases.
 MODULE_RANGE: Final = -50
-# Type of other mstx ranges; does not occur in databases.
-ANNOTATION: Final = -51
+ANNOTATION: Final = -51  # Type of other mstx ranges; does not occur in databases.
 
 _COLUMNS_HOST_RANGES = {
     # The times are text.
@@ -284,12 +283,12 @@ class Ends(Column):
 
     def at(self, rows: NDArray[np.integer]) -> Ints:
         """Return the ends of ranges by index."""
-        found: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
-        return found
+        result: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
+        return result
 
     def _between(self, low: int, high: int) -> Ints:
-        found: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
-        return found
+        result: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
+        return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,13 +299,10 @@ class TaskQueue:
     """
 
     enqueue_thread: Ints
-    enqueue_ns: Ints
-    """Start of each enqueue."""
+    enqueue_ns: Ints  # Start of each enqueue.
     dequeue_thread: Ints
-    dequeue_ns: Ints
-    """Start of each dequeue."""
-    end_ns: Ints
-    """End of each dequeue."""
+    dequeue_ns: Ints  # Start of each dequeue.
+    end_ns: Ints  # End of each dequeue.
 
     def __len__(self) -> int:
         return len(self.enqueue_ns)
@@ -360,12 +356,11 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
 class StreamWaits:
     """Waits of streams for events of other streams; a stream is `device << 32 | stream`."""
 
-    at_ns: Ints
-    """Start of the host call: tasks launched on `stream` after this wait for the event."""
+    at_ns: Ints  # Start of the host call: tasks launched on `stream` after this wait for the event.
     stream: Ints
     awaited_stream: Ints
+    # Start of the call that recorded the event: tasks launched before this are waited for.
     recorded_ns: Ints
-    """Start of the call that recorded the event: tasks launched before this are waited for."""
 
     def __len__(self) -> int:
         return len(self.at_ns)
@@ -375,12 +370,10 @@ class StreamWaits:
 class CallWaits:
     """Waits of synchronizing calls for an event or for a whole stream."""
 
-    call: Ints
-    """Calls that waited for an event, as indexes into the given calls."""
+    call: Ints  # Calls that waited for an event, as indexes into the given calls.
     awaited_stream: Ints
     recorded_ns: Ints
-    on_stream_call: Ints
-    """Calls that waited for a whole stream, as indexes into the given calls."""
+    on_stream_call: Ints  # Calls that waited for a whole stream, as indexes into the given calls.
     on_stream: Ints
 
     def __len__(self) -> int:

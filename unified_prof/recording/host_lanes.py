@@ -30,25 +30,20 @@ OPERATION, ANNOTATION, CALL = range(len(KINDS))
 
 _WINDOW = 131_072
 _MAX_DEPTH = 15
-# Maximum number of rows of all threads.
-_MAX_ROWS = 64
-# Ranges further from the device tasks than this share of the tasks' time are left out.
-_NEAR = 10
-# Minimum time of the device tasks for this limit to apply.
-_MIN_WORK_NS = 1_000_000
+_MAX_ROWS = 64  # Maximum number of rows of all threads.
+_NEAR = 10  # Ranges further from the device tasks than this share of the tasks' time are left out.
+_MIN_WORK_NS = 1_000_000  # Minimum time of the device tasks for this limit to apply.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRow:
     """Ranges of one thread at one depth, in order of time."""
 
-    start_ns: Ints
-    """Unix time."""
+    start_ns: Ints  # Unix time.
     duration_ns: Ints
     label: NDArray[np.integer]
     kind: NDArray[np.int8]
-    call: Ints
-    """Row in CANN_API, NOWHERE for other ranges."""
+    call: Ints  # Row in CANN_API, NOWHERE for other ranges.
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -66,26 +61,21 @@ class HostThread:
 class HostThreads:
     """Threads, sorted by number of launches, then by number of ranges."""
 
-    start_ns: int
-    """Unix time of the first range."""
+    start_ns: int  # Unix time of the first range.
     end_ns: int
     labels: tuple[str, ...]
     threads: tuple[HostThread, ...]
-    ranges: int
-    """Number of ranges in this time, without Python functions."""
+    ranges: int  # Number of ranges in this time, without Python functions.
     drawn: int
-    longer_than_ns: int
-    """Outside `whole_ns`, only longer ranges are included; 0: all are."""
+    longer_than_ns: int  # Outside `whole_ns`, only longer ranges are included; 0: all are.
+    # Unix times between which all ranges are included, if some are left out elsewhere.
     whole_ns: tuple[int, int] | None
-    """Unix times between which all ranges are included, if some are left out elsewhere."""
-    outside: int
-    """Number of ranges left out because they are far from the work."""
-    python_frames: int
-    """Number of calls of Python functions, which are left out."""
+    outside: int  # Number of ranges left out because they are far from the work.
+    python_frames: int  # Number of calls of Python functions, which are left out.
     threads_left_out: int
+    # For each lane of the timeline: index of the launching call of each block among all ranges,
+    # thread by thread and row by row; NOWHERE if it is not included, and for merged blocks.
     launched_by: tuple[Ints, ...]
-    """For each lane of the timeline: index of the launching call of each block among all ranges,
-    thread by thread and row by row; NOWHERE if it is not included, and for merged blocks."""
 
 
 def build(
@@ -388,13 +378,10 @@ class IdleLane:
     """Idle intervals of one device, in order of time and without overlaps."""
 
     device: str
-    start_ns: Ints
-    """Unix time."""
+    start_ns: Ints  # Unix time.
     duration_ns: Ints
-    reason: NDArray[np.int8]
-    """Index in `idle.REASONS`."""
-    longer_than_ns: int
-    """Gaps of at most this length are left out; 0: all are included."""
+    reason: NDArray[np.int8]  # Index in `idle.REASONS`.
+    longer_than_ns: int  # Gaps of at most this length are left out; 0: all are included.
     left_out: int
     left_out_ns: int
 

@@ -75,13 +75,11 @@ class DeviceTasks:
     """Tasks of one device in order of start, with their launches."""
 
     start_ns: Ints
-    launched_ns: Ints
-    """Start of the launch call; -1: unknown."""
+    launched_ns: Ints  # Start of the launch call; -1: unknown.
     kind: NDArray[np.integer]
-    waits: IntervalSet
-    """Intervals in which streams waited for another stream before a task."""
+    waits: IntervalSet  # Intervals in which streams waited for another stream before a task.
+    # Mask of the tasks launched after a wait of their stream for an event of another stream.
     awaits: NDArray[np.bool_]
-    """Mask of the tasks launched after a wait of their stream for an event of another stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,10 +87,10 @@ class HostSide:
     """Host ranges that a device may have waited for."""
 
     input: IntervalSet
+    # Union of the synchronizing calls on threads that launch tasks or run operations.
     sync: IntervalSet
-    """Union of the synchronizing calls on threads that launch tasks or run operations."""
+    # Label of each interval of `sync`, a number in the caller's labels.
     sync_label: NDArray[np.integer]
-    """Label of each interval of `sync`, a number in the caller's labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,7 @@ class IdleReasons:
     """Idle time of one device by reason; the reasons add up to the idle time."""
 
     device: str
-    step: str | None
-    """None: all steps, or the window without steps."""
+    step: str | None  # None: all steps, or the window without steps.
     idle_ns: int
     host_ns: int
     input_ns: int
@@ -113,8 +110,8 @@ class IdleReasons:
 
     def reason_ns(self, reason: str) -> int:
         """Return the time of a reason in REASONS."""
-        value: int = getattr(self, f"{reason}_ns")
-        return value
+        result: int = getattr(self, f"{reason}_ns")
+        return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,10 +121,9 @@ class Segments:
     start_ns: Ints
     end_ns: Ints
     reason: NDArray[np.int8]
-    next_task: NDArray[np.int32]
-    """Index of the task that ended the gap; -1: none."""
+    next_task: NDArray[np.int32]  # Index of the task that ended the gap; -1: none.
+    # Index of the synchronizing call in `HostSide.sync`; -1: not the reason.
     sync: NDArray[np.int32]
-    """Index of the synchronizing call in `HostSide.sync`; -1: not the reason."""
 
 
 def unexplained(idle: IntervalSet) -> Segments:

@@ -39,11 +39,9 @@ from unified_prof.recording.task_order import Following, awaiting
 from unified_prof.recording.task_rows import WAIT
 from unified_prof.recording.tasks import Tasks
 
-# Gaps, or tasks, per window.
-WINDOW = BLOCK
+WINDOW = BLOCK  # Gaps, or tasks, per window.
 
-# Gaps longer than this share of the analyzed time are stored.
-LONG = 0.01
+LONG = 0.01  # Gaps longer than this share of the analyzed time are stored.
 
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
@@ -78,8 +76,8 @@ class IdleTime:
         self._calls = calls
         self._source, self._strings, self._tasks = source, strings, tasks
         self._work, self._framework = work, framework
+        # Synchronizing calls; the calling source line follows after a newline.
         self._labels = Labels()
-        """Synchronizing calls; the calling source line follows after a newline."""
         self._devices: dict[str, _AnalyzedDevice] = {}
         self._parts: dict[str, _Reasons] = {}
         self._long: dict[str, list[IntervalSet]] = {}
@@ -179,7 +177,16 @@ class IdleTime:
             self._long[name] = long
             return
         if name not in self._parts:
-            reasons, following = _Reasons(), self._following(self._devices[name].number)
+            # A `Following` that finds the tasks after the gaps of a device.
+            device = self._devices[name].number
+            stream, at_ns = self._stream_waits(device)
+            awaits = np.zeros(0, np.int32)
+            if len(stream):
+                awaits = awaiting(self._work.in_time(device), self._launched, stream, at_ns)
+            reasons, following = (
+                _Reasons(),
+                Following(self._work.in_time(device), self._launched, self._waits(device), awaits),
+            )
             for idle in self._gaps(name):
                 for low in range(0, len(idle), WINDOW):
                     gaps = IntervalSet(
@@ -230,14 +237,6 @@ class IdleTime:
         for device, part in ((one, part) for one in self._devices for part in self.parts(one)):
             mine = (part.reason == HOST) & (part.next_task >= 0)
             yield device, part.next_task[mine], (part.end_ns - part.start_ns)[mine]
-
-    def _following(self, device: int | None) -> Following:
-        """Return a `Following` that finds the tasks after the gaps of a device."""
-        stream, at_ns = self._stream_waits(device)
-        awaits = np.zeros(0, np.int32)
-        if len(stream):
-            awaits = awaiting(self._work.in_time(device), self._launched, stream, at_ns)
-        return Following(self._work.in_time(device), self._launched, self._waits(device), awaits)
 
     def _waits(self, device: int | None) -> intervals.IntervalSet:
         """Return the intervals in which streams of a device waited for other streams."""

@@ -19,34 +19,27 @@ from unified_prof.recording.breakdown_kinds import By
 # Source of `total_ns`: device tasks, host ranges, tracked operations, or none.
 Clock = Literal["device", "host", "operation", "none"]
 
-
-# Separator of the names in a sequence.
-THEN = " → "
+THEN = " → "  # Separator of the names in a sequence.
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of a breakdown: everything recorded under one key."""
 
-    name: str
-    """Operation, module path, `file:line`, kernel, group, ..."""
-    kind: str
-    """Kind of the row: operation, kernel, communication, copy, weight, module, ..."""
-    count: int
-    """Number of calls, kernel executions or entries in the row."""
-    total_ns: int | None = None
-    """Time of the row; for a framework operation forward plus backward."""
+    name: str  # Operation, module path, `file:line`, kernel, group, ...
+    kind: str  # Kind of the row: operation, kernel, communication, copy, weight, module, ...
+    count: int  # Number of calls, kernel executions or entries in the row.
+    total_ns: int | None = None  # Time of the row; for a framework operation forward plus backward.
     forward_ns: int | None = None
     backward_ns: int | None = None
     weight_bytes: int | None = None
     gradient_bytes: int | None = None
     activation_bytes: int | None = None
+    # Allocated bytes, in recordings that have allocations instead of activations.
     allocated_bytes: int | None = None
-    """Allocated bytes, in recordings that have allocations instead of activations."""
-    detail: str | None = None
-    """Module class, operator type or task types."""
+    detail: str | None = None  # Module class, operator type or task types.
+    # Additional figures of this breakdown; names end with the unit (`busy_ns`), except counts.
     extra: Mapping[str, float | None] = field(default_factory=dict)
-    """Additional figures of this breakdown; names end with the unit (`busy_ns`), except counts."""
 
     @property
     def size_bytes(self) -> int | None:
@@ -72,10 +65,8 @@ class Breakdown:
 
     by: By
     rows: tuple[Row, ...]
-    total_ns: int | None
-    """Total that the percentages refer to; None if the report has no times."""
-    size_bytes: int | None
-    """Sum of the rows' sizes; None if the report has no sizes."""
+    total_ns: int | None  # Total that the percentages refer to; None if the report has no times.
+    size_bytes: int | None  # Sum of the rows' sizes; None if the report has no sizes.
 
     def percent(self, row: Row) -> float | None:
         """Return the row's percentage of the total time or, without times, of the total size."""
@@ -104,12 +95,10 @@ class Samples:
 class Gaps:
     """Time between operations, by the source lines that may have spent it."""
 
+    # Index in `Analysis.calls` of the timed operation after each gap, ascending.
     before: NDArray[np.int64]
-    """Index in `Analysis.calls` of the timed operation after each gap, ascending."""
-    lines: tuple[str, ...]
-    """`file:line`, or `file:first-last` if several lines are possible."""
-    gap_ns: NDArray[np.float64]
-    """One row per gap, one column per iteration; NaN is "not measured"."""
+    lines: tuple[str, ...]  # `file:line`, or `file:first-last` if several lines are possible.
+    gap_ns: NDArray[np.float64]  # One row per gap, one column per iteration; NaN is "not measured".
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,49 +109,42 @@ class Step:
     total_ns: int | None
     forward_ns: int | None = None
     backward_ns: int | None = None
+    # True if it ran the operations shown in the report; other iterations are not averaged.
     matched: bool = True
-    """True if it ran the operations shown in the report; other iterations are not averaged."""
-    peak_bytes: int | None = None
-    """Peak memory in use during the step."""
+    peak_bytes: int | None = None  # Peak memory in use during the step.
+    # Part of the total in which the program's thread waited for a CPU core.
     waited_ns: int | None = None
-    """Part of the total in which the program's thread waited for a CPU core."""
     forward_waited_ns: int | None = None
     backward_waited_ns: int | None = None
+    # Times outside the passes: optimizer, zero_grad, data_loading.
     parts_ns: Mapping[str, int] = field(default_factory=dict)
-    """Times outside the passes: optimizer, zero_grad, data_loading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Headline figures of one report."""
 
-    total_ns: int | None = None
-    """Total time of all operations, or of all device tasks."""
+    total_ns: int | None = None  # Total time of all operations, or of all device tasks.
     forward_ns: int | None = None
     backward_ns: int | None = None
-    other_ns: int | None = None
-    """Time in neither pass, such as optimizer steps."""
+    other_ns: int | None = None  # Time in neither pass, such as optimizer steps.
+    # Time of recomputation within backward passes (activation checkpointing).
     recomputed_ns: int | None = None
-    """Time of recomputation within backward passes (activation checkpointing)."""
-    count: int | None = None
-    """Number of operations or device tasks in `total_ns`."""
+    count: int | None = None  # Number of operations or device tasks in `total_ns`.
     weight_bytes: int | None = None
     gradient_bytes: int | None = None
     activation_bytes: int | None = None
-    peak_bytes: int | None = None
-    """Peak memory."""
-    iteration_ns: int | None = None
-    """Median time of a measured iteration."""
+    peak_bytes: int | None = None  # Peak memory.
+    iteration_ns: int | None = None  # Median time of a measured iteration.
+    # 90th percentile of the measured iterations; None for one iteration.
     iteration_p90_ns: int | None = None
-    """90th percentile of the measured iterations; None for one iteration."""
+    # Mean of the middle one or two iterations, so that forward and backward add up to the median.
     iteration_forward_ns: int | None = None
-    """Mean of the middle one or two iterations, so that forward and backward add up to the
-    median."""
     iteration_backward_ns: int | None = None
+    # Time in which the thread waited for a CPU core, in the same iterations.
     iteration_waited_ns: int | None = None
-    """Time in which the thread waited for a CPU core, in the same iterations."""
+    # Times outside the passes (optimizer, zero_grad, data_loading), in the same iterations.
     iteration_parts_ns: Mapping[str, int] = field(default_factory=dict)
-    """Times outside the passes (optimizer, zero_grad, data_loading), in the same iterations."""
     iterations: int | None = None
     optimizer_state_bytes: int | None = None
 
@@ -176,23 +158,17 @@ class DeviceTime:
     """
 
     device: str
+    # From the start of the first task to the end of the last; in `steps`, the total time of all
+    # steps.
     window_ns: int
-    """From the start of the first task to the end of the last; in `steps`, the total time of all
-    steps."""
-    compute_ns: int
-    """Union of the compute kernels."""
+    compute_ns: int  # Union of the compute kernels.
+    # Union of the collectives, each from its first task to its last; None: no collectives.
     communication_ns: int | None
-    """Union of the collectives, each from its first task to its last; None: no collectives."""
-    overlap_ns: int | None
-    """Communication overlapped with compute kernels."""
-    copy_ns: int
-    """Union of the copies and memsets that are not part of a collective."""
-    busy_ns: int
-    """Union of compute, communication and copies."""
-    tasks: int
-    """Number of all tasks, including waits."""
-    steps: DeviceTime | None = None
-    """The same figures for the steps; None: no step is known."""
+    overlap_ns: int | None  # Communication overlapped with compute kernels.
+    copy_ns: int  # Union of the copies and memsets that are not part of a collective.
+    busy_ns: int  # Union of compute, communication and copies.
+    tasks: int  # Number of all tasks, including waits.
+    steps: DeviceTime | None = None  # The same figures for the steps; None: no step is known.
 
     @property
     def idle_ns(self) -> int:
@@ -238,8 +214,7 @@ class PmuFigure:
     counter: str
     tasks: int
     mean: float
-    total: float | None
-    """Sum over the tasks; None for ratios and rates."""
+    total: float | None  # Sum over the tasks; None for ratios and rates.
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +222,15 @@ class ModelUse:
     """FLOPs of the matrix units of a device, and their share of the peak (MFU)."""
 
     device: str
-    flops: int
-    """FLOPs of all matrix operations with known shapes, recomputation included."""
-    time_ns: int
-    """Total time of the steps, else the time from the first task to the last."""
-    steps: int | None
-    """Number of steps; None: the figures are those of the window."""
+    flops: int  # FLOPs of all matrix operations with known shapes, recomputation included.
+    time_ns: int  # Total time of the steps, else the time from the first task to the last.
+    steps: int | None  # Number of steps; None: the figures are those of the window.
+    # MFU: share of the peaks of the data types; None: peaks or too many shapes are unknown.
     share: float | None
-    """MFU: share of the peaks of the data types; None: peaks or too many shapes are unknown."""
-    known_share: float
-    """Share of kernel time with known FLOPs."""
-    peak: str
-    """The peaks as text; empty: unknown."""
+    known_share: float  # Share of kernel time with known FLOPs.
+    peak: str  # The peaks as text; empty: unknown.
     uncertain: bool
-    by_step: tuple[tuple[str, int, float | None], ...] = ()
-    """Name, FLOPs and MFU of each step."""
+    by_step: tuple[tuple[str, int, float | None], ...] = ()  # Name, FLOPs and MFU of each step.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,8 +238,7 @@ class Series:
     """One quantity over time."""
 
     name: str
-    unit: str
-    """`B`, `B/s`, `MHz`, `%`, `launches`, or another unit named in the recording."""
+    unit: str  # `B`, `B/s`, `MHz`, `%`, `launches`, or another unit named in the recording.
     device: str
     time_ns: NDArray[np.int64]
     value: NDArray[np.float64]
@@ -283,8 +251,8 @@ class Anomaly:
     name: str
     count: int
     detail: str | None
+    # `recorded`: reported by the writer of the report; `found`: found by the analysis.
     source: Literal["recorded", "found"]
-    """`recorded`: reported by the writer of the report; `found`: found by the analysis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,18 +268,17 @@ class Summary:
     """Summary of one report."""
 
     path: str
+    # Family of the report file: skyline-run-time, skyline-memory, msprof; joined by ` + `.
     family: str
-    """Family of the report file: skyline-run-time, skyline-memory, msprof; joined by ` + `."""
     revision: str
     clock: Clock
+    # Provenance (device, versions, options) as (name, value) pairs.
     facts: tuple[tuple[str, str], ...]
-    """Provenance (device, versions, options) as (name, value) pairs."""
     totals: Totals
     devices: tuple[DeviceTime, ...]
     anomalies: tuple[Anomaly, ...]
     not_measured: tuple[NotMeasured, ...]
-    available: tuple[By, ...]
-    """The breakdowns that this report has."""
+    available: tuple[By, ...]  # The breakdowns that this report has.
 
 
 # Confidence of a finding: certain: measured; likely: measured, cause inferred; possible: one of
@@ -331,12 +298,10 @@ class Finding:
     hosts: tuple[str, ...]
     links: tuple[tuple[int, int], ...]
     steps: tuple[int, ...]
-    cost_ms_per_step: float
-    """Estimated saving per step, ms."""
+    cost_ms_per_step: float  # Estimated saving per step, ms.
     text: str
     figures: dict[str, Any] = field(default_factory=dict)
-    advice: str = ""
-    """A concrete change to try."""
+    advice: str = ""  # A concrete change to try.
     sure: Sureness = "certain"
     evidence: tuple[Evidence, ...] = ()
 
@@ -363,15 +328,11 @@ class Advice(Displayed):
 
     findings: tuple[Finding, ...]
     not_judged: tuple[NotJudged, ...] = ()
-    judged: tuple[str, ...] = ()
-    """Rules without findings."""
-    steps: int = 0
-    """Number of analyzed steps; 0: the window of a recording without steps."""
-    step_ms: float | None = None
-    """Average time of a step, ms; None: not measured."""
+    judged: tuple[str, ...] = ()  # Rules without findings.
+    steps: int = 0  # Number of analyzed steps; 0: the window of a recording without steps.
+    step_ms: float | None = None  # Average time of a step, ms; None: not measured.
+    # Number of gaps not analyzed, because a pause without steps looks like a slow host.
     pauses: int = 0
-    """Number of gaps not analyzed, because a pause without steps looks like a slow host."""
-    paused_ms: float = 0.0
-    """Total time of these gaps on the device with the highest total, ms."""
+    paused_ms: float = 0.0  # Total time of these gaps on the device with the highest total, ms.
+    # True if all rules ran, False if only the fast ones ran (large recordings).
     complete: bool = True
-    """True if all rules ran, False if only the fast ones ran (large recordings)."""

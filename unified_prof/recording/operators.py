@@ -172,13 +172,10 @@ def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
 class Payload:
     """Recorded message sizes of a collective."""
 
-    elements: int | None
-    """Number of elements in one rank's input; None: not recorded."""
-    results: int | None
-    """Number of elements in one rank's result; None: not recorded."""
+    elements: int | None  # Number of elements in one rank's input; None: not recorded.
+    results: int | None  # Number of elements in one rank's result; None: not recorded.
     dtype: str
-    ranks: int | None
-    """Number of ranks."""
+    ranks: int | None  # Number of ranks.
 
 
 def payloads(source: Source, strings: Strings) -> dict[int, Payload]:

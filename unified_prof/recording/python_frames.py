@@ -35,7 +35,6 @@ _FOREIGN = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^(?:torch|torch_npu)/|^<"
 )
 
-
 # Indexes of module paths that mean: no modules in the chain, and no chain.
 NO_MODULE, NO_CHAIN = -1, -2
 
@@ -292,5 +291,4 @@ def values_at(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Int
     """Return the values at indexes, NONE where the index is NONE."""
     if not len(values):
         return np.full(len(at), NONE, np.int64)
-    result: Ints = np.where(at == NONE, NONE, values[np.maximum(at, 0)])
-    return result
+    return np.where(at == NONE, NONE, values[np.maximum(at, 0)])

@@ -223,8 +223,7 @@ class Recording:
         if not len(calls):
             return started
         row = calls.launching(self.tasks.connection)
-        found: NDArray[np.int64] = np.where(row >= 0, calls.start_ns[row], started)
-        return found
+        return np.where(row >= 0, calls.start_ns[row], started)
 
     @cached_property
     def launches(self) -> Launched:
@@ -267,12 +266,11 @@ class Recording:
 class BreakdownSpec:
     """How to compute one breakdown, and when it is available."""
 
+    # Returns True if the recording has the data; must be cheap, as it is called for every report.
     supports: Callable[[Recording], bool]
-    """Returns True if the recording has the data; must be cheap, as it is called for every
-    report."""
     compute: Callable[[Recording], Breakdown]
+    # Returns True if it is cheap enough for reports that do not ask for it by name.
     is_quick: Callable[[Recording], bool] = lambda _: True
-    """Returns True if it is cheap enough for reports that do not ask for it by name."""
 
 
 def breakdown_spec(kind: Kind) -> BreakdownSpec:

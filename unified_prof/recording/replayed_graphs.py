@@ -35,17 +35,13 @@ _BEGIN, _END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
 class Captured:
     """The captured operation of each device task."""
 
-    framework: Framework
-    """The operations of the capture."""
+    framework: Framework  # The operations of the capture.
+    # Host range of the operation; NONE: not part of a replay, or the capture is unknown.
     call: Ints
-    """Host range of the operation; NONE: not part of a replay, or the capture is unknown."""
-    connection: Ints
-    """Connection id of the launch in the capture; NO_CONNECTION for other tasks."""
+    connection: Ints  # Connection id of the launch in the capture; NO_CONNECTION for other tasks.
     passes: NDArray[np.int8]
-    replay: Ints
-    """Row of the call that launched the replay, -1 for other tasks."""
-    launched_ns: Ints
-    """Start of that call."""
+    replay: Ints  # Row of the call that launched the replay, -1 for other tasks.
+    launched_ns: Ints  # Start of that call.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +52,7 @@ class _Graph:
     connection: Ints
     passes: NDArray[np.int8]
     copies: NDArray[np.bool_]
-    names: tuple[str, ...]
-    """Names of the operations."""
+    names: tuple[str, ...]  # Names of the operations.
 
 
 class Capture:

@@ -38,12 +38,9 @@ _MAX_RANKS = 1 << 20
 class Found:
     """Files found in a directory."""
 
-    files: list[Path] = field(default_factory=list)
-    """Files that are named like a database."""
-    documents: list[Path] = field(default_factory=list)
-    """Each RUN_DOCUMENT."""
-    closed: list[OSError] = field(default_factory=list)
-    """Directories that cannot be listed."""
+    files: list[Path] = field(default_factory=list)  # Files that are named like a database.
+    documents: list[Path] = field(default_factory=list)  # Each RUN_DOCUMENT.
+    closed: list[OSError] = field(default_factory=list)  # Directories that cannot be listed.
 
 
 def databases(folder: Path) -> Found:
@@ -168,6 +165,4 @@ def _expected_ranks(document: Path) -> list[int]:
     if isinstance(expected, list):
         return sorted({rank for rank in expected if isinstance(rank, int) and rank >= 0})
     size = content.get("world_size")
-    if isinstance(size, int) and 1 < size <= _MAX_RANKS:
-        return list(range(size))
-    return []
+    return list(range(size)) if isinstance(size, int) and 1 < size <= _MAX_RANKS else []

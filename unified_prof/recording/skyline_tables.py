@@ -109,10 +109,10 @@ class Regions:
     A path is the names of a region and its enclosing regions, outermost first.
     """
 
+    # Number of times that each region was opened, by iteration.
     counts: Mapping[tuple[str, ...], Mapping[int, int]]
-    """Number of times that each region was opened, by iteration."""
+    # Peak memory while the region was open, if measured.
     peaks: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    """Peak memory while the region was open, if measured."""
 
 
 def read(source: Source, findings: Findings) -> Regions:

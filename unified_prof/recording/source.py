@@ -25,8 +25,7 @@ from unified_prof.recording.model import Anomaly
 if TYPE_CHECKING:
     from unified_prof.sqlite.reader import Report
 
-# An open report, as `unified_prof.open_report` returns it.
-Source: TypeAlias = "Report"
+Source: TypeAlias = "Report"  # An open report, as `unified_prof.open_report` returns it.
 
 
 def file_anomalies(source: Source) -> list[Anomaly]:
@@ -96,8 +95,7 @@ _RANK = re.compile(r"rank (\d+)")
 class Missing:
     """A report that is missing or cannot be read completely."""
 
-    what: str
-    """`rank 3`, or the file if no rank is known."""
+    what: str  # `rank 3`, or the file if no rank is known.
     why: str
 
     @property
@@ -111,8 +109,7 @@ class Missing:
 class Coverage:
     """Number of expected reports, and how many of them were read completely."""
 
-    unit: str
-    """`ranks`, or `reports` if ranks are unknown."""
+    unit: str  # `ranks`, or `reports` if ranks are unknown.
     expected: int
     whole: int
     missing: tuple[Missing, ...]

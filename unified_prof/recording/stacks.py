@@ -37,8 +37,7 @@ class Sample:
 
     frames: tuple[Frame, ...]
     weight: int
-    count: int
-    """Number of tasks, calls or entries in the sum."""
+    count: int  # Number of tasks, calls or entries in the sum.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Source
 from unified_prof.sqlite.integer_columns import MISSING
 
-# Name, start and end in nanoseconds, in order of time.
-Steps = Sequence[tuple[str, int, int]]
+Steps = Sequence[tuple[str, int, int]]  # Name, start and end in nanoseconds, in order of time.
 
 
 def step_of(start_ns: Ints, steps: Steps) -> Ints:
@@ -32,12 +31,10 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     starts = np.array([start for _, start, _ in steps], np.int64)
     ends = np.array([end for _, _, end in steps], np.int64)
     step = np.searchsorted(starts, start_ns, side="right") - 1
-    result: Ints = np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
-    return result
+    return np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
 
 
-# `node` in ENUM_API_TYPE, the level of launch calls.
-_NODE = 10_000
+_NODE = 10_000  # `node` in ENUM_API_TYPE, the level of launch calls.
 # End of ranges without an end.
 FOREVER = 2**63 - 1
 _RECEIVE = "hcom_receive"
@@ -48,10 +45,8 @@ _OF_GPUS = "UPROF_GPU_TASKS"
 class Range:
     """Time range of a step on devices: tasks that start in it belong to the step."""
 
-    name: str | None
-    """Number of the step; None: the whole recording, without steps."""
-    begun_ns: int | None
-    """Start on the host."""
+    name: str | None  # Number of the step; None: the whole recording, without steps.
+    begun_ns: int | None  # Start on the host.
     start_ns: int
     end_ns: int
 
@@ -61,23 +56,19 @@ class StepTrace:
     """One step on one device, by torch_npu's definitions."""
 
     device_id: int
-    step: str | None
-    """Number of the step; None: the whole recording, without steps."""
-    computing_ns: int
-    """Union of the compute kernels."""
+    step: str | None  # Number of the step; None: the whole recording, without steps.
+    computing_ns: int  # Union of the compute kernels.
     communication_not_overlapped_ns: int
     overlapped_ns: int
-    communication_ns: int
-    """Union of the collectives, each from its first task to its last."""
+    communication_ns: int  # Union of the collectives, each from its first task to its last.
+    # Time from the first to the last kernel or collective without either; copies are free.
     free_ns: int
-    """Time from the first to the last kernel or collective without either; copies are free."""
+    # From the first kernel or collective to the end of the last, without `bubble_ns`.
     stage_ns: int
-    """From the first kernel or collective to the end of the last, without `bubble_ns`."""
-    bubble_ns: int
-    """Time in receives of pipeline parallelism: waits for the previous stage."""
+    bubble_ns: int  # Time in receives of pipeline parallelism: waits for the previous stage.
     communication_not_overlapped_and_exclude_receive_ns: int
+    # From the step's start on the host to the first kernel or collective; 0 without a kernel.
     preparing_ns: int
-    """From the step's start on the host to the first kernel or collective; 0 without a kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +79,7 @@ class Ran:
     connection: NDArray[np.integer]
     start_ns: Ints
     end_ns: Ints
-    identity: NDArray[np.integer]
-    """globalTaskId."""
+    identity: NDArray[np.integer]  # globalTaskId.
 
 
 def is_of_ascend(source: Source) -> bool:

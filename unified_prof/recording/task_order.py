@@ -30,7 +30,6 @@ from unified_prof.recording.tasks import Tasks
 if TYPE_CHECKING:
     from unified_prof.recording.device_tasks import Work
 
-
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -38,12 +37,10 @@ _NEVER = np.iinfo(np.int64).max
 class OrderedTasks:
     """Device tasks in order of start."""
 
-    task: NDArray[np.int32]
-    """Index of each task in all work."""
+    task: NDArray[np.int32]  # Index of each task in all work.
     start_ns: Ints
     kind: NDArray[np.int8]
-    stream: Ints
-    """UNKNOWN for whole collectives."""
+    stream: Ints  # UNKNOWN for whole collectives.
     connection: Ints
 
     def at(self, rows: slice | NDArray[np.intp]) -> OrderedTasks:
@@ -161,8 +158,8 @@ class _FirstLaunches:
 
     @property
     def tasks(self) -> NDArray[np.int32]:
-        found: NDArray[np.int32] = self._task[self._task != NOWHERE]
-        return found
+        result: NDArray[np.int32] = self._task[self._task != NOWHERE]
+        return result
 
     def look(self, some: OrderedTasks, launched_ns: Ints) -> None:
         own = np.flatnonzero((some.stream == self._stream) & (launched_ns >= 0))
@@ -185,20 +182,14 @@ class _FirstLaunches:
 class Launched:
     """One row for each call and each stream on which it launched tasks, sorted by call."""
 
-    call: Ints
-    """Row of CANN_API."""
-    called_ns: Ints
-    """Start of the call."""
-    returned_ns: Ints
-    """End of the call."""
+    call: Ints  # Row of CANN_API.
+    called_ns: Ints  # Start of the call.
+    returned_ns: Ints  # End of the call.
     device: Ints
     stream: Ints
-    started_ns: Ints
-    """Start of the first task."""
-    work_ns: Ints
-    """Sum of the tasks' durations."""
-    unknown: int
-    """Tasks without a known call."""
+    started_ns: Ints  # Start of the first task.
+    work_ns: Ints  # Sum of the tasks' durations.
+    unknown: int  # Tasks without a known call.
 
     def __len__(self) -> int:
         return len(self.call)
@@ -259,8 +250,7 @@ class TaskWindow:
 
     def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
         self._work, self._tasks, self._comms = work, tasks, comms
-        self.first = first
-        """Index of the first task in all work; the others follow."""
+        self.first = first  # Index of the first task in all work; the others follow.
 
     def __len__(self) -> int:
         return len(self._comms if self._tasks is None else self._tasks)

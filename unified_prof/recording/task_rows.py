@@ -19,7 +19,6 @@ from unified_prof.recording.source import NOTHING_KNOWN, Strings
 if TYPE_CHECKING:
     from unified_prof.recording.tasks import Tasks
 
-
 # Kind of waits, event records and notifications, which do not count as work (after `calls.KINDS`).
 WAIT = 6
 
@@ -68,20 +67,16 @@ class TaskColumns:
     """Columns of device tasks."""
 
     start_ns, duration_ns, device, stream, kind = (TaskColumn() for _ in range(5))
-    # Index in `Tasks.type_texts`.
-    type = TaskColumn()
-    # Row in COMPUTE_TASK_INFO, or NOWHERE.
-    info = TaskColumn()
-    # Connection id, which the launching host call shares.
-    connection = TaskColumn()
-    # globalTaskId
-    identity = TaskColumn()
+    type = TaskColumn()  # Index in `Tasks.type_texts`.
+    info = TaskColumn()  # Row in COMPUTE_TASK_INFO, or NOWHERE.
+    connection = TaskColumn()  # Connection id, which the launching host call shares.
+    identity = TaskColumn()  # globalTaskId
 
     @property
     def end_ns(self) -> Ints:
         """End of each task."""
-        found: Ints = self.start_ns + self.duration_ns
-        return found
+        result: Ints = self.start_ns + self.duration_ns
+        return result
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column by the name in `Tasks.packed`."""
@@ -96,8 +91,8 @@ class TaskRows(TaskColumns):
     ) -> None:
         self._tasks, self._rows = tasks, rows
         self._unpacked: dict[str, NDArray[Any]] = {}
+        # For windows in order of time: no task of a later window starts before this.
         self.until_ns = until_ns
-        """For windows in order of time: no task of a later window starts before this."""
 
     def __len__(self) -> int:
         if isinstance(self._rows, slice):
@@ -138,8 +133,7 @@ class _SelectedRows(TaskRows):
         return self._window.rows[self._inside]
 
     def _read(self, name: str) -> NDArray[Any]:
-        values: NDArray[Any] = self._window.column(name)[self._inside]
-        return values
+        return self._window.column(name)[self._inside]
 
 
 _DENSE = 1 << 22
@@ -216,8 +210,7 @@ class TaskNames:
 class _Numbers:
     """Labels by string id."""
 
-    ids: Ints
-    """String ids in ascending order."""
+    ids: Ints  # String ids in ascending order.
     numbers: NDArray[np.int32]
 
     @classmethod

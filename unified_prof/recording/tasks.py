@@ -36,8 +36,7 @@ _NO_DEVICE = -(2**31)
 # Maximum number of rows for which unpacked columns are kept; longer ones are unpacked on each
 # access.
 _KEPT_ROWS = 1 << 20
-# Rows per window, for temporary columns of some megabytes.
-WINDOW = 2 * BLOCK
+WINDOW = 2 * BLOCK  # Rows per window, for temporary columns of some megabytes.
 _COLUMNS = {
     "start": "startNs",
     "duration": "endNs - startNs",
@@ -60,10 +59,9 @@ class Tasks(TaskColumns):
         self._strings = strings
         self._kept: dict[str, NDArray[Any]] = {}
         read = _read(source, findings)
-        self.is_in_order: bool = read.is_in_order
-        """True if the rows are in order of start."""
+        self.is_in_order: bool = read.is_in_order  # True if the rows are in order of start.
+        # The columns; `type` has codes of `type_texts`.
         self.packed: dict[str, Packed] = read.columns
-        """The columns; `type` has codes of `type_texts`."""
         self._type_ids = self.packed["type"].distinct().tolist()
         self.packed["type"] = recoded(self.packed["type"], self._type_ids)
         compute = {name: Packing(_INT32, hole=MISSING) for name in ("id", "op_type", "name")}
@@ -71,9 +69,13 @@ class Tasks(TaskColumns):
         for piece in source.pieces("COMPUTE_TASK_INFO", columns):
             for name, values in piece.items():
                 compute[name].add(values)
+        # The columns of COMPUTE_TASK_INFO: `op_type` and `name`.
         self.of_compute = {name: packing.done() for name, packing in compute.items()}
-        """The columns of COMPUTE_TASK_INFO: `op_type` and `name`."""
-        self.packed["info"] = self._concatenated_names(PackedLookup(self.of_compute.pop("id")))
+        described = PackedLookup(self.of_compute.pop("id"))
+        info = Packing(_INT32)
+        for identity in self.packed["identity"].blocks():
+            info.add(described.rows(identity))
+        self.packed["info"] = info.done()
         self.packed["kind"] = self._kinds()
 
     def __len__(self) -> int:
@@ -219,12 +221,6 @@ class Tasks(TaskColumns):
         by_type = [text or "(unnamed task)" for text in self.type_texts]
         return TaskNames(labels, self._strings, (first, second), by_type, self.copies, asked)
 
-    def _concatenated_names(self, described: PackedLookup) -> Packed:
-        info = Packing(_INT32)
-        for identity in self.packed["identity"].blocks():
-            info.add(described.rows(identity))
-        return info.done()
-
     def _identities(self, table: str) -> Ints:
         return self._source.integers(table, {"id": "globalTaskId"})["id"]
 
@@ -283,17 +279,15 @@ def _read(source: Source, findings: Findings) -> _Read:
         if count:
             in_order &= int(start[0]) >= last and not (start[1:] < start[:-1]).any()
             last = int(start[-1])
-        piece["device"], piece["type"] = _pair_columns(piece["device"], piece["type"])
+        # Both columns in 32 bits each, UNKNOWN unless both are known.
+        device = piece["device"]
+        kind = piece["type"]
+        unknown = (device == MISSING) | (kind == MISSING)
+        if unknown.any():
+            device, kind = np.where(unknown, _NO_DEVICE, device), np.where(unknown, 0, kind)
+        piece["device"], piece["type"] = device, kind & 0xFFFFFFFF
         for name, values in piece.items():
             packings[name].add(values)
     if bad:
         findings.add("impossible_task_time", f"{bad} rows of TASK are left out", bad)
     return _Read({name: packing.done() for name, packing in packings.items()}, in_order)
-
-
-def _pair_columns(device: Ints, kind: Ints) -> tuple[Ints, Ints]:
-    """Return both columns in 32 bits each, UNKNOWN unless both are known."""
-    unknown = (device == MISSING) | (kind == MISSING)
-    if unknown.any():
-        device, kind = np.where(unknown, _NO_DEVICE, device), np.where(unknown, 0, kind)
-    return device, kind & 0xFFFFFFFF

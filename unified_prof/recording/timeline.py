@@ -20,8 +20,7 @@ from unified_prof.recording.source import Source
 from unified_prof.recording.task_rows import TaskRows
 from unified_prof.recording.tasks import Tasks
 
-# Share of the blocks reserved for the busiest time range, in which tasks are not merged.
-_PART = 5
+_PART = 5  # Share of the blocks reserved for the busiest time range, in which tasks are not merged.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,19 +29,13 @@ class Lane:
 
     device: str
     name: str
-    start_ns: Ints
-    """Relative to the timeline's start."""
-    duration_ns: Ints
-    """From the start of the first task in the block to the end of the last."""
-    busy_ns: Ints
-    """Sum of the durations of the tasks in the block."""
-    count: Ints
-    """Number of tasks in the block; `label` and `kind` are those of the longest task."""
-    label: NDArray[np.int32]
-    """Number in the timeline's labels."""
+    start_ns: Ints  # Relative to the timeline's start.
+    duration_ns: Ints  # From the start of the first task in the block to the end of the last.
+    busy_ns: Ints  # Sum of the durations of the tasks in the block.
+    count: Ints  # Number of tasks in the block; `label` and `kind` are those of the longest task.
+    label: NDArray[np.int32]  # Number in the timeline's labels.
     kind: NDArray[np.int8]
-    connection: Ints
-    """Connection id of the longest task."""
+    connection: Ints  # Connection id of the longest task.
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -52,18 +45,16 @@ class Lane:
 class Timeline:
     """All lanes of one time window."""
 
-    start_ns: int
-    """Unix time of the window's start."""
+    start_ns: int  # Unix time of the window's start.
     duration_ns: int
     labels: tuple[str, ...]
     lanes: tuple[Lane, ...]
+    # Tasks shorter than this may be merged with their neighbours; 0: no tasks are merged.
     merged_below_ns: int
-    """Tasks shorter than this may be merged with their neighbours; 0: no tasks are merged."""
-    tasks: int
-    """Number of tasks in all blocks."""
+    tasks: int  # Number of tasks in all blocks.
+    # Start and end of the busiest part, in which no tasks are merged; None if none are merged at
+    # all.
     whole_ns: tuple[int, int] | None = None
-    """Start and end of the busiest part, in which no tasks are merged; None if none are merged at
-    all."""
 
 
 def build(
@@ -126,13 +117,11 @@ class _Blocks:
     end_ns: Ints
     busy_ns: Ints
     count: Ints
-    longest_ns: Ints
-    """Duration of the longest task; the next three columns describe that task."""
+    longest_ns: Ints  # Duration of the longest task; the next three columns describe that task.
     label: NDArray[np.int32]
     kind: NDArray[np.int8]
     connection: Ints
-    kept: NDArray[np.bool_]
-    """True if the block must not be merged."""
+    kept: NDArray[np.bool_]  # True if the block must not be merged.
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -197,8 +186,8 @@ class _Rows:
             last.append(int(comms.end_ns.max()))
             places.append(comms.device << 32)
             self.count += len(comms)
+        # The lanes: by device, its collectives before its streams.
         self.places = np.unique(np.concatenate(places))
-        """The lanes: by device, its collectives before its streams."""
         self.origin_ns = min(first, default=0)
         self.window_ns = max(last, default=0) - self.origin_ns
 
@@ -260,8 +249,7 @@ class _Rows:
 
     def _places(self, rows: TaskRows) -> Ints:
         stream = rows.stream.astype(np.int64) & 0x7FFFFFFF
-        place: Ints = rows.device.astype(np.int64) << 32 | (stream + 1)
-        return place
+        return rows.device.astype(np.int64) << 32 | (stream + 1)
 
 
 class _BlockMerger:
@@ -274,8 +262,7 @@ class _BlockMerger:
 
     def __init__(self, limit: int | None, resolution: int | None, window_ns: int) -> None:
         self._limit, self._window_ns = limit, window_ns
-        self.resolution = resolution
-        """Length of a time slot; None: all tasks fit."""
+        self.resolution = resolution  # Length of a time slot; None: all tasks fit.
         self._parts: list[_Blocks] = []
         self._count = 0
 

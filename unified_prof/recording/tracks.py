@@ -34,20 +34,15 @@ _HOST_TABLES = (
 class Track:
     """Slices of one stream or thread in order of start, nested or disjoint."""
 
-    group: str
-    """Device or process."""
+    group: str  # Device or process.
     name: str
     labels: list[str]
-    start_ns: Ints
-    """Unix time."""
+    start_ns: Ints  # Unix time.
     end_ns: Ints
     label: NDArray[np.integer]
-    category: list[str]
-    """One number per slice, or one for all slices."""
-    flow_in: Ints
-    """Number of the flow that ends at each slice; 0: none."""
-    flow_first: Ints
-    """First of the `flow_count` flows that begin at each slice."""
+    category: list[str]  # One number per slice, or one for all slices.
+    flow_in: Ints  # Number of the flow that ends at each slice; 0: none.
+    flow_first: Ints  # First of the `flow_count` flows that begin at each slice.
     flow_count: Ints
 
     def __len__(self) -> int:
@@ -58,8 +53,7 @@ class Flows:
     """Numbers of the flows from launch calls to device tasks, counted from 1, by connection id."""
 
     def __init__(self, work: Ints, calls: Ints) -> None:
-        self.of_work = np.zeros(len(work), np.int64)
-        """Flow that ends at each device task; 0: none."""
+        self.of_work = np.zeros(len(work), np.int64)  # Flow that ends at each device task; 0: none.
         linked = np.flatnonzero(np.isin(work, calls) & ~np.isin(work, UNCONNECTED))
         order = linked[np.argsort(work[linked], kind="stable")]
         self._sorted = work[order]

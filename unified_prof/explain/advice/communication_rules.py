@@ -26,8 +26,7 @@ from unified_prof.recording import collectives
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence, Finding
 
-# Minimum share of the time; the last bucket of a step usually costs less.
-EXPOSED_SHARE = 0.10
+EXPOSED_SHARE = 0.10  # Minimum share of the time; the last bucket of a step usually costs less.
 # Size of the last bucket of a step that nothing can overlap (DDP's default bucket_cap_mb).
 BUCKET_BYTES = 25 << 20
 # Above this share of communication, waiting for other ranks is the cause, not data transfer.
@@ -37,8 +36,7 @@ WAITING_SHARE = 0.5
 MIN_COMPARABLE = 3
 # Below this size a message costs its latency: a link of 25 GB/s moves 1 MiB in 40 µs.
 SMALL_BYTES = 1 << 20
-# The same for SDMA of an NPU (MindStudio advisor's threshold).
-SMALL_SDMA_BYTES = 16 << 20
+SMALL_SDMA_BYTES = 16 << 20  # The same for SDMA of an NPU (MindStudio advisor's threshold).
 # Minimum share (MindStudio advisor's threshold) and number per step of small messages.
 SMALL_SHARE, MIN_SMALL_PER_STEP = 0.2, 10
 
@@ -240,14 +238,10 @@ def _by_sdma(context: DeviceContext) -> bool:
     return bool(remote.any()) and bool((table["transport"][remote] == _SDMA).all())
 
 
-# SDMA transfers whole blocks of this size.
-ALIGNED_BYTES = 512
-# Minimum share of SDMA time (MindStudio advisor's lowest level).
-AFFECTED_SHARE = 0.2
-# Maximum rate during matrix kernels, as a share of the rate without them.
-SLOW_SHARE = 0.8
-# Smaller transfers are not used to determine a rate.
-LARGE_BYTES = 1 << 20
+ALIGNED_BYTES = 512  # SDMA transfers whole blocks of this size.
+AFFECTED_SHARE = 0.2  # Minimum share of SDMA time (MindStudio advisor's lowest level).
+SLOW_SHARE = 0.8  # Maximum rate during matrix kernels, as a share of the rate without them.
+LARGE_BYTES = 1 << 20  # Smaller transfers are not used to determine a rate.
 # RDMA retransmits a message that is not acknowledged within 4 s (MindStudio advisor's threshold).
 RETRANSMITTED_NS = 4 * NS_PER_S
 # Minimum number of transfers on each side of a comparison.

@@ -49,11 +49,9 @@ from unified_prof.recording.task_order import ComputedColumn
 from unified_prof.recording.task_rows import FOREVER
 from unified_prof.sqlite.integer_columns import MISSING
 
-# Device tasks processed at a time.
-WINDOW = 2 * BLOCK
+WINDOW = 2 * BLOCK  # Device tasks processed at a time.
 
-# A launch latency above this has another cause.
-LATE_NS = 1_000_000
+LATE_NS = 1_000_000  # A launch latency above this has another cause.
 # A function or call is named with a gap if it covers at least this share of it...
 COVERED_SHARE = 0.5
 # ...unless it is so many times longer that it says nothing about the gap, as a training loop.
@@ -212,8 +210,7 @@ class DeviceContext:
         """Return a mask of the timestamps within the analyzed time."""
         last = np.searchsorted(self.window.start_ns, at_ns, side="right") - 1
         ends = np.append(self.window.end_ns, 0)
-        result: Flags = (last >= 0) & (at_ns < ends[last])
-        return result
+        return (last >= 0) & (at_ns < ends[last])
 
     @cached_property
     def compute(self) -> IntervalSet:
@@ -523,8 +520,7 @@ class DeviceContext:
     def in_class(self, *classes: str) -> Flags:
         """Return a mask of the tasks of some classes of `kernel_classes`."""
         numbers = [kernel_classes.CLASSES.index(name) for name in classes]
-        result: Flags = np.isin(self.task_class, numbers)
-        return result
+        return np.isin(self.task_class, numbers)
 
     @cached_property
     def in_optimizer(self) -> Flags:
@@ -655,5 +651,4 @@ def analyzed_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:
     if len(steps) >= MIN_STEPS_WITH_WARM_UP:
         kept[0] = False
         kept &= length <= MAX_STEP_MEDIANS * float(np.median(length[1:]))
-    result: list[int] = np.flatnonzero(kept & (length > 0)).tolist()
-    return result
+    return np.flatnonzero(kept & (length > 0)).tolist()

@@ -15,18 +15,15 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import LAUNCHED
 from unified_prof.recording.model import Finding
 
-# Minimum share of the time, kernels and idle time between them included.
-OPTIMIZER_SHARE = 0.05
+OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time between them included.
 # Minimum kernels (or operations) per step; foreach and fused optimizers need a few dozen.
 MIN_OPTIMIZER_KERNELS = 100
-# Share of multi-tensor kernels from which an optimizer counts as fused.
-FUSED_SHARE = 0.5
+FUSED_SHARE = 0.5  # Share of multi-tensor kernels from which an optimizer counts as fused.
 # Start and end of a kernel in which the device is mostly idle: fusion saves all of it...
 TAIL_NS = 2_000
 # ...and this share of the rest, because Adam reads and writes 7 tensors instead of 14.
 TRAFFIC_SHARE = 0.5
-# Longer gaps between kernels are not launch gaps of the device.
-LAUNCH_GAP_NS = 10_000
+LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 
 _MULTI_TENSOR = re.compile(r"multi_tensor|fused|foreach|apply_?(?:adam|momentum)", re.IGNORECASE)
 _STEP = re.compile(r"^Optimizer\.step")

@@ -27,16 +27,12 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, is_input, is_synchronising
 from unified_prof.recording.model import Evidence, Finding
 
-# Minimum idle share (also MindStudio advisor's threshold).
-IDLE_SHARE = 0.10
+IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 # A launch takes 5 to 10 µs on the host: shorter kernels cannot keep the host ahead.
 SMALL_NS = 10_000
-# Longer gaps are not caused by launching: the host does something else.
-LONG_NS = 1_000_000
-# Minimum share of launch latency in host-bound time to be mentioned.
-LATENCY_SHARE = 0.05
-# Minimum number of launches per step for the rule to apply.
-MANY_LAUNCHES = 100
+LONG_NS = 1_000_000  # Longer gaps are not caused by launching: the host does something else.
+LATENCY_SHARE = 0.05  # Minimum share of launch latency in host-bound time to be mentioned.
+MANY_LAUNCHES = 100  # Minimum number of launches per step for the rule to apply.
 
 _GRAPHS = "CUDA graphs (ACL graphs) if shapes are static"
 _FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, {_GRAPHS}"
@@ -109,8 +105,7 @@ def _host_bound_segments(context: DeviceContext) -> Iterator[IdleSegments]:
 
 def _first_of_gap(task: NDArray[np.int32]) -> Flags:
     """Return a mask of the first segment of each gap."""
-    result: Flags = np.append(True, task[1:] != task[:-1])[: len(task)]
-    return result
+    return np.append(True, task[1:] != task[:-1])[: len(task)]
 
 
 def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
@@ -232,8 +227,7 @@ def small_kernels(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-# Minimum share of a step (TraceML's threshold).
-WAIT_SHARE = 0.10
+WAIT_SHARE = 0.10  # Minimum share of a step (TraceML's threshold).
 # A single wait of this length is reported (MindStudio advisor's threshold) if waits take at least
 # WARN_SHARE of the time.
 LONG_WAIT_NS = 10_000_000

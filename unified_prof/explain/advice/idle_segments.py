@@ -29,8 +29,7 @@ class IdleSegments:
     reason: NDArray[np.int8]
     # Row in `Recording.work` of the task that ended the gap, -1 if there is none.
     task: NDArray[np.int32]
-    # Synchronizing call that caused the segment, -1 if there is none.
-    sync: NDArray[np.int32]
+    sync: NDArray[np.int32]  # Synchronizing call that caused the segment, -1 if there is none.
 
     @property
     def length_ns(self) -> Ints:
@@ -71,19 +70,16 @@ def concatenate(parts: Iterable[IdleSegments]) -> IdleSegments:
     return IdleSegments(*map(np.concatenate, columns))
 
 
-# Number of steps from which the first is excluded as warm-up.
-MIN_STEPS_WITH_WARM_UP = 3
+MIN_STEPS_WITH_WARM_UP = 3  # Number of steps from which the first is excluded as warm-up.
 # Steps longer than this many medians are excluded (warm-up, checkpoint, evaluation).
 MAX_STEP_MEDIANS = 3.0
-# Default minimum share of a step that a finding must cost.
-WARN_SHARE = 0.03
+WARN_SHARE = 0.03  # Default minimum share of a step that a finding must cost.
 # Minimum saving as a share of the time, for rules with another limit on the cause or an uncertain
 # gain.
 MIN_SHARE = 0.01
 # In a recording without steps, a gap above this share is a pause, not a slow host.
 PAUSE_SHARE = 0.10
-# Rows of evidence per finding.
-EVIDENCE_ROWS = 5
+EVIDENCE_ROWS = 5  # Rows of evidence per finding.
 
 
 def duration(time_ns: float) -> str:
@@ -117,10 +113,8 @@ MAX_LATENCY_MEDIANS = 2.0
 class _PendingLaunches:
     """Idle segments in which a launch was pending and nothing else was waited for."""
 
-    # Mask of segments before a launch.
-    before: Flags
-    # Rows of segments after a known launch.
-    rows: Ints
+    before: Flags  # Mask of segments before a launch.
+    rows: Ints  # Rows of segments after a known launch.
     # Start of the task that ended each of them, and of its launch.
     start_ns: Ints
     launched_ns: Ints

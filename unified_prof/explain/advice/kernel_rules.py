@@ -32,10 +32,8 @@ from unified_prof.recording.model import Evidence, Finding
 from unified_prof.recording.recording import Recording
 from unified_prof.sqlite.integer_columns import MISSING
 
-# Minimum share of the time, matrix kernels included.
-PATTERN_SHARE = 0.05
-# Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
-NEAR = 5
+PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
+NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
 
 _PRODUCT = re.compile(r"bmm|matmul|batch_?mat|gemm|cijk_|nvjet", re.IGNORECASE)
 _SOFTMAX = re.compile("softmax", re.IGNORECASE)
@@ -104,8 +102,7 @@ def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
     return None
 
 
-# Minimum share of kernel time (MindStudio advisor's threshold).
-COMPUTE_SHARE = 0.05
+COMPUTE_SHARE = 0.05  # Minimum share of kernel time (MindStudio advisor's threshold).
 
 
 def casts_and_copies(context: DeviceContext) -> Iterator[Finding]:
@@ -165,14 +162,10 @@ def _kernel_share(context: DeviceContext, selected: Flags) -> float:
     return selected_ns / context.compute_ns if context.compute_ns else 0.0
 
 
-# Minimum share of kernel time of an operation.
-OPERATION_SHARE = 0.05
-# Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
-EFFICIENCY = 0.4
-# Shorter operations are dominated by launch and tail effects.
-MIN_OPERATION_NS = 20_000
-# Minimum share of kernel time of fp32 matmuls, convolutions and attention.
-FULL_SHARE = 0.10
+OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
+EFFICIENCY = 0.4  # Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
+MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail effects.
+FULL_SHARE = 0.10  # Minimum share of kernel time of fp32 matmuls, convolutions and attention.
 # Alignment of inner dimensions for tensor cores, in elements.
 ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 
@@ -363,8 +356,7 @@ def lacks_precision(context: DeviceContext) -> str | None:
 
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.
 LOW_OCCUPANCY_SHARE = 0.05
-# Fractions are read from the database as integers in this unit.
-_PARTS = 1_000_000
+_PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
 
 # These kernels have few blocks by design: matmul, attention, collectives, persistent kernels.
 _FEW_BLOCKS = re.compile(
@@ -425,8 +417,7 @@ def matrix_kernels(context: DeviceContext) -> Flags:
 
 
 _counters_cache: WeakKeyDictionary[Recording, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
-# Maximum number of rows to cache for the next rule; more are read again.
-_MAX_CACHED = 500_000
+_MAX_CACHED = 500_000  # Maximum number of rows to cache for the next rule; more are read again.
 
 
 def _counters(recording: Recording) -> dict[str, NDArray[np.int64]]:
@@ -454,5 +445,4 @@ def highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray[
     highest = np.zeros(len(keys), np.int64)
     np.maximum.at(highest, number, table["value"][selected])
     row = context.table_row(keys)
-    ratio: NDArray[np.float64] = np.where(row >= 0, highest[row] / _PARTS, np.nan)
-    return ratio
+    return np.where(row >= 0, highest[row] / _PARTS, np.nan)

@@ -25,8 +25,7 @@ from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS, meet
 from unified_prof.recording.model import Evidence, Finding
 
-# Minimum share of the device's memory (TraceML's threshold).
-PRESSURE = 0.92
+PRESSURE = 0.92  # Minimum share of the device's memory (TraceML's threshold).
 # Minimum variation; servers fill the memory on purpose, with a constant amount.
 VARIES_SHARE = 0.05
 # TraceML's thresholds: reserved is twice the allocated memory, and 30 % of the device.
@@ -223,10 +222,8 @@ def lacks_size(context: DeviceContext) -> str | None:
     return None if _device_bytes(context) else "memory size of the device not recorded"
 
 
-# Minimum steps after the first for a meaningful median.
-MIN_STEPS = 4
-# A step is slow above this many medians.
-SLOW_MEDIANS = 1.5
+MIN_STEPS = 4  # Minimum steps after the first for a meaningful median.
+SLOW_MEDIANS = 1.5  # A step is slow above this many medians.
 # TraceML's thresholds: 8 % from first to last quarter, over 100 steps or more.
 TREND, LONG_RUN = 0.08, 100
 _DELIBERATE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)

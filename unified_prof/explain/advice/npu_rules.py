@@ -36,16 +36,13 @@ from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN
 from unified_prof.recording.model import Evidence, Finding
 
-# Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
-LONG_NS = 20_000
-# Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
-DROP_SHARE = 0.05
+LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
+DROP_SHARE = 0.05  # Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
 # Below this share of its highest clock a chip is idle, not throttled (800 of 1800 MHz).
 IDLE_CLOCK = 0.5
 # Cores that are idle for less than this share of a task are the tail of many blocks.
 TAIL_SHARE = 0.05
-# A pipe that is less busy does not bound a task (MindStudio advisor's threshold).
-BUSY_PIPE = 0.8
+BUSY_PIPE = 0.8  # A pipe that is less busy does not bound a task (MindStudio advisor's threshold).
 
 # Name of two chip generations, which only differ in their clock.
 _AMBIGUOUS_CHIP = "Ascend910B"
@@ -211,10 +208,8 @@ def lacks_cores(context: DeviceContext) -> str | None:
     return f"{context.device}: number of cores unknown for this name in NPU_INFO"
 
 
-# Length of a sequence in kernels (MindStudio advisor's range).
-MIN_LENGTH, MAX_LENGTH = 3, 10
-# A sequence must occur more often than this (MindStudio advisor's threshold).
-MAX_RARE = 5
+MIN_LENGTH, MAX_LENGTH = 3, 10  # Length of a sequence in kernels (MindStudio advisor's range).
+MAX_RARE = 5  # A sequence must occur more often than this (MindStudio advisor's threshold).
 # Below this busy share, a sequence is launch-bound (MindStudio advisor's threshold).
 BUSY_SHARE = 0.4
 # Share of time spent moving data from which a sequence is memory-bound (MindStudio advisor's
@@ -224,8 +219,7 @@ MOVING_SHARE = 0.8
 OVERLAP_SHARE = 0.5
 # A gap of this many median gaps and kernels is not a launch gap and splits sequences.
 PAUSE_MEDIANS = 10.0
-# Maximum number of candidates to evaluate, most promising first.
-MAX_CANDIDATES = 200
+MAX_CANDIDATES = 200  # Maximum number of candidates to evaluate, most promising first.
 
 _MOVES = re.compile(r"^(?:ai[cv]_)?mte[23]_ratio\w*$")
 
@@ -470,8 +464,7 @@ def _follows_pause(start_ns: Ints, end_ns: Ints) -> Flags:
         return np.zeros(0, np.bool_)
     gap = np.append(0, np.maximum(start_ns[1:] - end_ns[:-1], 0))
     median = max(float(np.median(gap)), float(np.median(end_ns - start_ns)))
-    result: Flags = gap > PAUSE_MEDIANS * median
-    return result
+    return gap > PAUSE_MEDIANS * median
 
 
 def _most_expensive(kernels: _Kernels) -> Iterator[_Sequence]:

@@ -24,8 +24,7 @@ from unified_prof.recording.recording import Recording
 # Requirement of a rule: returns what a recording lacks, or None.
 Lacks = Callable[[DeviceContext], str | None]
 
-# Fewer tasks without a step are not a loop, so idle time may be intended.
-MIN_TASKS = 50
+MIN_TASKS = 50  # Fewer tasks without a step are not a loop, so idle time may be intended.
 
 
 def device(context: DeviceContext) -> str | None:
@@ -37,9 +36,7 @@ def host(context: DeviceContext) -> str | None:
     """Require device tasks and host calls."""
     if (missing := device(context)) is not None:
         return missing
-    if _has_no_host(context):
-        return "no host calls recorded, so idle reasons are unknown"
-    return None
+    return "no host calls recorded, so idle reasons are unknown" if _has_no_host(context) else None
 
 
 def loop(context: DeviceContext) -> str | None:
@@ -121,8 +118,7 @@ class Rule:
 
     evaluate: Callable[[DeviceContext], Iterator[Finding]]
     lacks: Lacks = device
-    # True if it only uses data that every report reads.
-    cheap: bool = False
+    cheap: bool = False  # True if it only uses data that every report reads.
 
     @property
     def kind(self) -> str:
@@ -185,9 +181,7 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
 )
 
-
-# Up to this many tasks, all rules together take a tenth of a report's time.
-QUICK_TASKS = 200_000
+QUICK_TASKS = 200_000  # Up to this many tasks, all rules together take a tenth of a report's time.
 
 
 def advise(recording: Recording, *, quick: bool = False) -> Advice:

@@ -18,16 +18,13 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Advice, Evidence, Finding, Gaps, NotJudged, Step, Sureness
 
-# Minimum share of an iteration; an otherwise idle machine stays far below.
-WAITED_SHARE = 0.10
+WAITED_SHARE = 0.10  # Minimum share of an iteration; an otherwise idle machine stays far below.
 # Minimum share of an iteration between all operations, as for host-bound devices.
 GAPS_SHARE = 0.10
 # Three lines with half of the activations, if at least ten lines have some.
 MAX_LINES, HEAVY_SHARE, MIN_LINES = 3, 0.5, 10
-# Smaller amounts do not limit the batch size.
-HEAVY_BYTES = 256 << 20
-# Minimum share of the peak that activations take.
-PEAK_SHARE = 0.3
+HEAVY_BYTES = 256 << 20  # Smaller amounts do not limit the batch size.
+PEAK_SHARE = 0.3  # Minimum share of the peak that activations take.
 # An iteration is slow above this many medians, with at least this many iterations.
 SLOW_MEDIANS, MIN_ITERATIONS = 1.5, 5
 _MIB = 1 << 20

@@ -30,8 +30,7 @@ from unified_prof.sqlite.integer_columns import MISSING
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
 # loading.
 SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
-# Smaller pageable copies cost their call, not their bytes.
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 1 << 20  # Smaller pageable copies cost their call, not their bytes.
 # Rate of pinned copies over PCIe 4.0 x16, if the run has none to compare with.
 PINNED_GB_PER_S = 20.0
 
@@ -133,8 +132,7 @@ def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-# Minimum length of one collection (MindStudio advisor's threshold).
-LONG_PAUSE_NS = 1_000_000
+LONG_PAUSE_NS = 1_000_000  # Minimum length of one collection (MindStudio advisor's threshold).
 
 
 def garbage_collection(context: DeviceContext) -> Iterator[Finding]:
@@ -173,8 +171,7 @@ class _Stall:
     text: str
     advice: str
     sure: Sureness = "certain"
-    # Minimum total time of the calls.
-    min_ns: int = 0
+    min_ns: int = 0  # Minimum total time of the calls.
     # Minimum share of the time in which the device is idle meanwhile.
     min_share: float = WARN_SHARE
 
@@ -295,8 +292,7 @@ def _ranges_by_name(texts: list[str], name: Ints, length: Ints, start: Ints) -> 
 STRONG_SHARE, STRONG_OF_IDLE = 0.15, 0.5
 # Share of blocking launches from which the mode is blocking (MindStudio advisor's threshold).
 BLOCKING_SHARE = 0.5
-# Minimum number of launches to detect the mode.
-MIN_LAUNCHES = 20
+MIN_LAUNCHES = 20  # Minimum number of launches to detect the mode.
 # Operations that always synchronize: these are not a debugging mode.
 _SYNC_OPERATION = re.compile(
     r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero|to|_to_copy|copy_|unique\w*|index\w*"
@@ -310,8 +306,7 @@ RETURN_NS = 20_000
 class _SyncGaps:
     """Idle time from the return of a synchronization to the next task, one entry per gap."""
 
-    # Row of `HostSide.sync`.
-    sync: Ints
+    sync: Ints  # Row of `HostSide.sync`.
     # Row of `Recording.work` of the next task.
     task: Ints
     start_ns: Ints

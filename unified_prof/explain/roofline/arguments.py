@@ -260,9 +260,7 @@ def split_arguments(
 @lru_cache(maxsize=1 << 12)
 def split(text: str | None) -> tuple[str, ...]:
     """Split the text of several arguments."""
-    if not text:
-        return ()
-    return tuple(one.strip() for one in text.strip().strip('"').split(";"))
+    return () if not text else tuple(one.strip() for one in text.strip().strip('"').split(";"))
 
 
 def dims(text: str) -> Shape:

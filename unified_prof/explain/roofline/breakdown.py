@@ -42,15 +42,13 @@ class RooflineRow:
     """Operations with the same cost on one device, and the limits of the device."""
 
     name: str
-    # Formatted shapes and dtypes of the inputs.
-    shapes: str
+    shapes: str  # Formatted shapes and dtypes of the inputs.
     # operation, kernel, copy or communication.
     kind: str
     device: str
     count: int
     total_ns: int
-    # Cost of all of them together; None if unknown, and `doubt` says why.
-    cost: Cost | None
+    cost: Cost | None  # Cost of all of them together; None if unknown, and `doubt` says why.
     # Compute peak; None if unknown, or without floating-point operations.
     peak: Peak | None = None
     memory: Peak | None = None

@@ -29,15 +29,12 @@ class Cost:
     """Minimum work of an operation."""
 
     unit: Unit
-    # Dtype of the calculation.
-    dtype: str
+    dtype: str  # Dtype of the calculation.
     # Floating-point operations of its unit.
     flops: int
     moved_bytes: int
-    # Floating-point operations of a matrix operation on the vector unit.
-    vector_flops: int = 0
-    # Assumption that may be wrong, and how it would change the figures.
-    doubt: str | None = None
+    vector_flops: int = 0  # Floating-point operations of a matrix operation on the vector unit.
+    doubt: str | None = None  # Assumption that may be wrong, and how it would change the figures.
 
 
 def bytes_of(*tensors: Tensor | None) -> int:

@@ -259,10 +259,8 @@ class _Side:
 
     recording: Recording
     framework: Framework
-    # Range to which each task is attributed, NONE if there is none.
-    owner: Ints
-    # Number of the replay of a captured operation.
-    occasion: Ints
+    owner: Ints  # Range to which each task is attributed, NONE if there is none.
+    occasion: Ints  # Number of the replay of a captured operation.
 
 
 def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:

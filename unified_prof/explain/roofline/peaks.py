@@ -33,8 +33,7 @@ _MIG = re.compile(r"\bMIG\b", re.IGNORECASE)
 _CUBE_FLOPS = 16 * 16 * 16 * 2
 _VECTOR_FLOPS = 256
 _WAVE = 64
-# A clock this many times the table's belongs to another device with that name.
-_OTHER_CLOCK = 1.1
+_OTHER_CLOCK = 1.1  # A clock this many times the table's belongs to another device with that name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +371,7 @@ def _capability(about: dict[str, str]) -> tuple[int, int] | None:
     return None if major is None or minor is None else (major, minor)
 
 
-# Maximum number of tasks for which every report includes the roofline.
-QUICK_TASKS = 500_000
+QUICK_TASKS = 500_000  # Maximum number of tasks for which every report includes the roofline.
 
 
 def offered(recording: Recording) -> bool:

@@ -41,8 +41,7 @@ class Batch:
     """Lengths of the sequences of a batch, summed up."""
 
     keys: int
-    # Pairs of a query and a key that it sees: the keys before it and its own.
-    pairs: int
+    pairs: int  # Pairs of a query and a key that it sees: the keys before it and its own.
 
     @classmethod
     def parse(cls, range_name: str) -> Batch | None:
@@ -235,7 +234,6 @@ _FORMULAS: dict[str, Formula] = {
     ),
 }
 
-
 # Prefixes of kernels that torch.compile generates.
 _TRITON = ("triton_poi_", "triton_red_", "triton_per_")
 
@@ -250,9 +248,7 @@ def formula_of(name: str) -> Formula | None:
     if plain.endswith("_") and not plain.endswith("__"):
         # The in-place variant does the same work.
         return aten_formulas.ELEMENTWISE.get(plain[:-1])
-    if plain.startswith(_TRITON):
-        return _generated
-    return None
+    return _generated if plain.startswith(_TRITON) else None
 
 
 def _generated(args: Arguments) -> Cost:

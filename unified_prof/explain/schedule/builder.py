@@ -34,12 +34,9 @@ class Scheduled:
     step_names: tuple[str, ...]
     step_begin_ns: Ints
     step_end_ns: Ints
-    # Moment at which each step has ended on the host and on all devices.
-    step_ends: Ints
-    # Number of steps of a long recording that are not analyzed.
-    steps_left_out: int
-    # Moment at which each step begins on the host, NOWHERE if unknown.
-    step_begins: Ints
+    step_ends: Ints  # Moment at which each step has ended on the host and on all devices.
+    steps_left_out: int  # Number of steps of a long recording that are not analyzed.
+    step_begins: Ints  # Moment at which each step begins on the host, NOWHERE if unknown.
 
     @cached_property
     def piece_of(self) -> Ints:
@@ -63,8 +60,8 @@ class Scheduled:
         ends = np.maximum.accumulate(time_ns[self.step_ends])
         begins = np.where(self.step_begins >= 0, time_ns[self.step_begins], self.step_begin_ns)
         done = np.concatenate((begins[:1], ends[:-1]))
-        lengths: Ints = np.maximum(ends - np.maximum(begins, done), 0)
-        return lengths
+        result: Ints = np.maximum(ends - np.maximum(begins, done), 0)
+        return result
 
 
 def _inverse(moments: Ints, count: int) -> Ints:

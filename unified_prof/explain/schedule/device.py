@@ -31,13 +31,11 @@ class Pieces:
     start_ns: Ints
     end_ns: Ints
     device: Ints
-    # Device and stream as one number; a collective has that of its tasks.
-    stream: Ints
+    stream: Ints  # Device and stream as one number; a collective has that of its tasks.
     # Launching call, NOWHERE if unknown, and its start (the task's start if unknown).
     call: Ints
     launched_ns: Ints
-    # Minimum shift of host times, so that no task begins before its launch.
-    skew_ns: int
+    skew_ns: int  # Minimum shift of host times, so that no task begins before its launch.
     # Masks of tasks that record an event or wait for one.
     records: NDArray[np.bool_]
     waits: NDArray[np.bool_]
@@ -159,16 +157,14 @@ class _LaunchOrder:
         return low.astype(np.int64), place
 
 
-# Maximum number of earlier tasks to examine for the one that a call waited for.
-TRIES = 256
+TRIES = 256  # Maximum number of earlier tasks to examine for the one that a call waited for.
 # Maximum time from the end of a task to the begin of one that waited for it...
 _CLOSE_NS = 10_000
 # ...if the wait was not recorded and is inferred from times alone.
 _SOON_NS = 5_000
 # Maximum time until a waiting stream notices a recorded event (17 to 59 µs on a 910A).
 _POLL_NS = 100_000
-# Maximum launch latency of an idle device; the rest has another cause.
-_MAX_LATENCY_NS = 50_000
+_MAX_LATENCY_NS = 50_000  # Maximum launch latency of an idle device; the rest has another cause.
 # A task waited for something else if it starts this many usual latencies after its launch.
 _LATE = 3
 

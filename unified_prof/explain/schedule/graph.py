@@ -31,8 +31,7 @@ class Edges:
     lag_ns: Ints
     # ...counted from the end of the task at the source if True, else from its begin.
     behind: NDArray[np.bool_]
-    # Kind of edge, such as HOST.
-    kind: NDArray[np.int8]
+    kind: NDArray[np.int8]  # Kind of edge, such as HOST.
 
     def __len__(self) -> int:
         return len(self.source)
@@ -73,10 +72,8 @@ class Segments:
 
     start_ns: Ints
     end_ns: Ints
-    # Moment whose task a segment is, or that precedes it; NONE if unknown.
-    moment: Ints
-    # WORK, UNKNOWN or the kind of an edge.
-    kind: NDArray[np.int8]
+    moment: Ints  # Moment whose task a segment is, or that precedes it; NONE if unknown.
+    kind: NDArray[np.int8]  # WORK, UNKNOWN or the kind of an edge.
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -203,8 +200,7 @@ class Schedule:
                     may[source[edge]] = bound
         last = int(self.time_ns[ends].max()) if len(ends) else 0
         free = np.maximum(last - self.time_ns - self.takes_ns, 0)
-        result: Ints = np.where(latest == _LATEST, free, latest - self.time_ns)
-        return result
+        return np.where(latest == _LATEST, free, latest - self.time_ns)
 
 
 def _fast(values: Ints) -> memoryview[int]:

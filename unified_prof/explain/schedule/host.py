@@ -38,12 +38,10 @@ from unified_prof.recording.source import Strings
 _WORKERS = "_MultiProcessingDataLoaderIter.__next__"
 # ...if it takes at least this long; otherwise the batch was ready.
 _FETCH_NS = 200_000
-# Minimum idle time of a thread that may have waited for another thread.
-_IDLE_NS = 10_000
+_IDLE_NS = 10_000  # Minimum idle time of a thread that may have waited for another thread.
 # Maximum time until a thread takes the next item of a queue that is not empty.
 _PICKED_UP_NS = 5_000
-# Maximum duration of a synchronizing call without a wait.
-_RETURNS_NS = 5_000
+_RETURNS_NS = 5_000  # Maximum duration of a synchronizing call without a wait.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +51,7 @@ class Waits:
     call: Ints
     begin: Ints
     end: Ints
-    # True if the call waits for its own task: a copy.
-    own: NDArray[np.bool_]
+    own: NDArray[np.bool_]  # True if the call waits for its own task: a copy.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +70,7 @@ class Host:
     fetches: Ints
     fetched: Ints
     edges: list[Edges]
-    # Host clock minus the clock of the moments.
-    skew_ns: int
+    skew_ns: int  # Host clock minus the clock of the moments.
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -247,8 +243,8 @@ def _synchronising(
     thread, start, end = calls.thread[chosen], calls.start_ns[chosen], calls.end_ns[chosen]
     order = nesting.call_order(thread, start, end)
     outermost = nesting.parents(thread[order], start[order], end[order]) == nesting.NONE
-    found: Ints = chosen[order[outermost]]
-    return found
+    result: Ints = chosen[order[outermost]]
+    return result
 
 
 def _blocking_copies(
