@@ -1,4 +1,4 @@
-"""Makes traces for tests, and a sink that keeps the decoded rows."""
+"""Builders of Kineto traces, and a sink that collects the decoded rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PID, TID = 100, 101
 
 
 def complete(cat: str, name: str, ts: object, dur: object, **more: Any) -> Event:
-    """A complete event on the host's main thread; `more` replaces keys of it."""
+    """Return a complete event on the host's main thread; `more` replaces its keys."""
     event = {"ph": "X", "cat": cat, "name": name, "pid": PID, "tid": TID, "ts": ts, "dur": dur}
     return event | {"args": {}} | more
 
@@ -35,7 +35,7 @@ def call(ts: object, dur: object, correlation: object, **more: Any) -> Event:
 
 
 def kernel(ts: object, dur: object, correlation: object, **more: Any) -> Event:
-    """A kernel on stream 7 of device 0; keyword `args` adds to its arguments."""
+    """Return a kernel on stream 7 of device 0; keyword `args` adds to its arguments."""
     args = {
         "External id": 1,
         "device": 0,
@@ -55,15 +55,15 @@ def copy(ts: object, dur: object, correlation: object, name: str, size: object) 
 
 
 def write(path: Path, events: Iterable[Event] | str, **metadata: Any) -> Path:
-    """Write a trace with these events, or with this text in their place."""
+    """Write a trace with these events, or with this text as its events."""
     text = events if isinstance(events, str) else ",\n".join(map(json.dumps, events))
     head = json.dumps({"schemaVersion": 1} | metadata)[:-1]
     path.write_text(f'{head}, "traceEvents": [\n{text}\n]}}', encoding="utf-8")
     return path
 
 
-class KeepingSink:
-    """Keeps rows by table, texts in place of string ids where asked for."""
+class RowSink:
+    """Collects rows by table and resolves string ids on request."""
 
     def __init__(self) -> None:
         self.strings = StringPool()
@@ -90,11 +90,11 @@ class KeepingSink:
         self.details.setdefault(name, detail)
 
     def text(self, number: int) -> str:
-        """The text of a string id."""
+        """Return the text of a string id."""
         return [text for _, texts in self.strings.batches(1 << 30) for text in texts][number]
 
     def rows(self, table: str, *columns: str, texts: Iterable[str] = ()) -> list[tuple[Any, ...]]:
-        """These columns of a table, with the texts of those that are string ids."""
+        """Return these columns of a table; those in `texts` are resolved from string ids."""
         found = []
         for row in self.tables.get(table, ()):
             values = [self.text(row[c]) if c in texts else row[c] for c in columns]
@@ -102,11 +102,11 @@ class KeepingSink:
         return found
 
 
-def decode(path: Path, **options: Any) -> KeepingSink:
-    sink = KeepingSink()
+def decode(path: Path, **options: Any) -> RowSink:
+    sink = RowSink()
     kineto.decode(path, sink, **options)
     return sink
 
 
-def decode_events(tmp_path: Path, *events: Event, **metadata: Any) -> KeepingSink:
+def decode_events(tmp_path: Path, *events: Event, **metadata: Any) -> RowSink:
     return decode(write(tmp_path / "trace.json", events, **metadata))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.decoders.kineto.made import (
-    KeepingSink,
+    RowSink,
     complete,
     decode,
     decode_events,
@@ -33,8 +33,8 @@ def backward(
     return operation(name, ts, dur, args=args, tid=tid)
 
 
-def chains(sink: KeepingSink) -> dict[str, list[str]]:
-    """Operation -> its frames, innermost first."""
+def frames_by_operation(sink: RowSink) -> dict[str, list[str]]:
+    """Return the frames of each operation, innermost first."""
     frames: dict[int, list[str]] = {}
     rows = sink.rows("PYTORCH_CALLCHAINS", "id", "stack", "stackDepth", texts=["stack"])
     for chain, text, depth in rows:
@@ -58,28 +58,31 @@ TRACE = [
 ]
 
 
-def test_operations_get_the_functions_around_them(tmp_path: Path) -> None:
-    found = chains(decode_events(tmp_path, *TRACE))
+def test_operations_and_their_children_have_the_enclosing_python_frames(tmp_path: Path) -> None:
+    sink = decode_events(tmp_path, *TRACE)
+    found = frames_by_operation(sink)
     outer = ["model.py(9): forward", "train.py(5): main"]
     assert found["aten::linear"] == ["linear.py(3): forward", *outer]
     assert found["aten::addmm"] == found["aten::linear"]
     assert found["aten::relu"] == outer
     assert found["aten::zero_"] == ["train.py(5): main"]
 
-
-def test_backward_operations_get_their_forward_operations_chain(tmp_path: Path) -> None:
-    found = chains(decode_events(tmp_path, *TRACE))
-    assert found["AddmmBackward0"] == found["aten::linear"]
-    assert found["aten::mm"] == found["aten::linear"], "and so does what runs inside of them"
+    assert found["AddmmBackward0"] == found["aten::mm"] == found["aten::linear"]
+    rows = sink.rows("UPROF_PYTHON_FRAMES", "startNs", "endNs", "name", texts=["name"])
+    assert rows == [(0, 1_000_000, "train.py(5): main")], "long calls are written"
 
 
-def test_that_holds_on_the_calling_thread_too(tmp_path: Path) -> None:
+def test_backward_on_the_calling_thread_has_the_frames_of_its_forward_operation(
+    tmp_path: Path,
+) -> None:
     trace = [*TRACE[:7], backward("AddmmBackward0", 400, 50, sequence=7, tid=101)]
-    found = chains(decode_events(tmp_path, *trace))
+    found = frames_by_operation(decode_events(tmp_path, *trace))
     assert found["AddmmBackward0"] == found["aten::linear"]
 
 
-def test_the_last_operation_with_a_number_made_the_node(tmp_path: Path) -> None:
+def test_backward_node_belongs_to_the_last_operation_with_its_sequence_number(
+    tmp_path: Path,
+) -> None:
     trace = [
         frame("a.py(1): a", 0, 50),
         forward("aten::detach", 10, 10, sequence=3),
@@ -87,10 +90,10 @@ def test_the_last_operation_with_a_number_made_the_node(tmp_path: Path) -> None:
         forward("aten::mul", 70, 10, sequence=3),
         backward("MulBackward0", 200, 10, sequence=3),
     ]
-    assert chains(decode_events(tmp_path, *trace))["MulBackward0"] == ["b.py(1): b"]
+    assert frames_by_operation(decode_events(tmp_path, *trace))["MulBackward0"] == ["b.py(1): b"]
 
 
-def test_a_number_used_on_two_threads_is_not_guessed(tmp_path: Path) -> None:
+def test_sequence_number_on_two_threads_is_counted_as_ambiguous(tmp_path: Path) -> None:
     trace = [
         frame("a.py(1): a", 0, 50),
         forward("aten::mul", 10, 10, sequence=3),
@@ -100,39 +103,33 @@ def test_a_number_used_on_two_threads_is_not_guessed(tmp_path: Path) -> None:
         backward("UnseenBackward0", 220, 10, sequence=4),
     ]
     sink = decode_events(tmp_path, *trace)
-    assert chains(sink)["MulBackward0"] == []
+    assert frames_by_operation(sink)["MulBackward0"] == []
     assert sink.anomalies == {"ambiguous_forward_operation": 1, "backward_without_forward": 1}
 
 
-def test_windows_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_chains_do_not_depend_on_the_window_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = write(tmp_path / "trace.json", TRACE)
     whole = decode(trace)
     monkeypatch.setattr("unified_prof.decoders.gpu.rows.RUN_BYTES", 1)
     monkeypatch.setattr("unified_prof.decoders.spool._MIN_BLOCK_ROWS", 1)
     monkeypatch.setattr(hosts, "WINDOW_ROWS", 1)
-    assert chains(decode(trace)) == chains(whole)
+    assert frames_by_operation(decode(trace)) == frames_by_operation(whole)
 
 
-def test_older_operations_carry_their_call_stack(tmp_path: Path) -> None:
+def test_call_stack_argument_of_old_traces_becomes_frames(tmp_path: Path) -> None:
     stack = {"Call stack": "linear.py(3): forward;model.py(9): forward;train.py(5): main"}
-    found = chains(decode_events(tmp_path, operation("aten::linear", 1, 1, args=stack)))
-    assert found["aten::linear"] == [
-        "linear.py(3): forward",
-        "model.py(9): forward",
-        "train.py(5): main",
-    ]
+    found = frames_by_operation(
+        decode_events(tmp_path, operation("aten::linear", 1, 1, args=stack))
+    )
+    assert found["aten::linear"] == stack["Call stack"].split(";")
 
 
-def test_addresses_of_builtins_do_not_make_new_frames(tmp_path: Path) -> None:
+def test_builtin_frames_with_different_addresses_are_one_frame(tmp_path: Path) -> None:
     trace = []
     for i in range(3):
         trace.append(frame(f"<built-in method item of Tensor object at 0x7f00{i}>", 10 * i, 5))
         trace.append(operation(f"aten::item{i}", 10 * i + 1, 1))
-    found = chains(decode_events(tmp_path, *trace))
+    found = frames_by_operation(decode_events(tmp_path, *trace))
     assert set(map(tuple, found.values())) == {("<built-in method item of Tensor object>",)}
-
-
-def test_long_calls_of_python_functions_are_written(tmp_path: Path) -> None:
-    sink = decode_events(tmp_path, *TRACE)
-    rows = sink.rows("UPROF_PYTHON_FRAMES", "startNs", "endNs", "name", texts=["name"])
-    assert rows == [(0, 1_000_000, "train.py(5): main")]

@@ -27,12 +27,12 @@ from unified_prof.errors import RawFormatError
 PRETTY = ",\n".join(json.dumps(operation(f"aten::op{i}", i, 1), indent=2) for i in range(200))
 
 
-def names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
+def event_names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
     reader = TraceReader(path, lambda *_: None, slice_bytes)
     return [event.name for events in reader.slices() for event in events]
 
 
-# ---- refused
+# ---- refused files
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
         (b'[{"name": "x", "b": 1}]', "has no event"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_of_other_formats_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(RawFormatError, match=message) as caught:
@@ -59,54 +59,60 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
     assert str(path) in str(caught.value)
 
 
-def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_longer_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("unified_prof.decoders.kineto.slices.MAX_OUTSIDE_BYTES", 1 << 16)
     path = write(tmp_path / "trace.json", json.dumps(operation("a" * (1 << 18), 1, 1)))
     with pytest.raises(RawFormatError, match="exceeds the maximum length"):
         decode(path, slice_bytes=4096)
 
 
-def test_a_folder_or_missing_file_is_refused(tmp_path: Path) -> None:
+def test_directory_or_missing_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing.json"):
         with pytest.raises(RawFormatError, match="cannot be read"):
             decode(path)
 
 
-# ---- read all the same
+# ---- unusual but readable files
 
 
 @pytest.mark.parametrize("slice_bytes", [64, 300, 1000, 1 << 20])
-def test_slices_of_any_size_give_the_same_events(tmp_path: Path, slice_bytes: int) -> None:
+def test_events_do_not_depend_on_the_slice_size(tmp_path: Path, slice_bytes: int) -> None:
     path = write(tmp_path / "trace.json", PRETTY, log=["}, {", "x" * 2000])
-    assert names(path, slice_bytes) == [f"aten::op{i}" for i in range(200)]
+    assert event_names(path, slice_bytes) == [f"aten::op{i}" for i in range(200)]
 
 
-tricky = st.lists(
+bracket_texts = st.lists(
     st.sampled_from([*'{}[],:" \\\nx', "}, {", '"ph":', '},\n{"ph":', '"traceEvents": [']),
     max_size=20,
 ).map("".join)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(tricky, min_size=1, max_size=12), st.integers(32, 400), st.sampled_from([None, 1]))
-def test_no_text_inside_an_event_misleads_the_cuts(
+@given(
+    st.lists(bracket_texts, min_size=1, max_size=12),
+    st.integers(32, 400),
+    st.sampled_from([None, 1]),
+)
+def test_brackets_inside_strings_do_not_split_events(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], slice_bytes: int, indent: int | None
 ) -> None:
     events = [operation(text, 1, 1, args={"nested": [{"ph": text}, {text: 1}]}) for text in texts]
     path = tmp_path_factory.mktemp("tricky") / "trace.json"
     body = ",\n".join(json.dumps(event, indent=indent) for event in events)
     write(path, body, note='traceEvents": [')
-    assert names(path, slice_bytes) == texts
+    assert event_names(path, slice_bytes) == texts
 
 
-def test_a_bare_list_of_events_is_read(tmp_path: Path) -> None:
+def test_bare_list_of_events_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([operation("aten::mm", 1, 1)]))
     assert decode(path).rows("PYTORCH_API", "startNs") == [(1000,)]
 
 
 @pytest.mark.parametrize(
-    ("defect", "good"),
+    ("defect", "expected"),
     [
         ('"na\x01me"', "na me"),
         ('"na\nme"', "na me"),
@@ -114,8 +120,8 @@ def test_a_bare_list_of_events_is_read(tmp_path: Path) -> None:
         ('"caf\xe9"', "caf\ufffd"),
     ],
 )
-def test_defects_inside_strings_are_repaired_and_counted(
-    tmp_path: Path, defect: str, good: str
+def test_invalid_characters_in_strings_are_repaired_and_counted(
+    tmp_path: Path, defect: str, expected: str
 ) -> None:
     path = tmp_path / "trace.json"
     events = [json.dumps(operation(f"aten::op{i}", i, 1)) for i in range(50)]
@@ -125,13 +131,13 @@ def test_defects_inside_strings_are_repaired_and_counted(
     sink = decode(path, slice_bytes=1000)
     found = [name for (name,) in sink.rows("PYTORCH_API", "name", texts=["name"])]
     assert len(found) == 50
-    assert found[20] == good
+    assert found[20] == expected
     assert set(sink.anomalies) <= {"repaired_slice", "repaired_event"}
     assert sum(sink.anomalies.values()) == 1
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "nan", "-nan", "inf"])
-def test_an_invalid_number_affects_only_its_own_value(tmp_path: Path, value: str) -> None:
+def test_invalid_number_affects_only_its_own_value(tmp_path: Path, value: str) -> None:
     good = json.dumps(kernel(20, 1, 4))
     odd = json.dumps(kernel(10, 1, 3)).replace('"context": 1', f'"context": {value}')
     no_time = json.dumps(kernel(15, 1, 5)).replace('"dur": 1', f'"dur": {value}')
@@ -144,7 +150,7 @@ def test_an_invalid_number_affects_only_its_own_value(tmp_path: Path, value: str
     assert sink.anomalies == {"repaired_slice": 1, "event_without_duration": 1}
 
 
-def test_an_event_beyond_repair_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_unrepairable_event_is_skipped_and_counted(tmp_path: Path) -> None:
     events = [json.dumps(operation(f"aten::op{i}", i, 1), indent=1) for i in range(60)]
     events[30] = events[30].replace('"aten::op30"', '"broken "quotes" {"')
     for slice_bytes in (500, 1 << 20):
@@ -153,7 +159,7 @@ def test_an_event_beyond_repair_is_left_out_and_counted(tmp_path: Path) -> None:
         assert sink.anomalies["malformed_event"] == 1
 
 
-def test_events_without_times_or_with_negative_durations_are_left_out(tmp_path: Path) -> None:
+def test_events_without_time_or_with_negative_duration_are_skipped(tmp_path: Path) -> None:
     without_ts = operation("a", 1, 1)
     del without_ts["ts"]
     without_dur = kernel(1, 1, 1)
@@ -178,7 +184,7 @@ def test_events_without_times_or_with_negative_durations_are_left_out(tmp_path: 
     }
 
 
-def test_ids_as_text_join_like_numbers(tmp_path: Path) -> None:
+def test_text_ids_are_joined_like_numbers(tmp_path: Path) -> None:
     big = 2**63 - 10
     sink = decode_events(
         tmp_path, call(1, 1, str(big)), kernel("5.125", "1", str(big), pid="0", tid="7")
@@ -187,7 +193,7 @@ def test_ids_as_text_join_like_numbers(tmp_path: Path) -> None:
     assert sink.rows("CANN_API", "connectionId") == [(big,)]
 
 
-def test_unreadable_ids_are_counted_and_the_task_is_kept(tmp_path: Path) -> None:
+def test_task_with_unreadable_ids_is_kept_and_counted(tmp_path: Path) -> None:
     sink = decode_events(tmp_path, kernel(5, 1, "abc", args={"device": "gpu", "stream": [1]}))
     ((device, stream),) = sink.rows("TASK", "deviceId", "streamId")
     assert (device, stream) == (-1, -1)
@@ -195,7 +201,7 @@ def test_unreadable_ids_are_counted_and_the_task_is_kept(tmp_path: Path) -> None
     assert sink.anomalies == {"unreadable_number": 3, "task_without_launch": 1}
 
 
-def test_arguments_of_another_shape_do_not_lose_the_event(tmp_path: Path) -> None:
+def test_malformed_arguments_do_not_drop_the_event(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("a", 1, 1, args="text"),
@@ -210,7 +216,7 @@ def test_arguments_of_another_shape_do_not_lose_the_event(tmp_path: Path) -> Non
     assert sink.anomalies["malformed_args"] == 2
 
 
-def test_calls_of_one_correlation_id_get_ids_of_their_own(tmp_path: Path) -> None:
+def test_processes_with_equal_correlation_ids_get_distinct_connection_ids(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         call(1, 1, 7, args={"External id": 1, "correlation": 7}),
@@ -231,15 +237,14 @@ def test_calls_of_one_correlation_id_get_ids_of_their_own(tmp_path: Path) -> Non
     assert sink.anomalies == {"shared_correlations": 1}
 
 
-def test_several_kernels_of_one_launch_share_it(tmp_path: Path) -> None:
-    """A launch of a CUDA graph starts many kernels."""
+def test_kernels_of_one_graph_launch_share_its_connection_id(tmp_path: Path) -> None:
     graph = call(1, 1, 7) | {"name": "cudaGraphLaunch"}
     sink = decode_events(tmp_path, graph, *(kernel(10 + i, 1, 7) for i in range(3)))
     assert sink.rows("TASK", "connectionId") == [(7,)] * 3
     assert sink.anomalies == {}
 
 
-def test_tasks_without_correlation_stay_distinguishable(tmp_path: Path) -> None:
+def test_collectives_without_correlation_get_distinct_connection_ids(tmp_path: Path) -> None:
     name = "ncclDevKernel_AllReduce(x)"
     events = [kernel(i, 1, 0, name=name) for i in (1, 3)]
     del events[1]["args"]["correlation"]
@@ -248,7 +253,7 @@ def test_tasks_without_correlation_stay_distinguishable(tmp_path: Path) -> None:
     assert sink.anomalies == {"task_without_launch": 2}
 
 
-def test_threads_of_several_processes_are_distinct(tmp_path: Path) -> None:
+def test_threads_of_different_processes_get_distinct_ids(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::a", 0, 10, pid=1, tid=5),
@@ -264,7 +269,7 @@ def test_threads_of_several_processes_are_distinct(tmp_path: Path) -> None:
     ]
 
 
-def test_thread_ids_that_do_not_fit_are_replaced_and_counted(tmp_path: Path) -> None:
+def test_thread_id_over_32_bits_is_replaced_and_counted(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("a", 1, 1, tid=140_737_353_975_616),
@@ -278,21 +283,21 @@ def test_thread_ids_that_do_not_fit_are_replaced_and_counted(tmp_path: Path) -> 
     assert ("[rank1] python", "main") in sink.rows("UPROF_THREADS", "process", "thread")
 
 
-def test_a_trace_without_a_device_has_no_tasks(tmp_path: Path) -> None:
+def test_trace_without_device_has_no_tasks(tmp_path: Path) -> None:
     sink = decode_events(tmp_path, operation("aten::mm", 1, 1))
     assert "TASK" not in sink.tables
     assert sink.rows("NPU_INFO", "id", "name") == [(-1, "UNKNOWN")]
     assert sink.rows("RANK_DEVICE_MAP", "rankId", "deviceId") == [(-1, -1)]
 
 
-def test_other_phases_are_counted(tmp_path: Path) -> None:
+def test_counter_and_phaseless_events_are_counted_as_unsupported(tmp_path: Path) -> None:
     counter = {"ph": "C", "name": "memory", "pid": 0, "tid": 0, "ts": 1, "args": {"v": 1}}
     no_phase = {"name": "x", "ts": 1}
     sink = decode_events(tmp_path, operation("a", 1, 1), counter, no_phase)
     assert sink.anomalies == {"unsupported_event": 2}
 
 
-def test_capitalised_categories_of_old_versions_are_known(tmp_path: Path) -> None:
+def test_capitalized_categories_of_old_torch_are_decoded(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         complete("Operator", "aten::mm", 0, 10, args={"external id": 4, "Input dims": [[2]]}),
@@ -315,16 +320,16 @@ def test_capitalised_categories_of_old_versions_are_known(tmp_path: Path) -> Non
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("seed", range(3))
-def test_random_damage_is_refused_or_counted_but_never_crashes(tmp_path: Path, seed: int) -> None:
+def test_random_damage_is_refused_or_counted(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     shapes = {"Input Dims": [[2, 3], []], "Input type": ["float", ""], "Concrete Inputs": ["", "1"]}
     events = [operation(f"aten::op{i}", i, 1, args=shapes) for i in range(30)]
     events += [call(1, 1, i) for i in range(30)] + [kernel(40 + i, 1, i) for i in range(30)]
-    whole = write(tmp_path / "trace.json", events, distributedInfo={"rank": 0}).read_bytes()
+    intact = write(tmp_path / "trace.json", events, distributedInfo={"rank": 0}).read_bytes()
     inserts = [b"\\ud800", b"\\u0000", b'"', b"{", b"}", b"[", b"]", b",", b":", b"1e400", b"\xff"]
     path = tmp_path / "damaged.json"
     for _ in range(25):
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         for _ in range(chance.choice((1, 3, 10))):
             at = chance.randrange(len(damaged))
             if chance.random() < 0.5:
@@ -337,7 +342,7 @@ def test_random_damage_is_refused_or_counted_but_never_crashes(tmp_path: Path, s
             assert sink.tables["SESSION_TIME_INFO"]
 
 
-def test_numbers_without_end_cost_no_time(tmp_path: Path) -> None:
+def test_numbers_with_huge_exponents_or_digits_are_rejected_quickly(tmp_path: Path) -> None:
     endless = json.dumps(operation("a", 1, 1)).replace('"ts": 1', '"ts": 1e999999999')
     long = "9" * 5000
     events = [operation(f"ProfilerStep#{long}", 2, 1, pid=long, tid="\u00b2"), kernel(9, 1, long)]
@@ -348,7 +353,7 @@ def test_numbers_without_end_cost_no_time(tmp_path: Path) -> None:
     assert "STEP_TIME" not in sink.tables
 
 
-def test_a_trace_of_another_program_has_no_torch_events(tmp_path: Path) -> None:
+def test_trace_without_torch_events_is_counted(tmp_path: Path) -> None:
     requests = [
         {"ph": phase, "cat": "request", "name": "infer", "id": 1, "pid": 1, "tid": 1, "ts": ts}
         for phase, ts in (("b", 1), ("e", 5))

@@ -1,4 +1,4 @@
-"""Groups of ranks, senders and receivers."""
+"""Process groups, senders and receivers of collectives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import KeepingSink, call, decode_events, kernel, operation
+from tests.decoders.kineto.made import RowSink, call, decode_events, kernel, operation
 from unified_prof.base.columns import NO_RANK
 
 NCCL = "ncclDevKernel_SendRecv(ncclDevComm*)"
@@ -29,48 +29,47 @@ def parameters(collective: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def on_kernel(tmp_path: Path, collective: str, session: Any = None, **more: Any) -> KeepingSink:
-    """Return events of newer torch: kernels have the parameters."""
+def decode_on_kernel(tmp_path: Path, collective: str, session: Any = None, **more: Any) -> RowSink:
+    """Decode a trace of newer torch: the kernel has the parameters."""
     task = kernel(30, 10, 3, name=NCCL, args=parameters(collective, **more))
     return decode_events(
         tmp_path, call(15, 5, 3), task, **(SESSION if session is None else session)
     )
 
 
-def on_host(tmp_path: Path, collective: str, **more: Any) -> KeepingSink:
-    """Return events of older torch: an operation around the launch has the parameters."""
+def decode_on_host(tmp_path: Path, collective: str, **more: Any) -> RowSink:
+    """Decode a trace of older torch: an operation around the launch has the parameters."""
     around = operation("record_param_comms", 10, 20, args=parameters(collective, **more))
     return decode_events(tmp_path, around, call(15, 5, 3), kernel(30, 10, 3, name=NCCL), **SESSION)
 
 
-def ends(sink: KeepingSink) -> tuple[int, int]:
+def source_and_target(sink: RowSink) -> tuple[int, int]:
     ((source, target),) = sink.rows("COMMUNICATION_TASK_INFO", "srcRank", "dstRank")
     return source, target
 
 
-def test_the_own_rank_is_known_where_only_the_peer_is_named(tmp_path: Path) -> None:
-    """Rank 5 is number 1 in its group of 2, 5 and 8."""
-    assert ends(on_kernel(tmp_path, "send", **{"Dst Rank": 8})) == (1, 2)
-    assert ends(on_kernel(tmp_path, "recv", **{"Src Rank": 2})) == (0, 1)
+def test_sender_and_receiver_are_numbers_within_the_group(tmp_path: Path) -> None:
+    """Global rank 5 is number 1 in the group of 2, 5 and 8."""
+    assert source_and_target(decode_on_kernel(tmp_path, "send", **{"Dst Rank": 8})) == (1, 2)
+    assert source_and_target(decode_on_kernel(tmp_path, "recv", **{"Src Rank": 2})) == (0, 1)
+
+    assert source_and_target(decode_on_host(tmp_path, "send", Rank=2)) == (1, 2)
+    assert source_and_target(decode_on_host(tmp_path, "recv", Rank=0)) == (0, 1)
+
+    assert source_and_target(decode_on_host(tmp_path, "allreduce", Rank=1)) == (NO_RANK, NO_RANK)
 
 
-def test_a_peer_may_be_named_by_its_number_in_the_group(tmp_path: Path) -> None:
-    assert ends(on_host(tmp_path, "send", Rank=2)) == (1, 2)
-    assert ends(on_host(tmp_path, "recv", Rank=0)) == (0, 1)
-
-
-def test_others_have_neither(tmp_path: Path) -> None:
-    assert ends(on_host(tmp_path, "allreduce", Rank=1)) == (NO_RANK, NO_RANK)
-
-
-def test_a_peer_outside_the_group_is_left_out_and_counted(tmp_path: Path) -> None:
-    sink = on_kernel(tmp_path, "send", **{"Dst Rank": 4})
-    assert ends(sink) == (1, NO_RANK)
+def test_peer_outside_the_group_is_counted_as_anomaly(tmp_path: Path) -> None:
+    sink = decode_on_kernel(tmp_path, "send", **{"Dst Rank": 4})
+    assert source_and_target(sink) == (1, NO_RANK)
     assert sink.anomalies == {"peer_outside_group": 1}
 
 
-def test_without_a_rank_of_the_trace_only_the_peer_is_known(tmp_path: Path) -> None:
-    assert ends(on_kernel(tmp_path, "send", session={}, **{"Dst Rank": 8})) == (NO_RANK, 2)
+def test_own_rank_is_unknown_if_the_trace_has_no_rank(tmp_path: Path) -> None:
+    assert source_and_target(decode_on_kernel(tmp_path, "send", session={}, **{"Dst Rank": 8})) == (
+        NO_RANK,
+        2,
+    )
 
 
 MANY = list(range(0, 128, 2))
@@ -85,51 +84,51 @@ CUT = "[0, 2, 4, 6, 8, 10, ..., 126]"
         ([], {"Global rank start": 0, "Global rank stride": 2}),
     ],
 )
-def test_ranks_that_torch_cut_are_whole_again(
+def test_truncated_rank_lists_are_restored_from_pg_config_or_stride(
     session: list[Any], more: dict[str, Any], tmp_path: Path
 ) -> None:
-    given = {"distributedInfo": {"rank": 4, "pg_config": session}}
-    sink = on_kernel(
+    distributed = {"distributedInfo": {"rank": 4, "pg_config": session}}
+    sink = decode_on_kernel(
         tmp_path,
         "send",
-        session=given,
+        session=distributed,
         **({"Process Group Ranks": CUT, "Group size": 64, "Dst Rank": 10} | more),
     )
     assert sink.rows("UPROF_COLLECTIVES", "groupRanks", "groupSize", texts=["groupRanks"]) == [
         (json.dumps(MANY), 64)
     ]
-    assert ends(sink) == (2, 5)
+    assert source_and_target(sink) == (2, 5)
 
 
-def test_cut_ranks_that_contradict_the_list_stay_as_they_are(tmp_path: Path) -> None:
+def test_truncated_rank_list_is_kept_if_pg_config_contradicts_it(tmp_path: Path) -> None:
     other = {"distributedInfo": {"rank": 4, "pg_config": [{"pg_name": "7", "ranks": [1, 3, 5]}]}}
-    sink = on_kernel(tmp_path, "allreduce", session=other, **{"Process Group Ranks": CUT})
+    sink = decode_on_kernel(tmp_path, "allreduce", session=other, **{"Process Group Ranks": CUT})
     assert sink.rows("UPROF_COLLECTIVES", "groupRanks", texts=["groupRanks"]) == [(CUT,)]
 
 
-def test_groups_that_only_events_name_are_written(tmp_path: Path) -> None:
-    sink = on_kernel(tmp_path, "allreduce", session={"distributedInfo": {"rank": 8}})
-    ((text,),) = [(row["value"],) for row in sink.tables["META_DATA"]]
-    assert json.loads(text) == {
-        "7": {"group_name": "pp", "group_rank": 2, "global_ranks": [2, 5, 8]}
-    }
+def test_groups_named_only_by_events_are_written_to_meta_data(tmp_path: Path) -> None:
+    sink = decode_on_kernel(tmp_path, "allreduce", session={"distributedInfo": {"rank": 8}})
+    (row,) = sink.tables["META_DATA"]
+    group = {"group_name": "pp", "group_rank": 2, "global_ranks": [2, 5, 8]}
+    assert json.loads(row["value"]) == {"7": group}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size"),
-    [("BFloat16", 600), ("Float", 1200), ("Float8_e4m3fnuz", 300), ("ComplexDouble", 4800)],
+    ("dtype", "size", "bandwidth"),
+    [
+        ("BFloat16", 600, 60_000_000),
+        ("Float", 1200, 120_000_000),
+        ("Float8_e4m3fnuz", 300, 30_000_000),
+        ("ComplexDouble", 4800, 480_000_000),
+        ("Quarter", None, None),
+    ],
 )
-@pytest.mark.parametrize("place", [on_kernel, on_host])
-def test_bytes_are_those_of_the_larger_message(
-    place: Any, dtype: str, size: int, tmp_path: Path
+@pytest.mark.parametrize("decode_parameters", [decode_on_kernel, decode_on_host])
+def test_collective_size_is_that_of_the_larger_message_or_unknown(
+    decode_parameters: Any, dtype: str, size: int | None, bandwidth: int | None, tmp_path: Path
 ) -> None:
-    sink = place(tmp_path, "_allgather_base", dtype=dtype)
-    assert sink.rows("COMMUNICATION_TASK_INFO", "size", "bandwidth") == [(size, size * 100_000)]
-
-
-def test_bytes_of_an_unknown_type_are_unknown(tmp_path: Path) -> None:
-    sink = on_kernel(tmp_path, "allreduce", dtype="Quarter")
-    assert sink.rows("COMMUNICATION_TASK_INFO", "size", "bandwidth") == [(None, None)]
+    sink = decode_parameters(tmp_path, "_allgather_base", dtype=dtype)
+    assert sink.rows("COMMUNICATION_TASK_INFO", "size", "bandwidth") == [(size, bandwidth)]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_bytes_of_an_unknown_type_are_unknown(tmp_path: Path) -> None:
         ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "AllToAll"),
     ],
 )
-def test_servers_and_symmetric_memory_communicate_without_a_library(
+def test_collective_kernels_of_inference_servers_and_symmetric_memory_are_recognized(
     tmp_path: Path, kernel_name: str, collective: str
 ) -> None:
     sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=kernel_name))

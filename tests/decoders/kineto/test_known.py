@@ -1,4 +1,4 @@
-"""Slices decoded in one pass and in two passes give equal events."""
+"""One-pass and two-pass decoding of slices give equal events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.decoders.kineto.made import (
     PID,
     TID,
     Event,
-    KeepingSink,
+    RowSink,
     call,
     complete,
     copy,
@@ -30,8 +30,8 @@ MEMORY = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1, "Total Alloca
 INSTANT = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "pid": PID, "tid": TID}
 
 
-def plain() -> list[Event]:
-    """Events of every kind with a type, also without arguments."""
+def known_events() -> list[Event]:
+    """Return events of every known kind, also without arguments."""
     bare = operation("aten::bare", 25, 1)
     del bare["args"]
     shapes = {"Input Dims": [[2, 3], []], "Input type": ["float", ""], "Concrete Inputs": ["", "1"]}
@@ -53,7 +53,7 @@ def plain() -> list[Event]:
     ]
 
 
-ODD: dict[str, Callable[[], Event]] = {
+UNKNOWN_EVENTS: dict[str, Callable[[], Event]] = {
     "collective": lambda: kernel(60, 1, 8, args={"Collective name": "send", "dtype": "Float"}),
     "parameters": lambda: operation("record_param_comms", 61, 1, args={"Collective name": "send"}),
     "begin": lambda: {"ph": "B", "cat": "cpu_op", "name": "b", "pid": PID, "tid": TID, "ts": 62},
@@ -65,7 +65,7 @@ ODD: dict[str, Callable[[], Event]] = {
 }
 
 
-def decoded(path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool, size: int) -> KeepingSink:
+def decode_with(path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool, size: int) -> RowSink:
     with monkeypatch.context() as patch:
         patch.setattr(compression, "_PLAIN_PIECE_BYTES", size)
         if not known:
@@ -74,35 +74,40 @@ def decoded(path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool, size: i
 
 
 @pytest.mark.quick(cases=6)
-@pytest.mark.parametrize("odd", [None, *ODD])
+@pytest.mark.parametrize("unknown", [None, *UNKNOWN_EVENTS])
 @pytest.mark.parametrize("size", [400, 1 << 20])
-def test_either_way_gives_the_same(
-    odd: str | None, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_pass_and_two_pass_decoding_give_equal_rows(
+    unknown: str | None, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = [*plain(), *plain(), *([ODD[odd]()] if odd else []), *plain()]
+    events = [
+        *known_events(),
+        *known_events(),
+        *([UNKNOWN_EVENTS[unknown]()] if unknown else []),
+        *known_events(),
+    ]
     path = write(tmp_path / "trace.json", events)
-    one, other = (decoded(path, monkeypatch, known=known, size=size) for known in (True, False))
+    one, other = (decode_with(path, monkeypatch, known=known, size=size) for known in (True, False))
     assert repr(one.tables) == repr(other.tables)  # NaN is not itself
     assert one.anomalies == other.anomalies
     assert [one.text(n) for n in range(5)] == [other.text(n) for n in range(5)]
 
 
-def read(path: Path, size: int) -> TraceReader:
+def read_slices(path: Path, size: int) -> TraceReader:
     reader = TraceReader(path, lambda *_: None, size)
     for _ in reader.slices():
         pass
     return reader
 
 
-def test_slices_of_kineto_are_decoded_in_one_pass(
+def test_slices_of_known_events_are_decoded_in_one_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 1000)
-    path = write(tmp_path / "trace.json", plain() * 40)
-    assert read(path, 4000).known.decoded > 15
+    path = write(tmp_path / "trace.json", known_events() * 40)
+    assert read_slices(path, 4000).known.decoded > 15
 
 
-def test_slices_of_other_events_are_tried_less_often(tmp_path: Path) -> None:
+def test_one_pass_decoding_is_tried_less_often_after_failures(tmp_path: Path) -> None:
     tried: list[Any] = []
     slices = KnownSlices()
     for _ in range(300):

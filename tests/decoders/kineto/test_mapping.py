@@ -1,4 +1,4 @@
-"""Rows of small traces."""
+"""Rows decoded from small traces."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from tests.decoders.kineto.made import (
     call,
     complete,
     copy,
+    decode,
     decode_events,
     kernel,
     operation,
+    write,
 )
 from unified_prof.base.columns import NO_MARK_CONNECTION
 
 MAIN_THREAD = PID << 32 | TID
 
 
-def test_a_kernel_is_joined_to_its_launch_and_operation(tmp_path: Path) -> None:
+def test_kernel_is_joined_to_its_launch_and_operation(tmp_path: Path) -> None:
     shapes = {
         "External id": 1,
         "Input type": ["float", "c10::Half", "Scalar"],
@@ -64,7 +66,7 @@ def test_a_kernel_is_joined_to_its_launch_and_operation(tmp_path: Path) -> None:
         )
     ]
     assert sink.rows("COMPUTE_TASK_INFO", "globalTaskId", "blockNum") == [(0, 6)]
-    # Viewers ask for the kernels of a kind of core; the task is what it was on the device.
+    # Viewers select kernels by core type; TASK keeps the device's type.
     assert sink.rows("COMPUTE_TASK_INFO", "taskType", texts=["taskType"]) == [("AI_CORE",)]
     api = sink.tables["PYTORCH_API"][0]
     assert (sink.text(api["name"]), api["startNs"], api["type"]) == ("aten::mm", 10_000, 50001)
@@ -73,7 +75,7 @@ def test_a_kernel_is_joined_to_its_launch_and_operation(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_the_innermost_operation_of_the_launching_thread_counts(tmp_path: Path) -> None:
+def test_kernel_belongs_to_the_innermost_operation_of_the_launching_thread(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::linear", 0, 100),
@@ -91,27 +93,28 @@ def test_the_innermost_operation_of_the_launching_thread_counts(tmp_path: Path) 
     assert names == [("aten::addmm",), ("aten::linear",), ("N/A",)]
 
 
-def test_without_a_nested_launch_the_external_id_names_the_operation(tmp_path: Path) -> None:
+def test_external_id_names_the_operation_if_no_operation_contains_the_launch(
+    tmp_path: Path,
+) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::mm", 0, 10, args={"External id": 5}),
         call(50, 5, 70, args={"External id": 5, "correlation": 70}),
         kernel(60, 1, 70, args={"External id": 5}),
     )
-    assert sink.rows("COMPUTE_TASK_INFO", "opType", texts=["opType"]) == [("aten::mm",)]
+    columns = ["opType"]
 
-
-def test_an_external_id_that_repeats_the_correlation_names_nothing(tmp_path: Path) -> None:
+    assert sink.rows("COMPUTE_TASK_INFO", *columns, texts=columns) == [("aten::mm",)]
     sink = decode_events(
         tmp_path,
         operation("aten::unrelated", 0, 10, args={"External id": 70}),
         call(50, 5, 70, args={"External id": 70, "correlation": 70}),
         kernel(60, 1, 70, args={"External id": 70}),
     )
-    assert sink.rows("COMPUTE_TASK_INFO", "opType", texts=["opType"]) == [("N/A",)]
+    assert sink.rows("COMPUTE_TASK_INFO", *columns, texts=columns) == [("N/A",)], "a correlation id"
 
 
-def test_copies_and_sets(tmp_path: Path) -> None:
+def test_copies_and_memsets_have_direction_and_size(tmp_path: Path) -> None:
     memset = complete(
         "gpu_memset", "Memset (Device)", 50, 1, pid=0, tid=7, args={"correlation": 9, "bytes": 64}
     )
@@ -138,7 +141,7 @@ def test_copies_and_sets(tmp_path: Path) -> None:
     ]
 
 
-def test_hip_says_size_and_grid_at_the_call(tmp_path: Path) -> None:
+def test_size_and_grid_of_hip_are_read_from_the_call(tmp_path: Path) -> None:
     copying = call(1, 1, 5, args={"correlation": 5, "size": "2560", "kind": "1"})
     launching = call(
         3, 1, 6, args={"correlation": 6, "grid": [4, 1, 1], "block": [64, 1, 1], "shared memory": 0}
@@ -178,7 +181,7 @@ PARAMETERS = {
 COLLECTIVE_COLUMNS = ("opName", "groupName", "opType", "algType")
 
 
-def test_a_collective_kernel_with_its_parameters(tmp_path: Path) -> None:
+def test_collective_parameters_of_a_kernel_are_written(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=NCCL, args=PARAMETERS | {"Src Rank": 4})
     )
@@ -200,19 +203,21 @@ def test_a_collective_kernel_with_its_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "begins"),
+    ("collective", "prefix"),
     [("recv", "receive__dp_0_0"), ("Recv", "receive__"), ("send", "send__"), ("SendRecv", "SendR")],
 )
-def test_receives_have_the_name_that_readers_expect(
-    collective: str, begins: str, tmp_path: Path
+def test_collective_names_are_those_that_viewers_expect(
+    collective: str, prefix: str, tmp_path: Path
 ) -> None:
     args = PARAMETERS | {"Collective name": collective}
     sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=NCCL, args=args))
     ((name, kind),) = sink.rows("COMMUNICATION_OP", "opName", "opType", texts=["opName", "opType"])
-    assert (name.startswith(begins), kind) == (True, collective)
+    assert (name.startswith(prefix), kind) == (True, collective)
 
 
-def test_older_kernels_get_their_parameters_from_the_operation(tmp_path: Path) -> None:
+def test_collective_parameters_of_older_kernels_come_from_record_param_comms(
+    tmp_path: Path,
+) -> None:
     sink = decode_events(
         tmp_path,
         operation("record_param_comms", 10, 20, args=PARAMETERS | {"External id": 4}),
@@ -225,7 +230,7 @@ def test_older_kernels_get_their_parameters_from_the_operation(tmp_path: Path) -
     ]
 
 
-def test_still_older_ones_have_the_annotation_only(tmp_path: Path) -> None:
+def test_collectives_of_oldest_kernels_come_from_annotations(tmp_path: Path) -> None:
     shape = {"Input Dims": [[12, 10]], "Input type": ["float"]}
     sink = decode_events(
         tmp_path,
@@ -242,8 +247,7 @@ def test_still_older_ones_have_the_annotation_only(tmp_path: Path) -> None:
     assert sink.rows("COMMUNICATION_TASK_INFO", "size") == [(480,), (None,)]
 
 
-def test_data_types_are_those_of_the_schema_revision(tmp_path: Path) -> None:
-    from tests.decoders.kineto.made import decode, write
+def test_data_types_are_limited_to_those_of_the_schema_revision(tmp_path: Path) -> None:
 
     events = [
         kernel(30, 10, 3, name=NCCL, args=PARAMETERS | {"dtype": t})
@@ -256,7 +260,7 @@ def test_data_types_are_those_of_the_schema_revision(tmp_path: Path) -> None:
     assert newer.rows("COMMUNICATION_OP", "dataType") == [(11,), (15,), (65535,)]
 
 
-def test_annotations_and_steps(tmp_path: Path) -> None:
+def test_annotations_and_steps_are_written(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         complete("user_annotation", "ProfilerStep#41", 10, 50),
@@ -338,14 +342,13 @@ def test_allocations_are_paired_and_named_after_their_operation(tmp_path: Path) 
     assert sink.anomalies == {"release_without_allocation": 1}
 
 
-def test_times_get_the_base_wherever_it_stands(tmp_path: Path) -> None:
+def test_base_time_after_the_events_is_added_to_times(tmp_path: Path) -> None:
     base = 1711964646000000000
     text = (
         '{"traceEvents": [{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,'
         '"ts":4458676522690.655,"dur":156.777,"args":{}}],'
         f'"displayTimeUnit":"ms","baseTimeNanoseconds":{base}}}'
     )
-    from tests.decoders.kineto.made import decode
 
     trace = tmp_path / "t.json"
     trace.write_text(text)
@@ -355,7 +358,7 @@ def test_times_get_the_base_wherever_it_stands(tmp_path: Path) -> None:
     assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(start, start + 156777)]
 
 
-def test_the_description_of_a_trace_is_written(tmp_path: Path) -> None:
+def test_devices_ranks_host_and_groups_of_the_trace_are_written(tmp_path: Path) -> None:
     group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 3, 5]}
     sink = decode_events(
         tmp_path,
@@ -376,7 +379,7 @@ def test_the_description_of_a_trace_is_written(tmp_path: Path) -> None:
     assert '"group_rank": 2' in str(meta["value"])
 
 
-def test_events_without_a_place_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_unknown_categories_are_kept_as_trace_events(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         complete("overhead", "Activity Buffer Request", 1, 2, pid=-1, tid=0, args={}),
@@ -403,7 +406,7 @@ def test_events_without_a_place_are_kept_as_they_are(tmp_path: Path) -> None:
     assert sink.anomalies == {"unknown_category": 1}
 
 
-def test_threads_keep_their_names(tmp_path: Path) -> None:
+def test_thread_and_process_names_are_written(tmp_path: Path) -> None:
     def label(name: str, tid: int, value: str) -> dict[str, object]:
         return {"ph": "M", "name": name, "ts": 1, "pid": PID, "tid": tid, "args": {"name": value}}
 
@@ -420,7 +423,7 @@ def test_threads_keep_their_names(tmp_path: Path) -> None:
     ]
 
 
-def test_unfinished_events_are_kept_but_are_not_steps(tmp_path: Path) -> None:
+def test_unfinished_steps_are_annotations_only(tmp_path: Path) -> None:
     unfinished = {"finished": False}
     sink = decode_events(
         tmp_path,

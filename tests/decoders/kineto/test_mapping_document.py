@@ -1,4 +1,4 @@
-"""The declared mapping matches the decoder, and the document has all of it."""
+"""The declared mapping matches the decoder, and the generated page shows it completely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 from tests.decoders.kineto.made import (
     PID,
     TID,
-    KeepingSink,
+    RowSink,
     call,
     complete,
     copy,
@@ -25,7 +25,7 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "make_kineto_mapping.py"))
 MAPPINGS = SCRIPT["MAPPINGS"]
 
 
-def everything(tmp_path: Path) -> KeepingSink:
+def decode_every_kind(tmp_path: Path) -> RowSink:
     """Decode a trace that has at least one event of every kind."""
     memory = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1, "Total Allocated": 8}
     instant = {"ph": "i", "s": "t", "pid": PID, "tid": TID}
@@ -50,31 +50,31 @@ def everything(tmp_path: Path) -> KeepingSink:
     )
 
 
-def test_tables_and_columns_are_those_declared(tmp_path: Path) -> None:
-    sink = everything(tmp_path)
+def test_written_tables_and_columns_are_those_declared(tmp_path: Path) -> None:
+    sink = decode_every_kind(tmp_path)
     written = {table: set(rows[0]) for table, rows in sink.tables.items()}
     assert written == {mapping.table: set(mapping.columns) for mapping in MAPPINGS}
     assert sink.anomalies == {"task_without_launch": 1}
 
 
-def test_every_declared_column_exists(tmp_path: Path) -> None:
+def test_declared_columns_exist_in_the_schema(tmp_path: Path) -> None:
     known = views.known_tables()
     for mapping in MAPPINGS:
         assert set(mapping.columns) <= set(known[mapping.table].column_names), mapping.table
 
 
-def test_every_kind_of_event_has_a_place() -> None:
+def test_every_event_kind_except_flows_has_a_table() -> None:
     placed = {kind for mapping in MAPPINGS for kind in mapping.kinds}
     assert set(CATEGORIES.values()) <= placed
     assert set(Kind) - placed == {Kind.FLOW}
 
 
-def test_own_tables_are_declared_as_extensions() -> None:
+def test_uprof_tables_are_declared_extensions() -> None:
     own = {m.table for m in MAPPINGS if m.table.startswith("UPROF_")}
     assert own <= set(catalogue.extension_tables())
 
 
-def test_document_has_a_table_for_each_mapping() -> None:
+def test_generated_page_has_a_table_for_each_mapping() -> None:
     text = SCRIPT["as_markdown"]()
     for mapping in MAPPINGS:
         section = text.partition(f"### {mapping.table}\n")[2].partition("\n#")[0]

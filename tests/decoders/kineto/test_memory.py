@@ -16,8 +16,8 @@ def memory(ts: int, size: int, *, pid: object = PID, **more: Any) -> Event:
     return {"ph": "i", "s": "t", "name": "[memory]", "args": args} | place
 
 
-def test_without_addresses_nothing_is_paired_and_totals_are_added_up(tmp_path: Path) -> None:
-    """As torch 1.8 and 1.9 wrote them."""
+def test_allocations_without_addresses_are_summed_but_not_paired(tmp_path: Path) -> None:
+    """torch 1.8 and 1.9 write no addresses."""
     sink = decode_events(
         tmp_path,
         operation("aten::empty", 0, 30),
@@ -36,7 +36,7 @@ def test_without_addresses_nothing_is_paired_and_totals_are_added_up(tmp_path: P
     assert sink.anomalies == {"allocation_without_address": 4, "memory_added_up": 1}
 
 
-def test_an_address_is_one_processs_own(tmp_path: Path) -> None:
+def test_equal_addresses_in_two_processes_are_separate_allocations(tmp_path: Path) -> None:
     totals = {"Total Allocated": 8, "Total Reserved": 16}
     sink = decode_events(
         tmp_path,
@@ -52,14 +52,14 @@ def test_an_address_is_one_processs_own(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_out_of_memory_is_counted(tmp_path: Path) -> None:
+def test_out_of_memory_events_are_counted(tmp_path: Path) -> None:
     event = memory(10, 1 << 30) | {"name": "[OutOfMemory]", "cat": "cpu_instant_event"}
     sink = decode_events(tmp_path, operation("aten::empty", 0, 30), event)
     assert sink.anomalies == {"out_of_memory": 1}
     assert sink.rows("UPROF_TRACE_EVENTS", "startNs", "endNs") == [(10_000, None)]
 
 
-def test_an_allocation_finds_its_thread_however_it_is_written(tmp_path: Path) -> None:
+def test_text_and_float_thread_ids_match_integer_ones(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::empty", 0, 30, tid=str(TID), pid=str(PID)),

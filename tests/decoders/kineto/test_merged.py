@@ -1,4 +1,4 @@
-"""Traces of several processes whose correlation ids are equal."""
+"""Merged traces of several processes with equal correlation ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.decoders.kineto.made import (
     Event,
-    KeepingSink,
+    RowSink,
     call,
     copy,
     decode_events,
@@ -26,12 +26,12 @@ FIRST, SECOND = 4001, 4002
 def rank_events(
     pid: object, device: int, begin: int, *, device_pid: object = None, launches: int = 40
 ) -> list[Event]:
-    """Return the events of one rank: each launch is in another operation, named after the pid."""
+    """Return the events of one rank; each launch is in an operation named after the pid."""
     place = {"pid": device if device_pid is None else device_pid, "tid": 7}
     events = []
     for number in range(launches):
         at = begin + 100 * number
-        queued = 3000 if number % 4 else 20  # the device is mostly behind, sometimes not
+        queued = 3000 if number % 4 else 20  # The device usually lags behind the host.
         same = {"External id": number + 1}
         events += [
             operation(f"aten::op_of_{pid}", at, 50, pid=pid, tid=1, args=same),
@@ -48,8 +48,8 @@ def shuffled(events: Iterable[Event]) -> list[Event]:
     return mixed
 
 
-def owners(sink: KeepingSink) -> set[tuple[Any, ...]]:
-    """(device, process, operation) of all tasks."""
+def device_process_operation(sink: RowSink) -> set[tuple[Any, ...]]:
+    """Return (device, process, operation) of all tasks."""
     operations = dict(sink.rows("COMPUTE_TASK_INFO", "globalTaskId", "opType", texts=["opType"]))
     return {
         (device, process, operations[task])
@@ -57,47 +57,37 @@ def owners(sink: KeepingSink) -> set[tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize("skew", [0, 37, 1000, 100_000])
-def test_ranks_that_did_the_same_keep_their_devices(skew: int, tmp_path: Path) -> None:
+EXPECTED = {(0, FIRST, f"aten::op_of_{FIRST}"), (1, SECOND, f"aten::op_of_{SECOND}")}
+
+
+@pytest.mark.parametrize("skew", [0, 37, 500, 1000, 100_000])
+def test_ranks_with_equal_work_keep_their_devices(skew: int, tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path, *shuffled([*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, skew, launches=41)])
     )
-    assert owners(sink) == {
-        (0, FIRST, f"aten::op_of_{FIRST}"),
-        (1, SECOND, f"aten::op_of_{SECOND}"),
-    }
+    assert device_process_operation(sink) == EXPECTED
     assert sink.anomalies == {"shared_correlations": 40}
     connections = sink.rows("CANN_API", "connectionId")
     assert len(connections) == len(set(connections)) == 81
     assert set(sink.rows("TASK", "connectionId")) == set(connections)
 
 
-def test_a_rank_is_recognized_by_time_alone(tmp_path: Path) -> None:
-    events = [*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, 500)]
-    sink = decode_events(tmp_path, *events)
-    assert owners(sink) == {
-        (0, FIRST, f"aten::op_of_{FIRST}"),
-        (1, SECOND, f"aten::op_of_{SECOND}"),
-    }
-
-
-def test_otherwise_the_first_process_gets_the_first_device(tmp_path: Path) -> None:
+def test_processes_take_devices_in_order_if_times_do_not_decide(tmp_path: Path) -> None:
     events = [*rank_events(SECOND, 1, 7), *rank_events(FIRST, 0, 0)]
     slow = [
         event | {"ts": event["ts"] + 5000} if event["cat"] == "kernel" else event
         for event in events
     ]
     sink = decode_events(tmp_path, *slow)
-    assert owners(sink) == {
-        (0, FIRST, f"aten::op_of_{FIRST}"),
-        (1, SECOND, f"aten::op_of_{SECOND}"),
-    }
+    assert device_process_operation(sink) == EXPECTED
     assert sink.anomalies == {"shared_correlations": 40, "unsure_process": 1}
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_labels_of_a_merger_tell_processes_and_devices(swapped: bool, tmp_path: Path) -> None:
-    """As SGLang merges: every pid, of hosts and devices, is `[TP00] 4001`."""
+def test_labels_of_merged_traces_separate_processes_and_devices(
+    swapped: bool, tmp_path: Path
+) -> None:
+    """SGLang labels every pid, of hosts and devices, as in `[TP00] 4001`."""
     parts = [
         rank_events(f"[TP{rank:02}] {pid}", 0, 0, device_pid=f"[TP{rank:02}] 0")
         for rank, pid in enumerate((FIRST, SECOND))
@@ -107,7 +97,7 @@ def test_labels_of_a_merger_tell_processes_and_devices(swapped: bool, tmp_path: 
         *(event for part in (parts[::-1] if swapped else parts) for event in part),
         distributedInfo={"rank": 0},
     )
-    found = owners(sink)
+    found = device_process_operation(sink)
     assert {(device, name) for device, _, name in found} == {
         (100 if swapped else 0, f"aten::op_of_[TP00] {FIRST}"),
         (0 if swapped else 100, f"aten::op_of_[TP01] {SECOND}"),
@@ -117,7 +107,7 @@ def test_labels_of_a_merger_tell_processes_and_devices(swapped: bool, tmp_path: 
     assert sink.rows("RANK_DEVICE_MAP", "rankId", "deviceId") == [(-1, 0), (-1, 100)]
 
 
-def test_memory_of_a_relabelled_device_goes_with_it(tmp_path: Path) -> None:
+def test_memory_of_a_relabelled_device_moves_with_it(tmp_path: Path) -> None:
     def allocation(pid: str) -> Event:
         args = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1}
         return {"ph": "i", "name": "[memory]", "pid": pid, "tid": 1, "ts": 5, "args": args}
@@ -137,7 +127,7 @@ def test_memory_of_a_relabelled_device_goes_with_it(tmp_path: Path) -> None:
     assert "allocation_without_release" not in sink.anomalies
 
 
-def test_unrelated_processes_on_one_device_are_separated_by_kind_and_time(tmp_path: Path) -> None:
+def test_processes_sharing_a_device_are_separated_by_kind_and_time(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         call(10, 5, 1, pid=FIRST),
@@ -155,7 +145,7 @@ def test_unrelated_processes_on_one_device_are_separated_by_kind_and_time(tmp_pa
     ]
 
 
-def test_ids_that_only_one_process_has_stay_as_they_are(tmp_path: Path) -> None:
+def test_unique_correlation_ids_are_unchanged(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         call(10, 5, 1, pid=FIRST),
@@ -167,8 +157,8 @@ def test_ids_that_only_one_process_has_stay_as_they_are(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_a_task_is_not_given_to_a_process_that_does_not_own_its_device(tmp_path: Path) -> None:
-    """The call that made it was before the recording; another rank's has its id."""
+def test_task_is_not_assigned_to_a_process_of_another_device(tmp_path: Path) -> None:
+    """The launch precedes the recording, and another rank uses the same id."""
     events = [*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, 700)]
     lost = [
         event
@@ -179,7 +169,7 @@ def test_a_task_is_not_given_to_a_process_that_does_not_own_its_device(tmp_path:
     missing = len(events) - len(lost)
     assert missing > 5
     assert sink.anomalies["task_without_launch"] == missing
-    assert {name for device, _, name in owners(sink) if device == 1} == {
+    assert {name for device, _, name in device_process_operation(sink) if device == 1} == {
         f"aten::op_of_{SECOND}",
         "N/A",
     }
@@ -196,5 +186,5 @@ def test_a_task_is_not_given_to_a_process_that_does_not_own_its_device(tmp_path:
         ("", ""),
     ],
 )
-def test_the_label_of_a_merger_in_a_pid(pid: str, label: str) -> None:
+def test_label_is_the_pid_without_its_number(pid: str, label: str) -> None:
     assert label_of(pid) == label

@@ -1,4 +1,4 @@
-"""Events that are written as a beginning and an end, and other phases."""
+"""Begin/end events and other phases."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def end(ts: object, ph: str = "E", **more: Any) -> Event:
     return {"ph": ph, "pid": PID, "tid": TID, "ts": ts} | more
 
 
-def operations(events: list[Event], tmp_path: Path, **options: Any) -> set[tuple[Any, ...]]:
+def decode_operations(events: list[Event], tmp_path: Path, **options: Any) -> set[tuple[Any, ...]]:
     sink = decode(write(tmp_path / "t.json", events), **options)
     return set(sink.rows("PYTORCH_API", "name", "startNs", "endNs", texts=["name"]))
 
 
 @pytest.mark.parametrize("slice_bytes", [64, 1 << 20])
-def test_beginnings_and_ends_nest_on_their_thread(tmp_path: Path, slice_bytes: int) -> None:
-    found = operations(
+def test_begin_and_end_events_nest_by_thread(tmp_path: Path, slice_bytes: int) -> None:
+    found = decode_operations(
         [
             begin("outer", 10),
             begin("inner", "20.25"),
@@ -58,7 +58,7 @@ def test_beginnings_and_ends_nest_on_their_thread(tmp_path: Path, slice_bytes: i
     }
 
 
-def test_arguments_of_both_count(tmp_path: Path) -> None:
+def test_arguments_of_begin_and_end_events_are_combined(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         begin("aten::mm", 10, args={"Input Dims": [[2, 3]]}),
@@ -73,7 +73,7 @@ def test_arguments_of_both_count(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_events_without_end_are_extended_and_ends_without_begin_are_skipped(tmp_path: Path) -> None:
+def test_begin_without_end_is_extended_and_end_without_begin_skipped(tmp_path: Path) -> None:
     sink = decode_events(tmp_path, end(5), begin("open", 10), operation("last", 20, 30))
     assert set(sink.rows("PYTORCH_API", "name", "endNs", texts=["name"])) == {
         ("open", 50_000),
@@ -82,7 +82,7 @@ def test_events_without_end_are_extended_and_ends_without_begin_are_skipped(tmp_
     assert sink.anomalies == {"end_without_begin": 1, "begin_without_end": 1, "unfinished_event": 1}
 
 
-def test_times_that_cannot_be_are_counted(tmp_path: Path) -> None:
+def test_impossible_durations_are_counted(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         *(begin("backwards", 10), end(5), begin("never", 20), end("soon")),
@@ -93,7 +93,7 @@ def test_times_that_cannot_be_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("b", "e"), ("S", "F")])
-def test_asynchronous_events_belong_together_by_id(first: str, second: str, tmp_path: Path) -> None:
+def test_asynchronous_events_are_paired_by_id(first: str, second: str, tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::mm", 0, 1),
@@ -114,7 +114,7 @@ def test_asynchronous_events_belong_together_by_id(first: str, second: str, tmp_
     assert sink.anomalies == {}
 
 
-def test_flows_are_not_an_anomaly(tmp_path: Path) -> None:
+def test_flow_events_are_no_anomaly(tmp_path: Path) -> None:
     flow = {"cat": "ac2g", "name": "ac2g", "id": 7, "ts": 12}
     sink = decode_events(
         tmp_path,
@@ -126,7 +126,7 @@ def test_flows_are_not_an_anomaly(tmp_path: Path) -> None:
     assert "UPROF_TRACE_EVENTS" not in sink.tables
 
 
-def test_beginnings_without_end_do_not_pile_up(
+def test_number_of_open_begin_events_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_OPEN", 5)
@@ -135,8 +135,8 @@ def test_beginnings_without_end_do_not_pile_up(
     assert sink.anomalies["begin_without_end"] == 5
 
 
-def test_steps_of_old_torch_are_steps(tmp_path: Path) -> None:
-    """They were operations, in one category or another."""
+def test_steps_recorded_as_operations_are_steps(tmp_path: Path) -> None:
+    """Old torch recorded steps as operations, in either category."""
     sink = decode_events(
         tmp_path,
         complete("Operator", "ProfilerStep#1", 0, 100),
@@ -153,7 +153,7 @@ def test_steps_of_old_torch_are_steps(tmp_path: Path) -> None:
     assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
 
 
-def test_a_cut_trace_keeps_events_that_had_begun(tmp_path: Path) -> None:
+def test_events_open_at_a_cut_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     text = json.dumps([begin("outer", 10), begin("inner", 20), end(30), begin("next", 40)])
     path.write_text(text[:-30])

@@ -10,7 +10,7 @@ from unified_prof.pipeline.convert import convert
 LABEL = {"ph": "M", "name": "thread_name", "pid": PID, "tid": str(TID), "args": {"name": "main"}}
 
 
-def test_one_thread_spelt_in_two_ways_is_one_thread(tmp_path: Path) -> None:
+def test_thread_spelt_as_text_and_number_is_one_thread(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::outer", 0, 50),
@@ -24,14 +24,14 @@ def test_one_thread_spelt_in_two_ways_is_one_thread(tmp_path: Path) -> None:
     assert {row["globalTid"] for row in sink.tables["PYTORCH_API"]} == {packed, packed + 1}
 
 
-def test_a_label_names_its_thread_however_either_is_written(tmp_path: Path) -> None:
+def test_label_matches_its_thread_in_any_spelling(tmp_path: Path) -> None:
     process = {"ph": "M", "name": "process_name", "pid": str(PID), "tid": 0, "args": {"name": "p"}}
     sink = decode_events(tmp_path, operation("aten::mm", 0, 5, tid=float(TID)), LABEL, process)
     assert sink.rows("UPROF_THREADS", "processName", "threadName") == [("p", "main")]
 
 
-def test_a_trace_of_that_time_is_imported(shared: Path, tmp_path: Path) -> None:
+def test_v100_trace_with_text_thread_ids_is_imported(shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / "v100_resnet50_text_tid.json.gz"
-    made = convert(trace, tmp_path / "r.db")
-    assert made.rows["PYTORCH_API"] == 20_556
-    assert made.result.figures["device_tasks_joined"] == 9_258
+    conversion = convert(trace, tmp_path / "r.db")
+    assert conversion.rows["PYTORCH_API"] == 20_556
+    assert conversion.result.figures["device_tasks_joined"] == 9_258

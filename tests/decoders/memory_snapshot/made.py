@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from unified_prof.decoders import memory_snapshot
 
 INNER = {"filename": "/usr/lib/python3/site-packages/torch/nn/linear.py", "line": 9, "name": "mm"}
@@ -73,11 +73,11 @@ def write(path: Path, snapshot: Any) -> Path:
     return path
 
 
-def decode(path: Path) -> KeepingSink:
-    sink = KeepingSink()
+def decode(path: Path) -> RowSink:
+    sink = RowSink()
     memory_snapshot.decode(path, sink)
     return sink
 
 
-def decoded(tmp_path: Path, snapshot: Any) -> KeepingSink:
+def decoded(tmp_path: Path, snapshot: Any) -> RowSink:
     return decode(write(tmp_path / "snapshot.pickle", snapshot))

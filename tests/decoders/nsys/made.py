@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from unified_prof.decoders import nsys
 from unified_prof.sqlite.external_tables import foreign_tables
 
@@ -144,14 +144,14 @@ def _type_of(column: str) -> str:
     return "TEXT" if column in _TEXT_COLUMNS else "INTEGER"
 
 
-def decode(path: Path) -> KeepingSink:
-    sink = KeepingSink()
+def decode(path: Path) -> RowSink:
+    sink = RowSink()
     with foreign_tables(path) as tables:
         nsys.decode(path, tables, sink)
     return sink
 
 
-def decoded(tmp_path: Path, tables: Made) -> KeepingSink:
+def decoded(tmp_path: Path, tables: Made) -> RowSink:
     path = tmp_path / "run.sqlite"
     path.unlink(missing_ok=True)
     return decode(write(path, tables))

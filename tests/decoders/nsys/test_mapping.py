@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from tests.decoders.nsys.made import (
     CALLS,
     COPIES,
@@ -393,7 +393,7 @@ def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
         {"name": "NvDriverVersion", "value": "580.95"},
     ]
     tables = small(META_DATA_CAPTURE=capture, TARGET_INFO_SYSTEM_ENV=system)
-    sink = KeepingSink()
+    sink = RowSink()
     path = write(tmp_path / "a.sqlite", tables)
     with foreign_tables(path) as opened:
         found = nsys.decode(path, opened, sink)

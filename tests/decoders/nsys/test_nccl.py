@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from tests.decoders.nsys.made import (
     CALLS,
     KERNELS,
@@ -97,17 +97,17 @@ def one_call(*ranges: Row, at: int = 1_100) -> dict[str, Any]:
     return export(init, *ranges, kernels=[kernel(2_000, 5_000, 7)], calls=[call(at, at + 10, 7)])
 
 
-def tasks(sink: KeepingSink) -> list[tuple[Any, ...]]:
+def tasks(sink: RowSink) -> list[tuple[Any, ...]]:
     return sink.rows(
         "COMMUNICATION_TASK_INFO", "groupName", "size", "srcRank", "dstRank", texts=["groupName"]
     )
 
 
-def operators(sink: KeepingSink) -> list[tuple[Any, ...]]:
+def operators(sink: RowSink) -> list[tuple[Any, ...]]:
     return sink.rows("COMMUNICATION_OP", "opType", "rankSize", texts=["opType"])
 
 
-def decoded(tmp_path: Path, tables: dict[str, Any]) -> KeepingSink:
+def decoded(tmp_path: Path, tables: dict[str, Any]) -> RowSink:
     return decode(write(tmp_path / "run.sqlite", tables))
 
 
@@ -239,7 +239,7 @@ def test_payloads_as_json_need_no_schemas(tmp_path: Path) -> None:
 def test_folders_of_parquet_files_have_them_too(tmp_path: Path) -> None:
     tables = one_call(nccl(1_000, 1_500, "ncclAllReduce", payload(REDUCE, PLAIN, 4_096, 0)))
     folder = as_parquet(write(tmp_path / "run.sqlite", tables), tmp_path / "run_pqtdir")
-    sink = KeepingSink()
+    sink = RowSink()
     nsys.decode(folder, ParquetTables(folder), sink)
     assert tasks(sink)[0][1] == 4_096
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from tests.decoders.nsys.made import decode, packed, pushed, small, write
 from unified_prof.decoders import nsys
 from unified_prof.decoders.nsys.columns import ParquetTables
@@ -45,7 +45,7 @@ def test_parquet_files_and_the_database_give_equal_tables(tmp_path: Path) -> Non
     )
     export = write(tmp_path / "run.sqlite", tables)
     folder = as_parquet(export, tmp_path / "run_pqtdir")
-    wanted, sink = decode(export), KeepingSink()
+    wanted, sink = decode(export), RowSink()
     nsys.decode(folder, ParquetTables(folder), sink)
     assert repr(sink.tables) == repr(wanted.tables)  # NaN is not equal to itself
     assert sink.anomalies == wanted.anomalies
@@ -62,11 +62,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     for cut in (0, 3, len(whole) // 2, len(whole) - 1):
         damaged.write_bytes(whole[:cut])
         with pytest.raises(RawFormatError, match=r"NVTX_EVENTS\.parquet cannot be read"):
-            nsys.decode(folder, ParquetTables(folder), KeepingSink())
+            nsys.decode(folder, ParquetTables(folder), RowSink())
     for at in range(4, len(whole) - 8, 61):
         damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
-            nsys.decode(folder, ParquetTables(folder), KeepingSink())
+            nsys.decode(folder, ParquetTables(folder), RowSink())
         except RawFormatError as err:
             assert "NVTX_EVENTS.parquet" in str(err)  # noqa: PT017
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from unified_prof.decoders import rocm
 from unified_prof.decoders.rocm.json_tables import JsonTables
 from unified_prof.sqlite.external_tables import foreign_tables
@@ -254,8 +254,8 @@ def as_json() -> dict[str, Any]:
     return {"rocprofiler-sdk-tool": [session]}
 
 
-def decode(path: Path) -> KeepingSink:
-    sink = KeepingSink()
+def decode(path: Path) -> RowSink:
+    sink = RowSink()
     if path.suffix == ".json":
         rocm.decode(path, JsonTables(path), sink)
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from tests.decoders.rocm.made import Made, as_json, decode, event, small, write, write_json
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
@@ -29,7 +29,7 @@ def counted(*values: Any, **more: Any) -> Made:
     return {**tables, **more}
 
 
-def of_tasks(sink: KeepingSink) -> list[tuple[Any, ...]]:
+def of_tasks(sink: RowSink) -> list[tuple[Any, ...]]:
     names = {row["globalTaskId"]: row["name"] for row in sink.tables["UPROF_GPU_TASKS"]}
     rows = sink.rows("TASK_PMU_INFO", "globalTaskId", "name", "value", texts=["name"])
     return [(sink.text(names[task]), counter, value) for task, counter, value in rows]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.kineto.made import RowSink
 from tests.decoders.rocm.made import UUID, as_json, decode, event, region, small, write, write_json
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, UprofError
@@ -26,7 +26,7 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(path, small()) if request.param == ".db" else write_json(path, as_json())
 
 
-def check(sink: KeepingSink) -> None:
+def check(sink: RowSink) -> None:
     assert sink.rows(
         "COMPUTE_TASK_INFO",
         *("name", "opType", "gridDim", "blockDim", "blockNum"),
