@@ -26,19 +26,19 @@ needs_zstd = pytest.mark.skipif(zstd is None, reason="no module here reads zstd"
 
 
 def zipped(content: bytes, name: str = "trace.json", method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", method) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr(name, content)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def zstandard(content: bytes) -> bytes:
-    made: bytes = (
+    packed: bytes = (
         zstd.ZstdCompressor().compress(content)
         if zstd.__name__ == "zstandard"
         else zstd.compress(content)
     )
-    return made
+    return packed
 
 
 PACKERS: list[object] = [
@@ -60,7 +60,7 @@ def content(tmp_path: Path) -> bytes:
 @pytest.mark.quick(cases=5)
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
 @pytest.mark.parametrize("misnamed", [False, True])
-def test_every_format_is_read_whatever_the_name(
+def test_every_format_is_read_under_any_name(
     pack: Pack, suffix: str, misnamed: bool, content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / ("trace.json" if misnamed else f"rank0.pt.trace.json{suffix}")
@@ -74,8 +74,8 @@ def test_every_format_is_read_whatever_the_name(
     assert kineto.stem(path) == ("trace" if misnamed else "rank0")
 
 
-@pytest.mark.parametrize(("pack", "suffix"), [one for one in PACKERS if "zip" not in one.id])  # type: ignore[attr-defined]
-def test_several_members_with_padding_are_one_stream(
+@pytest.mark.parametrize(("pack", "suffix"), [param for param in PACKERS if "zip" not in param.id])  # type: ignore[attr-defined]
+def test_concatenated_members_with_padding_are_one_stream(
     pack: Pack, suffix: str, content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / f"t.json{suffix}"
@@ -84,14 +84,8 @@ def test_several_members_with_padding_are_one_stream(
     assert len(decode(path).tables["PYTORCH_API"]) == 3000
 
 
-def test_gzip_members_may_be_padded(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    path.write_bytes(gzip.compress(content[:100]) + gzip.compress(content[100:]) + bytes(512))
-    assert len(decode(path).tables["PYTORCH_API"]) == 3000
-
-
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
-def test_cut_at_any_place_nothing_crashes_and_what_was_read_is_kept(
+def test_truncated_file_is_refused_or_keeps_complete_events(
     pack: Pack, suffix: str, content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / f"t.json{suffix}"
@@ -112,7 +106,7 @@ def test_cut_at_any_place_nothing_crashes_and_what_was_read_is_kept(
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
-def test_flipped_bits_are_refused_or_leave_something_odd(
+def test_flipped_bits_are_refused_or_counted(
     pack: Pack, suffix: str, content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / f"t.json{suffix}"
@@ -133,9 +127,7 @@ def test_flipped_bits_are_refused_or_leave_something_odd(
 # ---- archives
 
 
-def test_an_archive_may_hold_a_compressed_trace_and_what_archivers_add(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_archive_with_one_compressed_trace_is_read(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("run/", "")
@@ -145,7 +137,7 @@ def test_an_archive_may_hold_a_compressed_trace_and_what_archivers_add(
     assert len(decode(path).tables["PYTORCH_API"]) == 3000
 
 
-def test_an_archive_of_several_traces_says_which_and_what_to_do(
+def test_archive_of_many_traces_lists_them_and_advises_to_unpack(
     content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "traces.json.zip"
@@ -157,11 +149,11 @@ def test_an_archive_of_several_traces_says_which_and_what_to_do(
     ) as got:
         decode(path)
     assert "unpack it" in str(got.value.hint)
-    assert sources.find_source(path) is by_kind("kineto"), "which is who says so"
+    assert sources.find_source(path) is by_kind("kineto"), "the source that reports the error"
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_methods_of_archives_that_cannot_be_bounded_are_refused(
+def test_archive_methods_without_memory_limit_are_refused(
     method: int, content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.zip"
@@ -170,7 +162,7 @@ def test_methods_of_archives_that_cannot_be_bounded_are_refused(
         decode(path)
 
 
-def test_empty_encrypted_and_endless_archives_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_empty_encrypted_and_nested_archives_are_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.zip"
     with zipfile.ZipFile(path, "w"):
         pass
@@ -182,13 +174,12 @@ def test_empty_encrypted_and_endless_archives_are_refused(content: bytes, tmp_pa
     path.write_bytes(packed)
     with pytest.raises(RawFormatError, match="encrypted"):
         decode(path)
-    nested = zipped(zipped(zipped(content, "a.json"), "b.json"), "c.json")
-    path.write_bytes(nested)
+    path.write_bytes(zipped(zipped(zipped(content, "a.json"), "b.json"), "c.json"))
     with pytest.raises(RawFormatError, match=r"expected a torch\.profiler trace"):
         decode(path)
 
 
-def test_a_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
+def test_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/data.pkl", b"x")
@@ -196,11 +187,11 @@ def test_a_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
     assert by_kind("kineto").sniff(path) is not Match.CERTAIN
 
 
-# ---- bombs
+# ---- decompression bombs
 
 
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
-def test_a_bomb_is_refused_in_little_memory(
+def test_decompression_bomb_is_refused_in_bounded_memory(
     pack: Pack, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "RATIO_CHECKED_FROM_BYTES", 1 << 20)
@@ -216,7 +207,7 @@ def test_a_bomb_is_refused_in_little_memory(
         tracemalloc.stop()
 
 
-def test_a_dictionary_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+def test_oversized_xz_dictionary_is_refused(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 512 << 20}]
     path = tmp_path / "t.json.xz"
     path.write_bytes(lzma.compress(b'{"traceEvents": []}', filters=filters))
@@ -227,7 +218,7 @@ def test_a_dictionary_that_takes_too_much_memory_is_refused(tmp_path: Path) -> N
 # ---- zstd without its package
 
 
-def test_without_a_module_for_zstd_the_package_is_named(
+def test_zst_file_without_zstd_module_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ZSTD_MODULES:

@@ -1,4 +1,4 @@
-"""Intervals of OVERLAP_ANALYSIS, compared with sets of moments and with examples by hand."""
+"""Intervals of OVERLAP_ANALYSIS, compared with sets of unit intervals and worked examples."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def moments(pairs: Spans) -> set[int]:
 
 
 @given(SPANS, SPANS, SPANS, st.integers(1, 12))
-def test_every_time_has_the_kind_of_the_device_task(
+def test_every_moment_is_compute_communication_exposed_or_free(
     other: list[tuple[int, int]],
     compute: list[tuple[int, int]],
-    talk: list[tuple[int, int]],
+    collectives: list[tuple[int, int]],
     part: int,
 ) -> None:
     sink = MemorySink()
-    everything = spans(other + compute + talk)
-    # Tasks come by start, in parts; what they fill is put away after every single interval.
+    everything = spans(other + compute + collectives)
+    # Tasks come by start, in parts; the spool is flushed after every interval.
     tasks = sorted(
-        [(start, size, False) for start, size in other + talk]
+        [(start, size, False) for start, size in other + collectives]
         + [(start, size, True) for start, size in compute]
     )
     workspace = Workspace(window_rows=1, run_bytes=1)
@@ -50,17 +50,17 @@ def test_every_time_has_the_kind_of_the_device_task(
                 spans([(start, size) for start, size, _ in some]),
                 spans([(start, size) for start, size, computes in some if computes]),
             )
-        overlap.finish(spans(talk))
+        overlap.finish(spans(collectives))
     rows = sink.tables().get("OVERLAP_ANALYSIS")
     if rows is None:
         assert not compute
-        assert not talk
+        assert not collectives
         return
     found = {
         kind: moments((rows["startNs"][rows["type"] == kind], rows["endNs"][rows["type"] == kind]))
         for kind in range(4)
     }
-    computing, talking = moments(spans(compute)), moments(spans(talk))
+    computing, talking = moments(spans(compute)), moments(spans(collectives))
     bounds = range(int(everything[0].min()), int(everything[1].max()))
     assert found[0] == computing
     assert found[1] == talking
@@ -71,9 +71,9 @@ def test_every_time_has_the_kind_of_the_device_task(
 
 
 @pytest.mark.parametrize(
-    ("tasks", "compute", "talk", "expected"),
+    ("tasks", "compute", "collectives", "expected"),
     [
-        # No collectives: not a moment of them, where the device was first in use.
+        # No collectives: a zero-length interval where the device was first in use.
         ([(0, 5), (10, 5)], [(10, 5)], [], {0: [(10, 15)], 2: [(0, 0)], 3: [(0, 10)]}),
         ([(3, 5)], [], [(3, 5)], {0: [(3, 3)], 1: [(3, 8)], 2: [(3, 8)], 3: [(3, 3)]}),
         ([(3, 5)], [(3, 5)], [], {0: [(3, 8)], 2: [(3, 3)], 3: [(3, 3)]}),
@@ -81,17 +81,17 @@ def test_every_time_has_the_kind_of_the_device_task(
         ([], [], [], {}),
     ],
 )
-def test_the_complete_time_of_a_device_has_all_kinds(
+def test_whole_session_has_a_row_of_every_kind(
     tasks: list[tuple[int, int]],
     compute: list[tuple[int, int]],
-    talk: list[tuple[int, int]],
+    collectives: list[tuple[int, int]],
     expected: dict[int, list[tuple[int, int]]],
 ) -> None:
     sink, workspace = MemorySink(), Workspace()
     writer = OverlapWriter(sink, workspace.spool, whole=True)
     with writer.device(3) as overlap:
         overlap.add(spans(tasks), spans(compute))
-        overlap.finish(spans(talk))
+        overlap.finish(spans(collectives))
     rows = sink.tables().get("OVERLAP_ANALYSIS", {})
     found: dict[int, list[tuple[int, int]]] = {}
     for kind, start, end in zip(
@@ -101,8 +101,8 @@ def test_the_complete_time_of_a_device_has_all_kinds(
     assert found == expected
 
 
-def test_the_last_compute_interval_reaches_into_a_second_collective() -> None:
-    """The exporter forgets the end of that interval; see docs/validation.md."""
+def test_exposed_communication_ends_with_the_last_collective() -> None:
+    """The vendor's exporter forgets that end; see docs/validation.md."""
     sink, workspace = MemorySink(), Workspace()
     with OverlapWriter(sink, workspace.spool).device(0) as overlap:
         overlap.add(spans([(0, 10), (2, 3), (8, 6)]), spans([(0, 10)]))

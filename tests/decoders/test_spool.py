@@ -13,10 +13,10 @@ ROW = np.dtype([("key", "i8"), ("order", "i8")])
 
 
 def rows(keys: Sequence[int], first: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    made = np.zeros(len(keys), dtype=ROW)
-    made["key"] = keys
-    made["order"] = np.arange(first, first + len(keys))
-    return made
+    records = np.zeros(len(keys), dtype=ROW)
+    records["key"] = keys
+    records["order"] = np.arange(first, first + len(keys))
+    return records
 
 
 batches = st.lists(st.lists(st.integers(-20, 20), max_size=30), max_size=8)
@@ -35,9 +35,9 @@ def test_windows_return_all_rows_sorted_for_any_size(
         Spool(ROW, "key", run_rows=run_rows, by_column=by_column) as one,
         Spool(ROW, "key", run_rows=run_rows, by_column=not by_column) as other,
     ):
-        for spool, given_batches in ((one, first), (other, second)):
+        for spool, appended in ((one, first), (other, second)):
             count = 0
-            for keys in given_batches:
+            for keys in appended:
                 spool.append(rows(keys, count))
                 count += len(keys)
         found: list[list[tuple[int, int]]] = [[], []]
@@ -49,12 +49,12 @@ def test_windows_return_all_rows_sorted_for_any_size(
             last = max(keys)
             for part, into in zip(window, found, strict=True):
                 into += part.tolist()
-    for given_batches, got in ((first, found[0]), (second, found[1])):
-        flat = [key for keys in given_batches for key in keys]
+    for appended, got in ((first, found[0]), (second, found[1])):
+        flat = [key for keys in appended for key in keys]
         assert got == sorted(zip(flat, range(len(flat)), strict=True), key=lambda row: row[0])
 
 
-def sizes_of_windows(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+def window_sizes(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
     with Spool(ROW, "key", run_rows=1000) as spool:
         for start in range(0, len(order), 500):
             spool.append(rows(order[start : start + 500].tolist(), start))
@@ -63,29 +63,29 @@ def sizes_of_windows(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[
     return sizes
 
 
-def test_runs_that_follow_one_another_make_windows_of_the_wanted_size() -> None:
-    sizes = sizes_of_windows(np.arange(50_000))
-    assert max(sizes) <= 8 * 2000
-    assert len(sizes) <= 50
+@pytest.mark.parametrize(
+    ("order", "largest", "windows_at_most"),
+    [
+        pytest.param(np.arange(50_000), 8 * 2000, 50, id="consecutive runs"),
+        pytest.param(
+            np.arange(50_000) + 1500 * (np.arange(50_000) % 1000 == 0),
+            8 * 2000,
+            100,
+            id="overlapping",
+        ),
+        pytest.param(np.random.default_rng(1).permutation(50_000), 50 * 256, 100, id="shuffled"),
+    ],
+)
+def test_merging_runs_takes_bounded_memory_and_few_windows(
+    order: np.ndarray[tuple[int], np.dtype[np.int64]], largest: int, windows_at_most: int
+) -> None:
+    sizes = window_sizes(order)
+    assert max(sizes) <= largest
+    assert len(sizes) <= windows_at_most
 
 
-def test_runs_that_overlap_slightly_are_merged_with_bounded_memory() -> None:
-    order = np.arange(50_000)
-    order[::1000] += 1500
-    sizes = sizes_of_windows(order)
-    assert max(sizes) <= 8 * 2000
-    assert len(sizes) <= 100
-
-
-def test_runs_that_overlap_everywhere_are_merged_with_bounded_memory_and_time() -> None:
-    order = np.random.default_rng(1).permutation(50_000)
-    sizes = sizes_of_windows(order)
-    assert max(sizes) <= 50 * 256
-    assert len(sizes) <= 100
-
-
-def test_a_run_that_was_read_keeps_no_block() -> None:
-    """Its empty rest would keep all rows of it alive until every run was read."""
+def test_consumed_run_releases_its_block() -> None:
+    """An empty rest would keep all its rows alive until every run was read."""
     with Spool(ROW, "key", run_rows=1000) as spool:
         for run in range(3):
             spool.append(rows(range(run * 1000, run * 1000 + 1000), 0))
@@ -106,25 +106,25 @@ WIDE = np.dtype(
 @pytest.mark.parametrize("by_column", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("keys", [range(2500), range(2500, 0, -1)], ids=["rising", "falling"])
 def test_columns_of_any_values_are_read_back(keys: range, by_column: bool) -> None:
-    """Columns of one value are not written; NaN is one value, and equal to nothing."""
-    made = np.zeros(len(keys), WIDE)
-    made["key"] = keys
-    made["same"] = -7
-    made["unknown"] = np.nan
-    made["some"] = np.where(made["key"] % 3 == 0, np.nan, made["key"] / 7)
-    made["pair"] = np.stack([made["key"] % 100, made["key"] % 7], axis=1)
+    """Columns of a single value are not written; NaN counts as one value though NaN != NaN."""
+    records = np.zeros(len(keys), WIDE)
+    records["key"] = keys
+    records["same"] = -7
+    records["unknown"] = np.nan
+    records["some"] = np.where(records["key"] % 3 == 0, np.nan, records["key"] / 7)
+    records["pair"] = np.stack([records["key"] % 100, records["key"] % 7], axis=1)
     with Spool(WIDE, "key", run_rows=1000, by_column=by_column) as spool:
-        for start in range(0, len(made), 300):
-            spool.append(made[start : start + 300])
+        for start in range(0, len(records), 300):
+            spool.append(records[start : start + 300])
         found = np.concatenate([part for (part,) in windows(spool, window_rows=400)])
         written = spool._scratch.size
-    expected = np.sort(made, order="key")
+    expected = np.sort(records, order="key")
     assert found.tobytes() == expected.tobytes()
-    assert written == len(made) * ((8 + 8 + 4) if by_column else WIDE.itemsize)
+    assert written == len(records) * ((8 + 8 + 4) if by_column else WIDE.itemsize)
 
 
 def test_rows_read_back_are_writable() -> None:
-    """Whoever reads them fills in what was not known when they were put away."""
+    """Readers fill in columns that were unknown when the rows were written."""
     for by_column in (False, True):
         with Spool(ROW, "key", run_rows=10, by_column=by_column) as spool:
             for start in range(0, 100, 5):
@@ -139,14 +139,14 @@ def test_records_with_gaps_are_read_back_unchanged(by_column: bool) -> None:
     record = np.dtype(
         {"names": ["a", "b"], "formats": ["<u2", "<u8"], "offsets": [0, 16], "itemsize": 64}
     )
-    made = np.zeros(2500, np.dtype([("key", "u8"), ("record", record)]))
-    made["key"] = np.arange(len(made))[::-1]
-    made["record"]["a"] = np.arange(len(made)) % 1000
-    made["record"]["b"] = np.arange(len(made)) * 3
-    with Spool(made.dtype, "key", run_rows=1000, by_column=by_column) as spool:
-        for start in range(0, len(made), 300):
-            spool.append(made[start : start + 300])
+    records = np.zeros(2500, np.dtype([("key", "u8"), ("record", record)]))
+    records["key"] = np.arange(len(records))[::-1]
+    records["record"]["a"] = np.arange(len(records)) % 1000
+    records["record"]["b"] = np.arange(len(records)) * 3
+    with Spool(records.dtype, "key", run_rows=1000, by_column=by_column) as spool:
+        for start in range(0, len(records), 300):
+            spool.append(records[start : start + 300])
         found = np.concatenate([part for (part,) in windows(spool, window_rows=400)])
-    expected = made[np.argsort(made["key"])]
+    expected = records[np.argsort(records["key"])]
     for name in ("a", "b"):
         assert found["record"][name].tolist() == expected["record"][name].tolist()

@@ -1,4 +1,4 @@
-"""Makes Nsight Systems exports for tests from tables of rows."""
+"""Builders of Nsight Systems exports from tables of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unified_prof.decoders import nsys
 from unified_prof.sqlite.external_tables import foreign_tables
 
 Row = Mapping[str, Any]
-Made = Mapping[str, Sequence[Row]]
+RocpdTables = Mapping[str, Sequence[Row]]
 
 PID, TID = 100, 101
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -27,89 +27,64 @@ _TEXT_COLUMNS = frozenset({"text", "name", "chipName", "metricName", "jsonText"}
 
 
 def packed(pid: int = PID, tid: int = 0) -> int:
-    """A process or thread as nsys writes it, of virtual machine 1."""
+    """Return a process or thread id as nsys writes it, of virtual machine 1."""
     return 1 << 48 | pid << 24 | tid
 
 
 def strings(*texts: str) -> list[Row]:
-    """StringIds: the texts are 1, 2, 3 and so on."""
+    """Return StringIds rows: the texts have the ids 1, 2, 3 and so on."""
     return [{"id": number, "value": text} for number, text in enumerate(texts, 1)]
 
 
+_PLACE = {"deviceId": 0, "contextId": 1, "streamId": 7}
+_GRID = {"gridX": 4, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1}
+_SIZES = {"registersPerThread": 32, "staticSharedMemory": 16, "dynamicSharedMemory": 100}
+
+
+def _task(start: object, end: object, correlation: object) -> dict[str, Any]:
+    times = {"start": start, "end": end, "correlationId": correlation}
+    return {**times, **_PLACE, "globalPid": packed()}
+
+
 def kernel(start: object, end: object, correlation: object, name: object = 1, **more: Any) -> Row:
+    graph = {"graphId": None, "graphNodeId": None}
     return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": packed(),
+        **_task(start, end, correlation),
         "demangledName": name,
-        "registersPerThread": 32,
-        "staticSharedMemory": 16,
-        "dynamicSharedMemory": 100,
-        "gridX": 4,
-        "gridY": 2,
-        "gridZ": 1,
-        "blockX": 128,
-        "blockY": 1,
-        "blockZ": 1,
-        "graphId": None,
-        "graphNodeId": None,
+        **_SIZES,
+        **_GRID,
+        **graph,
         **more,
     }
 
 
 def copy(start: int, end: int, correlation: int, **more: Any) -> Row:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": packed(),
-        "bytes": 4096,
-        "copyKind": 1,
-        "srcKind": 1,
-        "dstKind": 2,
-        **more,
-    }
+    kinds = {"bytes": 4096, "copyKind": 1, "srcKind": 1, "dstKind": 2}
+    return {**_task(start, end, correlation), **kinds, **more}
+
+
+def memory_event(
+    start: int, operation: int, size: int, *, kind: int = 2, address: int = 1, pid: int = PID
+) -> Row:
+    """Return an allocation (operation 0) or release (1) of device memory, or of kind 1: host."""
+    place = {"start": start, "globalPid": packed(pid), "deviceId": 0, "address": address}
+    return {**place, "bytes": size, "memKind": kind, "memoryOperationType": operation}
 
 
 def call(start: object, end: object, correlation: object, name: object = 2, **more: Any) -> Row:
-    return {
-        "start": start,
-        "end": end,
-        "eventClass": 0,
-        "globalTid": packed(PID, TID),
-        "correlationId": correlation,
-        "nameId": name,
-        "returnValue": 0,
-        **more,
-    }
+    thread = {"start": start, "end": end, "eventClass": 0, "globalTid": packed(PID, TID)}
+    return {**thread, "correlationId": correlation, "nameId": name, "returnValue": 0, **more}
 
 
 def pushed(start: object, end: object, text: object, **more: Any) -> Row:
-    """A range that one thread pushed and popped."""
-    return {
-        "start": start,
-        "end": end,
-        "eventType": 59,
-        "text": text,
-        "textId": None,
-        "globalTid": packed(PID, TID),
-        "endGlobalTid": None,
-        "domainId": 0,
-        "rangeId": None,
-        "category": None,
-        **more,
-    }
+    """Return a range that one thread pushed and popped."""
+    times = {"start": start, "end": end, "eventType": 59, "globalTid": packed(PID, TID)}
+    unset = dict.fromkeys(("textId", "endGlobalTid", "rangeId", "category"))
+    return {**times, "text": text, "domainId": 0, **unset, **more}
 
 
 def small(**more: Sequence[Row]) -> dict[str, Sequence[Row]]:
-    """One operation that launches one kernel; further tables, or others in place of these."""
+    """Return one operation that launches one kernel; `more` adds or replaces tables."""
     return {
         "META_DATA_EXPORT": [
             {"name": "EXPORT_PRODUCT_NAME", "value": "NVIDIA Nsight Systems"},
@@ -124,8 +99,8 @@ def small(**more: Sequence[Row]) -> dict[str, Sequence[Row]]:
     }
 
 
-def write(path: Path, tables: Made) -> Path:
-    """Write the tables; one that has no rows gets no columns but `start`."""
+def write(path: Path, tables: RocpdTables) -> Path:
+    """Write the tables; one without rows has the column `start` only."""
     with closing(sqlite3.connect(path)) as db, db:
         for table, rows in tables.items():
             names = list(dict.fromkeys(name for row in rows for name in row)) or ["start"]
@@ -151,7 +126,7 @@ def decode(path: Path) -> RowSink:
     return sink
 
 
-def decoded(tmp_path: Path, tables: Made) -> RowSink:
+def decode_tables(tmp_path: Path, tables: RocpdTables) -> RowSink:
     path = tmp_path / "run.sqlite"
     path.unlink(missing_ok=True)
     return decode(write(path, tables))

@@ -1,4 +1,4 @@
-"""Exports that are damaged, cut, hostile or still being written are refused or counted."""
+"""Damaged, truncated, hostile or unfinished exports are refused or counted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tests.decoders.nsys.made import (
     RANGES,
     SETS,
     WAITS,
-    Made,
+    RocpdTables,
     call,
     copy,
     decode,
-    decoded,
+    decode_tables,
     kernel,
+    memory_event,
     packed,
     pushed,
     small,
@@ -29,8 +30,8 @@ from tests.decoders.nsys.made import (
 )
 from unified_prof.errors import RawFormatError, UprofError
 
-# Every table of the decoder, so that random values reach all of it.
-_WHOLE: Made = {
+# Every table that the decoder reads, so that random values reach all of it.
+_WHOLE: RocpdTables = {
     **small(),
     KERNELS: [kernel(2_000 + i, 2_500 + i, i) for i in range(1, 20)],
     CALLS: [call(1_000 + i, 1_100 + i, i) for i in range(1, 20)],
@@ -50,17 +51,7 @@ _WHOLE: Made = {
         {"start": 1, "end": 2, "globalTid": packed(), "nameId": 1, "overheadType": 8}
     ],
     "OSRT_API": [{"start": 5, "end": 6, "globalTid": packed(), "nameId": 2}],
-    "CUDA_GPU_MEMORY_USAGE_EVENTS": [
-        {
-            "start": 5,
-            "globalPid": packed(),
-            "deviceId": 0,
-            "address": 1,
-            "bytes": 4,
-            "memKind": 2,
-            "memoryOperationType": 0,
-        }
-    ],
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": [memory_event(5, 0, 4)],
     "DIAGNOSTIC_EVENT": [{"severity": 2, "text": "lost"}],
     "GPU_METRICS": [{"timestamp": 10, "typeId": 1, "metricId": 9, "value": 55}],
     "TARGET_INFO_GPU_METRICS": [{"typeId": 1, "metricId": 9, "metricName": "SM"}],
@@ -79,23 +70,22 @@ _ODD = (
 )
 
 
-def test_the_undamaged_export_is_decoded(tmp_path: Path) -> None:
-    sink = decoded(tmp_path, _WHOLE)
+def test_intact_export_is_decoded(tmp_path: Path) -> None:
+    sink = decode_tables(tmp_path, _WHOLE)
     assert len(sink.tables["TASK"]) == 22
-    assert set(sink.anomalies) == {
-        *("graph_without_kernels", "launch_queue_full", "diagnostic_warning"),
-        "task_without_launch",
-    }
+    assert set(sink.anomalies) == set(
+        "graph_without_kernels launch_queue_full diagnostic_warning task_without_launch".split()
+    )
 
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("seed", range(3))
-def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
+def test_random_values_are_refused_or_decoded(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     path = write(tmp_path / "run.sqlite", _WHOLE)
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     for _ in range(20):
-        path.write_bytes(whole)
+        path.write_bytes(intact)
         with closing(sqlite3.connect(path)) as db, db:
             for _ in range(chance.choice((1, 4, 20))):
                 table = chance.choice(list(_WHOLE))
@@ -111,12 +101,12 @@ def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_damaged_bytes_are_refused_or_counted(tmp_path: Path, seed: int) -> None:
+def test_damaged_bytes_are_refused_or_decoded(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    whole = write(tmp_path / "whole.sqlite", _WHOLE).read_bytes()
+    intact = write(tmp_path / "whole.sqlite", _WHOLE).read_bytes()
     path = tmp_path / "damaged.sqlite"
     for _ in range(30):
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         if chance.random() < 0.3:
             del damaged[chance.randrange(100, len(damaged)) :]
         for _ in range(chance.choice((1, 10, 100))):
@@ -126,7 +116,7 @@ def test_damaged_bytes_are_refused_or_counted(tmp_path: Path, seed: int) -> None
             decode(path)
 
 
-def test_rows_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_tasks_without_valid_times_are_skipped_and_counted(tmp_path: Path) -> None:
     kernels = [
         kernel(2_000, 5_000, 7),
         kernel(None, 5_000, 8),
@@ -134,34 +124,36 @@ def test_rows_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
         kernel(3_000, 2_000, 10),
         kernel(2**63 - 1, 2**63 - 1, 11),
     ]
-    sink = decoded(tmp_path, small(**{KERNELS: kernels}))
+    sink = decode_tables(tmp_path, small(**{KERNELS: kernels}))
     assert len(sink.tables["TASK"]) == 1
     assert sink.anomalies == {"event_without_time": 3, "negative_duration": 1}
 
 
-def test_rows_without_a_thread_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_calls_and_ranges_without_thread_are_skipped_and_counted(tmp_path: Path) -> None:
     ranges = [pushed(1_000, 1_500, "aten::mm, op_id = 3", globalTid=None), pushed(1, 2, "x")]
     tables = small(**{CALLS: [call(1_100, 1_200, 7, globalTid=None)], RANGES: ranges})
-    sink = decoded(tmp_path, tables)
+    sink = decode_tables(tmp_path, tables)
     assert sink.anomalies["event_without_thread"] == 2
     assert "CANN_API" not in sink.tables
     assert len(sink.tables["TASK"]) == 1
 
 
-def test_an_export_without_events_is_refused(tmp_path: Path) -> None:
+def test_export_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match="no events, its tables are empty"):
-        decoded(tmp_path, {KERNELS: [], "StringIds": []})
+        decode_tables(tmp_path, {KERNELS: [], "StringIds": []})
     with pytest.raises(RawFormatError, match="has no CUDA or NVTX events"):
-        decoded(tmp_path, {"META_DATA_EXPORT": [{"name": "a", "value": "b"}]})
+        decode_tables(tmp_path, {"META_DATA_EXPORT": [{"name": "a", "value": "b"}]})
 
 
-def test_names_that_are_not_there_count(tmp_path: Path) -> None:
-    sink = decoded(tmp_path, small(**{KERNELS: [kernel(2_000, 3_000, 7, 99)]}))
+def test_missing_string_id_is_counted_as_unknown_text(tmp_path: Path) -> None:
+    sink = decode_tables(tmp_path, small(**{KERNELS: [kernel(2_000, 3_000, 7, 99)]}))
     assert sink.anomalies == {"unknown_text": 1}
     assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("N/A",)]
 
 
-def test_memory_does_not_grow_with_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_beyond_the_memory_limit_are_read_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("unified_prof.decoders.nsys.columns._TEXTS_IN_MEMORY_BYTES", 1)
-    sink = decoded(tmp_path, small())
+    sink = decode_tables(tmp_path, small())
     assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("void gemm<float>()",)]

@@ -1,4 +1,4 @@
-"""Rows of small exports; figures of real exports are in tests/pipeline/test_nsys_exports.py."""
+"""Rows of small exports; real exports are tested in tests/pipeline/test_nsys_exports.py."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from tests.decoders.nsys.made import (
     TID,
     WAITS,
     Row,
+    Tables,
     call,
     copy,
-    decoded,
+    decode_tables,
     kernel,
+    memory_event,
     packed,
     pushed,
     small,
@@ -34,15 +36,15 @@ from unified_prof.sqlite.external_tables import foreign_tables
 BASE = 1_700_000_000_000_000_000
 
 
-def test_an_operation_its_launch_and_its_kernel_are_joined(tmp_path: Path) -> None:
-    sink = decoded(tmp_path, small())
+def test_operation_launch_and_kernel_are_joined(tmp_path: Path) -> None:
+    sink = decode_tables(tmp_path, small())
     (task,) = sink.tables["TASK"]
-    (made,) = sink.tables["CANN_API"]
+    (launch,) = sink.tables["CANN_API"]
     (operation,) = sink.tables["PYTORCH_API"]
     assert (task["startNs"], task["endNs"]) == (BASE + 2_000, BASE + 5_000)
-    assert task["connectionId"] == made["connectionId"] == 7
+    assert task["connectionId"] == launch["connectionId"] == 7
     assert task["globalPid"] == PID
-    assert made["globalTid"] == operation["globalTid"] == PID << 32 | TID
+    assert launch["globalTid"] == operation["globalTid"] == PID << 32 | TID
     assert sink.rows(
         "COMPUTE_TASK_INFO",
         *("name", "opType", "gridDim", "blockDim", "blockNum"),
@@ -54,27 +56,23 @@ def test_an_operation_its_launch_and_its_kernel_are_joined(tmp_path: Path) -> No
     assert sink.anomalies == {}
 
 
-def test_correlation_ids_belong_to_their_process(tmp_path: Path) -> None:
+def test_correlation_ids_are_scoped_to_their_process(tmp_path: Path) -> None:
     other = packed(200)
-    sink = decoded(
-        tmp_path,
-        small(
-            StringIds=strings("a", "cudaLaunchKernel", "b"),
-            **{
-                KERNELS: [
-                    kernel(2_000, 3_000, 7),
-                    kernel(2_000, 3_000, 7, 3, globalPid=other, deviceId=1),
-                    kernel(4_000, 5_000, 8, 3, globalPid=other, deviceId=1),
-                ],
-                CALLS: [
-                    call(1_100, 1_200, 7),
-                    call(1_300, 1_400, 7, globalTid=packed(200, 201)),
-                    call(1_500, 1_600, 8),
-                ],
-                RANGES: [],
-            },
-        ),
-    )
+    tables = {
+        KERNELS: [
+            kernel(2_000, 3_000, 7),
+            kernel(2_000, 3_000, 7, 3, globalPid=other, deviceId=1),
+            kernel(4_000, 5_000, 8, 3, globalPid=other, deviceId=1),
+        ],
+        CALLS: [
+            call(1_100, 1_200, 7),
+            call(1_300, 1_400, 7, globalTid=packed(200, 201)),
+            call(1_500, 1_600, 8),
+        ],
+        RANGES: [],
+        "StringIds": strings("a", "cudaLaunchKernel", "b"),
+    }
+    sink = decode_tables(tmp_path, small(**tables))
     calls = {row["startNs"] - BASE: row["connectionId"] for row in sink.tables["CANN_API"]}
     assert len(set(calls.values())) == 3
     tasks = [(row["deviceId"], row["connectionId"]) for row in sink.tables["TASK"]]
@@ -84,16 +82,18 @@ def test_correlation_ids_belong_to_their_process(tmp_path: Path) -> None:
     assert sink.anomalies == {"task_without_launch": 1}
 
 
-def test_one_call_may_launch_a_graph_of_kernels(tmp_path: Path) -> None:
+def test_kernels_of_a_graph_launch_share_its_connection_id(tmp_path: Path) -> None:
     kernels = [kernel(2_000 + i, 2_001 + i, 7, graphId=5, graphNodeId=i) for i in range(3)]
-    sink = decoded(tmp_path, small(**{KERNELS: kernels}))
+    sink = decode_tables(tmp_path, small(**{KERNELS: kernels}))
     assert [row["connectionId"] for row in sink.tables["TASK"]] == [7, 7, 7]
     assert sink.rows("UPROF_GPU_TASKS", "graphId", "graphNodeId") == [(5, 0), (5, 1), (5, 2)]
 
 
-def test_a_graph_replay_is_one_task_and_an_anomaly(tmp_path: Path) -> None:
+def test_graph_replay_is_one_task_and_an_anomaly(tmp_path: Path) -> None:
     replay = {**kernel(2_000, 9_000, 7), "graphId": 3}
-    sink = decoded(tmp_path, small(**{KERNELS: [], "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [replay]}))
+    sink = decode_tables(
+        tmp_path, small(**{KERNELS: [], "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [replay]})
+    )
     assert sink.rows("TASK", "taskType", texts=["taskType"]) == [("CUDA_GRAPH",)]
     assert sink.rows("COMPUTE_TASK_INFO", "name", "taskType", texts=["name", "taskType"]) == [
         ("CUDA graph 3", "AI_CORE")
@@ -102,11 +102,11 @@ def test_a_graph_replay_is_one_task_and_an_anomaly(tmp_path: Path) -> None:
     assert "--cuda-graph-trace=node" in sink.details["graph_without_kernels"]
 
 
-def test_processes_share_ordinals_but_not_devices(tmp_path: Path) -> None:
+def test_cuda_ordinals_are_mapped_to_gpus_by_process(tmp_path: Path) -> None:
     devices = [{"gpuId": 4, "cudaId": 0, "pid": PID}, {"gpuId": 6, "cudaId": 0, "pid": 200}]
     gpus = [{"id": 4, "name": "H100", "smCount": 132}, {"id": 6, "name": "H200"}]
     kernels = [kernel(1, 2, 7), kernel(1, 2, 8, globalPid=packed(200))]
-    sink = decoded(
+    sink = decode_tables(
         tmp_path, small(TARGET_INFO_CUDA_DEVICE=devices, TARGET_INFO_GPU=gpus, **{KERNELS: kernels})
     )
     assert [row["deviceId"] for row in sink.tables["TASK"]] == [4, 6]
@@ -129,54 +129,26 @@ def test_processes_share_ordinals_but_not_devices(tmp_path: Path) -> None:
         ({"copyKind": 99, "srcKind": 99, "dstKind": None}, "Memcpy Unknown", 65535),
     ],
 )
-def test_copies_say_whence_and_whither(
+def test_copies_have_a_direction(
     tmp_path: Path, kinds: dict[str, int], name: str, direction: int
 ) -> None:
-    sink = decoded(tmp_path, small(**{KERNELS: [], COPIES: [copy(2_000, 3_000, 7, **kinds)]}))
+    sink = decode_tables(tmp_path, small(**{KERNELS: [], COPIES: [copy(2_000, 3_000, 7, **kinds)]}))
     assert sink.rows("UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"]) == [(name, 4096)]
     assert sink.rows("MEMCPY_INFO", "memcpyOperation", "size") == [(direction, 4096)]
 
 
-def test_sets_waits_and_records_of_events(tmp_path: Path) -> None:
-    place = {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": packed()}
-    sink = decoded(
-        tmp_path,
-        small(
-            **{
-                SETS: [{**copy(6_000, 6_100, 9), "memKind": 2, "bytes": 64}],
-                WAITS: [
-                    {
-                        **place,
-                        "start": 10,
-                        "end": 20,
-                        "correlationId": 11,
-                        "syncType": 2,
-                        "eventId": 5,
-                        "eventSyncId": 6,
-                    },
-                    {
-                        **place,
-                        "start": 30,
-                        "end": 40,
-                        "correlationId": 12,
-                        "syncType": 3,
-                        "eventId": 2**32 - 1,
-                        "eventSyncId": 2**32 - 1,
-                    },
-                ],
-                "CUPTI_ACTIVITY_KIND_CUDA_EVENT": [
-                    {
-                        **place,
-                        "timestamp": 5,
-                        "streamId": 21,
-                        "correlationId": 10,
-                        "eventId": 5,
-                        "eventSyncId": 6,
-                    }
-                ],
-            }
-        ),
-    )
+def test_memsets_event_waits_and_event_records_are_written(tmp_path: Path) -> None:
+    def wait(start: int, correlation: int, kind: int, event: int, event_sync: int) -> Row:
+        row = {**copy(start, start + 10, correlation), "syncType": kind}
+        return {**row, "eventId": event, "eventSyncId": event_sync}
+
+    record = {"timestamp": 5, "streamId": 21, "correlationId": 10, "eventId": 5, "eventSyncId": 6}
+    tables: Tables = {
+        SETS: [{**copy(6_000, 6_100, 9), "memKind": 2, "bytes": 64}],
+        WAITS: [wait(10, 11, 2, 5, 6), wait(30, 12, 3, 2**32 - 1, 2**32 - 1)],
+        "CUPTI_ACTIVITY_KIND_CUDA_EVENT": [{**copy(0, 0, 10), **record}],
+    }
+    sink = decode_tables(tmp_path, {**small(), **tables})
     assert sink.rows(
         "UPROF_GPU_SYNCS",
         *("kind", "streamId", "correlationId", "waitStream", "waitEvent", "waitRecord"),
@@ -186,9 +158,8 @@ def test_sets_waits_and_records_of_events(tmp_path: Path) -> None:
         ("Stream Wait Event", 7, 11, 21, 5, 10),
         ("Stream Synchronize", 7, 12, None, None, None),
     ]
-    assert ("Memset (Device)", 64) in sink.rows(
-        "UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"]
-    )
+    sets = sink.rows("UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"])
+    assert ("Memset (Device)", 64) in sets
 
 
 # ---- NVTX
@@ -212,16 +183,16 @@ def test_sets_waits_and_records_of_events(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_texts_of_emit_nvtx(text: str, expected: object) -> None:
+def test_operation_names_of_emit_nvtx_are_parsed(text: str, expected: object) -> None:
     assert as_operation(text) == expected
 
 
-def test_backward_operations_and_shapes_are_known(tmp_path: Path) -> None:
+def test_backward_operations_have_their_sequence_number_and_shapes(tmp_path: Path) -> None:
     ranges = [
         pushed(1_000, 1_500, "aten::mm, seq = 4, op_id = 1, sizes = [[2, 3], [3, 4]]"),
         pushed(1_600, 1_700, "MmBackward0, seq = 4, op_id = 2"),
     ]
-    sink = decoded(tmp_path, small(**{RANGES: ranges}))
+    sink = decode_tables(tmp_path, small(**{RANGES: ranges}))
     assert sink.rows(
         "PYTORCH_API",
         *("name", "sequenceNumber", "fwdThreadId", "inputShapes"),
@@ -229,7 +200,7 @@ def test_backward_operations_and_shapes_are_known(tmp_path: Path) -> None:
     ) == [("aten::mm", 4, 0, "2,3;\r\n3,4"), ("MmBackward0", 4, 1, "N/A")]
 
 
-def test_ranges_keep_their_domain_kind_and_thread(tmp_path: Path) -> None:
+def test_ranges_have_domain_kind_and_thread(tmp_path: Path) -> None:
     text_of_string = {"text": None, "textId": 1}
     ranges = [
         {**pushed(0, None, "NCCL"), "eventType": 75, "domainId": 3},
@@ -238,16 +209,11 @@ def test_ranges_keep_their_domain_kind_and_thread(tmp_path: Path) -> None:
         pushed(10, 20, "ncclAllReduce", domainId=3),
         pushed(10, 30, "ProfilerStep#12"),
         {**pushed(40, 50, None), **text_of_string},
-        {
-            **pushed(60, 90, "async"),
-            "eventType": 60,
-            "rangeId": 44,
-            "endGlobalTid": packed(PID, 102),
-        },
+        {**pushed(60, 90, "async", rangeId=44, endGlobalTid=packed(PID, 102)), "eventType": 60},
         {**pushed(70, None, "mark"), "eventType": 34},
         pushed(95, None, "open"),
     ]
-    sink = decoded(tmp_path, small(**{RANGES: ranges}))
+    sink = decode_tables(tmp_path, small(**{RANGES: ranges}))
     found = sink.rows(
         "MSTX_EVENTS",
         *("message", "domainId", "eventType", "startNs", "endNs", "rangeId", "endGlobalTid"),
@@ -268,96 +234,65 @@ def test_ranges_keep_their_domain_kind_and_thread(tmp_path: Path) -> None:
     assert sink.anomalies == {"range_not_ended": 1}
 
 
-def test_payloads_are_kept(tmp_path: Path) -> None:
+def test_nvtx_payloads_are_written_as_arguments(tmp_path: Path) -> None:
     ranges = [
         pushed(10, 20, "step", uint64Value=5, jsonText=None),
         pushed(30, 40, "nccl", uint64Value=None, jsonText='{"Message size [bytes]": 64}'),
     ]
-    sink = decoded(tmp_path, small(**{RANGES: ranges}))
+    sink = decode_tables(tmp_path, small(**{RANGES: ranges}))
     assert sink.rows("UPROF_TRACE_EVENTS", "name", "args", texts=["name"]) == [
         ("step", '{"payload": 5}'),
         ("nccl", '{"payload": {"Message size [bytes]": 64}}'),
     ]
 
 
-# ---- the rest
+# ---- memory, metrics, metadata
 
 
-def test_memory_in_use_is_computed_from_cuda_allocations(tmp_path: Path) -> None:
-    def event(start: int, oper: int, size: int, kind: int = 2, address: int = 1) -> dict[str, int]:
-        return {
-            "start": start,
-            "globalPid": packed(),
-            "deviceId": 0,
-            "address": address,
-            "bytes": size,
-            "memKind": kind,
-            "memoryOperationType": oper,
-        }
+def test_memory_in_use_is_summed_from_cuda_allocations(tmp_path: Path) -> None:
 
-    events = [event(5, 0, 100), event(6, 0, 50, address=2), event(7, 1, 100), event(8, 0, 9, 1)]
-    sink = decoded(tmp_path, small(CUDA_GPU_MEMORY_USAGE_EVENTS=events))
+    events = [
+        memory_event(5, 0, 100),
+        memory_event(6, 0, 50, address=2),
+        memory_event(7, 1, 100),
+        memory_event(8, 0, 9, kind=1),
+    ]
+    sink = decode_tables(tmp_path, small(CUDA_GPU_MEMORY_USAGE_EVENTS=events))
     assert sink.rows(
         "MEMORY_RECORD", "component", "totalAllocated", "deviceId", texts=["component"]
     ) == [("CUDA", 100, 0), ("CUDA", 150, 0), ("CUDA", 50, 0), ("CPU", 9, -1)]
-    assert sorted((row["size"], row["duration"] or 0) for row in sink.tables["OP_MEMORY"]) == [
-        (9, 0),
-        (50, 0),
-        (100, 2),
-    ]
+    found = sorted((row["size"], row["duration"] or 0) for row in sink.tables["OP_MEMORY"])
+    assert found == [(9, 0), (50, 0), (100, 2)]
 
 
-def test_processes_have_addresses_of_their_own(tmp_path: Path) -> None:
-    events = [
-        {
-            "start": start,
-            "globalPid": packed(pid),
-            "deviceId": 0,
-            "address": 1,
-            "bytes": size,
-            "memKind": 2,
-            "memoryOperationType": oper,
-        }
-        for start, pid, oper, size in ((5, PID, 0, 100), (6, 200, 0, 50), (7, PID, 1, 100))
-    ]
-    sink = decoded(tmp_path, small(CUDA_GPU_MEMORY_USAGE_EVENTS=events))
+def test_equal_addresses_in_two_processes_are_separate_allocations(tmp_path: Path) -> None:
+    events = [memory_event(5, 0, 100), memory_event(6, 0, 50, pid=200), memory_event(7, 1, 100)]
+    sink = decode_tables(tmp_path, small(CUDA_GPU_MEMORY_USAGE_EVENTS=events))
     assert sink.rows("MEMORY_RECORD", "totalAllocated") == [(100,), (150,), (50,)]
     assert sink.rows("OP_MEMORY", "size", "duration") == [(100, 2), (50, None)]
     assert sink.anomalies == {}
 
 
-def test_diagnostics_of_the_profiler_are_anomalies(tmp_path: Path) -> None:
+def test_diagnostics_of_nsys_are_anomalies(tmp_path: Path) -> None:
     diagnostics = [
         {"severity": 1, "text": "fine"},
         {"severity": 4, "text": "verbose"},
         {"severity": 2, "text": "12 events lost"},
         {"severity": 3, "text": "token=ghp_abcdefghijklmnopqrstuvwxyz0123456789"},
     ]
-    overhead = {
-        "start": 10,
-        "end": 2_000_010,
-        "globalTid": packed(PID, TID),
-        "nameId": 1,
-        "overheadType": 8,
-    }
-    library = {"start": 5, "end": 6, "globalTid": packed(PID, TID), "nameId": 2}
-    sink = decoded(
-        tmp_path,
-        small(
-            DIAGNOSTIC_EVENT=diagnostics,
-            CUPTI_ACTIVITY_KIND_OVERHEAD=[overhead],
-            OSRT_API=[library],
-            SCHED_EVENTS=[{"start": 1}],
-            **{CALLS: [call(1_100, 1_200, 7), call(1_300, 1_400, 8, returnValue=700)]},
-        ),
+    thread = {"globalTid": packed(PID, TID)}
+    overhead = {"start": 10, "end": 2_000_010, "nameId": 1, "overheadType": 8, **thread}
+    library = {"start": 5, "end": 6, "nameId": 2, **thread}
+    tables = small(
+        DIAGNOSTIC_EVENT=diagnostics,
+        CUPTI_ACTIVITY_KIND_OVERHEAD=[overhead],
+        OSRT_API=[library],
+        SCHED_EVENTS=[{"start": 1}],
+        **{CALLS: [call(1_100, 1_200, 7), call(1_300, 1_400, 8, returnValue=700)]},
     )
-    assert sink.anomalies == {
-        "diagnostic_warning": 1,
-        "diagnostic_error": 1,
-        "launch_queue_full": 1,
-        "table_not_read": 1,
-        "failed_call": 1,
-    }
+    sink = decode_tables(tmp_path, tables)
+    errors = ("diagnostic_error", "launch_queue_full", "table_not_read", "failed_call")
+    assert sink.anomalies == {"diagnostic_warning": 1, **dict.fromkeys(errors, 1)}
     assert sink.details["diagnostic_warning"] == "12 events lost"
     assert "ghp_" not in sink.details["diagnostic_error"]
     assert "2 ms" in sink.details["launch_queue_full"]
@@ -368,19 +303,19 @@ def test_diagnostics_of_the_profiler_are_anomalies(tmp_path: Path) -> None:
     ]
 
 
-def test_samples_of_gpu_metrics(tmp_path: Path) -> None:
+def test_gpu_metric_samples_are_written(tmp_path: Path) -> None:
     names = [{"typeId": 0x1_0000_0002, "metricId": 9, "metricName": "SM Active [%]"}]
     samples: list[Row] = [
         {"timestamp": 10, "typeId": 0x1_0000_0002, "metricId": 9, "value": 55},
         {"timestamp": 20, "typeId": 0x1_0000_0002, "metricId": 10, "value": None},
     ]
-    sink = decoded(tmp_path, small(TARGET_INFO_GPU_METRICS=names, GPU_METRICS=samples))
+    sink = decode_tables(tmp_path, small(TARGET_INFO_GPU_METRICS=names, GPU_METRICS=samples))
     found = sink.rows("UPROF_GPU_METRICS", "timestampNs", "deviceId", "name", texts=["name"])
     assert found == [(BASE + 10, 2, "SM Active [%]"), (BASE + 20, 2, "metric 10")]
     assert sink.tables["UPROF_GPU_METRICS"][0]["value"] == 55.0
 
 
-def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
+def test_secrets_of_the_recorded_environment_are_not_written(tmp_path: Path) -> None:
     variable = "PROCESS_0:ENVIRONMENT_VARIABLE"
     capture = [
         {"name": variable, "value": "RANK=3"},
@@ -397,13 +332,13 @@ def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
     path = write(tmp_path / "a.sqlite", tables)
     with foreign_tables(path) as opened:
         found = nsys.decode(path, opened, sink)
-    told = f"{found.facts} {sink.tables} {sink.strings}"
+    text = f"{found.facts} {sink.tables} {sink.strings}"
     assert found.rank == 3
     assert sink.rows("RANK_DEVICE_MAP", "rankId", "deviceId") == [(3, 0)]
     assert found.facts["nsys_system"] == {"NvDriverVersion": "580.95"}
     assert found.facts["nsys_capture"] == {"CAPTURE_EVENT_TYPE": "Cuda", "RANK": "3"}
     for secret in ("hf_secret", "someone", "node17"):
-        assert secret not in told
+        assert secret not in text
 
 
 def test_only_threads_with_events_are_written(tmp_path: Path) -> None:
@@ -415,45 +350,40 @@ def test_only_threads_with_events_are_written(tmp_path: Path) -> None:
         {"globalTid": packed(PID, TID), "nameId": 1},
         {"globalTid": packed(300, 300), "nameId": 1},
     ]
-    sink = decoded(tmp_path, small(PROCESSES=processes, ThreadNames=names))
+    sink = decode_tables(tmp_path, small(PROCESSES=processes, ThreadNames=names))
     assert sink.rows("UPROF_THREADS", "process", "processName", "threadName") == [
         ("100", "python", "void gemm<float>()")
     ]
 
 
-def test_two_machines_may_have_a_process_of_the_same_number(tmp_path: Path) -> None:
+def test_equal_process_ids_of_two_virtual_machines_are_distinct(tmp_path: Path) -> None:
     twin = packed(PID, TID) ^ (3 << 48)
     calls = [call(1_100, 1_200, 7), call(1_300, 1_400, 7, globalTid=twin)]
-    sink = decoded(tmp_path, small(**{CALLS: calls, RANGES: []}))
+    sink = decode_tables(tmp_path, small(**{CALLS: calls, RANGES: []}))
     threads = sink.tables["UPROF_THREADS"]
     assert [row["process"] for row in threads] == ["100", "100 of VM 2"]
     assert sink.anomalies == {"process_id_replaced": 1}
     assert sink.tables["TASK"][0]["connectionId"] == 7
 
 
-def test_times_are_the_windows_that_a_tool_cut_out(tmp_path: Path) -> None:
-    tables = small()
-    tables["META_DATA_EXPORT"] = [
-        *tables["META_DATA_EXPORT"],
-        {"name": "DERIVED_WINDOW_NS", "value": "900-9000"},
-    ]
-    sink = decoded(tmp_path, {**tables, "ANALYSIS_DETAILS": [{"duration": 10**9}]})
+def test_session_times_are_those_of_the_derived_window(tmp_path: Path) -> None:
+    tables = small(ANALYSIS_DETAILS=[{"duration": 10**9}])
+    window = {"name": "DERIVED_WINDOW_NS", "value": "900-9000"}
+    tables["META_DATA_EXPORT"] = [*tables["META_DATA_EXPORT"], window]
+    sink = decode_tables(tmp_path, tables)
     assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(BASE + 900, BASE + 9000)]
 
 
-def test_least_columns_suffice(tmp_path: Path) -> None:
-    """Return an export without some columns and with several processes."""
+def test_export_with_the_minimum_of_columns_is_decoded(tmp_path: Path) -> None:
     bare = {"start": 10, "end": 20, "deviceId": 0, "streamId": 7, "correlationId": 5}
-    made = {"start": 1, "end": 2, "correlationId": 5, "globalTid": 1}
-    one = decoded(tmp_path, {KERNELS: [bare], CALLS: [made]})
+    launch = {"start": 1, "end": 2, "correlationId": 5, "globalTid": 1}
+    one = decode_tables(tmp_path, {KERNELS: [bare], CALLS: [launch]})
     assert one.tables["TASK"][0]["connectionId"] == one.tables["CANN_API"][0]["connectionId"]
     assert one.anomalies == {"relative_times": 1}
-    assert one.rows("UPROF_GPU_TASKS", "name", "gridDim", texts=["name", "gridDim"]) == [
-        ("N/A", "N/A")
-    ]
-    two = decoded(
-        tmp_path, {KERNELS: [bare], CALLS: [made, {**made, "globalTid": packed(5, 5), "start": 2}]}
-    )
-    assert two.anomalies == {"relative_times": 1, "task_without_launch": 1}
-    alone = decoded(tmp_path, {KERNELS: [{"start": 1, "end": 2, "deviceId": 0, "streamId": 3}]})
-    assert len(alone.tables["TASK"]) == 1
+    names = one.rows("UPROF_GPU_TASKS", "name", "gridDim", texts=["name", "gridDim"])
+    assert names == [("N/A", "N/A")]
+    second = {**launch, "globalTid": packed(5, 5), "start": 2}
+    two = decode_tables(tmp_path, {KERNELS: [bare], CALLS: [launch, second]})
+    assert two.anomalies == {"relative_times": 1, "task_without_launch": 1}, "two processes"
+    without_launch = [{"start": 1, "end": 2, "deviceId": 0, "streamId": 3}]
+    assert len(decode_tables(tmp_path, {KERNELS: without_launch}).tables["TASK"]) == 1

@@ -1,4 +1,4 @@
-"""`nsys export --type parquetdir`: the same tables as Parquet files."""
+"""Exports of `nsys export --type parquetdir`: the same tables as Parquet files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unified_prof.pipeline.sources import find_source
 
 
 def as_parquet(export: Path, folder: Path) -> Path:
-    import pyarrow as arrow  # of the extra `dev`: nowhere where tests run may these be skipped
+    import pyarrow as arrow  # Part of the extra `dev`, so that these tests never skip.
     import pyarrow.parquet as parquet
 
     folder.mkdir()
@@ -34,7 +34,7 @@ def as_parquet(export: Path, folder: Path) -> Path:
     return folder
 
 
-def test_parquet_files_and_the_database_give_equal_tables(tmp_path: Path) -> None:
+def test_parquet_and_sqlite_exports_give_equal_tables(tmp_path: Path) -> None:
     tables = small(
         NVTX_EVENTS=[
             pushed(1_000, 1_500, "aten::mm, op_id = 3"),
@@ -55,7 +55,7 @@ def test_parquet_files_and_the_database_give_equal_tables(tmp_path: Path) -> Non
     assert convert(folder, tmp_path / "r.db").rows["TASK"] == 1
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_damaged_parquet_file_is_named_in_the_error(tmp_path: Path) -> None:
     folder = as_parquet(write(tmp_path / "run.sqlite", small()), tmp_path / "run_pqtdir")
     damaged = folder / "NVTX_EVENTS.parquet"
     whole = damaged.read_bytes()
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             assert "NVTX_EVENTS.parquet" in str(err)  # noqa: PT017
 
 
-def test_without_pyarrow_the_error_names_it_and_an_alternative(
+def test_missing_pyarrow_names_the_extra_and_the_sqlite_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "NVTX_EVENTS.parquet").write_bytes(b"PAR1")

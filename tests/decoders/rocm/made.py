@@ -1,7 +1,6 @@
-"""Makes recordings of rocprofv3 for tests: the tables of the public rocpd schema, and JSON.
+"""Builders of rocprofv3 recordings: the tables of the public rocpd schema, and JSON.
 
-No recording of a real device was available: the tables and keys are those of the sources of
-rocprofiler-sdk.
+Tables and keys follow the sources of rocprofiler-sdk; no recording of a real device was available.
 """
 
 from __future__ import annotations
@@ -18,89 +17,56 @@ from unified_prof.decoders import rocm
 from unified_prof.decoders.rocm.json_tables import JsonTables
 from unified_prof.sqlite.external_tables import foreign_tables
 
-Made = dict[str, Sequence[Mapping[str, Any]]]
+RocpdTables = dict[str, Sequence[Mapping[str, Any]]]
 UUID = "_00006e7b_0ab1_7000_8000_00155d012345"
 GUID = "00006e7b-0ab1-7000-8000-00155d012345"
 
 
 def region(number: int, start: int, end: int, name: int, event: int, **more: Any) -> Any:
-    return {
-        "id": number,
-        "guid": GUID,
-        "nid": 1,
-        "pid": 1,
-        "tid": 1,
-        "start": start,
-        "end": end,
-        "name_id": name,
-        "event_id": event,
-        "extdata": "{}",
-        **more,
-    }
+    place = {"id": number, "guid": GUID, "nid": 1, "pid": 1, "tid": 1, "extdata": "{}"}
+    return {**place, "start": start, "end": end, "name_id": name, "event_id": event, **more}
 
 
 def event(number: int, category: int, stack: int, **more: Any) -> Any:
-    return {
-        "id": number,
-        "guid": GUID,
-        "category_id": category,
-        "stack_id": stack,
-        "parent_stack_id": 0,
-        "correlation_id": 0,
-        "extdata": "{}",
-        **more,
-    }
+    ids = {"id": number, "guid": GUID, "category_id": category, "stack_id": stack}
+    return {**ids, "parent_stack_id": 0, "correlation_id": 0, "extdata": "{}", **more}
 
 
-def small() -> Made:
-    """A marked operation that launches a kernel, a copy, and an allocation and its release."""
+def _sizes(prefix: str, x: int, y: int) -> dict[str, int]:
+    return {f"{prefix}_x": x, f"{prefix}_y": y, f"{prefix}_z": 1}
+
+
+def small() -> RocpdTables:
+    """Return a marked operation that launches a kernel, a copy, and a released allocation."""
     common = {"guid": GUID, "nid": 1, "pid": 1, "tid": 1, "queue_id": 1, "stream_id": 4}
     memory = {**common, "agent_id": 2, "level": "REAL", "address": 0x7F00}
+    cpu = {"id": 1, "type": "CPU", "name": "EPYC", "product_name": "AMD EPYC"}
+    gpu = {"id": 2, "type": "GPU", "name": "gfx942", "product_name": "AMD Instinct MI300X"}
+    registers = {"sgpr_count": 32, "arch_vgpr_count": 40, "accum_vgpr_count": 8}
+    dispatch = {"id": 1, "agent_id": 2, "kernel_id": 9, "dispatch_id": 1, "event_id": 3}
+    copy = {"id": 1, "start": 2_150, "end": 2_400, "name_id": 7, "event_id": 5}
+    times = {"start": 1_500, "end": 3_500, "group_segment_size": 1024, "region_name_id": None}
+    texts = (
+        *("HIP_RUNTIME_API", "hipLaunchKernel", "MARKER_CORE_API", "roctxRangePushA"),
+        *("KERNEL_DISPATCH", "MEMORY_COPY", "MEMORY_COPY_HOST_TO_DEVICE", "OMPT"),
+        *("hipMemcpyAsync", "parallel"),
+    )
     return {
         "metadata": [
             {"id": 1, "tag": "schema_version", "value": "3"},
             {"id": 2, "tag": "uuid", "value": UUID},
         ],
-        "string": [
-            {"id": number, "guid": GUID, "string": text}
-            for number, text in enumerate(
-                (
-                    *("HIP_RUNTIME_API", "hipLaunchKernel", "MARKER_CORE_API"),
-                    *("roctxRangePushA", "KERNEL_DISPATCH", "MEMORY_COPY"),
-                    *("MEMORY_COPY_HOST_TO_DEVICE", "OMPT", "hipMemcpyAsync", "parallel"),
-                ),
-                1,
-            )
-        ],
+        "string": [{"id": i, "guid": GUID, "string": text} for i, text in enumerate(texts, 1)],
         "info_process": [{"id": 1, "guid": GUID, "nid": 1, "pid": 4242, "command": "secret"}],
         "info_thread": [{"id": 1, "guid": GUID, "nid": 1, "pid": 1, "tid": 4243, "name": "python"}],
-        "info_agent": [
-            {
-                "id": 1,
-                "guid": GUID,
-                "type": "CPU",
-                "type_index": 0,
-                "name": "EPYC",
-                "product_name": "AMD EPYC",
-            },
-            {
-                "id": 2,
-                "guid": GUID,
-                "type": "GPU",
-                "type_index": 0,
-                "name": "gfx942",
-                "product_name": "AMD Instinct MI300X",
-            },
-        ],
+        "info_agent": [{"guid": GUID, "type_index": 0, **agent} for agent in (cpu, gpu)],
         "info_kernel_symbol": [
             {
                 "id": 9,
                 "guid": GUID,
                 "kernel_name": "_Z4gemmv.kd",
                 "display_name": "gemm()",
-                "sgpr_count": 32,
-                "arch_vgpr_count": 40,
-                "accum_vgpr_count": 8,
+                **registers,
             }
         ],
         "event": [
@@ -122,36 +88,13 @@ def small() -> Made:
         "kernel_dispatch": [
             {
                 **common,
-                "id": 1,
-                "agent_id": 2,
-                "kernel_id": 9,
-                "dispatch_id": 1,
-                "event_id": 3,
-                "start": 1_500,
-                "end": 3_500,
-                "group_segment_size": 1024,
-                "grid_size_x": 1000,
-                "grid_size_y": 4,
-                "grid_size_z": 1,
-                "workgroup_size_x": 256,
-                "workgroup_size_y": 1,
-                "workgroup_size_z": 1,
-                "region_name_id": None,
+                **dispatch,
+                **times,
+                **_sizes("grid_size", 1000, 4),
+                **_sizes("workgroup_size", 256, 1),
             }
         ],
-        "memory_copy": [
-            {
-                **common,
-                "id": 1,
-                "start": 2_150,
-                "end": 2_400,
-                "name_id": 7,
-                "event_id": 5,
-                "src_agent_id": 1,
-                "dst_agent_id": 2,
-                "size": 4096,
-            }
-        ],
+        "memory_copy": [{**common, **copy, "src_agent_id": 1, "dst_agent_id": 2, "size": 4096}],
         "memory_allocate": [
             {**memory, "id": 1, "type": "ALLOC", "start": 500, "end": 600, "size": 64},
             {**memory, "id": 2, "type": "FREE", "start": 4_000, "end": 4_100, "size": 0},
@@ -159,8 +102,8 @@ def small() -> Made:
     }
 
 
-def write(path: Path, *sessions: Made, uuids: Sequence[str] = (UUID, "_0002")) -> Path:
-    """Write tables with the endings of their sessions, and the views over them."""
+def write(path: Path, *sessions: RocpdTables, uuids: Sequence[str] = (UUID, "_0002")) -> Path:
+    """Write tables with the suffixes of their sessions, and the views over them."""
     with closing(sqlite3.connect(path)) as db, db:
         for uuid, tables in zip(uuids, sessions, strict=False):
             for table, rows in tables.items():
@@ -180,19 +123,12 @@ def write(path: Path, *sessions: Made, uuids: Sequence[str] = (UUID, "_0002")) -
 
 
 def as_json() -> dict[str, Any]:
-    """Return the content of `small` as JSON of rocprofv3."""
+    """Return the content of `small` as rocprofv3 writes it in JSON."""
 
     def record(kind: int, operation: int, start: int, end: int, stack: int, **more: Any) -> Any:
-        return {
-            "size": 1,
-            "kind": kind,
-            "operation": operation,
-            "thread_id": 4243,
-            "correlation_id": {"internal": stack, "external": 0},
-            "start_timestamp": start,
-            "end_timestamp": end,
-            **more,
-        }
+        ids = {"kind": kind, "operation": operation, "thread_id": 4243, "size": 1}
+        times = {"start_timestamp": start, "end_timestamp": end}
+        return {**ids, **times, "correlation_id": {"internal": stack, "external": 0}, **more}
 
     kinds = [
         {"kind": "NONE", "operations": []},
@@ -220,26 +156,14 @@ def as_json() -> dict[str, Any]:
     stream = {"stream_id": {"handle": 4}}
     ends = {"src_agent_id": {"handle": 77}, "dst_agent_id": {"handle": 88}, "bytes": 4096}
     memory = {"agent_id": {"handle": 88}, "address": "0x7f00"}
+    symbol = {"kernel_id": 9, "kernel_name": "_Z4gemmv.kd", "formatted_kernel_name": "gemm()"}
+    registers = {"sgpr_count": 32, "arch_vgpr_count": 40, "accum_vgpr_count": 8}
+    marks = [{"key": 50, "value": "aten::mm, op_id = 3"}, {"key": 61, "value": "step"}]
     session = {
         "metadata": {"pid": 4242, "command": ["secret"]},
         "agents": agents,
-        "strings": {
-            "buffer_records": kinds,
-            "marker_api": [
-                {"key": 50, "value": "aten::mm, op_id = 3"},
-                {"key": 61, "value": "step"},
-            ],
-        },
-        "kernel_symbols": [
-            {
-                "kernel_id": 9,
-                "kernel_name": "_Z4gemmv.kd",
-                "sgpr_count": 32,
-                "formatted_kernel_name": "gemm()",
-                "arch_vgpr_count": 40,
-                "accum_vgpr_count": 8,
-            }
-        ],
+        "strings": {"buffer_records": kinds, "marker_api": marks},
+        "kernel_symbols": [{**symbol, **registers}],
         "buffer_records": {
             "hip_api": [record(1, 0, 1_100, 1_200, 51), record(1, 1, 2_000, 2_100, 52)],
             "marker_api": [record(2, 0, 1_000, 1_900, 50), record(2, 0, 2_400, 2_500, 61)],

@@ -1,4 +1,4 @@
-"""Hardware counters of AMD devices: of dispatches, and samples over time."""
+"""Hardware counters of AMD devices: per dispatch, and sampled over time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.decoders.kineto.made import RowSink
-from tests.decoders.rocm.made import Made, as_json, decode, event, small, write, write_json
+from tests.decoders.rocm.made import RocpdTables, as_json, decode, event, small, write, write_json
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 
@@ -18,7 +18,7 @@ def pmc(number: int, of_event: object, counter: object, value: object) -> Any:
     return {"id": number, "event_id": of_event, "pmc_id": counter, "value": value}
 
 
-def counted(*values: Any, **more: Any) -> Made:
+def with_counters(*values: Any, **more: Any) -> RocpdTables:
     tables = small()
     tables["info_pmc"] = [
         {"id": 1, "agent_id": 2, "name": "SQ_WAVES", "symbol": "SQ_WAVES"},
@@ -29,30 +29,33 @@ def counted(*values: Any, **more: Any) -> Made:
     return {**tables, **more}
 
 
-def of_tasks(sink: RowSink) -> list[tuple[Any, ...]]:
+def task_counters(sink: RowSink) -> list[tuple[Any, ...]]:
     names = {row["globalTaskId"]: row["name"] for row in sink.tables["UPROF_GPU_TASKS"]}
     rows = sink.rows("TASK_PMU_INFO", "globalTaskId", "name", "value", texts=["name"])
     return [(sink.text(names[task]), counter, value) for task, counter, value in rows]
 
 
-def test_a_dispatch_has_its_counters(tmp_path: Path) -> None:
-    sink = decode(write(tmp_path / "a.db", counted(pmc(1, 3, 2, 12.5), pmc(2, 3, 1, 4))))
-    assert sorted(of_tasks(sink)) == [("gemm()", "GRBM_COUNT", 12.5), ("gemm()", "SQ_WAVES", 4)]
+def test_counters_of_a_dispatch_are_written(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", with_counters(pmc(1, 3, 2, 12.5), pmc(2, 3, 1, 4))))
+    assert sorted(task_counters(sink)) == [
+        ("gemm()", "GRBM_COUNT", 12.5),
+        ("gemm()", "SQ_WAVES", 4),
+    ]
     assert sink.anomalies == {"relative_times": 1}
 
 
-def test_places_of_a_device_add_up(tmp_path: Path) -> None:
-    sink = decode(write(tmp_path / "a.db", counted(*(pmc(n, 3, 1, 4) for n in range(1, 9)))))
-    assert of_tasks(sink) == [("gemm()", "SQ_WAVES", 32)]
+def test_counters_of_several_places_are_summed(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", with_counters(*(pmc(n, 3, 1, 4) for n in range(1, 9)))))
+    assert task_counters(sink) == [("gemm()", "SQ_WAVES", 32)]
 
 
-def test_sessions_have_counters_of_their_own(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.db", counted(pmc(1, 3, 1, 4)), counted(pmc(1, 3, 1, 5)))
-    assert sorted(value for _, _, value in of_tasks(decode(path))) == [4, 5]
+def test_counters_belong_to_their_session(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.db", with_counters(pmc(1, 3, 1, 4)), with_counters(pmc(1, 3, 1, 5)))
+    assert sorted(value for _, _, value in task_counters(decode(path))) == [4, 5]
 
 
-def test_samples_are_counters_over_time(tmp_path: Path) -> None:
-    tables = counted(
+def test_samples_are_metrics_over_time(tmp_path: Path) -> None:
+    tables = with_counters(
         *(pmc(1, 20, 1, 60.0), pmc(2, 21, 1, 70.0), pmc(3, 20, 3, 1.0)),
         sample=[
             {"id": 1, "track_id": 1, "timestamp": 3_000, "event_id": 20},
@@ -66,11 +69,11 @@ def test_samples_are_counters_over_time(tmp_path: Path) -> None:
         (3_000, 0, "SQ_WAVES", 60.0),
         (3_100, 0, "SQ_WAVES", 70.0),
     ]
-    assert sink.anomalies["counter_without_task"] == 1, "the one of the CPU"
+    assert sink.anomalies["counter_without_task"] == 1, "the CPU's counter"
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "invalid",
     [
         pmc(1, 99, 1, 5),
         pmc(1, None, 1, 5),
@@ -79,18 +82,18 @@ def test_samples_are_counters_over_time(tmp_path: Path) -> None:
         pmc(1, -5, 1, 1),
     ],
 )
-def test_values_of_nothing_are_counted(odd: Any, tmp_path: Path) -> None:
-    sink = decode(write(tmp_path / "a.db", counted(odd, pmc(2, 3, 1, 4))))
-    assert of_tasks(sink) == [("gemm()", "SQ_WAVES", 4)]
+def test_counters_without_task_or_value_are_counted(invalid: Any, tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", with_counters(invalid, pmc(2, 3, 1, 4))))
+    assert task_counters(sink) == [("gemm()", "SQ_WAVES", 4)]
     assert sink.anomalies["counter_without_task"] == 1
 
 
-def test_a_counter_without_a_name_is_kept(tmp_path: Path) -> None:
-    sink = decode(write(tmp_path / "a.db", counted(pmc(1, 3, 77, 4))))
-    assert of_tasks(sink) == [("gemm()", "N/A", 4)]
+def test_counter_without_a_name_is_kept(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", with_counters(pmc(1, 3, 77, 4))))
+    assert task_counters(sink) == [("gemm()", "N/A", 4)]
 
 
-def of_json(traced: bool, **record: Any) -> dict[str, Any]:
+def json_with_counters(traced: bool, **record: Any) -> dict[str, Any]:
     document = as_json()
     (session,) = document["rocprofiler-sdk-tool"]
     (dispatch,) = session["buffer_records"]["kernel_dispatch"]
@@ -106,7 +109,10 @@ def of_json(traced: bool, **record: Any) -> dict[str, Any]:
                 "dispatch_data": {
                     name: dispatch[name]
                     for name in (
-                        *("correlation_id", "start_timestamp", "end_timestamp", "dispatch_info"),
+                        "correlation_id",
+                        "start_timestamp",
+                        "end_timestamp",
+                        "dispatch_info",
                     )
                 },
                 "records": [
@@ -124,15 +130,18 @@ def of_json(traced: bool, **record: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("traced", [True, False])
-def test_json_has_the_same(traced: bool, tmp_path: Path) -> None:
-    sink = decode(write_json(tmp_path / "a.json", of_json(traced)))
-    assert sorted(of_tasks(sink)) == [("gemm()", "GRBM_COUNT", 12.5), ("gemm()", "SQ_WAVES", 4)]
-    assert len(sink.tables["COMPUTE_TASK_INFO"]) == 1, "it ran once"
+def test_json_counters_equal_those_of_a_database(traced: bool, tmp_path: Path) -> None:
+    sink = decode(write_json(tmp_path / "a.json", json_with_counters(traced)))
+    assert sorted(task_counters(sink)) == [
+        ("gemm()", "GRBM_COUNT", 12.5),
+        ("gemm()", "SQ_WAVES", 4),
+    ]
+    assert len(sink.tables["COMPUTE_TASK_INFO"]) == 1, "one dispatch, traced or not"
     assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "invalid",
     [
         {"records": 5},
         {"records": [5, {"counter_id": 7}, {"value": "x"}]},
@@ -141,23 +150,21 @@ def test_json_has_the_same(traced: bool, tmp_path: Path) -> None:
         {"records": [{"counter_id": {"handle": 501}, "value": 10**400}]},
     ],
 )
-def test_json_may_say_anything(odd: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_json_counters_do_not_drop_tasks(invalid: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(of_json(True, **odd)))
+    path.write_text(json.dumps(json_with_counters(True, **invalid)))
     assert decode(path).tables["TASK"]
 
 
-def test_reports_show_them_by_kind_of_operator(tmp_path: Path) -> None:
-    recording = write(tmp_path / "a.db", counted(pmc(1, 3, 1, 4)))
+def test_counters_are_totalled_by_operator(tmp_path: Path) -> None:
+    recording = write(tmp_path / "a.db", with_counters(pmc(1, 3, 1, 4)))
     with open_analyses(convert(recording, tmp_path / "r.db").database) as (analysis,):
         (figure,) = analysis.pmu()
-    assert (figure.op_type, figure.counter, figure.tasks, figure.total) == (
-        *("aten::mm", "SQ_WAVES"),
-        *(1, 4.0),
-    )
+    totals = (figure.op_type, figure.counter, figure.tasks, figure.total)
+    assert totals == ("aten::mm", "SQ_WAVES", 1, 4.0)
 
 
-def test_registers_beyond_all_devices_are_not_known(tmp_path: Path) -> None:
+def test_impossible_register_counts_are_unknown(tmp_path: Path) -> None:
     tables = small()
     tables["info_kernel_symbol"] = [{"id": 9, "arch_vgpr_count": 2**63 - 1, "accum_vgpr_count": 9}]
     sink = decode(write(tmp_path / "a.db", tables))

@@ -26,7 +26,7 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(path, small()) if request.param == ".db" else write_json(path, as_json())
 
 
-def check(sink: RowSink) -> None:
+def check_small(sink: RowSink) -> None:
     assert sink.rows(
         "COMPUTE_TASK_INFO",
         *("name", "opType", "gridDim", "blockDim", "blockNum"),
@@ -39,33 +39,29 @@ def check(sink: RowSink) -> None:
     calls = sink.rows("CANN_API", "name", "connectionId", texts=["name"])
     tasks = [row["connectionId"] for row in sink.tables["TASK"]]
     assert [dict(calls)[name] for name in ("hipLaunchKernel", "hipMemcpyAsync")] == tasks
-    assert sink.rows("UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"])[1] == (
-        "Memcpy HtoD",
-        4096,
-    )
+    names = sink.rows("UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"])
+    assert names[1] == ("Memcpy HtoD", 4096)
     assert sink.rows("MEMCPY_INFO", "memcpyOperation", "size") == [(1, 4096)]
     assert sink.rows("UPROF_GPU_TASKS", "registersPerThread", "sharedMemoryBytes")[0] == (48, 1024)
     columns = ("message", "eventType", "connectionId")
     assert sink.rows("MSTX_EVENTS", *columns, texts=["message"]) == [("step", 2, 4294967295)]
     assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
-    assert sink.rows("MEMORY_RECORD", "component", "totalAllocated", texts=["component"]) == [
-        ("ROCm", 64),
-        ("ROCm", 0),
-    ]
+    memory = sink.rows("MEMORY_RECORD", "component", "totalAllocated", texts=["component"])
+    assert memory == [("ROCm", 64), ("ROCm", 0)]
     assert sink.rows("OP_MEMORY", "size", "duration") == [(64, 3_500)]
     assert sink.rows("NPU_INFO", "id", "name") == [(0, "AMD Instinct MI300X")]
     assert sink.anomalies == {"relative_times": 1}
     assert "secret" not in str(sink.tables)
 
 
-def test_a_recording_in_either_form(recording: Path) -> None:
-    check(decode(recording))
+def test_database_and_json_give_equal_rows(recording: Path) -> None:
+    check_small(decode(recording))
     source = find_source(recording)
     assert source is not None
     assert source.kind == "rocm"
 
 
-def test_other_regions_and_names_of_threads(tmp_path: Path) -> None:
+def test_openmp_regions_and_thread_names_are_written(tmp_path: Path) -> None:
     sink = decode(write(tmp_path / "a.db", small()))
     assert sink.rows("UPROF_TRACE_EVENTS", "category", "name", texts=["category", "name"]) == [
         ("OMPT", "parallel")
@@ -82,20 +78,17 @@ def test_sessions_of_one_file_are_separate(tmp_path: Path) -> None:
     assert sink.anomalies == {"relative_times": 1}
 
 
-def test_tables_may_have_plain_names(tmp_path: Path) -> None:
-    check(decode(write(tmp_path / "a.db", small(), uuids=[""])))
-
-
-def test_an_old_recording_joins_by_correlation_id(tmp_path: Path) -> None:
+def test_tables_without_uuid_and_with_correlation_ids_are_joined(tmp_path: Path) -> None:
     tables = small()
+    check_small(decode(write(tmp_path / "plain.db", small(), uuids=[""])))
     tables["event"] = [
-        {**one, "stack_id": 0, "correlation_id": one["stack_id"]} for one in tables["event"]
+        {**row, "stack_id": 0, "correlation_id": row["stack_id"]} for row in tables["event"]
     ]
-    check(decode(write(tmp_path / "a.db", tables)))
+    check_small(decode(write(tmp_path / "a.db", tables)))
 
 
-def test_a_dispatch_without_a_call_is_kept(tmp_path: Path) -> None:
-    """The vendor's own view leaves out dispatches without a region."""
+def test_dispatch_without_call_is_kept(tmp_path: Path) -> None:
+    """The vendor's view omits dispatches without a region."""
     tables = small()
     tables["region"] = [region(1, 1_000, 1_900, 4, 1)]
     sink = decode(write(tmp_path / "a.db", tables))
@@ -103,7 +96,7 @@ def test_a_dispatch_without_a_call_is_kept(tmp_path: Path) -> None:
     assert sink.anomalies == {"relative_times": 1, "task_without_launch": 2}
 
 
-def test_directions_of_copies(tmp_path: Path) -> None:
+def test_copies_have_a_direction(tmp_path: Path) -> None:
     tables = small()
     (first,) = tables["memory_copy"]
     gpu = {**tables["info_agent"][1], "id": 3, "type_index": 1}
@@ -115,14 +108,8 @@ def test_directions_of_copies(tmp_path: Path) -> None:
     ]
     tables["kernel_dispatch"] = []
     sink = decode(write(tmp_path / "a.db", tables))
-    names = sink.rows("UPROF_GPU_TASKS", "name", texts=["name"])
-    assert names == [
-        ("Memcpy DtoH",),
-        ("Memcpy DtoD",),
-        ("Memcpy PtoP",),
-        ("Memcpy HtoH",),
-        ("Memcpy Unknown",),
-    ]
+    names = [name for (name,) in sink.rows("UPROF_GPU_TASKS", "name", texts=["name"])]
+    assert names == [f"Memcpy {way}" for way in ("DtoH", "DtoD", "PtoP", "HtoH", "Unknown")]
     assert [row["deviceId"] for row in sink.tables["TASK"]] == [0, 0, 1, -1, 0]
 
 
@@ -135,7 +122,7 @@ def test_unread_tables_are_counted(tmp_path: Path) -> None:
     assert sink.details["table_not_read"] == "rocpd_info_shader"
 
 
-def test_views_are_not_run(tmp_path: Path) -> None:
+def test_views_of_the_database_are_not_executed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.db", small())
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DROP VIEW rocpd_string")
@@ -143,19 +130,21 @@ def test_views_are_not_run(tmp_path: Path) -> None:
             "CREATE VIEW rocpd_string AS WITH RECURSIVE r(id) AS"
             " (SELECT 1 UNION ALL SELECT id FROM r) SELECT id, 'x' AS string FROM r"
         )
-    check(decode(path))
+    check_small(decode(path))
 
 
-def test_it_becomes_a_report_and_is_never_replaced_by_it(recording: Path, tmp_path: Path) -> None:
-    made = convert(recording, tmp_path / "out.db")
-    assert made.kind == "rocm"
+def test_recording_becomes_a_report_and_is_never_overwritten(
+    recording: Path, tmp_path: Path
+) -> None:
+    conversion = convert(recording, tmp_path / "out.db")
+    assert conversion.kind == "rocm"
     for command in (
-        ["report", str(made.database), "--format", "json"],
-        ["trace", str(made.database), "-o", str(tmp_path / "t.json")],
-        ["diff", str(made.database), str(made.database)],
+        ["report", str(conversion.database), "--format", "json"],
+        ["trace", str(conversion.database), "-o", str(tmp_path / "t.json")],
+        ["diff", str(conversion.database), str(conversion.database)],
     ):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.stderr
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.stderr
     assert json.loads((tmp_path / "t.json").read_text())
     before = recording.read_bytes()
     with pytest.raises(OutputError, match="is the recording itself"):
@@ -163,7 +152,7 @@ def test_it_becomes_a_report_and_is_never_replaced_by_it(recording: Path, tmp_pa
     assert recording.read_bytes() == before
 
 
-def test_an_empty_recording_is_refused(tmp_path: Path) -> None:
+def test_empty_recordings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match="has no event"):
         decode(write(tmp_path / "a.db", {"metadata": [], "region": []}))
     with pytest.raises(RawFormatError, match="has no event"):
@@ -179,13 +168,13 @@ _ODD: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
+def test_random_values_are_refused_or_decoded(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     tables = small()
-    whole = write(tmp_path / "whole.db", tables).read_bytes()
+    intact = write(tmp_path / "whole.db", tables).read_bytes()
     path = tmp_path / "a.db"
     for _ in range(20):
-        path.write_bytes(whole)
+        path.write_bytes(intact)
         with closing(sqlite3.connect(path)) as db, db:
             for _ in range(chance.choice((1, 4, 20))):
                 table = f"rocpd_{chance.choice(list(tables))}{UUID}"
@@ -198,28 +187,28 @@ def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_json_of_any_shape(tmp_path: Path, seed: int) -> None:
+def test_random_json_is_refused_or_decoded(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    odd = (*_ODD, 2**70, [], {}, [{}], {"handle": []}, True)
+    values = (*_ODD, 2**70, [], {}, [{}], {"handle": []}, True)
 
-    def spoil(value: Any, depth: int = 0) -> Any:
+    def damage(value: Any, depth: int = 0) -> Any:
         if depth > 2 and chance.random() < 0.03:
-            return chance.choice(odd)
+            return chance.choice(values)
         if isinstance(value, dict):
-            return {key: spoil(one, depth + 1) for key, one in value.items()}
-        return [spoil(one, depth + 1) for one in value] if isinstance(value, list) else value
+            return {key: damage(item, depth + 1) for key, item in value.items()}
+        return [damage(item, depth + 1) for item in value] if isinstance(value, list) else value
 
     for _ in range(40):
         with suppress(RawFormatError):
-            decode(write_json(tmp_path / "a.json", spoil(as_json())))
+            decode(write_json(tmp_path / "a.json", damage(as_json())))
 
 
 @pytest.mark.parametrize("ending", [".db", ".json"])
-def test_damaged_bytes_are_refused_or_counted(tmp_path: Path, ending: str) -> None:
+def test_damaged_bytes_are_refused_or_decoded(tmp_path: Path, ending: str) -> None:
     chance = random.Random(3)
-    whole = tmp_path / f"whole{ending}"
-    (write(whole, small()) if ending == ".db" else write_json(whole, as_json()))
-    data = whole.read_bytes()
+    intact = tmp_path / f"whole{ending}"
+    (write(intact, small()) if ending == ".db" else write_json(intact, as_json()))
+    data = intact.read_bytes()
     path = tmp_path / f"damaged{ending}"
     for _ in range(60):
         damaged = bytearray(data)
@@ -232,7 +221,7 @@ def test_damaged_bytes_are_refused_or_counted(tmp_path: Path, ending: str) -> No
             decode(path)
 
 
-def test_events_that_are_not_there(tmp_path: Path) -> None:
+def test_tasks_without_event_have_no_launch(tmp_path: Path) -> None:
     tables = small()
     tables["event"] = [event(99, 1, 5)]
     sink = decode(write(tmp_path / "a.db", tables))
