@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.decoders.ascend_pt.made import EPOCH
-from tests.decoders.prof.memory_sink import Texts
+from tests.decoders.prof.memory_sink import StringIds
 from unified_prof.base.columns import Column, Ledger
 from unified_prof.decoders.ascend_pt import recording
 from unified_prof.sqlite import batches
@@ -31,7 +31,7 @@ class RowSink:
     """Keeps rows as a database would return them."""
 
     def __init__(self) -> None:
-        self.strings = Texts()
+        self.strings = StringIds()
         self.anomalies = Ledger()
         self.rows: dict[str, list[Row]] = {}
 

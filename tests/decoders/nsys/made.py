@@ -13,7 +13,7 @@ from unified_prof.decoders import nsys
 from unified_prof.sqlite.external_tables import foreign_tables
 
 Row = Mapping[str, Any]
-RocpdTables = Mapping[str, Sequence[Row]]
+Tables = Mapping[str, Sequence[Row]]
 
 PID, TID = 100, 101
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -99,7 +99,7 @@ def small(**more: Sequence[Row]) -> dict[str, Sequence[Row]]:
     }
 
 
-def write(path: Path, tables: RocpdTables) -> Path:
+def write(path: Path, tables: Tables) -> Path:
     """Write the tables; one without rows has the column `start` only."""
     with closing(sqlite3.connect(path)) as db, db:
         for table, rows in tables.items():
@@ -126,7 +126,7 @@ def decode(path: Path) -> RowSink:
     return sink
 
 
-def decode_tables(tmp_path: Path, tables: RocpdTables) -> RowSink:
+def decode_tables(tmp_path: Path, tables: Tables) -> RowSink:
     path = tmp_path / "run.sqlite"
     path.unlink(missing_ok=True)
     return decode(write(path, tables))

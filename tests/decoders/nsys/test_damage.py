@@ -16,7 +16,7 @@ from tests.decoders.nsys.made import (
     RANGES,
     SETS,
     WAITS,
-    RocpdTables,
+    Tables,
     call,
     copy,
     decode,
@@ -31,7 +31,7 @@ from tests.decoders.nsys.made import (
 from unified_prof.errors import RawFormatError, UprofError
 
 # Every table that the decoder reads, so that random values reach all of it.
-_WHOLE: RocpdTables = {
+_WHOLE: Tables = {
     **small(),
     KERNELS: [kernel(2_000 + i, 2_500 + i, i) for i in range(1, 20)],
     CALLS: [call(1_000 + i, 1_100 + i, i) for i in range(1, 20)],

@@ -1,4 +1,4 @@
-"""Compares decoded tables with what was put into a recording."""
+"""Comparison of decoded tables with the rows that a recording was generated from."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ _RELATIVE = 1e-8
 # The exporter rounds or truncates HCCS and LLC to a thousandth MB/s, usage to six decimals.
 _ABSOLUTE = {
     "hitRate": 0.051,
-    "throughput": 1050.0,
-    "txThroughput": 1050.0,
-    "rxThroughput": 1050.0,
-    "bandwidth": 1.0,
-    "read": 1.0,
-    "write": 1.0,
+    **dict.fromkeys(("throughput", "txThroughput", "rxThroughput"), 1050.0),
+    **dict.fromkeys(("bandwidth", "read", "write"), 1.0),
 }
 
 
 def assert_same_rows(
     table: str, expected: dict[str, NDArray[Any]], actual: dict[str, NDArray[Any]]
 ) -> None:
-    """Fail unless both have the same rows, in any order, in the columns that are expected."""
+    """Fail unless both have the same rows, in any order, in the expected columns."""
     missing = [name for name in expected if name not in actual]
     assert not missing, f"{table} has no {missing}"
     exact = [name for name in expected if not _is_float(expected[name])]

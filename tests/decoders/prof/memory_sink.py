@@ -1,4 +1,4 @@
-"""A sink that keeps what a decoder writes, with texts instead of the ids of texts."""
+"""A sink that collects decoded columns, with texts resolved from string ids."""
 
 from __future__ import annotations
 
@@ -18,20 +18,9 @@ TEXT_COLUMNS = {
     "COMMUNICATION_OP": ("opName", "groupName", "algType", "opType"),
     "COMMUNICATION_TASK_INFO": ("name", "taskType", "groupName"),
     "COMPUTE_TASK_INFO": (
-        "name",
-        "taskType",
-        "opType",
-        "inputFormats",
-        "inputDataTypes",
-        "inputShapes",
-        "outputFormats",
-        "outputDataTypes",
-        "outputShapes",
-        "attrInfo",
-        "opState",
-        "hf32Eligible",
-        "gridDim",
-        "blockDim",
+        *("name", "taskType", "opType", "inputFormats", "inputDataTypes", "inputShapes"),
+        *("outputFormats", "outputDataTypes", "outputShapes", "attrInfo", "opState"),
+        *("hf32Eligible", "gridDim", "blockDim"),
     ),
     "HBM": ("type",),
     "LLC": ("mode",),
@@ -49,8 +38,8 @@ TEXT_COLUMNS = {
 """Columns that hold ids of STRING_IDS."""
 
 
-class Texts:
-    """The string pool: dense ids in the order of first use."""
+class StringIds:
+    """A string pool with dense ids in the order of first use."""
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
@@ -63,10 +52,10 @@ class Texts:
 
 
 class MemorySink:
-    """Takes batches of columns like a database would."""
+    """Collects batches of columns, as a database would store them."""
 
     def __init__(self) -> None:
-        self.strings = Texts()
+        self.strings = StringIds()
         self.anomalies: Counter[str] = Counter()
         self._batches: dict[str, list[dict[str, NDArray[Any]]]] = {}
 
@@ -83,10 +72,10 @@ class MemorySink:
         self.anomalies[name] += count
 
     def fact(self, name: str, value: object) -> None:
-        """Provenance is no concern of decoders' tests."""
+        """Ignore provenance: no test of a decoder reads it."""
 
     def tables(self) -> Tables:
-        """Return every table that has rows; those about tasks also have the task's columns."""
+        """Return every table that has rows."""
         result: Tables = {}
         texts = np.array([*self.strings.ids, ""], object)
         for table, batches in self._batches.items():
@@ -104,7 +93,7 @@ class MemorySink:
 def with_tasks(tables: Tables) -> Tables:
     """Add stream, task, context and start to the rows about tasks that have a TASK row.
 
-    Rows about tasks without one are left out.
+    Rows about other tasks are left out.
     """
     task = tables.get("TASK", {})
     if not task:

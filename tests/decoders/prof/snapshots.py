@@ -1,8 +1,8 @@
-"""Small recordings that are kept as they are, and what a database of each must hold.
+"""Small frozen recordings and the expected text of their databases.
 
-`tests/data/prof/<name>.tar.xz` are recordings written once by the generator and frozen: what the
-generator writes tomorrow does not change them. Beside each stands its database as text. After a
-change that is meant, `python -m tests.decoders.prof.snapshots` writes the texts anew; with
+`tests/data/prof/<name>.tar.xz` are recordings that the generator wrote once; later changes of the
+generator do not affect them. The text of its database is stored beside each. After an intended
+change of output, `python -m tests.decoders.prof.snapshots` rewrites the texts; with
 `--recordings` the recordings as well.
 """
 
@@ -42,7 +42,7 @@ RECIPES = {
     ),
 }  # fmt: skip
 
-# Tables that are the same in every database, and columns with ids that say nothing themselves.
+# Tables that are equal in every database, and columns of ids without a meaning in themselves.
 _NOT_SHOWN = ("ENUM_", "STRING_IDS", "META_DATA", "UPROF_RUN")
 _BARE_IDS = {("OVERLAP_ANALYSIS", "id"), ("CANN_API", "connectionId")}
 
@@ -62,7 +62,7 @@ def unpack(name: str, folder: Path) -> Path:
     return next(folder.glob("PROF_*"))
 
 
-def text_of(recording: Path) -> str:
+def database_text(recording: Path) -> str:
     """Build a database of a recording and return its rows as text, tables and rows sorted."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "snapshot.db"
@@ -130,12 +130,12 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def main() -> None:
-    """Write the texts anew."""
+    """Rewrite the texts."""
     if "--recordings" in sys.argv:
         _write_recordings()
     for name in RECIPES:
         with tempfile.TemporaryDirectory() as folder:
-            text = text_of(unpack(name, Path(folder)))
+            text = database_text(unpack(name, Path(folder)))
         (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
         print(f"{name}: {text.count(chr(10))} lines")
 

@@ -63,8 +63,8 @@ DEVICE_FILES = """
 """.split()
 
 
-def with_files(folder: Path, platform: int) -> Path:
-    """A recording with a file of every kind; what it holds is of no record's length."""
+def recording_with_every_kind(folder: Path, platform: int) -> Path:
+    """Return a recording with a file of every kind, of a size that fits no record."""
     recipe = Recipe(platform=platform, operators=1, sample_pmu="Memory" if platform == 1 else "")
     path = generate(folder, recipe).path
     for part, names in (("host", HOST_FILES), ("device_0", DEVICE_FILES)):
@@ -75,10 +75,10 @@ def with_files(folder: Path, platform: int) -> Path:
     return path
 
 
-def test_every_kind_is_in_one_table(tmp_path: Path) -> None:
-    prof = ProfDirectory(with_files(tmp_path, 15))
+def test_each_file_kind_is_decoded_without_table_or_undecoded(tmp_path: Path) -> None:
+    prof = ProfDirectory(recording_with_every_kind(tmp_path, 15))
     assert prof.host is not None
-    told = undecoded(prof)
+    reported = undecoded(prof)
     for data in (prof.host.data, prof.devices[0].data):
         for kind in data.files:
             plain = re.sub(r"^(un)?aging\.", "", kind)
@@ -88,25 +88,27 @@ def test_every_kind_is_in_one_table(tmp_path: Path) -> None:
                 any(re.fullmatch(pattern, plain) for pattern in UNDECODED),
             ]
             assert sum(places) == 1, f"{kind} is in {sum(places)} tables"
-            assert any(f": {kind}: " in what for what in told) == places[2], kind
+            assert any(f": {kind}: " in line for line in reported) == places[2], kind
 
 
-def test_kinds_listed_as_decoded_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: set[str] = set()
+def test_kinds_declared_as_decoded_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: set[str] = set()
     get = DataFolder.get
 
-    def noting(self: DataFolder, *names: str) -> RawFile | None:
-        asked.update(re.sub(r"^(un)?aging\.", "", name) for name in names)
+    def recording_get(self: DataFolder, *names: str) -> RawFile | None:
+        requested.update(re.sub(r"^(un)?aging\.", "", name) for name in names)
         return get(self, *names)
 
-    monkeypatch.setattr(DataFolder, "get", noting)
+    monkeypatch.setattr(DataFolder, "get", recording_get)
     for platform in (1, 5, 15):
-        prof = ProfDirectory(with_files(tmp_path / str(platform), platform))
+        prof = ProfDirectory(recording_with_every_kind(tmp_path / str(platform), platform))
         decode_recording(prof, MemorySink())
-    assert asked == DECODED
+    assert requested == DECODED
 
 
-def test_an_unknown_kind_is_reported(tmp_path: Path) -> None:
+def test_unknown_kind_is_reported(tmp_path: Path) -> None:
     path = generate(tmp_path, Recipe(operators=1)).path
     assert undecoded(ProfDirectory(path)) == ()
     for name, content in (("tomorrow.data.0.slice_0", b"x"), ("empty.data.0.slice_0", b"")):
@@ -114,7 +116,7 @@ def test_an_unknown_kind_is_reported(tmp_path: Path) -> None:
     assert undecoded(ProfDirectory(path)) == ("device 0: tomorrow: unknown kind of file",)
 
 
-def test_files_without_a_table_are_named_with_their_size(
+def test_files_without_a_table_are_reported_with_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = generate(tmp_path, Recipe(operators=1)).path
@@ -132,7 +134,7 @@ def test_files_without_a_table_are_named_with_their_size(
     assert reported == [("file_without_table", 2, detail)]
 
 
-def test_the_kinds_of_the_goldens_are_known(shared: Path) -> None:
+def test_kinds_of_the_reference_list_are_known(shared: Path) -> None:
     listed = (shared / "reference" / "prof-raw-formats.md").read_text()
     kinds = set(re.findall(r"`\(un\)aging\.((?:compact|additional)\.\w+)`", listed))
     kinds |= set(re.findall(r"`device_N/data/(\w+)\.data\.N\.slice_K`", listed))

@@ -1,4 +1,4 @@
-"""Damaged recordings: something is counted or said, never a traceback, a hang or a wrong type."""
+"""Damaged recordings are decoded or refused and counted, without crash or hang."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECIPES = {
 }  # fmt: skip
 
 
-# Kinds of records that recipes do not know, of a host and of a device.
+# Kinds of host and device records that recipes do not generate.
 HOST_KINDS = (
     "compact.dpu_track", "additional.dpu_hccl_info", "additional.capture_op_info",
     "additional.ccu_group_info", "additional.ccu_wait_signal_info", "additional.mc2_comm_info",
@@ -53,18 +53,18 @@ DEVICE_KINDS = {"ub.data.0": "ub", "ccu0.instr.0": "ccu_instr", "ccu1.stat.0": "
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("whole")
-    found = {
+    paths = {
         platform: generate(folder / str(platform), recipe).path
         for platform, recipe in RECIPES.items()
     }
-    found[5] = with_collectives(folder / "collectives", found[5], platform=5)
-    found[15] = with_collectives(folder / "collectives", found[15], platform=15)
-    with_rare_kinds(found[15])
-    return found
+    paths[5] = with_collectives(folder / "collectives", paths[5], platform=5)
+    paths[15] = with_collectives(folder / "collectives", paths[15], platform=15)
+    with_rare_kinds(paths[15])
+    return paths
 
 
 def with_collectives(folder: Path, recording: Path, platform: int) -> Path:
-    """Add what AI CPUs record to a recording; its kernels and tasks are not in its logs."""
+    """Add the records of AI CPUs to a recording; its logs lack their kernels and tasks."""
     program = AicpuProgram(folder / str(platform), platform)
     group = program.group("world", 45, (51, 52))
     for task in (1, 2, 3):
@@ -77,16 +77,16 @@ def with_collectives(folder: Path, recording: Path, platform: int) -> Path:
         program.bound((45, task), (51, 10 * task), 1000 * task + 2, 0)
         program.bound((45, task), (51, 10 * task + 1), 1000 * task + 3, 1)
     program.flip(51, 2500)
-    made = program.write()
-    for path in made.glob("*/data/*"):
-        target = recording / path.relative_to(made)
+    added = program.write()
+    for path in added.glob("*/data/*"):
+        target = recording / path.relative_to(added)
         name = target.name.replace(".slice_0", ".slice_1" if target.exists() else ".slice_0")
         shutil.copyfile(path, target.with_name(name))
     return recording
 
 
 def with_rare_kinds(recording: Path) -> None:
-    """Add records of small random numbers, which refer to one another now and then."""
+    """Add records of small random numbers, some of which refer to one another."""
     rng = np.random.default_rng(7)
 
     def fill(layout: str, path: Path, base: dict[str, int]) -> None:
@@ -107,10 +107,10 @@ def with_rare_kinds(recording: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", [5, 15])
-def test_the_complete_recordings_have_the_records_damaged_below(
+def test_recordings_have_every_record_damaged_below(
     platform: int, recordings: dict[int, Path]
 ) -> None:
-    tables = survives(recordings[platform]).tables()
+    tables = decode_twice(recordings[platform]).tables()
     assert "COMMUNICATION_TASK_INFO" in tables
     assert platform == 5 or {"CCU", "DPU_TASK", "UB"} <= set(tables)
 
@@ -119,8 +119,8 @@ def data_files(recording: Path) -> list[Path]:
     return sorted(path for path in recording.glob("*/data/*") if not path.name.endswith(".done"))
 
 
-def survives(recording: Path) -> MemorySink:
-    """Decode twice: into memory, and into a database, which takes only what SQLite can hold."""
+def decode_twice(recording: Path) -> MemorySink:
+    """Decode into memory and into a database, which accepts only what SQLite can store."""
     sink = MemorySink()
     with suppress(RawFormatError):
         decode_recording(ProfDirectory(recording), sink)
@@ -132,40 +132,42 @@ def survives(recording: Path) -> MemorySink:
 
 
 @pytest.mark.parametrize("platform", sorted(RECIPES))
-def test_empty_files(platform: int, recordings: dict[int, Path], tmp_path: Path) -> None:
+def test_empty_files_are_survived(
+    platform: int, recordings: dict[int, Path], tmp_path: Path
+) -> None:
     copy = shutil.copytree(recordings[platform], tmp_path / recordings[platform].name)
     for path in data_files(copy):
         path.write_bytes(b"")
-    survives(copy)
+    decode_twice(copy)
 
 
 @pytest.mark.parametrize("platform", sorted(RECIPES))
 @pytest.mark.parametrize("fill", [0x00, 0xFF, 0x5A])
-def test_files_full_of_one_byte(
+def test_files_filled_with_one_byte_are_counted(
     platform: int, fill: int, recordings: dict[int, Path], tmp_path: Path
 ) -> None:
     copy = shutil.copytree(recordings[platform], tmp_path / recordings[platform].name)
     for path in data_files(copy):
         path.write_bytes(bytes([fill]) * path.stat().st_size)
-    assert survives(copy).anomalies
+    assert decode_twice(copy).anomalies
 
 
 @pytest.mark.parametrize("cut", [slice(None, -7), slice(7, None)])
-def test_a_file_that_lost_bytes_loses_few_rows(cut: slice, tmp_path: Path) -> None:
+def test_file_that_lost_bytes_loses_few_rows(cut: slice, tmp_path: Path) -> None:
     recipe = Recipe(operators=2, samples=60, counters=("hbm", "llc"))
     recording = generate(tmp_path, recipe).path
-    whole = survives(recording).tables()
+    intact = decode_twice(recording).tables()
     for path in data_files(recording):
         if path.name.startswith("hbm"):
             path.write_bytes(path.read_bytes()[cut])
-    sink = survives(recording)
+    sink = decode_twice(recording)
     left = sink.tables()
     assert sink.anomalies["lost_slice"] == 1
-    assert set(left) == set(whole)
-    assert len(left["LLC"]["mode"]) == len(whole["LLC"]["mode"])
-    lost = len(whole["HBM"]["bandwidth"]) - len(left["HBM"]["bandwidth"])
+    assert set(left) == set(intact)
+    assert len(left["LLC"]["mode"]) == len(intact["LLC"]["mode"])
+    lost = len(intact["HBM"]["bandwidth"]) - len(left["HBM"]["bandwidth"])
     assert 0 < lost < 40
-    assert set(left["HBM"]["timestampNs"].tolist()) <= set(whole["HBM"]["timestampNs"].tolist())
+    assert set(left["HBM"]["timestampNs"].tolist()) <= set(intact["HBM"]["timestampNs"].tolist())
 
 
 @settings(
@@ -179,18 +181,18 @@ def test_a_file_that_lost_bytes_loses_few_rows(cut: slice, tmp_path: Path) -> No
     files=st.integers(1, 12),
     flips=st.sampled_from([1, 3, 30]),
 )
-def test_flipped_bits(
+def test_flipped_bits_are_survived(
     platform: int, seed: int, files: int, flips: int, recordings: dict[int, Path]
 ) -> None:
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(recordings[platform], Path(folder) / recordings[platform].name)
         flip_bits(copy, rng, files, flips)
-        survives(copy)
+        decode_twice(copy)
 
 
 @pytest.mark.slow
-def test_flipped_bits_in_recordings_of_others(shared: Path, tmp_path: Path) -> None:
+def test_flipped_bits_in_vendor_recordings_are_survived(shared: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(20)
     for archive in sorted((shared / "goldens" / "prof").glob("*/PROF_*.tar.xz")):
         with tarfile.open(archive) as packed:
@@ -198,7 +200,7 @@ def test_flipped_bits_in_recordings_of_others(shared: Path, tmp_path: Path) -> N
         recording = tmp_path / archive.name.removesuffix(".tar.xz")
         for _ in range(2):
             flip_bits(recording, rng, files=6, flips=10)
-            survives(recording)
+            decode_twice(recording)
         shutil.rmtree(recording)
 
 

@@ -26,11 +26,11 @@ CASES = sorted(
     for path in (GOLDENS / folder).glob("*")
 )
 
-# Cases that run in quick test runs too.
+# Cases that quick test runs include.
 QUICK = ("prof/01_clocks", "prof/04_hccl", "prof/16_everything")
 
 
-def check(case: str, shared: Path, folder: Path) -> None:
+def compare_with_golden(case: str, shared: Path, folder: Path) -> None:
     source = shared / "goldens" / case
     with tarfile.open(next(source.glob("PROF_*.tar.xz"))) as archive:
         archive.extractall(folder, filter="data")
@@ -54,16 +54,14 @@ def check(case: str, shared: Path, folder: Path) -> None:
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("case", QUICK)
-def test_database_equals_the_exporters(case: str, shared: Path, tmp_path: Path) -> None:
-    check(case, shared, tmp_path)
+def test_database_equals_the_golden(case: str, shared: Path, tmp_path: Path) -> None:
+    compare_with_golden(case, shared, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [name for name in CASES if name not in QUICK])
-def test_database_equals_the_exporters_in_all_cases(
-    case: str, shared: Path, tmp_path: Path
-) -> None:
-    check(case, shared, tmp_path)
+def test_database_equals_every_golden(case: str, shared: Path, tmp_path: Path) -> None:
+    compare_with_golden(case, shared, tmp_path)
 
 
 @pytest.mark.slow
@@ -72,4 +70,4 @@ def test_database_does_not_depend_on_the_window_size(
     case: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "Workspace", lambda: Workspace(window_rows=37, run_bytes=1500))
-    check(case, shared, tmp_path)
+    compare_with_golden(case, shared, tmp_path)

@@ -50,14 +50,14 @@ def rows(recording: Path, workspace: Workspace | None = None) -> Rows:
     tables = sink.tables()
     calls = tables.pop("CANN_API")
     call_columns = ("startNs", "endNs", "type", "globalTid", "name")
-    what = list(zip(*(calls[name].tolist() for name in call_columns), strict=True))
-    # The numbers of calls are free; what they join is not.
-    call = dict(zip(calls["connectionId"].tolist(), what, strict=True))
-    result: Rows = {"CANN_API": Counter(what)}
+    call_rows = list(zip(*(calls[name].tolist() for name in call_columns), strict=True))
+    # Connection ids of calls are arbitrary; compare the calls that they join.
+    call = dict(zip(calls["connectionId"].tolist(), call_rows, strict=True))
+    result: Rows = {"CANN_API": Counter(call_rows)}
     for name, columns in tables.items():
         values = {column: columns[column].tolist() for column in sorted(columns)}
         if "connectionId" in values:
-            values["connectionId"] = [call.get(one, one) for one in values["connectionId"]]
+            values["connectionId"] = [call.get(number, number) for number in values["connectionId"]]
         result[name] = Counter(zip(*values.values(), strict=True))
     return result
 
@@ -82,12 +82,12 @@ def assert_same(expected: Rows, found: Rows) -> None:
 def test_tables_do_not_depend_on_blocks_and_slices(
     recipe: Recipe, piece_bytes: int, slice_bytes: int, slice_records: int
 ) -> None:
-    whole = RawFile.pieces
+    read_pieces = RawFile.pieces
 
     def in_pieces(
         file: RawFile, record: RecordType, _: int = 0, *, magic: int | None = None
     ) -> Iterator[Records]:
-        return whole(file, record, piece_bytes, magic=magic)
+        return read_pieces(file, record, piece_bytes, magic=magic)
 
     sliced = replace(recipe, device_slice_bytes=slice_bytes, host_slice_records=slice_records)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Memory of decoding follows the windows, not the length of the recording."""
+"""Memory use of decoding depends on the windows, not on the length of the recording."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ print(int(status.partition("VmHWM:")[2].split()[0]))
 
 
 def peak_bytes(folder: Path, operators: int) -> int:
-    """Decode a recording in a new process, and return the peak of its memory."""
+    """Decode a recording in a new process and return the peak of its memory."""
     recipe = Recipe(operators=operators, threads=4, described=False)
     recording = generate(folder, recipe).path
     command = [sys.executable, "-c", DECODE, str(recording), str(folder / "report.db")]
-    # The process measures itself: the figure of wait4() includes the memory of this process.
+    # The process measures itself: wait4() would include the memory of the parent process.
     return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
@@ -41,5 +41,5 @@ def test_ten_times_the_operators_take_little_more_memory(tmp_path: Path) -> None
     few, many = (
         peak_bytes(tmp_path / str(operators), operators) for operators in (25_000, 250_000)
     )
-    # All in memory took 0.35 KB an operator.
+    # Keeping everything in memory took 0.35 KB per operator.
     assert many - few < 225_000 * 100

@@ -1,4 +1,4 @@
-"""Whatever a recording has in it, the decoded tables have, and nothing else."""
+"""Decoded tables hold exactly the rows that a recording was generated from."""
 
 from __future__ import annotations
 
@@ -16,29 +16,23 @@ from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, genera
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 
-# Tables whose rows the generator does not foresee.
-_NOT_FORESEEN = {
-    "COMMUNICATION_OP",
-    "COMMUNICATION_TASK_INFO",
-    "HOST_INFO",
-    "NPU_INFO",
-    "OVERLAP_ANALYSIS",
-    "RANK_DEVICE_MAP",
-    "SAMPLE_PMU_SUMMARY",
-    "UPROF_GPU_DEVICES",
-}
+# Tables whose rows the generator does not predict.
+_NOT_PREDICTED = set(
+    "COMMUNICATION_OP COMMUNICATION_TASK_INFO HOST_INFO NPU_INFO OVERLAP_ANALYSIS"
+    " RANK_DEVICE_MAP SAMPLE_PMU_SUMMARY UPROF_GPU_DEVICES".split()
+)
 
 
-def check(recording: Recording) -> MemorySink:
+def check_tables(recording: Recording) -> MemorySink:
     sink = MemorySink()
     decode_recording(ProfDirectory(recording.path), sink)
     tables = with_tasks(sink.tables())
-    assert set(recording.tables) == set(tables) - _NOT_FORESEEN
+    assert set(recording.tables) == set(tables) - _NOT_PREDICTED
     for name, expected in recording.tables.items():
         actual = tables[name]
-        if name == "TASK_PMU_INFO":  # the generator foresees what no formula changes
-            foreseen = np.isin(actual["name"], expected["name"]) & (actual["value"] != 0)
-            actual = {column: values[foreseen] for column, values in actual.items()}
+        if name == "TASK_PMU_INFO":  # The generator predicts counters that no formula changes.
+            predicted = np.isin(actual["name"], expected["name"]) & (actual["value"] != 0)
+            actual = {column: values[predicted] for column, values in actual.items()}
         assert_same_rows(name, expected, actual)
     return sink
 
@@ -48,47 +42,33 @@ def check(recording: Recording) -> MemorySink:
 @pytest.mark.parametrize(
     ("platform", "pmu"), [(5, "Custom"), (7, "Memory"), (1, ""), (4, ""), (15, "PipeUtilization")]
 )
-def test_everything_at_once(platform: int, pmu: str, layout_version: str, tmp_path: Path) -> None:
+def test_recording_with_everything_is_decoded_completely(
+    platform: int, pmu: str, layout_version: str, tmp_path: Path
+) -> None:
     recipe = Recipe(
-        seed=platform,
-        platform=platform,
-        layout_version=layout_version,
-        devices=(0, 3),
-        operators=25,
-        mix_share=0.3,
-        copies=4,
-        collectives=2,
-        marks=3,
-        allocations=3,
-        pmu=pmu,
-        frequency_changes=3,
-        samples=5,
-        counters=COUNTERS,
-        host_usage=HOST_USAGE,
-        host_slice_records=7,
-        device_slice_bytes=999,
-    )
-    sink = check(generate(tmp_path, recipe))
-    # One name of a system call in four is none; no chip has tables of all counters.
+        seed=platform, platform=platform, layout_version=layout_version, devices=(0, 3),
+        operators=25, mix_share=0.3, copies=4, collectives=2, marks=3, allocations=3, pmu=pmu,
+        frequency_changes=3, samples=5, counters=COUNTERS, host_usage=HOST_USAGE,
+        host_slice_records=7, device_slice_bytes=999,
+    )  # fmt: skip
+    sink = check_tables(generate(tmp_path, recipe))
+    # One in four system call names is unknown; no chip has tables of all counters.
     assert set(sink.anomalies) == {"os_call_not_listed", "not_evaluated_on_platform"}
 
 
 @pytest.mark.parametrize("platform", [1, 5, 7, 15])
-def test_sampled_core_counters(platform: int, tmp_path: Path) -> None:
-    if platform == 15:
-        recipe = Recipe(platform=15, sample_pmu="PipeUtilization", samples=9)
-    else:
-        recipe = Recipe(platform=platform, sample_pmu="Memory", samples=9)
-    check(generate(tmp_path, recipe))
+def test_sampled_core_counters_are_decoded(platform: int, tmp_path: Path) -> None:
+    pmu = "PipeUtilization" if platform == 15 else "Memory"
+    check_tables(generate(tmp_path, Recipe(platform=platform, sample_pmu=pmu, samples=9)))
 
 
-def test_host_without_device(tmp_path: Path) -> None:
+def test_host_recording_without_device_is_decoded(tmp_path: Path) -> None:
     recipe = Recipe(host_only=True, described=True, samples=4, host_usage=HOST_USAGE, marks=2)
-    check(generate(tmp_path, recipe))
+    check_tables(generate(tmp_path, recipe))
 
 
 @pytest.mark.parametrize(("name", "platform"), [("qos", 15), ("nic", 15), ("hccs", 7)])
-def test_files_without_a_table_on_the_platform_are_counted(
+def test_counters_without_a_table_on_the_platform_are_counted(
     name: str, platform: int, tmp_path: Path
 ) -> None:
     recipe = Recipe(platform=platform, operators=1, samples=3, counters=(name,))
@@ -99,7 +79,7 @@ def test_files_without_a_table_on_the_platform_are_counted(
     assert sink.anomalies["not_evaluated_on_platform"] == 1
 
 
-def test_same_recipe_same_bytes(tmp_path: Path) -> None:
+def test_equal_recipes_generate_equal_bytes(tmp_path: Path) -> None:
     recipe = Recipe(seed=3, mix_share=0.5, pmu="Memory", samples=3, counters=COUNTERS)
     first, second = (generate(tmp_path / name, recipe) for name in ("a", "b"))
     files = sorted(p.relative_to(first.path) for p in first.path.rglob("*") if p.is_file())
@@ -142,6 +122,6 @@ RECIPES = st.builds(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(RECIPES)
-def test_any_recording(recipe: Recipe) -> None:
+def test_any_recording_is_decoded_completely(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        check(generate(Path(folder), recipe))
+        check_tables(generate(Path(folder), recipe))

@@ -1,4 +1,4 @@
-"""Tasks of data processing units, and what collective communication units did."""
+"""Tasks of data processing units (DPU) and collective communication units (CCU)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def recording(tmp_path: Path) -> Path:
     return generate(tmp_path, Recipe(platform=15, operators=0)).path
 
 
-def decoded(recording: Path) -> MemorySink:
+def decode_sink(recording: Path) -> MemorySink:
     sink = MemorySink()
     decode_recording(ProfDirectory(recording), sink)
     return sink
@@ -37,7 +37,7 @@ def texts(sink: MemorySink, ids: np.ndarray) -> list[str]:
     return [str(value) if isinstance(value, str) else by_id[int(value)] for value in ids.tolist()]
 
 
-def test_a_kernel_of_a_dpu_has_the_name_of_its_launch(recording: Path) -> None:
+def test_dpu_kernel_has_the_name_of_its_launch(recording: Path) -> None:
     launch = host_records(
         "task_track", 1, 0, 0, device_id=DPU | 2, task_id=7, kernel_name=5, timestamp=HOST_COUNTER
     )
@@ -56,7 +56,7 @@ def test_a_kernel_of_a_dpu_has_the_name_of_its_launch(recording: Path) -> None:
     host_file(recording, "unaging.compact.task_track", launch)
     host_file(recording, "unaging.compact.dpu_track", ran)
     host_file(recording, "unaging.additional.hash_dic", np.frombuffer(b"5:softmax\n", np.uint8))
-    sink = decoded(recording)
+    sink = decode_sink(recording)
     found = sink.tables()["DPU_TASK"]
     assert texts(sink, found["opName"]) == ["softmax", "N/A"]
     assert found["dpuDeviceId"].tolist() == [2, 2]
@@ -68,36 +68,29 @@ def test_a_kernel_of_a_dpu_has_the_name_of_its_launch(recording: Path) -> None:
     assert "TASK" not in sink.tables()
 
 
-def missions(recording: Path, **fields: object) -> None:
+def write_mission(recording: Path, **fields: object) -> None:
     part = records("ccu_instr", 1, task_id=65_541, **fields)  # type: ignore[arg-type]
     write_file(recording / "device_0" / "data" / "ccu1.instr.0.slice_0", part.tobytes())
 
 
-def test_a_wait_is_for_the_peer_that_came_last(recording: Path) -> None:
+def test_ccu_wait_names_the_peer_with_the_longest_delay(recording: Path) -> None:
     spans = [0] * 16
-    spans[3], spans[9] = 25, 25  # equal: the first of them, which is the higher peer
-    missions(recording, wait_start=DEVICE_COUNTER + 1000, wait_spans=[spans], wait_instruction=4)
-    told = host_records(
-        "ccu_wait_signal_info",
-        1,
-        0,
-        0,
-        timestamp=HOST_COUNTER,
-        stream_id=0xFFFF,
-        task_id=65_541,
-        instruction=4,
-        die=1,
-        mask=9,
-        channels=[[31] + [0xFFFF] * 15],
-        remote_ranks=[[2] + [0xFFFFFFFF] * 15],
+    spans[3], spans[9] = 25, 25  # Equal: the first of them counts, which is the higher peer.
+    write_mission(
+        recording, wait_start=DEVICE_COUNTER + 1000, wait_spans=[spans], wait_instruction=4
     )
-    host_file(recording, "unaging.additional.ccu_wait_signal_info", told)
+    signals = host_records(
+        "ccu_wait_signal_info", 1, 0, 0, timestamp=HOST_COUNTER, stream_id=0xFFFF, task_id=65_541,
+        instruction=4, die=1, mask=9, channels=[[31] + [0xFFFF] * 15],
+        remote_ranks=[[2] + [0xFFFFFFFF] * 15],
+    )  # fmt: skip
+    host_file(recording, "unaging.additional.ccu_wait_signal_info", signals)
     words = np.zeros(704, np.uint32)
-    at = 2 * (5 * 11 + 9) + 5 * 7  # channel 31: two dozens of channels and seven more before it
+    at = 2 * (5 * 11 + 9) + 5 * 7  # Channel 31 follows two dozen and seven other channels.
     words[at : at + 3] = (DEVICE_COUNTER + 500) & 0xFFFFFFFF, (DEVICE_COUNTER + 500) >> 32, 77
     path = recording / "device_0" / "data" / "ccu0.stat.0.slice_0"
     write_file(path, words.tobytes())
-    sink = decoded(recording)
+    sink = decode_sink(recording)
     found = sink.tables()["CCU"]
     assert texts(sink, found["name"]) == ["Wait"]
     assert (found["endNs"] - found["startNs"]).tolist() == [100 * 1000 // 50]
@@ -107,27 +100,16 @@ def test_a_wait_is_for_the_peer_that_came_last(recording: Path) -> None:
     ]
 
 
-def test_a_group_of_loops_has_a_bandwidth_where_it_took_time(recording: Path) -> None:
+def test_ccu_loop_group_has_a_bandwidth(recording: Path) -> None:
     begin = DEVICE_COUNTER + 1000
-    missions(recording, loop_start=begin, loop_end=begin + 50, loop_instruction=6)
-    told = host_records(
-        "ccu_group_info",
-        1,
-        0,
-        0,
-        timestamp=HOST_COUNTER,
-        stream_id=0xFFFF,
-        task_id=65_541,
-        instruction=6,
-        size_bytes=4096,
-        reduction=1,
-        input_type=3,
-        output_type=13,
-        channels=[[1] + [0xFFFF] * 15],
-        remote_ranks=[[2] + [0xFFFFFFFF] * 15],
-    )
-    host_file(recording, "aging.additional.ccu_group_info", told)
-    sink = decoded(recording)
+    write_mission(recording, loop_start=begin, loop_end=begin + 50, loop_instruction=6)
+    groups = host_records(
+        "ccu_group_info", 1, 0, 0, timestamp=HOST_COUNTER, stream_id=0xFFFF, task_id=65_541,
+        instruction=6, size_bytes=4096, reduction=1, input_type=3, output_type=13,
+        channels=[[1] + [0xFFFF] * 15], remote_ranks=[[2] + [0xFFFFFFFF] * 15],
+    )  # fmt: skip
+    host_file(recording, "aging.additional.ccu_group_info", groups)
+    sink = decode_sink(recording)
     assert texts(sink, sink.tables()["CCU"]["args"]) == [
         '["Physic Stream Id",65535,"Task Id",65541,"Instruction ID",6,"Die Id",0,"Data Size",4096,'
         '"Bandwidth (B/s)",4096000000.0,"Reduce Op Type","PROD","Input Data Type","FP16",'
@@ -135,6 +117,6 @@ def test_a_group_of_loops_has_a_bandwidth_where_it_took_time(recording: Path) ->
     ]
 
 
-def test_a_mission_without_counts_has_no_row(recording: Path) -> None:
-    missions(recording)
-    assert "CCU" not in decoded(recording).tables()
+def test_ccu_mission_without_counts_has_no_row(recording: Path) -> None:
+    write_mission(recording)
+    assert "CCU" not in decode_sink(recording).tables()

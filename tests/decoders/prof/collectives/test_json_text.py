@@ -1,4 +1,4 @@
-"""JSON as the exporter writes it: texts of doubles, compact arrays."""
+"""JSON as the vendor's exporter writes it: texts of doubles, compact arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unified_prof.decoders.prof.collectives import array_text, double_text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_every_double_reads_back_as_itself(value: float) -> None:
+def test_doubles_round_trip(value: float) -> None:
     assert float(double_text(value)) == value
 
 
@@ -26,7 +26,7 @@ def test_every_double_reads_back_as_itself(value: float) -> None:
         (1.5e-7, "1.5e-7"),
         (1e30, "1e30"),
         (-2.5, "-2.5"),
-        # Safely inside the rounding interval, but not the closest digits as Python writes them.
+        # Within the rounding interval, but not the shortest digits, which Python writes.
         (1492853880555555.5, "1492853880555555.6"),
         (50617993570993576.0, "50617993570993579.0"),
         (97968894789356.98, "97968894789356.99"),
@@ -36,12 +36,8 @@ def test_doubles_have_the_digits_of_the_exporters_writer(value: float, text: str
     assert double_text(value) == text
 
 
-def test_an_array_is_compact_and_keeps_texts_unchanged() -> None:
+def test_arrays_are_compact_and_keep_texts_unchanged() -> None:
     items = ["Group Name", 'dpu_组("1")', "Rank Size", 4, "Bandwidth(B/s)", 0.5]
-    assert (
-        array_text(items) == '["Group Name","dpu_组(\\"1\\")","Rank Size",4,"Bandwidth(B/s)",0.5]'
-    )
-
-
-def test_values_that_json_cannot_express_are_null() -> None:
+    expected = '["Group Name","dpu_组(\\"1\\")","Rank Size",4,"Bandwidth(B/s)",0.5]'
+    assert array_text(items) == expected
     assert json.loads(array_text([math.inf, math.nan, 1.0])) == [None, None, 1.0]

@@ -18,7 +18,7 @@ MARKS = st.lists(
 
 
 @given(MARKS)
-def test_the_first_open_start_ends_with_the_next_end(marks: list[tuple[int, int, bool]]) -> None:
+def test_each_end_mark_closes_the_oldest_open_start(marks: list[tuple[int, int, bool]]) -> None:
     expected = []
     open_starts: dict[int, deque[int]] = {}
     for task, moment, ends in sorted(marks, key=lambda mark: mark[:2]):
@@ -44,9 +44,7 @@ def test_the_first_open_start_ends_with_the_next_end(marks: list[tuple[int, int,
 @given(
     stream=st.integers(0, 2047), task=st.integers(0, 0xFFFF), notation=st.sampled_from([0, 1, 2])
 )
-def test_three_notations_of_stream_and_task_are_equal(
-    stream: int, task: int, notation: int
-) -> None:
+def test_stream_and_task_are_equal_in_all_notations(stream: int, task: int, notation: int) -> None:
     words = (
         (stream, task),
         (stream | 0x1000 | task & 0xE000, task & 0x1FFF),
@@ -57,13 +55,13 @@ def test_three_notations_of_stream_and_task_are_equal(
 
 
 @given(stream=st.integers(0, 0x7FFF), task=st.integers(0, 0xFFFF), swapped=st.booleans())
-def test_expanded_notation_has_streams_of_15_bits(stream: int, task: int, swapped: bool) -> None:
+def test_expanded_notation_has_15_bit_streams(stream: int, task: int, swapped: bool) -> None:
     words = (0x8000 | task & 0x7FFF, stream | task & 0x8000) if swapped else (stream, task)
     found = decode_words(np.array([words[0]]), np.array([words[1]]), expanded=True, sqe_type=0)
     assert (int(found[0][0]), int(found[1][0])) == (stream, task)
 
 
-def test_placeholders_and_event_records_keep_plain_ids_when_expanded() -> None:
+def test_placeholders_and_event_records_are_not_expanded() -> None:
     found = decode_words(
         np.array([0x8001, 0x8001]), np.array([7, 7]), expanded=True, sqe_type=np.array([3, 0])
     )
@@ -82,7 +80,7 @@ def test_placeholders_and_event_records_keep_plain_ids_when_expanded() -> None:
         max_size=20,
     )
 )
-def test_equal_tasks_have_one_key_and_different_ones_have_different(
+def test_keys_are_equal_exactly_for_equal_tasks(
     tasks: list[tuple[int, int, int, int]],
 ) -> None:
     columns = [np.array(column) for column in zip(*tasks, strict=True)]
@@ -90,19 +88,11 @@ def test_equal_tasks_have_one_key_and_different_ones_have_different(
     assert len(set(keys)) == len(set(tasks)) == len(set(zip(tasks, keys, strict=True)))
 
 
-def test_tasks_without_number_get_one_each_and_keep_it() -> None:
+def test_tasks_without_id_get_a_permanent_one() -> None:
     none = np.zeros(3, np.uint32)
+    identity, ids = np.arange(3, dtype=np.uint64), np.array([-1, 7, -1])
     tasks = DeviceTasks(
-        IdCounter(),
-        Flips.none(),
-        False,
-        False,
-        np.arange(3, dtype=np.uint64),
-        np.array([-1, 7, -1]),
-        none,
-        none,
-        None,
-        (none, none),
+        IdCounter(), Flips.none(), False, False, identity, ids, none, none, None, (none, none)
     )
     tasks.ids.take(8)
     assert tasks.ids_of(np.array([2, 1, 2, 0])).tolist() == [9, 7, 9, 8]
@@ -131,5 +121,5 @@ def test_wide_task_ids_have_32_bits() -> None:
         (63, 5, None),
     ],
 )
-def test_device_names_of_task_types(code: int, platform: int, name: str | None) -> None:
+def test_task_types_are_named_by_platform(code: int, platform: int, name: str | None) -> None:
     assert type_name(code, platform) == name

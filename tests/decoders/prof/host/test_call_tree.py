@@ -18,7 +18,7 @@ def intervals(spans: list[tuple[int, int]]) -> Intervals:
 
 
 @given(SPANS, st.lists(st.integers(0, 95), min_size=1, max_size=30))
-def test_a_time_belongs_to_the_call_around_it_that_began_last(
+def test_moment_belongs_to_the_latest_begun_call_that_contains_it(
     spans: list[tuple[int, int]], moments: list[int]
 ) -> None:
     calls = intervals(spans)
@@ -36,7 +36,7 @@ def test_a_time_belongs_to_the_call_around_it_that_began_last(
 
 
 @given(SPANS)
-def test_a_call_that_begins_inside_the_last_kept_one_is_left_out(
+def test_call_that_begins_inside_the_last_kept_one_is_dropped(
     spans: list[tuple[int, int]],
 ) -> None:
     calls = intervals(spans)
@@ -47,7 +47,7 @@ def test_a_call_that_begins_inside_the_last_kept_one_is_left_out(
     assert without_overlaps(calls).connection_id.tolist() == kept
 
 
-def test_a_long_call_is_found_behind_many_short_calls_inside_it() -> None:
+def test_long_call_is_found_behind_many_short_calls_inside_it() -> None:
     short = [(10 * n + 1, 5) for n in range(5_000)]
     calls = intervals([(0, 60_000), *short])
     moments = np.array([10 * n + 8 for n in range(5_000)], np.uint64)

@@ -1,4 +1,4 @@
-"""Operators of captured graphs: records of fixed and of any length, and which task each is of."""
+"""Operators of captured graphs: records of fixed and variable length, joined with tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensor(kind: int, shape: tuple[int, ...]) -> list[int]:
 
 
 def variable_record(task: int, tensors: list[list[int]], *, longer_by: int = 0) -> bytes:
-    """Return one record of the kind whose length depends on its tensors."""
+    """Return one record whose length depends on its tensors."""
     length = 64 + 44 * len(tensors) + longer_by
     head = struct.pack("<HHIIIQ", 0x5A5A, 0, 0, 1, length, 1)
     body = struct.pack("<6I3Q8x2I", 1, 0, 70, task, 2, 3 << 16 | 16, 11, 12, 0, 1, len(tensors))
@@ -42,7 +42,7 @@ def read(host: Path, sink: MemorySink | None = None) -> tuple[CapturedOperators,
     return read_captured(HostDirectory(host), texts, sink or MemorySink()), texts
 
 
-def test_records_of_any_length_follow_one_another(host: Path) -> None:
+def test_variable_length_records_are_read_in_sequence(host: Path) -> None:
     tensors = [tensor(0, (4, number)) for number in range(1, 8)]
     raw = variable_record(5, tensors) + variable_record(6, []) + variable_record(7, tensors[:1])
     write_file(host / "data" / "unaging.variable.capture_op_info.slice_0", raw)
@@ -59,7 +59,7 @@ def test_records_of_any_length_follow_one_another(host: Path) -> None:
     assert found.hf32.all()
 
 
-def test_a_record_longer_than_its_tensors_or_cut_off_is_counted_and_left_out(host: Path) -> None:
+def test_oversized_and_truncated_records_are_skipped_and_counted(host: Path) -> None:
     whole = variable_record(5, [tensor(0, (4,))])
     raw = variable_record(4, [], longer_by=8) + whole + variable_record(6, [tensor(0, (4,))])[:-4]
     write_file(host / "data" / "aging.variable.capture_op_info.slice_0", raw)
@@ -70,16 +70,16 @@ def test_a_record_longer_than_its_tensors_or_cut_off_is_counted_and_left_out(hos
     assert sink.anomalies["bad_record_capture_op_info"] == 2
 
 
-def test_the_last_record_of_a_task_counts(host: Path) -> None:
+def test_last_record_of_a_task_wins(host: Path) -> None:
     fields = {"stream_id": 70, "task_id": 65_541, "tensor_num": 0, "thread_id": 1, "timestamp": 9}
     part = host_records("capture_op_info", 2, 0, 0, op_name=[1, 2], **fields)
     write_file(host / "data" / "unaging.additional.capture_op_info.slice_0", part.tobytes())
     found, _ = read(host)
     assert found.name.tolist() == [2]
-    assert found.find(np.zeros(1), np.array([70]), np.array([5])).tolist() == [0]  # 16 bits count
+    assert found.find(np.zeros(1), np.array([70]), np.array([5])).tolist() == [0], "low 16 bits"
 
 
-def test_captured_tensors_that_the_exporter_does_not_know() -> None:
+def test_captured_tensors_have_formats_unknown_to_the_exporter() -> None:
     texts = TensorTexts()
     words = np.array([[0, 0x12000003, 99, 4, *[0] * 7], [0, 999, 1, 4, *[0] * 7]], np.uint32)
     index = texts.intern(words.tobytes())
@@ -90,7 +90,7 @@ def test_captured_tensors_that_the_exporter_does_not_know() -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_read_without_an_error(raw: bytes) -> None:
+def test_random_bytes_are_read_without_error(raw: bytes) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Tasks and collectives are distinguished by device, context and name, also the name with id 0."""
+"""Tasks and collectives are identified by device, context and name, also if the name has id 0."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def contexts(row: int, *ids: int) -> Contexts:
 
 
 def identities(launches: Launches) -> set[tuple[int, int, bool]]:
-    """Return launch, context, and whether it is the placeholder of its contexts."""
+    """Return (task, context, true for the placeholder of contexts) of launches."""
     columns = (launches.task, launches.context_id, launches.placeholder)
     return {(int(t), int(c), bool(p)) for t, c, p in zip(*columns, strict=True)}
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_launch_in_a_collective_has_the_contexts_of_the_collective(wide: bool) -> None:
+def test_launch_in_a_collective_has_the_contexts_of_the_collective(wide: bool) -> None:
     tasks = host_tasks(node=[2, 2, 2], communication=[5, NOWHERE, 5], kind=[GRAPH, GRAPH, EVENT])
     found = launches_of(tasks, 0, TYPES, contexts(2, 7), contexts(5, 3, 4), wide_task_ids=wide)
     whole = {(0, NO_CONTEXT, True), (2, NO_CONTEXT, False)}
-    # The second is in the same NODE call and in no collective: the operator's contexts are its.
+    # The second launch is in no collective and has the contexts of its operator.
     second = {(1, NO_CONTEXT, False)} if wide else {(1, NO_CONTEXT, True), (1, 7, False)}
     assert identities(found) == whole | second | {(0, 3, False), (0, 4, False)}
 
 
-def test_numbers_of_nodes_are_not_numbers_of_collectives() -> None:
+def test_node_numbers_are_not_collective_numbers() -> None:
     tasks = host_tasks(node=[5], communication=[NOWHERE], kind=[KERNEL])
     found = launches_of(tasks, 0, TYPES, contexts(9, 1), contexts(5, 3), wide_task_ids=False)
     assert identities(found) == {(0, NO_CONTEXT, False)}
@@ -103,26 +103,20 @@ def test_repeated_launch_records_are_dropped(tmp_path: Path) -> None:
             assert values.tolist() == again.tables()[table][name].tolist(), (table, name)
 
 
-def test_another_thread_may_launch_a_collective_of_the_group_in_between(tmp_path: Path) -> None:
-    """The exporter makes two operators of the first call; see docs/validation.md."""
+def test_collective_interrupted_by_another_thread_is_one_operator(tmp_path: Path) -> None:
+    """The vendor's exporter splits the first call; see docs/validation.md."""
     host = ProfDirectory(generate(tmp_path, Recipe()).path).host
     assert host is not None
     clock = host.clocks.host
     records = np.zeros(5, STEP)
-    records["node"] = [0, 0, 1, 0, 0]  # the third task was launched by the call of another thread
+    records["node"] = [0, 0, 1, 0, 0]  # Another thread's call launched the third task.
     records["has_task"] = records["master"] = True
     records["task"]["group_name"] = 77
     ticks = np.arange(5, dtype=np.uint64) * np.uint64(100) + np.uint64(
         host.clocks.host_origin_ticks
     )
-    steps = Steps(
-        records,
-        clock.to_ns(ticks),
-        clock.to_ns(ticks + np.uint64(50)),
-        np.arange(5),
-        ticks,
-        ticks + np.uint64(50),
-    )
+    later = ticks + np.uint64(50)
+    steps = Steps(records, clock.to_ns(ticks), clock.to_ns(later), np.arange(5), ticks, later)
     sink = MemorySink()
     CommunicationWriter(host, sink).write(0, steps, clock)
     tables = sink.tables()
@@ -131,7 +125,7 @@ def test_another_thread_may_launch_a_collective_of_the_group_in_between(tmp_path
     assert tables["COMMUNICATION_TASK_INFO"]["opId"].tolist() == [0, 0, 1, 0, 0]
 
 
-def test_a_type_name_with_id_0_is_that_of_the_host(tmp_path: Path) -> None:
+def test_task_types_do_not_depend_on_string_id_0(tmp_path: Path) -> None:
     recording = generate(tmp_path, Recipe(operators=12))
     first, again = MemorySink(), MemorySink()
     decode_recording(ProfDirectory(recording.path), first)

@@ -6,7 +6,7 @@ from tests.decoders.prof.memory_sink import MemorySink
 from unified_prof.decoders.prof.operators import Contexts, unroll_ranges
 
 
-def test_ranges_of_contexts_are_unroll_ranges_and_impossible_ones_counted() -> None:
+def test_context_ranges_are_unrolled_and_impossible_ones_counted() -> None:
     sink = MemorySink()
     bounds = np.array([[0, 2], [5, 4], [7, 7], [0, 2**32 - 1]], np.uint32)
     ids, sizes = unroll_ranges(bounds, sink)
@@ -15,7 +15,7 @@ def test_ranges_of_contexts_are_unroll_ranges_and_impossible_ones_counted() -> N
     assert sink.anomalies == {"bad_context_range": 2}
 
 
-def test_one_wide_range_among_many_affects_only_itself() -> None:
+def test_wide_range_affects_only_itself() -> None:
     bounds = np.tile(np.array([0, 1], np.uint32), (50_000, 1))
     bounds[7] = [0, 65_535]
     ids, _ = unroll_ranges(bounds, MemorySink())

@@ -25,14 +25,14 @@ def test_inputs_and_outputs_have_separate_texts() -> None:
     assert texts.texts(int(lists[1]))[0].shapes == '"128,256"'
 
 
-def test_an_operator_without_tensors_is_not_known_and_a_scalar_has_an_empty_shape() -> None:
+def test_missing_tensors_are_na_and_a_scalar_has_an_empty_shape() -> None:
     texts = TensorTexts()
     assert texts.texts(0)[0].shapes == "N/A"
     scalar = texts.signatures(np.stack([record([1, 2, 3])]), np.array([1]))
     assert texts.texts(int(scalar[0]))[1].shapes == '""'
 
 
-def test_records_of_one_operator_continue_each_other() -> None:
+def test_records_of_one_operator_are_concatenated() -> None:
     texts = TensorTexts()
     rows = np.stack([record(*[[0, 2, 0, n] for n in range(1, 6)]), record([0, 2, 0, 9])])
     lists = texts.signatures(rows, np.array([5, 1]))
@@ -40,18 +40,18 @@ def test_records_of_one_operator_continue_each_other() -> None:
     assert texts.texts(int(whole[0]))[0].shapes == '"1;2;3;4;5;9"'
 
 
-def test_a_number_of_tensors_beyond_the_record_counts_as_five() -> None:
+def test_excessive_tensor_count_is_limited_to_five() -> None:
     texts = TensorTexts()
     lists = texts.signatures(np.stack([record([0, 2, 0, 1])]), np.array([4_000_000_000]))
     assert texts.texts(int(lists[0]))[0].formats.count(";") == 4
 
 
-@pytest.mark.parametrize("most_known", [1 << 16, 1])
+@pytest.mark.parametrize("cache_size", [1 << 16, 1])
 @pytest.mark.parametrize("checksums_differ", [True, False])
-def test_records_are_distinguished_by_content_and_not_by_checksum(
-    monkeypatch: pytest.MonkeyPatch, *, checksums_differ: bool, most_known: int
+def test_records_are_distinguished_by_content_not_by_checksum(
+    monkeypatch: pytest.MonkeyPatch, *, checksums_differ: bool, cache_size: int
 ) -> None:
-    monkeypatch.setattr(tensors, "_MAX_CACHED", most_known)
+    monkeypatch.setattr(tensors, "_MAX_CACHED", cache_size)
     if not checksums_differ:
         monkeypatch.setattr(tensors, "_MIX", np.zeros(55, np.uint64))
     texts = TensorTexts()
@@ -72,12 +72,12 @@ def test_records_are_distinguished_by_content_and_not_by_checksum(
     ("word", "text"),
     [(2, "ND"), (253, "253"), (999, "231:3"), (40, "RESERVED"), (3 | 5 << 8, "NC1HWC0:5")],
 )
-def test_formats(word: int, text: str) -> None:
+def test_formats_have_names(word: int, text: str) -> None:
     assert format_text(word) == text
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "FLOAT"), (5, "5"), (27, "DT_BF16"), (34, "DT_HIFLOAT8"), (99, "99")]
 )
-def test_data_types(number: int, text: str) -> None:
+def test_data_types_have_names(number: int, text: str) -> None:
     assert data_type_text(number) == text

@@ -25,7 +25,7 @@ def test_tasks_are_numbered_by_rounds_of_their_stream(
             tasks.append((stream, task, 10 * rank + 5, batch))
             if batch and task == late:
                 flips.append((stream, task, 10 * rank + 4))
-    # Rounds whose flip never came stay in the round before.
+    # Rounds without a flip stay in the round before.
     rounds = {(stream, ticks) for stream, _, ticks in flips}
     columns = np.array(tasks or [(0, 0, 0, 0)], np.int64).reshape(-1, 4)
     flip_columns = np.array(flips, np.int64).reshape(-1, 3)
@@ -41,7 +41,9 @@ def test_tasks_are_numbered_by_rounds_of_their_stream(
 
 
 @pytest.mark.parametrize(("at_flip", "expected"), [(True, 1), (False, 0)])
-def test_a_task_at_the_tick_of_a_flip(at_flip: bool, expected: int) -> None:
+def test_task_at_the_tick_of_a_flip_belongs_to_the_chosen_side(
+    at_flip: bool, expected: int
+) -> None:
     flips = Flips(np.array([3]), np.array([0]), np.array([100], np.uint64))
     stream, task = np.array([3, 4]), np.array([9, 9])
     found = flips.batch_of(stream, task, np.array([100, 100], np.uint64), at_flip=at_flip)

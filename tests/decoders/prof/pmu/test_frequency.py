@@ -1,4 +1,4 @@
-"""Frequencies of AI cores: what lpmFreqConv says, and lpmInfoConv of newer collectors."""
+"""AI core frequencies from lpmFreqConv, and from lpmInfoConv of newer collectors."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def frequencies(recording: Path) -> list[list[int]]:
     return [table["timestampNs"].tolist(), table["freq"].tolist()]
 
 
-def test_the_newer_file_adds_only_voltages_without_table(tmp_path: Path) -> None:
+def test_newer_frequency_file_adds_only_voltages(tmp_path: Path) -> None:
     recording = generate(tmp_path, Recipe(operators=1, frequency_changes=3)).path
     expected = frequencies(recording)
     assert len(set(expected[1])) > 1
     data = recording / "device_0" / "data"
     old = next(data.glob("lpmFreqConv.data.0.slice_0"))
-    told = old.read_bytes()
+    content = old.read_bytes()
     for path in data.glob("lpmFreqConv*"):
         path.unlink()
     words = np.zeros((1, 110), np.uint64)
-    words[0, :2] = np.frombuffer(told, np.uint64, 2, 8)  # a time of a frequency, and its value
+    words[0, :2] = np.frombuffer(content, np.uint64, 2, 8)  # Time and value of a frequency.
     words[0, 1] = 850
     voltages = b"".join(
         records("lpm_freq", 1, count=1, kind=kind, words=words).tobytes() for kind in (1, 2)
     )
-    (data / "lpmInfoConv.data.0.slice_0").write_bytes(voltages + told)
+    (data / "lpmInfoConv.data.0.slice_0").write_bytes(voltages + content)
     (data / "lpmInfoConv.data.0.slice_0.done").write_bytes(b"")
     assert frequencies(recording) == expected
     assert undecoded(ProfDirectory(recording)) == ()

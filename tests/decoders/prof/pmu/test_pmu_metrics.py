@@ -1,4 +1,4 @@
-"""Formulas of every metric set, compared with numbers computed by hand."""
+"""Formulas of every metric set, compared with results computed by hand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from unified_prof.decoders.prof.pmu_metrics import Family, evaluate, parse_event
 
 CYCLES, TIME_NS, MHZ = 1000.0, 2000.0, 1024.0
 COUNTERS = (100, 200, 300, 400, 500, 600, 700, 800, 900)
+PER_BYTE = 1024e6 / 2**30 / CYCLES
 
 
 def values(
     name: str, family: Family = "two kinds", events: str = "", *, sampled: bool = False
 ) -> dict[str, float]:
-    """Evaluate a set where the first event counted 100, the second 200, and so on."""
+    """Evaluate a set in which the first event counted 100, the second 200, and so on."""
     listed = events or (EVENTS_V6 if family == "v6" else EVENTS)[name]
     numbers = parse_events(listed, 10)
     counters = np.array([COUNTERS[: len(numbers)]], np.uint64)
@@ -24,27 +25,14 @@ def values(
     return dict(zip([metric.name for metric in metrics], row[0].tolist(), strict=True))
 
 
-def test_ratios_are_shares_of_the_cycles_and_times_shares_of_the_time() -> None:
-    assert values("PipeUtilization") == pytest.approx(
-        {
-            "vec_ratio": 0.1,
-            "vec_time": 200.0,
-            "mac_ratio": 0.2,
-            "mac_time": 400.0,
-            "scalar_ratio": 0.3,
-            "scalar_time": 600.0,
-            "mte1_ratio": 0.4,
-            "mte1_time": 800.0,
-            "mte2_ratio": 0.5,
-            "mte2_time": 1000.0,
-            "mte3_ratio": 0.6,
-            "mte3_time": 1200.0,
-            "icache_miss_rate": 800 / 700,
-        }
-    )
+def test_pipe_ratios_and_times_are_shares_of_cycles_and_time() -> None:
+    pipes = ("vec", "mac", "scalar", "mte1", "mte2", "mte3")
+    expected = {f"{pipe}_ratio": n / 10 for n, pipe in enumerate(pipes, 1)}
+    expected |= {f"{pipe}_time": n * 200.0 for n, pipe in enumerate(pipes, 1)}
+    assert values("PipeUtilization") == pytest.approx({**expected, "icache_miss_rate": 800 / 700})
 
 
-def test_extended_pipe_utilization_adds_the_two_kinds_of_multiplications() -> None:
+def test_extended_pipe_utilization_adds_both_kinds_of_multiplications() -> None:
     found = values("PipeUtilizationExct")
     assert found["mac_ratio"] == pytest.approx(0.3)
     assert found["fixpipe_time"] == pytest.approx(1200.0)
@@ -59,17 +47,16 @@ def test_arithmetic_utilization_counts_operations() -> None:
 
 
 def test_memory_bandwidths_are_bytes_per_cycle_at_the_core_frequency() -> None:
-    per_byte = 1024e6 / 2**30 / CYCLES
     assert values("Memory") == pytest.approx(
         {
-            "ub_read_bw": 100 * 128 * per_byte,
-            "ub_write_bw": 200 * 128 * per_byte,
-            "l1_read_bw": 300 * 512 * per_byte,
-            "l1_write_bw": 400 * 128 * per_byte,
-            "l2_read_bw": 500 * 256 * per_byte,
-            "l2_write_bw": 600 * 256 * per_byte,
-            "main_mem_read_bw": 700 * 8 * per_byte,
-            "main_mem_write_bw": 800 * 8 * per_byte,
+            "ub_read_bw": 100 * 128 * PER_BYTE,
+            "ub_write_bw": 200 * 128 * PER_BYTE,
+            "l1_read_bw": 300 * 512 * PER_BYTE,
+            "l1_write_bw": 400 * 128 * PER_BYTE,
+            "l2_read_bw": 500 * 256 * PER_BYTE,
+            "l2_write_bw": 600 * 256 * PER_BYTE,
+            "main_mem_read_bw": 700 * 8 * PER_BYTE,
+            "main_mem_write_bw": 800 * 8 * PER_BYTE,
         }
     )
 
@@ -80,13 +67,12 @@ def test_memory_of_chips_with_one_kind_of_cores_has_no_l2() -> None:
     assert found["l1_write_bw"] == pytest.approx(2 * values("Memory")["l1_write_bw"])
 
 
-def test_memory_l0_and_ub_bytes_of_a_count() -> None:
-    per_byte = 1024e6 / 2**30 / CYCLES
+def test_memory_l0_and_ub_counts_have_their_number_of_bytes() -> None:
     l0, ub = values("MemoryL0"), values("MemoryUB")
-    assert l0["l0b_write_bw"] == pytest.approx(400 * 256 * per_byte)
-    assert l0["l0c_write_bw_cube"] == pytest.approx(800 * 1024 * per_byte)
-    assert ub["ub_read_bw_scalar"] == pytest.approx(300 * 16 * per_byte)
-    assert ub["ub_write_bw_vector"] == pytest.approx(800 * 32 * per_byte)
+    assert l0["l0b_write_bw"] == pytest.approx(400 * 256 * PER_BYTE)
+    assert l0["l0c_write_bw_cube"] == pytest.approx(800 * 1024 * PER_BYTE)
+    assert ub["ub_read_bw_scalar"] == pytest.approx(300 * 16 * PER_BYTE)
+    assert ub["ub_write_bw_vector"] == pytest.approx(800 * 32 * PER_BYTE)
 
 
 def test_memory_access_is_in_kilobytes_and_may_be_negative() -> None:
@@ -116,7 +102,7 @@ def test_platform_15_has_different_events() -> None:
     assert select_metrics("PipeUtilization", events, "v6").metrics == ()
 
 
-def test_a_metric_needs_all_its_events() -> None:
+def test_metric_needs_all_its_events() -> None:
     found = select_metrics("PipeUtilizationExct", (0x416, 0x9), "two kinds")
     assert [metric.name for metric in found.metrics] == ["scalar_time", "scalar_ratio"]
     assert found.uncounted[:2] == ("mac_time", "mac_ratio")
@@ -137,19 +123,18 @@ NEWER = "0x37,0x38,0x1a5,0x1a6,0x17f,0x180,0x191"
         (NEWER, True, (500 + 600) * 32, 700 * 16),
     ],
 )
-def test_310b_has_two_lists_of_events_of_the_unified_buffer(
+def test_unified_buffer_of_310b_has_two_lists_of_events(
     events: str, sampled: bool, read: int, write: int
 ) -> None:
-    per_byte = 1024e6 / 2**30 / CYCLES
     found = values("MemoryUB", "one kind", events, sampled=sampled)
     assert len(found) == (6 if sampled else 4)
-    assert found["ub_read_bw_vector"] == pytest.approx(read * per_byte)
-    assert found["ub_write_bw_vector"] == pytest.approx(write * per_byte)
+    assert found["ub_read_bw_vector"] == pytest.approx(read * PER_BYTE)
+    assert found["ub_write_bw_vector"] == pytest.approx(write * PER_BYTE)
     selection = select_metrics("MemoryUB", (0x37, 0x38), "one kind", sampled=sampled)
     assert {"ub_read_bw_vector", "ub_write_bw_vector"} <= set(selection.uncounted)
 
 
-def test_cores_that_did_not_run_have_zeros() -> None:
+def test_idle_cores_have_zeros() -> None:
     events = parse_events(EVENTS["PipeUtilization"], 8)
     metrics = select_metrics("PipeUtilization", events, "two kinds").metrics
     none = np.zeros((1, 8), np.uint64)
@@ -168,30 +153,27 @@ def test_executed_pipes_of_chips_with_one_kind_of_cores() -> None:
     found = values("PipelineExecuteUtilization", "one kind", events)
     assert len(found) == 14
     assert found["vec_exe_ratio"] == pytest.approx(0.1)
-    assert found["mac_exe_time"] == pytest.approx(1000.0)  # 200 and 300 of 1000 cycles, 2000 ns
+    assert found["mac_exe_time"] == pytest.approx(1000.0), "200 and 300 of 1000 cycles in 2000 ns"
     assert found["fixpipe_exe_ratio"] == pytest.approx(0.8)
 
 
 def test_memory_l0_of_chips_with_one_kind_of_cores_has_narrower_counts() -> None:
-    per_byte = 1024e6 / 2**30 / CYCLES
     events = "0x1b,0x1c,0x21,0x22,0x27,0x28,0x29,0x2a"
     found = values("MemoryL0", "one kind", events)
-    assert found["l0a_read_bw"] == pytest.approx(100 * 512 * per_byte)
-    assert found["l0b_read_bw"] == pytest.approx(300 * 256 * per_byte)
-    assert found["l0c_read_bw_cube"] == pytest.approx(600 * 256 * per_byte)
-    assert values("MemoryL0", "one kind", events, sampled=True)["l0b_read_bw"] == pytest.approx(
-        300 * 512 * per_byte
-    )
+    assert found["l0a_read_bw"] == pytest.approx(100 * 512 * PER_BYTE)
+    assert found["l0b_read_bw"] == pytest.approx(300 * 256 * PER_BYTE)
+    assert found["l0c_read_bw_cube"] == pytest.approx(600 * 256 * PER_BYTE)
+    sampled = values("MemoryL0", "one kind", events, sampled=True)
+    assert sampled["l0b_read_bw"] == pytest.approx(300 * 512 * PER_BYTE)
 
 
 def test_samples_count_the_transfers_of_the_memory_engine() -> None:
-    per_byte = 1024e6 / 2**30 / CYCLES
     events = "0x10,0x13,0x37,0x38,0x3d,0x3e,0x43,0x44"
     of_tasks, of_cores = (values("MemoryUB", events=events, sampled=kind) for kind in (False, True))
     assert set(of_cores) - set(of_tasks) == {"ub_read_bw_mte", "ub_write_bw_mte"}
-    assert of_cores["ub_read_bw_mte"] == pytest.approx(500 * 16 * per_byte)
-    assert of_cores["ub_write_bw_vector"] == pytest.approx(800 * 16 * per_byte)
-    assert of_tasks["ub_write_bw_vector"] == pytest.approx(800 * 32 * per_byte)
+    assert of_cores["ub_read_bw_mte"] == pytest.approx(500 * 16 * PER_BYTE)
+    assert of_cores["ub_write_bw_vector"] == pytest.approx(800 * 16 * PER_BYTE)
+    assert of_tasks["ub_write_bw_vector"] == pytest.approx(800 * 32 * PER_BYTE)
 
 
 @pytest.mark.parametrize(
@@ -203,5 +185,5 @@ def test_samples_count_the_transfers_of_the_memory_engine() -> None:
         ("ResourceConflictRatio", "0x540,0x556,0x502,0x528", "vec_resc_cflt_ratio", 400 / 300),
     ],
 )
-def test_sets_of_platform_15(name: str, events: str, metric: str, value: float) -> None:
+def test_metric_sets_of_platform_15(name: str, events: str, metric: str, value: float) -> None:
     assert values(name, "v6", events)[metric] == pytest.approx(value)

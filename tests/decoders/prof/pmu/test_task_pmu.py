@@ -1,4 +1,4 @@
-"""Counters of tasks: whose they are, which blocks a MIX adds up, how long the task took."""
+"""Counters of tasks: their task, the blocks that a MIX adds up, the time of the task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAM = 7
 
 
 def device_with(tmp_path: Path, pmu: Records, **options: object) -> DeviceDirectory:
-    """Return a device whose only data are these PMU records, at 1500 MHz and 20 AIC cores."""
+    """Return a device whose only data are these PMU records, at 1500 MHz with 20 AIC cores."""
     recipe = Recipe(operators=0, pmu="Custom", **options)  # type: ignore[arg-type]
     folder = generate(tmp_path, recipe).path / "device_0"
     (folder / "data" / "ffts_profile.data.0.slice_0").write_bytes(pmu.tobytes())
@@ -42,17 +42,10 @@ def tasks_of(*task_ids: int, blocks: int = 0, context: int = NO_CONTEXT) -> Devi
     ids = np.array(task_ids, np.uint32)
     none = np.zeros(len(ids), np.uint32)
     key = pack_keys(none + STREAM, ids, none, none + np.uint32(context), wide_task_ids=False)
+    blocks_of, slots = none + np.uint32(blocks), (none[:0], none[:0])
+    keys, numbers = np.sort(key), np.full(len(ids), -1)
     return DeviceTasks(
-        IdCounter(),
-        Flips.none(),
-        False,
-        False,
-        np.sort(key),
-        np.full(len(ids), -1),
-        none + np.uint32(blocks),
-        none,
-        None,
-        (none[:0], none[:0]),
+        IdCounter(), Flips.none(), False, False, keys, numbers, blocks_of, none, None, slots
     )
 
 
@@ -69,7 +62,7 @@ def metrics(device: DeviceDirectory, tasks: DeviceTasks) -> tuple[dict[str, floa
     return rows, sink
 
 
-def test_a_task_has_the_metrics_of_both_kinds_of_cores(tmp_path: Path) -> None:
+def test_task_has_metrics_of_both_kinds_of_cores(tmp_path: Path) -> None:
     pmu = task_records(1, pmu=[5, 6, 7, 0, 0, 0, 0, 0])
     found, _ = metrics(device_with(tmp_path, pmu), tasks_of(1, blocks=10))
     assert found == {
@@ -93,7 +86,7 @@ def test_counters_of_a_subtask_are_those_of_its_main_cores(
 @pytest.mark.parametrize(
     ("blocks", "time_ns"), [(1, 2000), (20, 100), (21, 190), (40, 100), (0, 0)]
 )
-def test_time_is_that_of_the_rounds_the_blocks_need(
+def test_time_is_that_of_the_rounds_that_the_blocks_need(
     blocks: int, time_ns: float, tmp_path: Path
 ) -> None:
     """3000 cycles at 1500 MHz are 2 us of block time; custom metrics round to 10 ns."""
@@ -101,34 +94,27 @@ def test_time_is_that_of_the_rounds_the_blocks_need(
     assert found["aic_total_time"] == pytest.approx(time_ns)
 
 
-def test_the_frequency_is_the_one_at_the_end_of_the_task(tmp_path: Path) -> None:
-    """The generated device changes to 1200 MHz at its counter 3000060000."""
+def test_frequency_is_that_at_the_end_of_the_task(tmp_path: Path) -> None:
+    """The generated device changes to 1200 MHz at counter 3000060000."""
     pmu = task_records(1, start=3_000_000_000, end=3_000_070_000)
     device = device_with(tmp_path, pmu, frequency_changes=1)
     found, _ = metrics(device, tasks_of(1, blocks=1))
     assert found["aic_total_time"] == pytest.approx(2500)
 
 
-def test_counters_of_tasks_without_a_log_are_counted_not_shown(tmp_path: Path) -> None:
+def test_counters_without_a_task_log_are_counted(tmp_path: Path) -> None:
     found, sink = metrics(device_with(tmp_path, task_records(2)), tasks_of(1))
     assert not found
     assert sink.anomalies == {"pmu_without_task": 1}
 
 
 def test_impossible_values_are_counted(tmp_path: Path) -> None:
-    pmu = concatenated(
-        [
-            task_records(1, subtask_word=1 << 10),  # a counter overflowed
-            task_records(1, w0=13),  # no kind of record
-            task_records(1, ffts_type_word=7 << 13),  # no kind of task
-        ]
-    )
+    overflow = task_records(1, subtask_word=1 << 10)
+    unknown_record, unknown_task = task_records(1, w0=13), task_records(1, ffts_type_word=7 << 13)
+    pmu = concatenated([overflow, unknown_record, unknown_task])
     _, sink = metrics(device_with(tmp_path, pmu), tasks_of(1))
-    assert sink.anomalies == {
-        "pmu_counter_overflow": 1,
-        "pmu_unknown_record": 1,
-        "pmu_unknown_task_kind": 1,
-    }
+    names = ("pmu_counter_overflow", "pmu_unknown_record", "pmu_unknown_task_kind")
+    assert sink.anomalies == dict.fromkeys(names, 1)
 
 
 def test_unknown_metrics_are_reported(tmp_path: Path) -> None:
@@ -139,18 +125,18 @@ def test_unknown_metrics_are_reported(tmp_path: Path) -> None:
     assert sink.anomalies == {"unknown_pmu_metrics": 1}
 
 
-def test_metrics_whose_events_were_not_counted_are_reported(tmp_path: Path) -> None:
+def test_metrics_of_uncounted_events_are_reported(tmp_path: Path) -> None:
     device = device_with(tmp_path, task_records(1))
     path = device.path / "sample.json"
     path.write_text(path.read_text().replace("Custom:0x8,0xa,0x500", "PipeUtilization"))
     found, sink = metrics(DeviceDirectory(device.path, 0), tasks_of(1))
     assert {"aic_vec_ratio", "aiv_mac_time"} <= set(found)
-    # For both kinds of cores: scalar, mte1, mte2 and mte3 as time and ratio, and the misses.
+    # For both kinds of cores: time and ratio of scalar, mte1, mte2 and mte3, and the misses.
     assert sink.anomalies == {"pmu_metric_not_counted": 2 * 9}
 
 
 @pytest.mark.parametrize("platform", [1, 4])
-def test_counters_by_task_of_hwts_platforms_are_reported(platform: int, tmp_path: Path) -> None:
+def test_task_counters_of_hwts_platforms_are_reported(platform: int, tmp_path: Path) -> None:
     path = generate(tmp_path, Recipe(platform=platform, operators=2)).path
     write_file(path / "device_0" / "data" / "aicore.data.0.slice_0", bytes(256))
     sink = MemorySink()
@@ -158,13 +144,13 @@ def test_counters_by_task_of_hwts_platforms_are_reported(platform: int, tmp_path
     assert sink.anomalies["task_pmu_not_evaluated"] == 1
 
 
-def test_without_cores_there_is_no_time() -> None:
+def test_device_without_cores_has_no_task_time() -> None:
     kind = CoreKind("", (), (), cores=0, frequency_mhz=float(Decimal(1000)), rounded=False)
     one = np.ones(1)
     assert kind.time_on_cores_ns(one, one, np.ones(1, np.uint32)).tolist() == [0]
 
 
-# Tasks and blocks as (key, start, length or core); few values, so that they meet.
+# Tasks and blocks as (key, start, length, core), of few values, so that many overlap.
 TASKS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 5), st.integers(0, 1)),
     min_size=1, max_size=8, unique_by=lambda task: task[:2],
@@ -177,14 +163,14 @@ BLOCKS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(TASKS, BLOCKS, st.integers(0, 3), st.integers(1, 30))
-def test_blocks_belong_to_the_latest_task_with_their_ids_that_encloses_them(
+def test_blocks_belong_to_the_latest_enclosing_task_with_their_ids(
     tasks: list[tuple[int, int, int, int]],
     blocks: list[tuple[int, int, int, int]],
     limit: int,
     piece: int,
 ) -> None:
     expected = np.zeros(len(tasks))
-    left = [limit] * len(tasks)
+    remaining = [limit] * len(tasks)
     for number, (key, start, length, core) in enumerate(blocks, start=1):
         started = [
             (task[1], row) for row, task in enumerate(tasks) if task[0] == key and task[1] <= start
@@ -192,8 +178,8 @@ def test_blocks_belong_to_the_latest_task_with_their_ids_that_encloses_them(
         if started:
             row = max(started)[1]
             task = tasks[row]
-            if start + length <= task[1] + task[2] and core != task[3] and left[row]:
-                left[row] -= 1
+            if start + length <= task[1] + task[2] and core != task[3] and remaining[row]:
+                remaining[row] -= 1
                 expected[row] += number
     sums = MixBlocks(_counted(tasks), np.full(len(tasks), limit))
     numbers = np.arange(1, len(blocks) + 1, dtype=np.uint64)

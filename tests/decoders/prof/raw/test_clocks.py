@@ -29,37 +29,29 @@ def test_times_are_exact_and_truncated_to_nanoseconds(
     assert clock.to_ns(np.array(ticks, np.uint64)).tolist() == expected
 
 
-def test_frequencies_with_many_digits_are_exact() -> None:
-    rate = Fraction(1000) / Fraction(Decimal("99.99999999999999"))
-    clock = LinearClock(rate, Fraction(5))
-    assert clock.to_ns(np.array([10**15], np.uint64)).tolist() == [10**16 + 6]
-
-
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64, np.int64])
-def test_any_integer_column_can_be_converted(dtype: type[np.uint32 | np.uint64 | np.int64]) -> None:
+def test_any_integer_column_is_converted_exactly(
+    dtype: type[np.uint32 | np.uint64 | np.int64],
+) -> None:
     clock = LinearClock(Fraction(1000), Fraction(7))
+    digits = LinearClock(Fraction(1000) / Fraction(Decimal("99.99999999999999")), Fraction(5))
+    assert digits.to_ns(np.array([10**15], np.uint64)).tolist() == [10**16 + 6]
     assert clock.to_ns(np.array([0, 3], dtype)).tolist() == [7, 3007]
     assert clock.to_ns(np.zeros(0, dtype)).dtype == np.int64
 
 
-def test_finer_parts_of_a_nanosecond_round_to_the_nearest() -> None:
+def test_finer_parts_of_a_nanosecond_round_to_nearest() -> None:
     clock = LinearClock(Fraction(1000, 48), Fraction(1000)).finer(1024, 1000)
     assert clock.to_ns(np.array([48, 1], np.uint64)).tolist() == [1_024_000, 21_333]
 
 
-def test_the_clocks_of_a_directory_share_its_start() -> None:
+def test_clocks_of_a_directory_share_its_start() -> None:
     clocks = build_clocks(
-        host_mhz=Decimal(100),
-        host_monotonic_ns=5_000,
-        host_counter=1_000,
-        host_counter_diff=10,
-        begin_us=1_700_000_000_000_000,
-        begin_monotonic_ns=4_000,
-        device_mhz=Decimal(50),
-        device_counter=77,
-        device_monotonic_ns=2_000,
-    )
-    start_ns = 1_700_000_000_000_001_000 + 100  # the start log's moment, counter offset included
+        host_mhz=Decimal(100), host_monotonic_ns=5_000, host_counter=1_000, host_counter_diff=10,
+        begin_us=1_700_000_000_000_000, begin_monotonic_ns=4_000, device_mhz=Decimal(50),
+        device_counter=77, device_monotonic_ns=2_000,
+    )  # fmt: skip
+    start_ns = 1_700_000_000_000_001_000 + 100  # Moment of the start log, with the counter offset.
     assert clocks.device is not None
     assert clocks.device_monotonic is not None
     assert clocks.since_start_us is not None
@@ -70,19 +62,11 @@ def test_the_clocks_of_a_directory_share_its_start() -> None:
     assert clocks.monotonic.tick_to_ns(4_000) == 1_700_000_000_000_000_000
 
 
-def test_host_times_may_be_nanoseconds() -> None:
+def test_host_counter_without_frequency_is_in_nanoseconds() -> None:
     clocks = build_clocks(
-        host_mhz=None,
-        host_monotonic_ns=5_000,
-        host_counter=123,
-        host_counter_diff=99,
-        begin_us=1,
-        begin_monotonic_ns=0,
-        device_mhz=Decimal(50),
-        device_counter=77,
-    )
+        host_mhz=None, host_monotonic_ns=5_000, host_counter=123, host_counter_diff=99, begin_us=1,
+        begin_monotonic_ns=0, device_mhz=Decimal(50), device_counter=77,
+    )  # fmt: skip
     assert clocks.host.tick_to_ns(42) == 1_042
     assert clocks.device is not None
-    assert (
-        clocks.device.tick_to_ns(77) == 1_000 + 5_000 + 99
-    )  # the counter's offset is nanoseconds too
+    assert clocks.device.tick_to_ns(77) == 1_000 + 5_000 + 99, "the offset is in nanoseconds"

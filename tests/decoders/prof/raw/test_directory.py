@@ -1,4 +1,4 @@
-"""Files that a recording needs, and files that it is decoded without."""
+"""Files that a recording needs, and files that are optional."""
 
 from __future__ import annotations
 
@@ -32,51 +32,51 @@ def recording(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / original.name)
 
 
-def decoded(recording: Path) -> MemorySink:
+def decode_sink(recording: Path) -> MemorySink:
     sink = MemorySink()
     decode_recording(ProfDirectory(recording), sink)
     return sink
 
 
-def change(path: Path, **values: object) -> None:
+def change_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_complete_recording_has_no_anomaly(recording: Path) -> None:
-    sink = decoded(recording)
+def test_complete_recording_has_no_anomaly(recording: Path) -> None:
+    sink = decode_sink(recording)
     assert sink.anomalies == {}
     assert set(sink.tables()["TASK"]["deviceId"].tolist()) == {0, 1}
     assert sink.tables()["NPU_INFO"]["name"].tolist() == ["Ascend910B"] * 2
 
 
 @pytest.mark.parametrize("name", ["info.json.1", "sample.json", "start_info.1"])
-def test_only_a_device_without_control_file_is_left_out(name: str, recording: Path) -> None:
+def test_device_without_control_file_is_skipped(name: str, recording: Path) -> None:
     (recording / "device_1" / name).unlink()
-    sink = decoded(recording)
+    sink = decode_sink(recording)
     assert sink.anomalies["unreadable_directory"] == 1
     assert set(sink.tables()["TASK"]["deviceId"].tolist()) == {0}
-    assert len(sink.tables()["COMPUTE_TASK_INFO"]["name"]) == 8  # the host knows of both
+    assert len(sink.tables()["COMPUTE_TASK_INFO"]["name"]) == 8, "the host recorded both devices"
 
 
-def test_two_control_files_of_a_kind_are_refused_by_name(recording: Path) -> None:
+def test_duplicate_control_files_are_refused(recording: Path) -> None:
     shutil.copy(recording / "host" / "info.json", recording / "host" / "info.json.1")
     prof = ProfDirectory(recording)
     assert prof.host is None
     assert "2 files info.json, expected one" in prof.problems[0][1]
 
 
-def test_host_only(recording: Path) -> None:
+def test_host_without_devices_is_decoded(recording: Path) -> None:
     for device in recording.glob("device_*"):
         shutil.rmtree(device)
-    tables = decoded(recording).tables()
+    tables = decode_sink(recording).tables()
     assert "TASK" not in tables
     assert len(tables["COMPUTE_TASK_INFO"]["name"]) == 8
     assert tables["NPU_INFO"]["name"].tolist() == ["UNKNOWN"]
 
 
-def test_devices_only(recording: Path) -> None:
+def test_devices_without_host_are_decoded(recording: Path) -> None:
     shutil.rmtree(recording / "host")
-    tables = decoded(recording).tables()
+    tables = decode_sink(recording).tables()
     assert set(tables["TASK"]["connectionId"].tolist()) <= {-1, 4_000_000_001}
     assert "CANN_API" not in tables
     assert set(tables["TASK"]["globalPid"].tolist()) == {31_337}
@@ -86,50 +86,50 @@ def test_devices_only(recording: Path) -> None:
     ("name", "content"),
     [("info.json", "{"), ("info.json", "[1]"), ("start_info", '{"collectionTimeBegin": "soon"}')],
 )
-def test_errors_of_control_files_state_their_content(
+def test_invalid_control_file_is_named_in_the_error(
     name: str, content: str, recording: Path
 ) -> None:
     for device in recording.glob("device_*"):
         shutil.rmtree(device)
     (recording / "host" / name).write_text(content)
     with pytest.raises(RawFormatError, match=name):
-        decoded(recording)
+        decode_sink(recording)
 
 
-def test_a_device_without_clock_loses_its_tasks_with_a_report(recording: Path) -> None:
+def test_device_without_clock_loses_its_tasks(recording: Path) -> None:
     (recording / "device_0" / "dev_start.log.0").unlink()
-    sink = decoded(recording)
+    sink = decode_sink(recording)
     assert sink.anomalies["undecoded_part"] >= 1
     assert set(sink.tables()["TASK"]["deviceId"].tolist()) == {1}
 
 
-def test_without_a_dictionary_names_are_numbers(recording: Path) -> None:
+def test_names_without_dictionary_are_numbers(recording: Path) -> None:
     for path in (recording / "host" / "data").glob("*hash_dic*"):
         path.unlink()
-    names = decoded(recording).tables()["COMPUTE_TASK_INFO"]["name"].tolist()
+    names = decode_sink(recording).tables()["COMPUTE_TASK_INFO"]["name"].tolist()
     assert all(name.isdecimal() for name in names)
 
 
-def test_names_that_are_not_utf8_are_escaped(recording: Path) -> None:
+def test_non_utf8_names_are_escaped(recording: Path) -> None:
     (path,) = (recording / "host" / "data").glob("*hash_dic.slice_0")
     path.write_bytes(
         b"".join(line[:-1] + b"\xff\n" for line in path.read_bytes().splitlines(keepends=True))
     )
-    names = decoded(recording).tables()["COMPUTE_TASK_INFO"]["name"].tolist()
+    names = decode_sink(recording).tables()["COMPUTE_TASK_INFO"]["name"].tolist()
     assert all(name.endswith("\\xff") for name in names)
 
 
 def test_missing_end_is_half_an_hour_after_the_start(recording: Path) -> None:
     (recording / "host" / "end_info").unlink()
-    session = decoded(recording).tables()["SESSION_TIME_INFO"]
+    session = decode_sink(recording).tables()["SESSION_TIME_INFO"]
     assert session["endTimeNs"][0] - session["startTimeNs"][0] == 1_800_000_000_000
 
 
-def test_a_recording_being_written_is_recognised(recording: Path) -> None:
+def test_unfinished_recording_is_counted(recording: Path) -> None:
     for path in recording.rglob("*.done"):
         path.unlink()
     files = [path for path in recording.rglob("*") if path.is_file()]
-    assert decoded(recording).anomalies["unfinished_file"] == len(files)
+    assert decode_sink(recording).anomalies["unfinished_file"] == len(files)
 
 
 def test_links_out_of_the_recording_are_not_followed(recording: Path, original: Path) -> None:
@@ -138,20 +138,20 @@ def test_links_out_of_the_recording_are_not_followed(recording: Path, original: 
     log = recording / "device_0" / "data" / "stars_soc.data.0.slice_0"
     log.unlink()
     log.symlink_to(original / "device_0" / "data" / log.name)
-    sink = decoded(recording)
+    sink = decode_sink(recording)
     assert sink.anomalies["link_not_followed"] == 2
     assert "TASK" not in sink.tables() or 1 not in sink.tables()["TASK"]["deviceId"]
 
 
 def test_undecoded_data_is_reported(recording: Path) -> None:
     assert undecoded(ProfDirectory(recording)) == ()
-    change(recording / "device_0" / "info.json.0", platform_version="2")
+    change_json(recording / "device_0" / "info.json.0", platform_version="2")
     payload = records("aicpu", 1, type=6).tobytes()
     (recording / "device_0" / "data" / "aicpu.data.0.slice_0").write_bytes(payload)
-    told = undecoded(ProfDirectory(recording))
-    assert len(told) == 2
-    assert "platform_version 2" in told[0]
-    assert "COMMUNICATION_*" in told[1]
+    reported = undecoded(ProfDirectory(recording))
+    assert len(reported) == 2
+    assert "platform_version 2" in reported[0]
+    assert "COMMUNICATION_*" in reported[1]
 
 
 VALUES: st.SearchStrategy[object] = st.sampled_from(
@@ -165,7 +165,7 @@ VALUES: st.SearchStrategy[object] = st.sampled_from(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
-def test_control_files_with_any_values(
+def test_control_files_with_any_values_are_decoded_or_refused(
     data: st.DataObject, original: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     copy = shutil.copytree(original, tmp_path_factory.mktemp("copy") / original.name)
@@ -184,19 +184,19 @@ def test_control_files_with_any_values(
         owner[data.draw(st.sampled_from(sorted(owner)))] = data.draw(VALUES)
         path.write_text(json.dumps(values))
     with suppress(RawFormatError):
-        decoded(copy)
+        decode_sink(copy)
 
 
-def test_a_host_slice_that_is_cut_loses_one_record(recording: Path) -> None:
+def test_truncated_host_slice_loses_one_record(recording: Path) -> None:
     (path,) = (recording / "host" / "data").glob("unaging.api_event.data.slice_0")
-    whole = len(decoded(recording).tables()["CANN_API"]["name"])
+    intact = len(decode_sink(recording).tables()["CANN_API"]["name"])
     path.write_bytes(path.read_bytes()[:-7])
-    sink = decoded(recording)
+    sink = decode_sink(recording)
     assert sink.anomalies["cut_slice"] == 1
-    assert len(sink.tables()["CANN_API"]["name"]) == whole - 1
+    assert len(sink.tables()["CANN_API"]["name"]) == intact - 1
 
 
-def test_cores_and_clocks_of_devices_are_kept(tmp_path: Path) -> None:
+def test_cores_and_frequencies_of_devices_are_written(tmp_path: Path) -> None:
     sink = MemorySink()
     write_session(ProfDirectory(generate(tmp_path, Recipe(devices=(0, 3))).path), sink)
     table = sink.tables()["UPROF_GPU_DEVICES"]

@@ -26,7 +26,7 @@ def write_slices(folder: Path, name: str, slices: list[bytes]) -> None:
     cuts=st.lists(st.integers(0, 200), max_size=12),
     piece_bytes=st.integers(1, 50),
 )
-def test_slices_are_one_stream_without_its_first_remainder(
+def test_slices_are_one_stream_of_records(
     raw: bytes, cuts: list[int], piece_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("data")
@@ -38,7 +38,7 @@ def test_slices_are_one_stream_without_its_first_remainder(
     assert all(len(piece) <= max(piece_bytes, 4) for piece in pieces)
 
 
-def test_slices_follow_their_numbers_and_unaging_comes_before_aging(tmp_path: Path) -> None:
+def test_slices_are_ordered_by_number_with_unaging_first(tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / f"unaging.compact.x.slice_{number}").write_bytes(bytes([number, 0, 0, 0]))
     (tmp_path / "aging.compact.x.slice_0").write_bytes(b"\x63\0\0\0")
@@ -49,14 +49,14 @@ def test_slices_follow_their_numbers_and_unaging_comes_before_aging(tmp_path: Pa
     assert file.count(RECORD) == 13
 
 
-def test_old_and_new_names_of_device_files_mean_the_same_kind(tmp_path: Path) -> None:
+def test_old_and_new_device_file_names_have_the_same_kind(tmp_path: Path) -> None:
     write_slices(tmp_path, "hwts.data.7.dev.profiler_default_tag.0", [b"1234"])
     write_slices(tmp_path, "host_cpu.data", [b"time 1"])
     write_slices(tmp_path, "aicore.data.3", [b""])
     assert set(scan(tmp_path).files) == {"hwts", "host_cpu", "aicore"}
 
 
-def test_companion_files_are_not_data_and_missing_ones_are_reported(tmp_path: Path) -> None:
+def test_companion_files_are_no_data_and_missing_ones_are_reported(tmp_path: Path) -> None:
     write_slices(tmp_path, "hbm.data.0", [b"1234"])
     (tmp_path / "llc.data.0.slice_0").write_bytes(b"1234")
     (tmp_path / "hbm.data.0.slice_0.complete").write_bytes(b"")
@@ -76,15 +76,11 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert data.links == ("hbm.data.0.slice_0",)
 
 
-def test_a_file_that_shrinks_meanwhile_gives_the_records_that_are_left(tmp_path: Path) -> None:
+def test_shrunk_file_gives_its_remaining_records(tmp_path: Path) -> None:
     path = tmp_path / "hbm.data.0.slice_0"
     path.write_bytes(bytes(10))
     file = RawFile("hbm", ((Slice(path, 400),),))
     assert [len(piece) for piece in file.pieces(RECORD)] == [2]
-
-
-def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
-    assert scan(tmp_path / "data").files == {}
 
 
 @pytest.mark.parametrize("name", names())
@@ -98,7 +94,7 @@ def test_layouts_keep_every_field_inside_the_record(name: str) -> None:
 @pytest.mark.parametrize("companion", [True, False])
 @pytest.mark.parametrize("cut", [slice(None, -7), slice(7, None)])
 @pytest.mark.parametrize("magic", [0x5A5A, None])
-def test_a_file_cut_at_either_end_keeps_its_records(
+def test_file_cut_at_either_end_keeps_its_records(
     cut: slice, companion: bool, magic: int | None, tmp_path: Path
 ) -> None:
     record = np.dtype([("magic", "<u2"), ("number", "<u2"), ("timestamp", "<u8")])
@@ -115,7 +111,7 @@ def test_a_file_cut_at_either_end_keeps_its_records(
     assert piece["number"].tolist() == ([1, 2, 3, 4] if cut.start else [0, 1, 2, 3])
 
 
-def test_magic_numbers_find_records_between_two_losses(tmp_path: Path) -> None:
+def test_magic_numbers_locate_records_between_two_losses(tmp_path: Path) -> None:
     record = np.dtype([("magic", "<u2"), ("number", "<u2"), ("timestamp", "<u8")])
     rows = np.zeros(9, record)
     rows["magic"], rows["number"] = 0x5A5A, range(9)
@@ -136,9 +132,9 @@ def test_magic_numbers_find_records_between_two_losses(tmp_path: Path) -> None:
 def test_complete_records_survive_any_reported_loss(
     sizes: list[int], lost: list[int], dropped: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Slices may lose their end, and the oldest may be dropped; no record is read askew."""
+    """Slices may lose their end, and the oldest may be dropped; no record is misaligned."""
     folder = tmp_path_factory.mktemp("data")
-    sizes[-1] += -sum(sizes) % 4  # the last slice ends with a record
+    sizes[-1] += -sum(sizes) % 4  # The last slice ends with a record.
     count = sum(sizes) // 4
     raw = np.arange(1, count + 1, dtype="<u4").tobytes()
     expected, at = set(range(1, count + 1)), 0
@@ -155,7 +151,7 @@ def test_complete_records_survive_any_reported_loss(
     assert {int(value) for piece in pieces for value in piece["number"]} == expected
 
 
-def test_slices_missing_between_others_are_reported(tmp_path: Path) -> None:
+def test_missing_slices_are_reported(tmp_path: Path) -> None:
     raw = np.arange(30, dtype="<u4").tobytes()
     write_slices(tmp_path, "hbm.data.0", [raw[:30], raw[30:70], raw[70:]])
     (tmp_path / "hbm.data.0.slice_1").unlink()

@@ -1,4 +1,4 @@
-"""Host usage from text files that other programs wrote, and from damaged ones."""
+"""Host usage from text files of other programs, also damaged ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def host_with(tmp_path: Path, name: str, text: str | bytes) -> HostDirectory:
     return HostDirectory(folder)
 
 
-def decoded(decode: Any, host: HostDirectory, table: str) -> tuple[Any, MemorySink]:
+def decode_table(decode: Any, host: HostDirectory, table: str) -> tuple[Any, MemorySink]:
     sink = MemorySink()
     decode(host, sink)
     return sink.tables().get(table), sink
@@ -38,27 +38,29 @@ def rows(table: dict[str, NDArray[Any]], *columns: str) -> list[tuple[Any, ...]]
     return list(zip(*(table[name].tolist() for name in columns), strict=True))
 
 
-def test_memory_is_that_of_the_later_sample_at_the_earlier_time(tmp_path: Path) -> None:
+def test_host_memory_is_the_later_sample_at_the_earlier_time(tmp_path: Path) -> None:
     text = f"{T0} 1 100 1 1 0 1 0\n{T0 + 5} 1 25000000 1 1 0 1 0\nbroken line\n"
-    table, sink = decoded(
+    table, sink = decode_table(
         host_samples.decode_host_mem, host_with(tmp_path, "host_mem", text), "HOST_MEM_USAGE"
     )
     assert rows(table, "timestampNs", "usage") == [(BEGIN_NS, 5.0)]
     assert sink.anomalies == {"damaged_line": 1}
 
 
-def test_memory_rounds_halves_to_the_even_digit(tmp_path: Path) -> None:
+def test_host_memory_rounds_half_to_even(tmp_path: Path) -> None:
     """With 2 * 10**9 kB of memory, n pages are n * 2e-7 percent."""
     lines = "".join(f"{T0 + n} 1 {pages} 1 1 0 1 0\n" for n, pages in enumerate((0, 5, 15, 25)))
     host = host_with(tmp_path, "host_mem", lines)
     path = host.path / "info.json"
     path.write_text(path.read_text().replace("2000000000", "4000000000"))
-    table, _ = decoded(host_samples.decode_host_mem, HostDirectory(host.path), "HOST_MEM_USAGE")
+    table, _ = decode_table(
+        host_samples.decode_host_mem, HostDirectory(host.path), "HOST_MEM_USAGE"
+    )
     assert table["usage"].tolist() == [0.0, 2e-06, 2e-06]
 
 
 def test_cpu_threads_count_for_the_cpu_they_ran_on_last(tmp_path: Path) -> None:
-    """Two jiffies pass; a thread that used three counts as two, two full ones are left out."""
+    """In two jiffies, a thread that used three counts as two; CPUs over 100 % are dropped."""
     moments = [
         f"time {T0 + step}\n{10 + step / 50:.2f} 1.00\n"
         + "".join(STAT.format(thread, used, cpu) + "\n" for thread, used, cpu in threads)
@@ -70,7 +72,7 @@ def test_cpu_threads_count_for_the_cpu_they_ran_on_last(tmp_path: Path) -> None:
             ]
         )
     ]
-    table, sink = decoded(
+    table, sink = decode_table(
         host_samples.decode_host_cpu, host_with(tmp_path, "host_cpu", "".join(moments)), "CPU_USAGE"
     )
     assert rows(table, "timestampNs", "cpuId", "usage") == [
@@ -80,14 +82,14 @@ def test_cpu_threads_count_for_the_cpu_they_ran_on_last(tmp_path: Path) -> None:
     assert sink.anomalies == {"cpu_usage_over_100": 1}
 
 
-def test_network_leaves_out_cards_that_went_backwards(tmp_path: Path) -> None:
+def test_network_drops_cards_whose_counters_decreased(tmp_path: Path) -> None:
     zeros = " 0" * 7
     text = "".join(
         f"time {T0 + 10**9 * step}\nInter-| Receive\neth3: {received}{zeros} 0{zeros}\n"
         for step, received in enumerate((1000, 26000, 500))
     )
     host = host_with(tmp_path, "host_network", text)
-    table, _ = decoded(host_samples.decode_host_network, host, "HOST_NETWORK_USAGE")
+    table, _ = decode_table(host_samples.decode_host_network, host, "HOST_NETWORK_USAGE")
     assert table["speed"].tolist() == pytest.approx([25000.0, 0.0])
     assert table["usage"].tolist() == pytest.approx([0.001 * 0.8, 0.0])
 
@@ -99,7 +101,7 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
         "12:00:01 7 be/4 me 1.00 M/s 1.00 G/s 0.00 % 0.00 % x\nnonsense\n"
     )
     host = host_with(tmp_path, "host_disk", text)
-    table, sink = decoded(host_samples.decode_host_disk, host, "HOST_DISK_USAGE")
+    table, sink = decode_table(host_samples.decode_host_disk, host, "HOST_DISK_USAGE")
     assert rows(table, "timestampNs", "readRate", "writeRate", "usage") == [
         (BEGIN_NS, 1.5, 2048.0, 3.25),
         (BEGIN_NS + 20_000_000, float(1 << 20), float(1 << 30), 0.0),
@@ -107,15 +109,15 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
     assert sink.anomalies == {"damaged_line": 1}
 
 
-def test_disk_without_a_start_is_reported(tmp_path: Path) -> None:
-    text = "12:00:00 7 be/4 me 1.50 B/s 2.00 K/s 0.00 % 3.25 % x\n"
+def test_disk_file_without_a_start_is_refused(tmp_path: Path) -> None:
+    host = host_with(
+        tmp_path, "host_disk", "12:00:00 7 be/4 me 1.50 B/s 2.00 K/s 0.00 % 3.25 % x\n"
+    )
     with pytest.raises(RawFormatError, match="start_time"):
-        decoded(
-            host_samples.decode_host_disk, host_with(tmp_path, "host_disk", text), "HOST_DISK_USAGE"
-        )
+        decode_table(host_samples.decode_host_disk, host, "HOST_DISK_USAGE")
 
 
-def test_calls_start_with_the_session(tmp_path: Path) -> None:
+def test_os_calls_start_with_the_session(tmp_path: Path) -> None:
     text = (
         "  100.500 ( 0.250 ms): py thon/31337 read(fd: 3) = 0\n"
         "  101.500 ( 1.000 ms): python/31338 futex(uaddr: 1) = 0\n"
@@ -123,9 +125,8 @@ def test_calls_start_with_the_session(tmp_path: Path) -> None:
         "  102.000 ( 1.000 ms): python/31338 invented(1) = 0\n"
         "half a li"
     )
-    table, sink = decoded(
-        host_calls.decode_os_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API"
-    )
+    host = host_with(tmp_path, "host_syscall", text)
+    table, sink = decode_table(host_calls.decode_os_calls, host, "OSRT_API")
     tid = PROCESS_ID << 32
     assert rows(table, "name", "globalTid", "startNs", "endNs") == [
         ("read", tid | 31337, BEGIN_NS, BEGIN_NS + 250_000),
@@ -134,11 +135,10 @@ def test_calls_start_with_the_session(tmp_path: Path) -> None:
     assert sink.anomalies == {"os_call_not_listed": 1, "os_call_unfinished": 1, "damaged_line": 1}
 
 
-def test_names_that_are_not_utf8_do_no_harm(tmp_path: Path) -> None:
+def test_non_utf8_process_names_are_accepted(tmp_path: Path) -> None:
     text = b"  100.500 ( 0.250 ms): \xff\xfe/31337 read(fd: 3) = 0\n"
-    table, _ = decoded(
-        host_calls.decode_os_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API"
-    )
+    host = host_with(tmp_path, "host_syscall", text)
+    table, _ = decode_table(host_calls.decode_os_calls, host, "OSRT_API")
     assert table["name"].tolist() == ["read"]
 
 
@@ -152,9 +152,9 @@ def test_names_that_are_not_utf8_do_no_harm(tmp_path: Path) -> None:
         (host_calls.decode_os_calls, "host_syscall"),
     ],
 )
-def test_binary_rubbish_gives_no_rows(decode: Any, name: str, tmp_path: Path) -> None:
-    rubbish = np.random.default_rng(0).bytes(20_000)
+def test_binary_data_gives_no_rows(decode: Any, name: str, tmp_path: Path) -> None:
+    random_bytes = np.random.default_rng(0).bytes(20_000)
     sink = MemorySink()
-    decode(host_with(tmp_path, name, rubbish), sink)
+    decode(host_with(tmp_path, name, random_bytes), sink)
     assert not sink.tables()
     assert sink.anomalies

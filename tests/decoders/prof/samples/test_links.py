@@ -21,8 +21,8 @@ def device_with(folder: Path, name: str, content: bytes, platform: int = 5) -> D
     return DeviceDirectory(device, 0)
 
 
-def test_a_port_has_one_row_per_sample(tmp_path: Path) -> None:
-    # Counters of 64 bits, of which the exporter keeps half.
+def test_unified_bus_has_one_row_per_port_and_sample(tmp_path: Path) -> None:
+    # Counters of 64 bits, of which the vendor's exporter keeps half.
     part = records("ub", 2, port_id=[1, 2], time_us=[5, 6], rx_bind=1 << 33, tx_bind=[7, 8])
     device, sink = device_with(tmp_path, "ub", part.tobytes(), platform=15), MemorySink()
     link_samples.decode_unified_bus(device, sink)
@@ -39,13 +39,13 @@ MB = 1 << 20
 @pytest.mark.parametrize(
     ("sent", "expected", "backward"),
     [
-        ([5], [0], 0),  # compared with itself
-        ([0, 4 * MB], [400 * MB], 0),  # the only interval is kept
-        ([0, 4 * MB, 5 * MB, 9 * MB], [400 * MB, 100 * MB], 0),  # the last one is dropped
+        ([5], [0], 0),  # Compared with itself.
+        ([0, 4 * MB], [400 * MB], 0),  # The only interval is kept.
+        ([0, 4 * MB, 5 * MB, 9 * MB], [400 * MB, 100 * MB], 0),  # The last one is dropped.
         ([0, 4 * MB, 1 * MB, 2 * MB, 9 * MB], [400 * MB, 100 * MB], 1),
     ],
 )
-def test_hccs_intervals(
+def test_hccs_throughput_is_that_of_intervals(
     sent: list[int], expected: list[int], backward: int, tmp_path: Path
 ) -> None:
     origin_ns = 10**15
@@ -57,7 +57,7 @@ def test_hccs_intervals(
     assert sink.anomalies["counter_went_backwards"] == backward
 
 
-def test_less_than_one_complete_hbm_sample_has_no_bandwidth(tmp_path: Path) -> None:
+def test_incomplete_hbm_sample_has_no_bandwidth(tmp_path: Path) -> None:
     part = records("hbm_v1", 3, timestamp_us=range(3), count=1, event_type=1, hbm_id=3)
     sink = MemorySink()
     memory_samples.decode_hbm(device_with(tmp_path, "hbm", part.tobytes()), sink)
@@ -66,7 +66,7 @@ def test_less_than_one_complete_hbm_sample_has_no_bandwidth(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("platform", "exchanged"), [(5, False), (1, True)])
-def test_reads_and_writes_of_an_accelerator_are_exchanged_except_on_platform_5(
+def test_accelerator_reads_and_writes_are_swapped_except_on_platform_5(
     tmp_path: Path, platform: int, exchanged: bool
 ) -> None:
     fields = {"read_bandwidth": 11, "write_bandwidth": 22, "read_ost": 33, "write_ost": 44}
