@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
-from tests.decoders.kineto import made
+from tests.decoders.kineto import builders
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 
@@ -19,29 +19,29 @@ TABLES_OF_ALL_WORK = ("operation", "module", "line", "kernel", "class", "self", 
 ENGINE = "autograd::engine::evaluate_function: "
 
 
-def imported(tmp_path: Path, *events: made.Event) -> Path:
-    convert(made.write(tmp_path / "trace.json", events), tmp_path / "trace.db")
+def imported(tmp_path: Path, *events: builders.Event) -> Path:
+    convert(builders.write(tmp_path / "trace.json", events), tmp_path / "trace.db")
     return tmp_path / "trace.db"
 
 
 def operation(
     name: str, thread: int, start_us: float, length_us: float, sequence: int, forward: int = 0
-) -> made.Event:
+) -> builders.Event:
     args = {"Sequence number": sequence, "Fwd thread id": forward}
-    return made.operation(name, start_us, length_us, tid=thread, args=args)
+    return builders.operation(name, start_us, length_us, tid=thread, args=args)
 
 
-def with_kernel(event: made.Event, length_us: float) -> tuple[made.Event, ...]:
+def with_kernel(event: builders.Event, length_us: float) -> tuple[builders.Event, ...]:
     correlation = event["ts"] + 1_000
     start_us, thread = event["ts"] + 1, event["tid"]
     return (
         event,
-        made.call(start_us, 1, correlation, tid=thread),
-        made.kernel(start_us + 1, length_us, correlation),
+        builders.call(start_us, 1, correlation, tid=thread),
+        builders.kernel(start_us + 1, length_us, correlation),
     )
 
 
-def flow(number: int, source: made.Event, target: made.Event) -> tuple[made.Event, ...]:
+def flow(number: int, source: builders.Event, target: builders.Event) -> tuple[builders.Event, ...]:
     ends = (("s", source), ("f", target))
     return tuple(
         {"ph": phase, "cat": "fwdbwd", "name": "fwdbwd", "id": number}
@@ -62,7 +62,7 @@ def test_equal_sequence_numbers_of_two_threads_are_two_nodes(tmp_path: Path, flo
         operation(ENGINE + "ConvolutionBackward0", 21, 100, 20, 0, forward=1),
         operation(ENGINE + "AddmmBackward0", 22, 130, 10, 0, forward=2),
     )
-    events: list[made.Event] = []
+    events: list[builders.Event] = []
     for event, length_us in zip((*forward, *backward), (5, 5, 15, 5), strict=True):
         events += with_kernel(event, length_us)
     if flows:
@@ -75,7 +75,7 @@ def test_equal_sequence_numbers_of_two_threads_are_two_nodes(tmp_path: Path, flo
 
 
 def test_without_flows_names_tell_the_forward_thread(tmp_path: Path) -> None:
-    events: list[made.Event] = []
+    events: list[builders.Event] = []
     for thread, name, node in ((11, "mm", "Mm"), (12, "relu", "Relu")):
         events += with_kernel(operation(f"aten::{name}", thread, 10 * thread, 5, 0), 1)
         events += with_kernel(operation("aten::add", thread, 10 * thread + 5, 5, 1), 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import call, complete, kernel, operation, write
+from tests.decoders.kineto.builders import call, complete, kernel, operation, write
 from unified_prof import open_report
 from unified_prof.cli.app import main
 

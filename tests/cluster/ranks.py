@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import Event, call, complete, kernel, write
+from tests.decoders.kineto.builders import Event, call, complete, kernel, write
 from unified_prof.pipeline.convert import convert
 
 STEPS = 3

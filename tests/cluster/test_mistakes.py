@@ -13,7 +13,7 @@ from tests.cli.test_report import refused, uprof
 from tests.cluster import made as simulated
 from tests.cluster import ranks
 from tests.cluster.summaries import Made, make
-from tests.decoders.kineto.made import call, kernel, write
+from tests.decoders.kineto.builders import call, kernel, write
 
 pytest.importorskip("pyarrow")
 

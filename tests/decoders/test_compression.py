@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import decode, operation, write
+from tests.decoders.kineto.builders import decode, operation, write
 from unified_prof.decoders import compression
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline import sources

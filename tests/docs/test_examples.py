@@ -24,8 +24,8 @@ import pytest
 
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
-from tests.docs.given import KINDS, give
 from tests.docs.pages import PAGES, Block, blocks
+from tests.docs.recordings import KINDS, give
 from unified_prof.cli.app import COMMANDS, app
 
 SHELL = ("bash", "console", "sh", "")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.decoders.nsys.test_parquet import as_parquet
-from tests.decoders.rocm.made import as_json, write_json
+from tests.decoders.rocm.builders import as_json, write_json
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.errors import UprofError
 from unified_prof.pipeline import sources

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import call, complete, kernel, write
+from tests.decoders.kineto.builders import call, complete, kernel, write
 from tests.pipeline.two_stages import passed, pipeline
 from unified_prof import open_report
 from unified_prof.base.columns import group_hash

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.ascend_pt.made import Framework
+from tests.decoders.ascend_pt.builders import Framework
 from tests.pipeline.test_sources import MAKERS
 from tests.pipeline.two_stages import pipeline
 from tests.prof_generator import Recipe, generate

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import complete, operation
-from tests.decoders.kineto.made import write as write_trace
+from tests.decoders.kineto.builders import complete, operation
+from tests.decoders.kineto.builders import write as write_trace
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.errors import OutputError, RawFormatError, UsageError
 from unified_prof.pipeline import cache

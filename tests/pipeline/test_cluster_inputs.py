@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import kernel, write
+from tests.decoders.kineto.builders import kernel, write
 from tests.prof_generator import Recipe, generate
 from unified_prof.pipeline.cluster_inputs import Input, host_in, inputs_of, rank_in, resolved
 from unified_prof.pipeline.convert import convert

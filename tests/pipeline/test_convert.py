@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import operation, write
+from tests.decoders.kineto.builders import operation, write
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
 from unified_prof.decoders.prof import recording as decoding

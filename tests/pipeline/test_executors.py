@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.decoders.kineto.made import operation, write
+from tests.decoders.kineto.builders import operation, write
 from tests.prof_generator import Recipe, generate
 from unified_prof.errors import EngineError, UsageError
 from unified_prof.pipeline import convert as conversions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import call, copy, kernel, operation, write
+from tests.decoders.kineto.builders import call, copy, kernel, operation, write
 from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.output_paths import ASCEND_PT
 

@@ -18,17 +18,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.decoders.ascend_pt.made import Framework
-from tests.decoders.ascend_text import made as exported
-from tests.decoders.kineto.made import operation
-from tests.decoders.kineto.made import write as write_trace
-from tests.decoders.memory_snapshot.made import small as small_snapshot
-from tests.decoders.memory_snapshot.made import write as write_snapshot
-from tests.decoders.nsys.made import small as small_export
-from tests.decoders.nsys.made import write as write_export
-from tests.decoders.rocm.made import as_json, write_json
-from tests.decoders.rocm.made import small as small_rocpd
-from tests.decoders.rocm.made import write as write_rocpd
+from tests.decoders.ascend_pt.builders import Framework
+from tests.decoders.ascend_text import builders as exported
+from tests.decoders.kineto.builders import operation
+from tests.decoders.kineto.builders import write as write_trace
+from tests.decoders.memory_snapshot.builders import small as small_snapshot
+from tests.decoders.memory_snapshot.builders import write as write_snapshot
+from tests.decoders.nsys.builders import small as small_export
+from tests.decoders.nsys.builders import write as write_export
+from tests.decoders.rocm.builders import as_json, write_json
+from tests.decoders.rocm.builders import small as small_rocpd
+from tests.decoders.rocm.builders import write as write_rocpd
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.decoders.kineto.made import call, complete, kernel, write
+from tests.decoders.kineto.builders import call, complete, kernel, write
 
 # A pipeline of two ranks, seen by the second one (global rank 6): it receives, computes, sends.
 PIPELINE = {

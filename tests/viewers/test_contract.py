@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.ascend_pt.made import Framework
-from tests.decoders.kineto.made import call, complete, copy, kernel, operation, write
+from tests.decoders.ascend_pt.builders import Framework
+from tests.decoders.kineto.builders import call, complete, copy, kernel, operation, write
 from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
 from tests.viewers.contract import broken

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import Event, call, complete, copy, kernel, write
+from tests.decoders.kineto.builders import Event, call, complete, copy, kernel, write
 from unified_prof.cli.app import main
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert

@@ -8,7 +8,7 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
-from tests.decoders.kineto.made import call, complete, kernel, operation, write
+from tests.decoders.kineto.builders import call, complete, kernel, operation, write
 from unified_prof.compare import runs
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses

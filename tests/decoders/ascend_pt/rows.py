@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.ascend_pt.made import EPOCH
+from tests.decoders.ascend_pt.builders import EPOCH
 from tests.decoders.prof.memory_sink import StringIds
 from unified_prof.base.columns import Column, Ledger
 from unified_prof.decoders.ascend_pt import recording
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 class RowSink:
-    """Keeps rows as a database would return them."""
+    """Collects rows as a database would return them."""
 
     def __init__(self) -> None:
         self.strings = StringIds()
@@ -47,7 +47,7 @@ class RowSink:
         self.anomalies.add(name, detail, count)
 
     def table(self, name: str, *columns: str) -> list[Any]:
-        """Return the rows, sorted; one column as such, several as tuples."""
+        """Return the sorted rows; values if one column is named, otherwise tuples."""
         texts = {number: text for text, number in self.strings.ids.items()}
 
         def value(row: Row, column: str) -> Any:
@@ -59,11 +59,11 @@ class RowSink:
             return found
 
         rows = [tuple(value(row, column) for column in columns) for row in self.rows.get(name, [])]
-        rows.sort(key=lambda row: tuple((one is not None, str(type(one)), one) for one in row))
+        rows.sort(key=lambda row: tuple((cell is not None, str(type(cell)), cell) for cell in row))
         return [row[0] for row in rows] if len(columns) == 1 else rows
 
     def links(self) -> dict[str, list[int]]:
-        """Return the numbers that a range of each name is connected by, of those that are."""
+        """Return the connection numbers of each named range that has any."""
         by_id: dict[int, list[int]] = {}
         for row in self.rows.get("CONNECTION_IDS", []):
             by_id.setdefault(row["id"], []).append(row["connectionId"])

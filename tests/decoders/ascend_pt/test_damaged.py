@@ -1,4 +1,4 @@
-"""Damaged files: something is counted or said, never a traceback, a hang or a silent loss."""
+"""Damaged files are counted or refused, without traceback, hang or silent loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.decoders.ascend_pt.made import Framework, record, tlv
+from tests.decoders.ascend_pt.builders import Framework, record, tlv
 from tests.decoders.ascend_pt.rows import decode
 from tests.prof_generator import Recipe, generate
 from unified_prof.decoders.ascend_pt import folder as records
@@ -22,21 +22,21 @@ from unified_prof.pipeline.convert import convert
 
 
 def all_kinds() -> Framework:
-    made = Framework()
+    framework = Framework()
     for number in range(6):
         start = 100 * number
-        made.operator(f"aten::op{number % 3}", start, start + 90, sequence=number,
+        framework.operator(f"aten::op{number % 3}", start, start + 90, sequence=number,
                       fields=[(3, b"float"), (8, b"a;b")])  # fmt: skip
-        made.enqueue(start + 10, start + 20, number, 1)
-        made.dequeue(start + 30, start + 40, number, 2)
-        made.memory(start + 11, number, 64)
-        made.memory(start + 12, number, -64, 1)
-        made.call(start, 1)
-        made.call(start + 1, 1, 1)
-        made.collection(start, start + 5)
-    made.operator("ProfilerStep#1", 0, 700)
-    made.text(1, "Linear######5")
-    return made
+        framework.enqueue(start + 10, start + 20, number, 1)
+        framework.dequeue(start + 30, start + 40, number, 2)
+        framework.memory(start + 11, number, 64)
+        framework.memory(start + 12, number, -64, 1)
+        framework.call(start, 1)
+        framework.call(start + 1, 1, 1)
+        framework.collection(start, start + 5)
+    framework.operator("ProfilerStep#1", 0, 700)
+    framework.text(1, "Linear######5")
+    return framework
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ FILES = tuple(all_kinds().files)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_keeps_its_complete_records(name: str, tmp_path: Path) -> None:
+def test_truncated_file_keeps_its_complete_records(name: str, tmp_path: Path) -> None:
     folder = all_kinds().write(tmp_path)
     path = folder / "FRAMEWORK" / name
     before = decode(folder).rows
@@ -63,40 +63,40 @@ def test_a_truncated_file_keeps_its_complete_records(name: str, tmp_path: Path) 
     assert all(len(sink.rows.get(table, ())) <= len(rows) for table, rows in before.items())
 
 
-def test_records_that_are_too_short_or_of_another_type_are_counted(tmp_path: Path) -> None:
-    made = Framework()
-    made.put("torch.op_range", tlv(1, b"short"))
-    made.put("torch.op_range", record(9, bytes(60)))
-    made.operator("aten::mm", 1, 2)
-    sink = decode(made.write(tmp_path))
+def test_invalid_records_are_counted(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.put("torch.op_range", tlv(1, b"short"))
+    framework.put("torch.op_range", record(9, bytes(60)))
+    framework.operator("aten::mm", 1, 2)
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
     assert sink.anomalies["damaged_record"].cases == 2
 
 
-def test_a_record_whose_fields_do_not_end_with_it_keeps_what_fits(tmp_path: Path) -> None:
-    made = Framework()
+def test_record_with_invalid_field_keeps_the_other_fields(tmp_path: Path) -> None:
+    framework = Framework()
     fixed = struct.pack("<3q4QB?", 1, 2, -1, 7, 1, 1, 0, 0, False)
     broken = fixed + tlv(2, b"aten::mm") + struct.pack("<HI", 3, 99) + b"float"
-    made.put("torch.op_range", tlv(1, broken))
-    sink = decode(made.write(tmp_path))
+    framework.put("torch.op_range", tlv(1, broken))
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name", "inputDtypes") == [("aten::mm", None)]
     assert sink.anomalies["damaged_record"].cases == 1
 
 
 def test_unknown_marks_tags_and_kinds_are_counted(tmp_path: Path) -> None:
-    made = all_kinds()
-    made.mark(1, 9, 1, 1, "k")
-    made.call(1, 1, 7)
-    made.memory(1, 1, 1, 5)
-    sink = decode(made.write(tmp_path))
+    framework = all_kinds()
+    framework.mark(1, 9, 1, 1, "k")
+    framework.call(1, 1, 7)
+    framework.memory(1, 1, 1, 5)
+    sink = decode(framework.write(tmp_path))
     assert sink.anomalies["damaged_record"].cases == 3
 
 
-def test_a_stated_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("aten::mm", 1, 2)
-    made.put("torch.op_range", struct.pack("<HI", 1, 0xFFFFFFFF) + b"x")
-    sink = decode(made.write(tmp_path))
+def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("aten::mm", 1, 2)
+    framework.put("torch.op_range", struct.pack("<HI", 1, 0xFFFFFFFF) + b"x")
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
     assert sink.anomalies["cut_off"].cases == 1
 
@@ -106,43 +106,37 @@ def test_records_longer_than_a_block_are_read_or_skipped(
 ) -> None:
     monkeypatch.setattr(records, "_PIECE_BYTES", 64)
     monkeypatch.setattr(records, "_MAX_RECORD_BYTES", 4_000)
-    made = Framework()
-    made.operator("a" * 3_000, 1, 2)
-    made.operator("b" * 5_000, 3, 4)
-    made.operator("c", 5, 6)
-    sink = decode(made.write(tmp_path))
+    framework = Framework()
+    framework.operator("a" * 3_000, 1, 2)
+    framework.operator("b" * 5_000, 3, 4)
+    framework.operator("c", 5, 6)
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["a" * 3_000, "c"]
     assert sink.anomalies["oversized_record"].cases == 1
 
 
-def test_endless_fields_end(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("aten::mm", 1, 2, fields=[(7, b"")] * 5_000)
-    sink = decode(made.write(tmp_path))
+def test_excessive_fields_are_counted_as_damage(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("aten::mm", 1, 2, fields=[(7, b"")] * 5_000)
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
     assert sink.anomalies["damaged_record"].cases == 1
 
 
-def test_very_deep_nesting_ends(tmp_path: Path) -> None:
-    made = Framework()
+def test_deep_nesting_is_decoded(tmp_path: Path) -> None:
+    framework = Framework()
     for number in range(3_000):
-        made.operator("op", number, 10_000 - number)
-    made.memory(20_000, 1, 8)
-    assert decode(made.write(tmp_path)).table("OP_MEMORY", "name") == [None]
+        framework.operator("op", number, 10_000 - number)
+    framework.memory(20_000, 1, 8)
+    assert decode(framework.write(tmp_path)).table("OP_MEMORY", "name") == [None]
 
 
-def test_a_directory_in_place_of_a_file_loses_only_its_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["FRAMEWORK/torch.op_mark", "PROF_1_2_abc/host"])
+def test_unreadable_part_loses_only_its_tables(damaged: str, tmp_path: Path) -> None:
     folder = all_kinds().write(tmp_path)
-    (folder / "FRAMEWORK" / "torch.op_mark").unlink()
-    (folder / "FRAMEWORK" / "torch.op_mark").mkdir()
-    sink = decode(folder)
-    assert "undecoded_part" in sink.anomalies
-    assert len(sink.table("STEP_TIME", "id")) == 1
+    (folder / damaged).unlink(missing_ok=True)
+    (folder / damaged).mkdir(parents=True)
 
-
-def test_a_prof_directory_that_cannot_be_read_leaves_what_pytorch_recorded(tmp_path: Path) -> None:
-    folder = all_kinds().write(tmp_path)
-    (folder / "PROF_1_2_abc" / "host").mkdir(parents=True)
     sink = decode(folder)
     assert "undecoded_part" in sink.anomalies
     assert len(sink.table("STEP_TIME", "id")) == 1
@@ -159,7 +153,7 @@ DAMAGE = st.lists(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=DAMAGE)
-def test_any_damage_leaves_a_valid_report_or_one_error(
+def test_any_damage_leaves_a_valid_report(
     damage: list[tuple[str, int, int, int]], recording: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "x_ascend_pt"
@@ -179,8 +173,8 @@ def test_any_damage_leaves_a_valid_report_or_one_error(
             data[at : at + 8] = struct.pack("<Q", 2**64 - 1 - value)
         path.write_bytes(data)
     with np.errstate(all="raise"):
-        made = convert(folder, tmp_path / "r.db", force=True)
-    assert made.database.stat().st_size
+        conversion = convert(folder, tmp_path / "r.db", force=True)
+    assert conversion.database.stat().st_size
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -197,7 +191,9 @@ def test_any_damage_leaves_a_valid_report_or_one_error(
         max_leaves=4,
     ),
 )
-def test_control_files_may_hold_anything(key: str, value: object, tmp_path: Path) -> None:
+def test_control_files_with_any_values_are_decoded_or_refused(
+    key: str, value: object, tmp_path: Path
+) -> None:
     folder = all_kinds().write(tmp_path)
     info = json.loads((folder / "profiler_info.json").read_text())
     (folder / "profiler_info.json").write_text(json.dumps({**info, key: value}))

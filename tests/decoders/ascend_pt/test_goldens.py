@@ -1,4 +1,4 @@
-"""Folders with the databases that torch_npu's own analysis makes of them: ours are the same."""
+"""Databases equal those that torch_npu's analysis writes for the same directories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unified_prof.pipeline.convert import convert
 GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens" / "ascend_pt"
 CASES = sorted(path.name for path in GOLDENS.iterdir()) if GOLDENS.is_dir() else []
 
-# Only the machine of the analysis knows the contents of these tables.
+# The contents of these tables depend on the machine that runs the analysis.
 ELSEWHERE = ("--ignore", "META_DATA", "--ignore", "HOST_INFO")
 
 
@@ -31,7 +31,7 @@ def difference(canon: Path, expected: Path, database: Path, *options: str) -> st
 
 @pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("case", CASES)
-def test_databases_equal_torch_npus(case: str, shared: Path, tmp_path: Path) -> None:
+def test_databases_equal_those_of_torch_npu(case: str, shared: Path, tmp_path: Path) -> None:
     source = shared / "goldens" / "ascend_pt" / case
     canon = shared / "goldens" / "canon.py"
     with tarfile.open(source / "raw.tar.xz") as archive:

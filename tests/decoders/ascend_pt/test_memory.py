@@ -1,3 +1,5 @@
+"""Memory tables of `*_ascend_pt` directories."""
+
 from __future__ import annotations
 
 import tempfile
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.decoders.ascend_pt.made import EPOCH, Framework
+from tests.decoders.ascend_pt.builders import EPOCH, Framework
 from tests.decoders.ascend_pt.rows import RowSink, decode
 from unified_prof.decoders.ascend_pt import memory
 
@@ -17,18 +19,18 @@ MALLOC, FREE, BLOCK_FREE = range(3)
 TOTALS = ("totalAllocated", "totalReserved", "totalActive", "streamPtr")
 
 
-def with_operator(made: Framework) -> Framework:
-    made.operator("aten::empty", 0, 1_000)
-    return made
+def with_operator(framework: Framework) -> Framework:
+    framework.operator("aten::empty", 0, 1_000)
+    return framework
 
 
 @pytest.mark.parametrize("layout", [77, 76, 75])
-def test_an_allocation_runs_to_its_frees_in_every_layout(layout: int, tmp_path: Path) -> None:
-    made = with_operator(Framework())
-    made.memory(10, 0xA, 512, MALLOC, totals=(512, 600, 700), layout=layout)
-    made.memory(20, 0xA, -512, BLOCK_FREE, totals=(512, 600, 100), layout=layout)
-    made.memory(25, 0xA, -512, FREE, totals=(0, 600, 100), layout=layout)
-    sink = decode(made.write(tmp_path))
+def test_allocation_lasts_until_its_frees_in_every_layout(layout: int, tmp_path: Path) -> None:
+    framework = with_operator(Framework())
+    framework.memory(10, 0xA, 512, MALLOC, totals=(512, 600, 700), layout=layout)
+    framework.memory(20, 0xA, -512, BLOCK_FREE, totals=(512, 600, 100), layout=layout)
+    framework.memory(25, 0xA, -512, FREE, totals=(0, 600, 100), layout=layout)
+    sink = decode(framework.write(tmp_path))
     times = ("allocationTime", "releaseTime", "activeReleaseTime", "duration", "activeDuration")
     assert sink.table("OP_MEMORY", "name", "size", *times) == [
         ("aten::empty", 512, 10, 25, 20, 15, 10)
@@ -38,19 +40,13 @@ def test_an_allocation_runs_to_its_frees_in_every_layout(layout: int, tmp_path: 
     assert not sink.anomalies
 
 
-def test_frees_without_allocation_and_second_ones_are_left_out_and_counted(tmp_path: Path) -> None:
-    made = with_operator(Framework())
-    made.memory(1, 0xA, -1, FREE)
-    for time, kind in (
-        (2, MALLOC),
-        (3, FREE),
-        (4, FREE),
-        (5, BLOCK_FREE),
-        (6, MALLOC),
-        (7, MALLOC),
-    ):
-        made.memory(time, 0xB, 8, kind)
-    sink = decode(made.write(tmp_path))
+def test_unmatched_frees_are_skipped_and_counted(tmp_path: Path) -> None:
+    framework = with_operator(Framework())
+    framework.memory(1, 0xA, -1, FREE)
+    kinds = (MALLOC, FREE, FREE, BLOCK_FREE, MALLOC, MALLOC)
+    for time, kind in enumerate(kinds, start=2):
+        framework.memory(time, 0xB, 8, kind)
+    sink = decode(framework.write(tmp_path))
     assert sink.table("OP_MEMORY", "allocationTime", "releaseTime", "releaseTotalActive") == [
         (2, 3, 30),
         (6, None, None),
@@ -59,12 +55,12 @@ def test_frees_without_allocation_and_second_ones_are_left_out_and_counted(tmp_p
     assert sink.anomalies["unmatched_free"].cases == 3
 
 
-def test_only_memory_of_the_device_counts(tmp_path: Path) -> None:
-    made = with_operator(Framework())
-    made.memory(1, 0xA, 8, device_type=0)
-    made.memory(2, 0xB, 8, allocator=1)
-    made.memory(3, 0xC, 8, component=1)
-    sink = decode(made.write(tmp_path))
+def test_only_device_memory_is_written(tmp_path: Path) -> None:
+    framework = with_operator(Framework())
+    framework.memory(1, 0xA, 8, device_type=0)
+    framework.memory(2, 0xB, 8, allocator=1)
+    framework.memory(3, 0xC, 8, component=1)
+    sink = decode(framework.write(tmp_path))
     assert sink.table("MEMORY_RECORD", "component", "timestamp") == [
         ("PTA", 2),
         ("PTA+GE", 2),
@@ -73,37 +69,37 @@ def test_only_memory_of_the_device_counts(tmp_path: Path) -> None:
     assert sink.table("OP_MEMORY", "allocationTime") == [3]
 
 
-def test_names_come_from_the_call_that_requested_the_transfer(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("empty_tensor", 14, 15, 1)
-    made.operator("aten::inner", 12, 18, 1)
-    made.operator("Module", 19, 30, 1)
-    made.operator("aten::outer", 10, 40, 1)
-    made.enqueue(20, 25, 7, 1)
-    made.dequeue(100, 110, 7, 2)
+def test_allocation_is_named_after_the_operator_that_requested_it(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("empty_tensor", 14, 15, 1)
+    framework.operator("aten::inner", 12, 18, 1)
+    framework.operator("Module", 19, 30, 1)
+    framework.operator("aten::outer", 10, 40, 1)
+    framework.enqueue(20, 25, 7, 1)
+    framework.dequeue(100, 110, 7, 2)
     for time, tid in ((14, 1), (22, 1), (45, 1), (105, 2), (110, 2)):
-        made.memory(time, time, 8, tid=tid)
-    sink = decode(made.write(tmp_path))
+        framework.memory(time, time, 8, tid=tid)
+    sink = decode(framework.write(tmp_path))
     assert sink.table("OP_MEMORY", "allocationTime", "name") == [
         (14, "aten::inner"),
         (22, "Module"),
         (45, None),
-        (105, "aten::outer"),  # the nearest of PyTorch's own round what was put into the queue
+        (105, "aten::outer"),  # The nearest PyTorch operator around the enqueue.
         (110, None),
     ]
 
 
-def test_without_operators_there_are_totals_only(tmp_path: Path) -> None:
-    made = Framework()
-    made.memory(1, 0xA, 8)
-    sink = decode(made.write(tmp_path))
+def test_allocations_without_operators_have_totals_only(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.memory(1, 0xA, 8)
+    sink = decode(framework.write(tmp_path))
     assert len(sink.table("MEMORY_RECORD", "component")) == 2
     assert sink.table("OP_MEMORY", "name") == []
     assert "memory_without_operators" in sink.anomalies
 
 
-def cann(sink: RowSink, *rows: tuple[int, str, int, int, int]) -> dict[str, Any]:
-    """Rows of NPU_OP_MEM: time, type, address, total and device."""
+def cann_rows(sink: RowSink, *rows: tuple[int, str, int, int, int]) -> dict[str, Any]:
+    """Return rows of NPU_OP_MEM from (time, type, address, total, device)."""
     times, types, addresses, totals, devices = zip(*rows, strict=True)
     return {
         "timestampNs": np.array(times) + EPOCH,
@@ -117,14 +113,14 @@ def cann(sink: RowSink, *rows: tuple[int, str, int, int, int]) -> dict[str, Any]
     }
 
 
-def test_totals_of_both_allocators_add_up_on_each_device(tmp_path: Path) -> None:
+def test_totals_of_both_allocators_are_summed_by_device(tmp_path: Path) -> None:
     sink = RowSink()
-    made = Framework()
-    made.memory(10, 1, 8, totals=(1, 2, 3), stream=0, device=0)
-    made.memory(20, 2, 8, totals=(4, 5, 6), stream=9, device=1)
-    path = made.write(tmp_path) / "FRAMEWORK" / "torch.memory_usage"
+    framework = Framework()
+    framework.memory(10, 1, 8, totals=(1, 2, 3), stream=0, device=0)
+    framework.memory(20, 2, 8, totals=(4, 5, 6), stream=9, device=1)
+    path = framework.write(tmp_path) / "FRAMEWORK" / "torch.memory_usage"
     records = memory.read_memory(path, lambda raw: raw + EPOCH, None, sink)
-    rows = cann(
+    rows = cann_rows(
         sink, (5, "allocate", 1, 100, 1), (10, "allocate", 2, 200, 0), (30, "release", 1, 50, 1)
     )
     memory.write_totals(records, rows, sink)
@@ -132,16 +128,16 @@ def test_totals_of_both_allocators_add_up_on_each_device(tmp_path: Path) -> None
     both = [row for row in found if row[1] == "PTA+GE"]
     assert both == [
         (5, "PTA+GE", 100, 200, 0, None, 1),
-        (10, "PTA+GE", 1, 2, 3, 0, 0),  # at equal times PyTorch's goes first
+        (10, "PTA+GE", 1, 2, 3, 0, 0),  # At equal times PyTorch's record comes first.
         (10, "PTA+GE", 201, 402, 3, 0, 0),
         (20, "PTA+GE", 104, 205, 6, 9, 1),
         (30, "PTA+GE", 54, 105, 6, 9, 1),
     ]
 
 
-def test_operators_of_cann_are_paired_by_name_address_and_device() -> None:
+def test_cann_operators_are_paired_by_name_address_and_device() -> None:
     sink = RowSink()
-    rows = cann(
+    rows = cann_rows(
         sink,
         (1, "allocate", 1, 10, 0),
         (2, "release", 1, 11, 0),
@@ -165,11 +161,11 @@ ALLOCATIONS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2)), max_size
 
 @given(ALLOCATIONS)
 def test_groups_equal_those_of_a_plain_loop(records: list[tuple[int, int]]) -> None:
-    made = with_operator(Framework())
+    framework = with_operator(Framework())
     groups: list[dict[int, int]] = []
     opened: dict[int, dict[int, int]] = {}
     for time, (ptr, kind) in enumerate(records):
-        made.memory(time, ptr, 8, kind)
+        framework.memory(time, ptr, 8, kind)
         group = opened.get(ptr)
         if kind == MALLOC:
             opened[ptr] = {MALLOC: time}
@@ -179,6 +175,6 @@ def test_groups_equal_those_of_a_plain_loop(records: list[tuple[int, int]]) -> N
         else:
             opened.pop(ptr, None)
     with tempfile.TemporaryDirectory() as folder:
-        sink = decode(made.write(Path(folder)))
+        sink = decode(framework.write(Path(folder)))
     found = sink.table("OP_MEMORY", "allocationTime", "releaseTime", "activeReleaseTime")
     assert found == [(g[MALLOC], g.get(FREE), g.get(BLOCK_FREE)) for g in groups]

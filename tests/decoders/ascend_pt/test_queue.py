@@ -1,3 +1,5 @@
+"""The task queue of torch_npu: enqueues, dequeues, launches and marks."""
+
 from __future__ import annotations
 
 import tempfile
@@ -8,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.decoders.ascend_pt.made import PID, Framework
+from tests.decoders.ascend_pt.builders import PID, Framework
 from tests.decoders.ascend_pt.rows import RowSink, decode
 from unified_prof.base.columns import Column
 from unified_prof.decoders.ascend_pt import queue as links
@@ -20,7 +22,7 @@ NUMBER = 5 << 28
 
 
 def launches(*calls: tuple[int, int, int, int]) -> dict[str, Any]:
-    """Calls of (start, end, tid, connection)."""
+    """Return calls from (start, end, tid, connection)."""
     start, end, tid, connection = (np.array(part, np.int64) for part in zip(*calls, strict=True))
     return {
         "startNs": start,
@@ -30,8 +32,8 @@ def launches(*calls: tuple[int, int, int, int]) -> dict[str, Any]:
     }
 
 
-def read(made: Framework, folder: Path) -> tuple[Operators, Queue]:
-    folder = made.write(folder) / "FRAMEWORK"
+def read(framework: Framework, folder: Path) -> tuple[Operators, Queue]:
+    folder = framework.write(folder) / "FRAMEWORK"
     sink = RowSink()
     operators, marks = folder / "torch.op_range", folder / "torch.op_mark"
     return (
@@ -40,9 +42,11 @@ def read(made: Framework, folder: Path) -> tuple[Operators, Queue]:
     )
 
 
-def connected(made: Framework, folder: Path, *calls: tuple[int, int, int, int]) -> dict[int, str]:
+def operator_by_launch(
+    framework: Framework, folder: Path, *calls: tuple[int, int, int, int]
+) -> dict[int, str]:
     """Return the operator of every connection."""
-    operators, queue = read(made, folder)
+    operators, queue = read(framework, folder)
     rows, numbers = links.launch_connections(operators, queue, launches(*calls), PID)
     names = operators.names.all
     return {
@@ -50,12 +54,12 @@ def connected(made: Framework, folder: Path, *calls: tuple[int, int, int, int]) 
     }
 
 
-def test_enqueue_and_dequeue_share_a_number_and_the_kernels_name(tmp_path: Path) -> None:
-    made = Framework()
-    made.enqueue(10, 12, 3, 1, "aclnnMm")
-    made.enqueue(20, 22, 4, 1, "lost")
-    made.dequeue(30, 40, 3, 2, "aclnnMatmul")
-    sink = decode(made.write(tmp_path))
+def test_enqueue_and_dequeue_share_a_number_and_the_kernel_name(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.enqueue(10, 12, 3, 1, "aclnnMm")
+    framework.enqueue(20, 22, 4, 1, "lost")
+    framework.dequeue(30, 40, 3, 2, "aclnnMatmul")
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name", "startNs", "endNs", "type", "sequenceNumber") == [
         ("Dequeue@aclnnMatmul", 30, 40, 50002, None),
         ("Enqueue", 20, 22, 50002, None),
@@ -70,49 +74,49 @@ def test_enqueue_and_dequeue_share_a_number_and_the_kernels_name(tmp_path: Path)
     assert len(set(ids)) == len(ids)
 
 
-def test_an_end_matches_the_latest_start_and_older_starts_are_lost(tmp_path: Path) -> None:
-    made = Framework()
+def test_end_mark_closes_the_latest_start_and_older_starts_are_counted(tmp_path: Path) -> None:
+    framework = Framework()
     for time, category, correlation in ((1, 0, 1), (2, 0, 2), (3, 1, 2), (4, 1, 1), (5, 0, 3)):
-        made.mark(time, category, correlation, 1, "k")
-    made.mark(2, 0, 9, 7, "k")  # another thread
-    sink = decode(made.write(tmp_path))
+        framework.mark(time, category, correlation, 1, "k")
+    framework.mark(2, 0, 9, 7, "k")  # Another thread.
+    sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "startNs", "endNs") == [(2, 3)]
     assert sink.anomalies["unpaired_mark"].cases == 4
 
 
-def test_a_launch_belongs_to_the_innermost_operator_around_its_enqueue(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("inner", 11, 19, 1)
-    made.operator("outer", 10, 20, 1)
-    made.operator("other thread", 12, 18, 3)
-    made.enqueue(13, 15, 8, 1)
-    made.dequeue(100, 120, 8, 2)
+def test_launch_belongs_to_the_innermost_operator_around_its_enqueue(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("inner", 11, 19, 1)
+    framework.operator("outer", 10, 20, 1)
+    framework.operator("other thread", 12, 18, 3)
+    framework.enqueue(13, 15, 8, 1)
+    framework.dequeue(100, 120, 8, 2)
     calls = ((101, 119, 2, 50), (100, 119, 2, 51), (101, 120, 2, 52), (130, 131, 2, 53))
-    assert connected(made, tmp_path, *calls) == {50: "inner"}
+    assert operator_by_launch(framework, tmp_path, *calls) == {50: "inner"}
 
 
-def test_queues_that_end_in_another_order_do_not_mix_partners(tmp_path: Path) -> None:
-    made = Framework()
+def test_interleaved_queues_do_not_mix_partners(tmp_path: Path) -> None:
+    framework = Framework()
     for number, (start, thread) in enumerate(((100, 2), (110, 3), (120, 2))):
-        made.operator(f"op{number}", 10 * number, 10 * number + 9, 1)
-        made.enqueue(10 * number + 1, 10 * number + 2, number, 1)
-        made.dequeue(start, start + (50 if thread == 3 else 9), number, thread)
+        framework.operator(f"op{number}", 10 * number, 10 * number + 9, 1)
+        framework.enqueue(10 * number + 1, 10 * number + 2, number, 1)
+        framework.dequeue(start, start + (50 if thread == 3 else 9), number, thread)
     calls = ((101, 102, 2, 50), (121, 122, 2, 52), (111, 112, 3, 51))
-    assert connected(made, tmp_path, *calls) == {50: "op0", 51: "op1", 52: "op2"}
+    assert operator_by_launch(framework, tmp_path, *calls) == {50: "op0", 51: "op1", 52: "op2"}
 
 
-def test_without_a_queue_the_operator_is_around_the_launch(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("inner", 11, 19, 1)
-    made.operator("outer", 10, 20, 1)
+def test_launch_without_queue_belongs_to_the_enclosing_operator(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("inner", 11, 19, 1)
+    framework.operator("outer", 10, 20, 1)
     calls = ((12, 18, 1, 50), (11, 18, 1, 51), (10, 12, 1, 52), (12, 18, 2, 53))
-    assert connected(made, tmp_path, *calls) == {50: "inner", 51: "outer"}
+    assert operator_by_launch(framework, tmp_path, *calls) == {50: "inner", 51: "outer"}
 
 
 def test_launches_of_another_process_have_no_operator(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("a", 10, 20, 1)
-    operators, queue = read(made, tmp_path)
+    framework = Framework()
+    framework.operator("a", 10, 20, 1)
+    operators, queue = read(framework, tmp_path)
     foreign = launches((12, 13, 1, 5)) | {"globalTid": np.array([(PID + 1) << 32 | 1])}
     assert len(links.launch_connections(operators, queue, foreign, PID)[0]) == 0
 
@@ -121,19 +125,19 @@ RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(
 
 
 @given(RANGES, RANGES)
-def test_the_innermost_interval_is_the_last_begun_around_a_time(
-    ranges: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]
+def test_innermost_interval_is_the_last_begun_around_a_time(
+    ranges: list[tuple[int, int, int]], queries: list[tuple[int, int, int]]
 ) -> None:
-    """Also where ranges of a thread cross, which a search by nesting would get wrong."""
-    made = Framework()
+    """Ranges of a thread may cross, which a search by nesting would get wrong."""
+    framework = Framework()
     for number, (start, length, tid) in enumerate(ranges):
-        made.operator(str(number), start, start + length, tid)
+        framework.operator(str(number), start, start + length, tid)
     with tempfile.TemporaryDirectory() as folder:
-        operators, _ = read(made, Path(folder))
-    starts, lengths, tids = (np.array([row[k] for row in asked], np.int64) for k in (0, 1, 2))
+        operators, _ = read(framework, Path(folder))
+    starts, lengths, tids = (np.array([row[k] for row in queries], np.int64) for k in (0, 1, 2))
     found = operators.around(tids, starts, starts + lengths)
     names = operators.names.all
-    for (begin, lasts, thread), row in zip(asked, found.tolist(), strict=True):
+    for (begin, lasts, thread), row in zip(queries, found.tolist(), strict=True):
         around = [
             start
             for start, length, tid in ranges
@@ -150,12 +154,14 @@ MARKS = st.lists(
 
 
 @given(MARKS)
-def test_marks_pair_as_one_open_start_each(marks: list[tuple[int, int, int, int]]) -> None:
-    made = Framework()
+def test_marks_are_paired_with_at_most_one_open_start(
+    marks: list[tuple[int, int, int, int]],
+) -> None:
+    framework = Framework()
     for time, category, correlation, tid in marks:
-        made.mark(time, category, correlation, tid, "k")
+        framework.mark(time, category, correlation, tid, "k")
     with tempfile.TemporaryDirectory() as folder:
-        _, queue = read(made, Path(folder))
+        _, queue = read(framework, Path(folder))
     opened: dict[tuple[int, int], int] = {}
     expected = []
     for time, category, correlation, tid in sorted(marks, key=lambda mark: mark[0]):
@@ -175,9 +181,11 @@ def test_marks_pair_as_one_open_start_each(marks: list[tuple[int, int, int, int]
 FIRST_MARK = 4_000_000_001
 
 
-def marked(made: Framework, folder: Path, *calls: tuple[int, int, int, int]) -> dict[int, str]:
-    """Return the operator of every mark that is connected."""
-    operators, queue = read(made, folder)
+def operator_by_mark(
+    framework: Framework, folder: Path, *calls: tuple[int, int, int, int]
+) -> dict[int, str]:
+    """Return the operator of every connected mark."""
+    operators, queue = read(framework, folder)
     rows, numbers = links.mark_connections(operators, queue, launches(*calls), PID)
     names = operators.names.all
     return {
@@ -185,28 +193,28 @@ def marked(made: Framework, folder: Path, *calls: tuple[int, int, int, int]) -> 
     }
 
 
-def test_a_mark_belongs_to_the_operator_that_put_it_into_the_queue(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("mstx_range_start_op", 5, 30, 1)
-    made.operator("aten::mm", 8, 20, 1)  # only mstx_* set marks, whatever lies in them
-    made.enqueue(10, 12, 3, 1)
-    made.operator("aten::add", 40, 60, 1)
-    made.enqueue(45, 50, 4, 1)
-    made.dequeue(100, 120, 3, 2)
-    made.dequeue(130, 140, 4, 2)
+def test_mark_belongs_to_the_mstx_operator_that_enqueued_it(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("mstx_range_start_op", 5, 30, 1)
+    framework.operator("aten::mm", 8, 20, 1)  # Only mstx_* operators set marks.
+    framework.enqueue(10, 12, 3, 1)
+    framework.operator("aten::add", 40, 60, 1)
+    framework.enqueue(45, 50, 4, 1)
+    framework.dequeue(100, 120, 3, 2)
+    framework.dequeue(130, 140, 4, 2)
     calls = [
         (105, 106, 2, FIRST_MARK),
-        (132, 133, 2, FIRST_MARK + 1),  # put in by an operator that sets no marks
-        (125, 126, 2, FIRST_MARK + 2),  # in no dequeue
-        (100, 106, 2, FIRST_MARK + 3),  # not strictly inside
+        (132, 133, 2, FIRST_MARK + 1),  # Enqueued by an operator that sets no marks.
+        (125, 126, 2, FIRST_MARK + 2),  # In no dequeue.
+        (100, 106, 2, FIRST_MARK + 3),  # Not strictly inside.
     ]
-    assert marked(made, tmp_path, *calls) == {FIRST_MARK: "mstx_range_start_op"}
+    assert operator_by_mark(framework, tmp_path, *calls) == {FIRST_MARK: "mstx_range_start_op"}
 
 
-def test_without_a_queue_no_mark_is_connected(tmp_path: Path) -> None:
-    made = Framework()
-    made.operator("mstx_mark_op", 5, 30, 1)
-    assert marked(made, tmp_path, (10, 12, 1, FIRST_MARK)) == {}
+def test_marks_without_queue_are_not_connected(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("mstx_mark_op", 5, 30, 1)
+    assert operator_by_mark(framework, tmp_path, (10, 12, 1, FIRST_MARK)) == {}
 
 
 def test_marks_with_a_device_part_are_kept_while_decoding() -> None:
@@ -214,10 +222,6 @@ def test_marks_with_a_device_part_are_kept_while_decoding() -> None:
     watched = RecordingSink(sink, 0)
     columns: dict[str, Column] = {"startNs": [1, 3], "endNs": [2, 4], "globalTid": 7}
     watched.write("MSTX_EVENTS", {**columns, "connectionId": [4_000_000_000, FIRST_MARK]})
-    assert {name: column.tolist() for name, column in watched.marks().items()} == {
-        "startNs": [3],
-        "endNs": [4],
-        "globalTid": [7],
-        "connectionId": [FIRST_MARK],
-    }
+    first = {"startNs": [3], "endNs": [4], "globalTid": [7], "connectionId": [FIRST_MARK]}
+    assert {name: column.tolist() for name, column in watched.marks().items()} == first
     assert len(sink.rows["MSTX_EVENTS"]) == 2

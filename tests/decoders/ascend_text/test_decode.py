@@ -1,3 +1,5 @@
+"""Conversion of text exports of Ascend PyTorch Profiler."""
+
 from __future__ import annotations
 
 import json
@@ -11,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.decoders.ascend_pt.made import Framework
-from tests.decoders.ascend_text import made
-from tests.decoders.ascend_text.made import at, ns
+from tests.decoders.ascend_pt.builders import Framework
+from tests.decoders.ascend_text import builders
+from tests.decoders.ascend_text.builders import at, ns
 from unified_prof.decoders import compression
 from unified_prof.decoders.ascend_text.events import time_ns
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import Conversion, convert
 
 
-def converted(path: Path, into: Path) -> Conversion:
+def convert_into(path: Path, into: Path) -> Conversion:
     return convert(path, into / "r.db", schema="latest", force=True)
 
 
@@ -32,23 +34,23 @@ def rows(report: Conversion, sql: str) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     folder = tmp_path_factory.mktemp("export")
-    return converted(made.write(folder / "x_ascend_pt"), folder)
+    return convert_into(builders.write(folder / "x_ascend_pt"), folder)
 
 
-def test_a_complete_export_has_no_anomaly(report: Conversion) -> None:
+def test_complete_export_has_no_anomaly(report: Conversion) -> None:
     assert not report.anomalies
     assert report.result.figures["events"] == 16
     assert report.kind == "ascend_text"
 
 
-def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Conversion) -> None:
+def test_pytorch_ranges_are_rows_joined_with_their_launch(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT n.value, a.startNs, a.endNs, a.globalTid, a.type, s.value FROM PYTORCH_API a"
         " JOIN STRING_IDS n ON n.id = a.name LEFT JOIN STRING_IDS s ON s.id = a.inputShapes"
         " ORDER BY 1",
     )
-    thread = made.PID << 32 | 1
+    thread = builders.PID << 32 | 1
     assert [(name, kind) for name, _, _, _, kind, _ in found] == [
         ("Dequeue@k", 50002),
         ("Enqueue@k", 50002),
@@ -65,11 +67,11 @@ def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Con
     assert joined == [(2,)]
     assert rows(report, "SELECT id, startNs FROM STEP_TIME") == [(4, ns(1))]
     assert rows(report, "SELECT startNs, globalTid FROM GC_RECORD") == [
-        (ns(6), made.PID << 32 | made.PID)
+        (ns(6), builders.PID << 32 | builders.PID)
     ]
 
 
-def test_tasks_have_the_values_of_the_trace_and_the_table(report: Conversion) -> None:
+def test_tasks_combine_values_of_trace_and_table(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT t.startNs, t.endNs, t.streamId, t.taskId, t.connectionId, k.value, n.value,"
@@ -90,7 +92,7 @@ def test_tasks_have_the_values_of_the_trace_and_the_table(report: Conversion) ->
     assert rows(report, "SELECT freq, dieId FROM AICORE_FREQ") == [(1800, -1)]
 
 
-def test_tasks_of_collectives_are_joined_with_both_sides(report: Conversion) -> None:
+def test_collective_tasks_are_joined_with_task_and_operator(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT g.value, c.size, c.linkType, c.bandwidth, c.notifyId, t.startNs, o.startNs"
@@ -102,10 +104,10 @@ def test_tasks_of_collectives_are_joined_with_both_sides(report: Conversion) -> 
         ("world", 64, 1, 2e9, 9, ns(61), ns(60)),
         ("world", -1, 65534, None, -1, ns(65), ns(60)),
     ]
-    assert len(rows(report, "SELECT * FROM TASK")) == 4, "the slice of the copy is there once"
+    assert len(rows(report, "SELECT * FROM TASK")) == 4, "the copy has one slice"
 
 
-def test_memory_is_bytes_and_what_cann_never_released_is_open(report: Conversion) -> None:
+def test_memory_is_in_bytes_and_unreleased_cann_allocations_are_open(report: Conversion) -> None:
     assert rows(
         report,
         "SELECT s.value, size, allocationTime, releaseTime, duration, allocationTotalAllocated"
@@ -123,48 +125,54 @@ def test_memory_is_bytes_and_what_cann_never_released_is_open(report: Conversion
 @pytest.mark.parametrize(
     "place", ["", "ASCEND_PROFILER_OUTPUT", "ASCEND_PROFILER_OUTPUT/trace_view.json"]
 )
-def test_folder_output_and_trace_are_the_same_recording(place: str, tmp_path: Path) -> None:
-    folder = made.write(tmp_path / "x_ascend_pt")
-    found = converted(folder / place, tmp_path)
+def test_directory_output_and_trace_are_the_same_recording(place: str, tmp_path: Path) -> None:
+    folder = builders.write(tmp_path / "x_ascend_pt")
+    found = convert_into(folder / place, tmp_path)
     assert found.rows["OP_MEMORY"] == 2
     assert found.rows["TASK"] == 4
 
 
-def test_a_renamed_trace_is_read_alone(tmp_path: Path) -> None:
-    folder = made.write(tmp_path / "x_ascend_pt")
+def test_renamed_trace_is_converted_without_tables(tmp_path: Path) -> None:
+    folder = builders.write(tmp_path / "x_ascend_pt")
     trace = shutil.copy(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", tmp_path / "r.json")
-    found = converted(Path(trace), tmp_path)
+    found = convert_into(Path(trace), tmp_path)
     assert found.kind == "ascend_text"
     assert "OP_MEMORY" not in found.rows
     assert found.rows["COMPUTE_TASK_INFO"] == 1
 
 
-def test_raw_data_are_preferred_to_their_export(tmp_path: Path) -> None:
+def test_raw_data_is_preferred_to_its_export(tmp_path: Path) -> None:
     raw = Framework()
     raw.operator("aten::raw", 1, 2)
     folder = raw.write(tmp_path / "x_ascend_pt")
-    made.write(folder)
-    assert converted(folder, tmp_path).kind == "ascend_pt"
-    told = converted(folder / "ASCEND_PROFILER_OUTPUT", tmp_path)
-    assert told.kind == "ascend_text"
-    assert "raw_data_beside" in told.anomalies
+    builders.write(folder)
+    assert convert_into(folder, tmp_path).kind == "ascend_pt"
+    export = convert_into(folder / "ASCEND_PROFILER_OUTPUT", tmp_path)
+    assert export.kind == "ascend_text"
+    assert "raw_data_beside" in export.anomalies
 
 
 def test_unknown_values_are_counted(tmp_path: Path) -> None:
     events = [
-        made.slice_("?", 99, 1, 1, 1),
-        made.slice_("?", made.PID, 1, 1, 1, cat="new"),
-        made.call("Level9@x", 1, 1, 1, 1),
-        made.call("Node@launch", 1, 1, 1, 5),
-        made.call("Node@launch", 2, 1, 1, 5),
-        made.operator("late", 1, -5),
-        {"ph": "C", "name": "LLC 0 Odd", "pid": made.FREQUENCY, "tid": 0, "ts": "1", "args": {}},
+        builders.slice_("?", 99, 1, 1, 1),
+        builders.slice_("?", builders.PID, 1, 1, 1, cat="new"),
+        builders.call("Level9@x", 1, 1, 1, 1),
+        builders.call("Node@launch", 1, 1, 1, 5),
+        builders.call("Node@launch", 2, 1, 1, 5),
+        builders.operator("late", 1, -5),
+        {
+            "ph": "C",
+            "name": "LLC 0 Odd",
+            "pid": builders.FREQUENCY,
+            "tid": 0,
+            "ts": "1",
+            "args": {},
+        },
         {"ph": "X", "name": 7, "pid": 1},
     ]
     kernels = f"Name,Accelerator Core,Start Time(us)\ngone,AI_CORE,{at(1)}\nodd\n"
-    found = converted(
-        made.write(tmp_path / "x", events, kernel_details=kernels, other="a\n"), tmp_path
-    )
+    folder = builders.write(tmp_path / "x", events, kernel_details=kernels, other="a\n")
+    found = convert_into(folder, tmp_path)
     counted = {name: count for name, (count, _) in found.anomalies.items()}
     assert counted == {
         "undecoded_event": 4,
@@ -176,52 +184,52 @@ def test_unknown_values_are_counted(tmp_path: Path) -> None:
     }
 
 
-def test_the_largest_64_bit_ids_are_null(tmp_path: Path) -> None:
-    far = made.queued("enqueue", "Enqueue@k", 10, 5, 1, 2**63 - 1)
-    folder = made.write(tmp_path / "x_ascend_pt", [far, made.operator("aten::mm", 1, 30)])
-    assert converted(folder, tmp_path).rows["PYTORCH_API"] == 2
+def test_largest_64_bit_ids_are_null(tmp_path: Path) -> None:
+    far = builders.queued("enqueue", "Enqueue@k", 10, 5, 1, 2**63 - 1)
+    folder = builders.write(tmp_path / "x_ascend_pt", [far, builders.operator("aten::mm", 1, 30)])
+    assert convert_into(folder, tmp_path).rows["PYTORCH_API"] == 2
 
 
-def test_a_trace_longer_than_a_block_is_read_completely(
+def test_trace_longer_than_a_block_is_read_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 700)
-    events = [made.operator('a "}, {" [{}, {}] \\', 10 * n, 5) for n in range(200)]
-    found = converted(made.write(tmp_path / "x", events), tmp_path)
+    events = [builders.operator('a "}, {" [{}, {}] \\', 10 * n, 5) for n in range(200)]
+    found = convert_into(builders.write(tmp_path / "x", events), tmp_path)
     assert found.rows["PYTORCH_API"] == 200
 
 
 @pytest.mark.parametrize("lost", [1, 2, 30, 400])
-def test_a_truncated_trace_keeps_its_complete_events(lost: int, tmp_path: Path) -> None:
-    folder = made.write(tmp_path / "x", [made.operator("a", n, 1) for n in range(50)])
+def test_truncated_trace_keeps_its_complete_events(lost: int, tmp_path: Path) -> None:
+    folder = builders.write(tmp_path / "x", [builders.operator("a", n, 1) for n in range(50)])
     path = folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     events = json.loads(path.read_text())
-    path.write_text(json.dumps(made.names() + events)[:-lost])
-    found = converted(folder, tmp_path)
+    path.write_text(json.dumps(builders.names() + events)[:-lost])
+    found = convert_into(folder, tmp_path)
     assert found.rows["PYTORCH_API"] == 50
     assert found.anomalies["cut_off"][0] == 1
 
 
 @pytest.mark.parametrize("text", ["[]", '[{"ts": "12.5", "ph": "X"', '[{"ph": "X", "ts": "x"}]'])
-def test_a_trace_without_known_events_is_refused(text: str, tmp_path: Path) -> None:
+def test_trace_without_known_events_is_refused(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "x_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     folder.mkdir(parents=True)
     (folder / "trace_view.json").write_text(text)
     with pytest.raises(RawFormatError, match="contains no complete event"):
-        converted(folder, tmp_path)
+        convert_into(folder, tmp_path)
     assert not (tmp_path / "r.db").exists()
 
 
 @pytest.mark.parametrize("text", ["{}", "7", '"x"', ""])
 def test_json_without_a_list_is_refused(text: str, tmp_path: Path) -> None:
-    folder = made.write(tmp_path / "x", [])
+    folder = builders.write(tmp_path / "x", [])
     (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text(text)
     with pytest.raises(RawFormatError, match="not a list of events"):
-        converted(folder, tmp_path)
+        convert_into(folder, tmp_path)
 
 
 @pytest.mark.parametrize("number", [1_000_001.5, "1000001.5", "1000001.500", "1000001.5001"])
-def test_times_may_be_texts_or_numbers(number: float | str) -> None:
+def test_times_are_read_from_texts_and_numbers(number: float | str) -> None:
     assert time_ns(number) == 1_000_001_500
 
 
@@ -233,7 +241,7 @@ def test_invalid_times_are_refused(bad: float | str) -> None:
         time_ns(bad)
 
 
-ANY = st.recursive(
+VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: (
         st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
@@ -243,24 +251,26 @@ ANY = st.recursive(
 CHANGES = st.lists(
     st.tuples(st.integers(0, 30), st.sampled_from(
         ["ph", "name", "pid", "tid", "ts", "dur", "cat", "args", "connection_id", "Task Id", "MHz",
-         "size(B)", "Sequence number", "correlation_id", "stream id", "bandwidth(GB/s)"]), ANY),
+         "size(B)", "Sequence number", "correlation_id", "stream id", "bandwidth(GB/s)"]), VALUES),
     min_size=1, max_size=5,
 )  # fmt: skip
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES)
-def test_events_may_hold_anything(changes: list[tuple[int, str, object]], tmp_path: Path) -> None:
-    events = made.all_kinds()
+def test_events_with_any_values_are_converted(
+    changes: list[tuple[int, str, object]], tmp_path: Path
+) -> None:
+    events = builders.all_kinds()
     for place, key, value in changes:
         event = events[place % len(events)]
         if isinstance(event.get("args"), dict) and key in event["args"]:
             event["args"][key] = value
         else:
             event[key] = value
-    folder = made.write(tmp_path / "x")
+    folder = builders.write(tmp_path / "x")
     (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text(json.dumps(events))
-    converted(folder, tmp_path)
+    convert_into(folder, tmp_path)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -271,12 +281,12 @@ def test_events_may_hold_anything(changes: list[tuple[int, str, object]], tmp_pa
     put=st.binary(max_size=6),
     gone=st.integers(0, 300),
 )  # fmt: skip
-def test_files_may_be_damaged_anywhere(
+def test_damaged_files_are_converted_or_refused(
     name: str, place: int, put: bytes, gone: int, tmp_path: Path
 ) -> None:
-    folder = made.write(tmp_path / "x")
+    folder = builders.write(tmp_path / "x")
     path = folder / "ASCEND_PROFILER_OUTPUT" / name
     data = path.read_bytes()
     path.write_bytes(data[:place] + put + data[place + gone :])
-    with suppress(RawFormatError):  # anything else is a bug
-        converted(folder, tmp_path)
+    with suppress(RawFormatError):
+        convert_into(folder, tmp_path)

@@ -1,4 +1,4 @@
-"""Exports of the recordings whose databases are known: the tables that they hold are the same."""
+"""Tables of text exports equal those of the recordings that they were exported from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unified_prof.pipeline.convert import convert
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/text.tar.xz"))
 SAMPLE = "samples/ascend-text/level1.tar.xz"
 
-# Chip, span and counters of cores are not in the text, or rounded; of collectives' tasks the kind
-# of RDMA and the master; times of CANN's own allocations lack some ns.
+# The text lacks or rounds: chip, session times, core counters; for collective tasks the RDMA kind
+# and the master; some ns of the times of CANN's own allocations.
 NOT_IN_THE_TEXT = (
     *("META_DATA", "HOST_INFO", "NPU_INFO", "SESSION_TIME_INFO", "TASK_PMU_INFO", "NPU_OP_MEM"),
     *("COMMUNICATION_TASK_INFO.isMaster", "COMMUNICATION_TASK_INFO.rdmaType"),
@@ -23,7 +23,7 @@ ROUNDED = {"01_queue": ("MEMORY_RECORD", "OP_MEMORY")}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tables_of_the_export_equal_the_databases(case: str, shared: Path, tmp_path: Path) -> None:
+def test_export_tables_equal_those_of_the_database(case: str, shared: Path, tmp_path: Path) -> None:
     source = shared / "goldens" / "ascend_pt" / case
     with tarfile.open(source / "text.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -32,21 +32,21 @@ def test_tables_of_the_export_equal_the_databases(case: str, shared: Path, tmp_p
     folders = sorted(tmp_path.glob("*_ascend_pt"))
     assert folders
     for folder in folders:
-        made = convert(folder, tmp_path / f"{folder.name}.db", schema="latest")
-        assert not made.anomalies
+        conversion = convert(folder, tmp_path / f"{folder.name}.db", schema="latest")
+        assert not conversion.anomalies
         (expected,) = (source / "expected" / folder.name).glob("ascend_pytorch_profiler*")
         canon = shared / "goldens" / "canon.py"
-        assert not difference(canon, expected, made.database, *options, "--rel", "1e-9")
+        assert not difference(canon, expected, conversion.database, *options, "--rel", "1e-9")
 
 
-def test_no_slice_of_a_real_export_is_lost(shared: Path, tmp_path: Path) -> None:
+def test_real_export_keeps_every_slice(shared: Path, tmp_path: Path) -> None:
     with tarfile.open(shared / SAMPLE) as archive:
         archive.extractall(tmp_path, filter="data")
     for folder in sorted(tmp_path.glob("*/rank*_ascend_pt")):
-        made = convert(folder, tmp_path / f"{folder.name}.db", schema="latest")
-        assert made.rows["PYTORCH_API"] == 860 + 2 * 159 + 1282
-        assert made.rows["OVERLAP_ANALYSIS"] == 382
-        assert made.rows["COMMUNICATION_OP"] == 4
-        assert made.rows["COMMUNICATION_TASK_INFO"] == 296
-        assert made.rows["COMPUTE_TASK_INFO"] == 185 + 2
-        assert set(made.anomalies) == {"undecoded_data", "unknown_module"}
+        conversion = convert(folder, tmp_path / f"{folder.name}.db", schema="latest")
+        assert conversion.rows["PYTORCH_API"] == 860 + 2 * 159 + 1282
+        assert conversion.rows["OVERLAP_ANALYSIS"] == 382
+        assert conversion.rows["COMMUNICATION_OP"] == 4
+        assert conversion.rows["COMMUNICATION_TASK_INFO"] == 296
+        assert conversion.rows["COMPUTE_TASK_INFO"] == 185 + 2
+        assert set(conversion.anomalies) == {"undecoded_data", "unknown_module"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import RowSink, call, complete, decode, kernel, operation, write
+from tests.decoders.kineto.builders import RowSink, call, complete, decode, kernel, operation, write
 from unified_prof.decoders.kineto.slices import TraceReader
 from unified_prof.errors import RawFormatError
 

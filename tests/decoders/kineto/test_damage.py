@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decoders.kineto.made import (
+from tests.decoders.kineto.builders import (
     PID,
     call,
     complete,

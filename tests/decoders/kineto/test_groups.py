@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import RowSink, call, decode_events, kernel, operation
+from tests.decoders.kineto.builders import RowSink, call, decode_events, kernel, operation
 from unified_prof.base.columns import NO_RANK
 
 NCCL = "ncclDevKernel_SendRecv(ncclDevComm*)"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import (
+from tests.decoders.kineto.builders import (
     PID,
     TID,
     call,

@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.decoders.kineto.made import (
+from tests.decoders.kineto.builders import (
     PID,
     TID,
     RowSink,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import PID, TID, Event, decode_events, operation
+from tests.decoders.kineto.builders import PID, TID, Event, decode_events, operation
 
 ANOTHER = PID + 1
 

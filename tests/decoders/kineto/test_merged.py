@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import (
+from tests.decoders.kineto.builders import (
     Event,
     RowSink,
     call,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import (
+from tests.decoders.kineto.builders import (
     PID,
     TID,
     Event,

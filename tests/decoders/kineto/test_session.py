@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import RowSink, operation, write
+from tests.decoders.kineto.builders import RowSink, operation, write
 from unified_prof import open_report
 from unified_prof.decoders import kineto
 from unified_prof.pipeline.convert import convert

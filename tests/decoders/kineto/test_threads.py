@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.decoders.kineto.made import PID, TID, decode_events, operation
+from tests.decoders.kineto.builders import PID, TID, decode_events, operation
 from unified_prof.pipeline.convert import convert
 
 LABEL = {"ph": "M", "name": "thread_name", "pid": PID, "tid": str(TID), "args": {"name": "main"}}

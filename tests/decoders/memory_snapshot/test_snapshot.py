@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.decoders.memory_snapshot.made import (
+from tests.decoders.memory_snapshot.builders import (
     INNER,
     OUTER,
     block,
     decode,
-    decoded,
+    decode_snapshot,
     entry,
     segment,
     small,
@@ -35,8 +35,8 @@ STEP = "/home/user/train.py(12): step"
 LINEAR = "/usr/lib/python3/site-packages/torch/nn/linear.py(9): mm"
 
 
-def test_totals_after_every_action(tmp_path: Path) -> None:
-    sink = decoded(tmp_path, small())
+def test_totals_are_written_after_every_action(tmp_path: Path) -> None:
+    sink = decode_snapshot(tmp_path, small())
     rows = sink.rows(
         "MEMORY_RECORD",
         *("component", "timestamp", "totalAllocated", "totalReserved", "totalActive"),
@@ -53,8 +53,8 @@ def test_totals_after_every_action(tmp_path: Path) -> None:
     assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(1_000_000, 1_010_000)]
 
 
-def test_times_and_call_chain_of_every_block(tmp_path: Path) -> None:
-    sink = decoded(tmp_path, small())
+def test_blocks_have_times_and_call_chains(tmp_path: Path) -> None:
+    sink = decode_snapshot(tmp_path, small())
     assert sink.rows(
         "OP_MEMORY",
         *("name", "size", "allocationTime", "releaseTime", "activeReleaseTime", "duration"),
@@ -72,14 +72,14 @@ def test_times_and_call_chain_of_every_block(tmp_path: Path) -> None:
     assert (outer, 0, STEP) in chains
 
 
-def test_json_and_pickle_give_the_same_tables(tmp_path: Path) -> None:
-    pickled = decoded(tmp_path, small())
+def test_json_and_pickle_give_equal_tables(tmp_path: Path) -> None:
+    pickled = decode_snapshot(tmp_path, small())
     plain = decode(write(tmp_path / "snapshot.json", small()))
     assert plain.tables == pickled.tables
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_pickle_protocols(tmp_path: Path, protocol: int) -> None:
+def test_every_pickle_protocol_is_read(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "any name"
     path.write_bytes(pickle.dumps(small(), protocol))
     source = find_source(path)
@@ -94,7 +94,7 @@ def test_blocks_of_old_versions_have_a_history_and_no_address(tmp_path: Path) ->
         {"size": 256, "state": "inactive"},
         {"size": 512, "state": "active_allocated", "history": [{"frames": [OUTER]}]},
     ]
-    sink = decoded(tmp_path, {"segments": [segment(4096, *old)]})
+    sink = decode_snapshot(tmp_path, {"segments": [segment(4096, *old)]})
     assert sink.rows("OP_MEMORY", "name", "size", texts=["name"]) == [(STEP, 512)]
     assert sink.rows("UPROF_MEMORY_BLOCKS", "address") == [(0x1100,)]
     assert sink.anomalies == {"no_history": 1}
@@ -102,15 +102,15 @@ def test_blocks_of_old_versions_have_a_history_and_no_address(tmp_path: Path) ->
 
 def test_entries_of_old_versions_have_no_times(tmp_path: Path) -> None:
     entries = [entry("alloc", 1, 8, 0), entry("free_requested", 1, 8, 0)]
-    for one in entries:
-        del one["time_us"]
-    sink = decoded(tmp_path, {"segments": [], "device_traces": [entries]})
+    for item in entries:
+        del item["time_us"]
+    sink = decode_snapshot(tmp_path, {"segments": [], "device_traces": [entries]})
     assert sink.rows("MEMORY_RECORD", "timestamp") == [(0,), (1_000,)]
     assert sink.anomalies == {"no_times": 2}
 
 
 def test_devices_are_replayed_separately(tmp_path: Path) -> None:
-    sink = decoded(
+    sink = decode_snapshot(
         tmp_path,
         {
             "segments": [segment(64, device=2)],
@@ -121,11 +121,11 @@ def test_devices_are_replayed_separately(tmp_path: Path) -> None:
     assert sink.rows("NPU_INFO", "id", "name") == [(0, "UNKNOWN"), (2, "UNKNOWN")]
 
 
-def test_out_of_memory_becomes_an_anomaly_and_an_event(tmp_path: Path) -> None:
+def test_out_of_memory_is_an_anomaly_and_an_event(tmp_path: Path) -> None:
     oom = entry("oom", 0, 10**9, 7, device_free=5)
     del oom["addr"]
     notes = [{"stage": "START", "name": "forward", "device": 0, "time_us": 6}]
-    sink = decoded(tmp_path, {"device_traces": [[oom]], "external_annotations": notes})
+    sink = decode_snapshot(tmp_path, {"device_traces": [[oom]], "external_annotations": notes})
     assert sink.anomalies == {"out_of_memory": 1}
     assert sink.details["out_of_memory"] == "device 0: 1,000,000,000 bytes requested, 5 free"
     assert sink.rows("UPROF_TRACE_EVENTS", "category", "name", texts=["category", "name"]) == [
@@ -146,7 +146,7 @@ def test_inconsistent_entries_are_counted(tmp_path: Path) -> None:
         {"action": ["alloc"]},
         "no entry",
     ]
-    sink = decoded(tmp_path, {"device_traces": [history], "segments": "none"})
+    sink = decode_snapshot(tmp_path, {"device_traces": [history], "segments": "none"})
     assert sink.anomalies == {
         "allocation_without_release": 1,
         "release_without_allocation": 2,
@@ -165,7 +165,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_no_code_in_a_pickle_runs(
+def test_code_in_a_pickle_is_not_executed(
     tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -178,33 +178,33 @@ def test_no_code_in_a_pickle_runs(
 
 
 @pytest.mark.parametrize("value", [OrderedDict(a=1), {1, 2}, bytearray(b"x"), 1j, Path("x")])
-def test_only_plain_data_is_built(tmp_path: Path, value: Any) -> None:
+def test_only_plain_data_is_unpickled(tmp_path: Path, value: Any) -> None:
     with pytest.raises(RawFormatError, match="plain data"):
-        decoded(tmp_path, {"segments": [value]})
+        decode_snapshot(tmp_path, {"segments": [value]})
 
 
 @pytest.mark.parametrize(
     "bomb",
     [
-        b"\x80\x04}\x8c\x08segments]r\xff\xff\xff\xffs.",  # a place 4 billion in the memo
-        b"\x80\x04}\x8c\x08segments\x8e\xff\xff\xff\xff\xff\xff\xff\x7fs.",  # 2**63 bytes
-        b"\x80\x05}\x8c\x08segments\x96\x00\x00\x00\x00\x01\x00\x00\x00s.",  # 4 GiB of bytearray
-        b"\x80\x04}\x8c\x08segments\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",  # a frame of 2**63
-        b"\x80\x04}\x8c\x08segments](" + b"h\x00" * 3 + b"e" + b"s.",  # a memo that is not there
+        b"\x80\x04}\x8c\x08segments]r\xff\xff\xff\xffs.",  # Memo index 4 billion.
+        b"\x80\x04}\x8c\x08segments\x8e\xff\xff\xff\xff\xff\xff\xff\x7fs.",  # 2**63 bytes.
+        b"\x80\x05}\x8c\x08segments\x96\x00\x00\x00\x00\x01\x00\x00\x00s.",  # 4 GiB of bytearray.
+        b"\x80\x04}\x8c\x08segments\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",  # Frame of 2**63 bytes.
+        b"\x80\x04}\x8c\x08segments](" + b"h\x00" * 3 + b"e" + b"s.",  # A missing memo entry.
     ],
 )
-def test_lengths_in_a_pickle_do_not_allocate_memory(tmp_path: Path, bomb: bytes) -> None:
+def test_lengths_in_a_pickle_allocate_no_memory(tmp_path: Path, bomb: bytes) -> None:
     path = tmp_path / "bomb.pickle"
     path.write_bytes(bomb)
     with suppress(RawFormatError):
         decode(path)
 
 
-def test_a_list_that_contains_itself_is_refused(tmp_path: Path) -> None:
+def test_list_that_contains_itself_is_refused(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(RawFormatError, match="share one list"):
-        decoded(tmp_path, {"segments": loop, "device_traces": [loop, loop]})
+        decode_snapshot(tmp_path, {"segments": loop, "device_traces": [loop, loop]})
 
 
 SNAPSHOT = b"\x80\x04}\x94(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]"
@@ -223,7 +223,7 @@ SHARED_TUPLES = b"K\x01\x85\x94" + b"".join(b"h%c\x86\x94" % (1 + i) for i in ra
         pytest.param(b"]" + b"\x94" * 2_000_000 + b"u.", id="two million memo entries"),
     ],
 )
-def test_a_pickle_takes_time_and_memory_in_proportion_to_its_size(
+def test_hostile_pickle_takes_time_and_memory_in_proportion_to_its_size(
     tmp_path: Path, rest: bytes
 ) -> None:
     path = tmp_path / "hostile.pickle"
@@ -232,7 +232,7 @@ def test_a_pickle_takes_time_and_memory_in_proportion_to_its_size(
         decode(path)
 
 
-def test_blocks_and_actions_that_are_shared_many_times_are_refused(tmp_path: Path) -> None:
+def test_blocks_and_actions_shared_many_times_are_refused(tmp_path: Path) -> None:
     blocks = [block(0x1000, 8)] * 2_000
     shared = {"device": 0, "total_size": 8, "blocks": blocks}
     for snapshot in (
@@ -240,24 +240,24 @@ def test_blocks_and_actions_that_are_shared_many_times_are_refused(tmp_path: Pat
         {"segments": [], "device_traces": [[entry("alloc", 1, 8, 1)] * 2_000] * 2_000},
     ):
         with pytest.raises(RawFormatError, match="share one list"):
-            decoded(tmp_path, snapshot)
+            decode_snapshot(tmp_path, snapshot)
 
 
-def test_a_stack_that_is_shared_many_times_is_decoded_once(tmp_path: Path) -> None:
+def test_stack_shared_many_times_is_decoded_once(tmp_path: Path) -> None:
     shared_entry = entry("alloc", 1, 8, 1)
     shared_entry["frames"] = [{**OUTER, "name": "x" * 100_000}] * 1_000
-    sink = decoded(tmp_path, {"segments": [], "device_traces": [[shared_entry] * 3_000]})
+    sink = decode_snapshot(tmp_path, {"segments": [], "device_traces": [[shared_entry] * 3_000]})
     assert len(sink.tables["PYTORCH_CALLCHAINS"]) == 1_000
     assert len(sink.tables["OP_MEMORY"]) == 3_000
 
 
-def test_values_that_would_be_written_out_many_times_are_left_out(tmp_path: Path) -> None:
+def test_values_that_expand_exponentially_are_omitted(tmp_path: Path) -> None:
     stage: Any = "x"
     for _ in range(40):
         stage = [stage, stage]
     notes = [{"stage": stage, "name": "forward", "device": 0, "time_us": 6}]
     settings = {"a": 10**5_000, "b": -1}
-    sink = decoded(
+    sink = decode_snapshot(
         tmp_path, {"segments": [], "external_annotations": notes, "allocator_settings": settings}
     )
     assert sink.rows("UPROF_TRACE_EVENTS", "args") == [('{"stage": null}',)]
@@ -272,7 +272,7 @@ def test_values_that_would_be_written_out_many_times_are_left_out(tmp_path: Path
         (["torch::unwind::unwind()", LINEAR, "/home/user/train.py(3): <module>"], 2),
     ],
 )
-def test_a_block_is_named_after_the_operation_and_not_the_stack_recorder(
+def test_block_is_named_after_the_operation_not_the_stack_recorder(
     tmp_path: Path, names: list[str], expected: int | None
 ) -> None:
     frames = []
@@ -281,21 +281,19 @@ def test_a_block_is_named_after_the_operation_and_not_the_stack_recorder(
         frames.append({"filename": file, "line": 9 if name == LINEAR else 3, "name": function})
         if not function:
             frames[-1] = {"filename": "??", "line": 0, "name": name}
-    sink = decoded(tmp_path, {"device_traces": [[entry("alloc", 1, 8, 1, *frames)]]})
+    sink = decode_snapshot(tmp_path, {"device_traces": [[entry("alloc", 1, 8, 1, *frames)]]})
     name = "N/A" if expected is None else names[expected]
     assert sink.rows("OP_MEMORY", "name", texts=["name"]) == [(name,)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ending", [".pickle", ".json"])
-def test_random_damage_raises_nothing_but_format_errors(
-    tmp_path: Path, ending: str, seed: int
-) -> None:
+def test_damaged_bytes_are_refused_or_decoded(tmp_path: Path, ending: str, seed: int) -> None:
     chance = random.Random(seed)
-    whole = write(tmp_path / f"whole{ending}", small()).read_bytes()
+    intact = write(tmp_path / f"whole{ending}", small()).read_bytes()
     path = tmp_path / f"damaged{ending}"
     for _ in range(120):
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         if chance.random() < 0.2:
             del damaged[chance.randrange(1, len(damaged)) :]
         for _ in range(chance.choice((1, 3, 10))):
@@ -305,46 +303,34 @@ def test_random_damage_raises_nothing_but_format_errors(
             decode(path)
 
 
-def test_values_of_any_kind_anywhere(tmp_path: Path) -> None:
+def test_random_values_are_refused_or_decoded(tmp_path: Path) -> None:
     chance = random.Random(7)
-    odd: tuple[Any, ...] = (
-        None,
-        -1,
-        2**63,
-        2**70,
-        1.5,
-        float("nan"),
-        "x",
-        [],
-        {},
-        [[]],
-        True,
-        b"x",
-        "a\x00;b",
+    values: tuple[Any, ...] = (
+        *(None, -1, 2**63, 2**70, 1.5, float("nan"), "x", [], {}, [[]], True, b"x", "a\x00;b"),
     )
 
-    def spoil(value: Any) -> Any:
+    def damage(value: Any) -> Any:
         if chance.random() < 0.05:
-            return chance.choice(odd)
+            return chance.choice(values)
         if isinstance(value, dict):
-            return {key: spoil(one) for key, one in value.items()}
-        return [spoil(one) for one in value] if isinstance(value, list) else value
+            return {key: damage(item) for key, item in value.items()}
+        return [damage(item) for item in value] if isinstance(value, list) else value
 
     for _ in range(200):
         with suppress(RawFormatError):
-            decoded(tmp_path, spoil(small()))
+            decode_snapshot(tmp_path, damage(small()))
 
 
-def test_other_pickles_and_mappings_are_refused(tmp_path: Path) -> None:
+def test_other_pickles_and_truncated_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match="is not a snapshot of PyTorch's allocator"):
-        decoded(tmp_path, {"weights": [1, 2]})
+        decode_snapshot(tmp_path, {"weights": [1, 2]})
     path = tmp_path / "cut.pickle"
     path.write_bytes(pickle.dumps(small())[:-20])
     with pytest.raises(RawFormatError, match="is damaged or cut off"):
         decode(path)
 
 
-def test_lines_and_stacks_hold_the_memory_at_the_peak(tmp_path: Path) -> None:
+def test_line_and_stack_breakdowns_add_up_to_the_peak(tmp_path: Path) -> None:
     other = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
     snapshot = small()
     snapshot["segments"][0]["blocks"].append(block(0x1800, 128, "active_allocated", OUTER))
@@ -357,8 +343,8 @@ def test_lines_and_stacks_hold_the_memory_at_the_peak(tmp_path: Path) -> None:
         entry("free_requested", 0x1A00, 32, 1_004),
         entry("free_completed", 0x1A00, 32, 1_004),
     ]
-    made = convert(write(tmp_path / "snap.pickle", snapshot), tmp_path / "r.db")
-    with open_analyses(made.database) as (analysis,):
+    conversion = convert(write(tmp_path / "snap.pickle", snapshot), tmp_path / "r.db")
+    with open_analyses(conversion.database) as (analysis,):
         lines, stacks = analysis.breakdown("line"), analysis.breakdown("stack")
         peak = analysis.summary.totals.peak_bytes
     assert [(row.name, row.count, row.allocated_bytes) for row in lines.rows] == [
@@ -372,26 +358,28 @@ def test_lines_and_stacks_hold_the_memory_at_the_peak(tmp_path: Path) -> None:
     assert lines.size_bytes == peak
 
 
-def test_commands_read_the_report(tmp_path: Path) -> None:
-    made = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
-    assert made.kind == "memory_snapshot"
+def test_commands_accept_a_converted_snapshot(tmp_path: Path) -> None:
+    conversion = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
+    assert conversion.kind == "memory_snapshot"
     run = CliRunner().invoke
-    shown = run(app, ["report", str(made.database), "--format", "json"])
-    assert shown.exit_code == 0, shown.stderr
-    assert "1792" in shown.stdout  # the peak
-    assert json.loads(shown.stdout)
+    result = run(app, ["report", str(conversion.database), "--format", "json"])
+    assert result.exit_code == 0, result.stderr
+    assert "1792" in result.stdout, "the peak"
+    assert json.loads(result.stdout)
     for command in (
-        ["report", str(made.database)],
-        ["trace", str(made.database), "-o", str(tmp_path / "t.json")],
-        ["diff", str(made.database), str(made.database)],
+        ["report", str(conversion.database)],
+        ["trace", str(conversion.database), "-o", str(tmp_path / "t.json")],
+        ["diff", str(conversion.database), str(conversion.database)],
     ):
-        done = run(app, command)
-        assert done.exit_code == 0, done.stderr
+        result = run(app, command)
+        assert result.exit_code == 0, result.stderr
     assert "allocated (torch's allocator)" in (tmp_path / "t.json").read_text()
 
 
-def test_a_block_that_awaits_its_free_is_active(tmp_path: Path) -> None:
+def test_block_that_awaits_its_free_is_active(tmp_path: Path) -> None:
     waiting = block(0x1000, 64, "active_awaiting_free")
     history = [entry("alloc", 0x1000, 64, 1, INNER), entry("free_requested", 0x1000, 64, 2)]
-    sink = decoded(tmp_path, {"segments": [segment(64, waiting)], "device_traces": [history]})
+    sink = decode_snapshot(
+        tmp_path, {"segments": [segment(64, waiting)], "device_traces": [history]}
+    )
     assert sink.rows("MEMORY_RECORD", "totalAllocated", "totalActive") == [(64, 64), (0, 64)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.nsys.made import (
+from tests.decoders.nsys.builders import (
     CALLS,
     COPIES,
     KERNELS,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import RowSink
-from tests.decoders.nsys.made import (
+from tests.decoders.kineto.builders import RowSink
+from tests.decoders.nsys.builders import (
     CALLS,
     COPIES,
     KERNELS,

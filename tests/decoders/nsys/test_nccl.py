@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import RowSink
-from tests.decoders.nsys.made import (
+from tests.decoders.kineto.builders import RowSink
+from tests.decoders.nsys.builders import (
     CALLS,
     KERNELS,
     RANGES,

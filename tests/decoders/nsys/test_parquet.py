@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.made import RowSink
-from tests.decoders.nsys.made import decode, packed, pushed, small, write
+from tests.decoders.kineto.builders import RowSink
+from tests.decoders.nsys.builders import decode, packed, pushed, small, write
 from unified_prof.decoders import nsys
 from unified_prof.decoders.nsys.columns import ParquetTables
 from unified_prof.errors import RawFormatError

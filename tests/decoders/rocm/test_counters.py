@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.made import RowSink
-from tests.decoders.rocm.made import RocpdTables, as_json, decode, event, small, write, write_json
+from tests.decoders.kineto.builders import RowSink
+from tests.decoders.rocm.builders import (
+    RocpdTables,
+    as_json,
+    decode,
+    event,
+    small,
+    write,
+    write_json,
+)
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 

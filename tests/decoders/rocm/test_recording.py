@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.decoders.kineto.made import RowSink
-from tests.decoders.rocm.made import UUID, as_json, decode, event, region, small, write, write_json
+from tests.decoders.kineto.builders import RowSink
+from tests.decoders.rocm.builders import (
+    UUID,
+    as_json,
+    decode,
+    event,
+    region,
+    small,
+    write,
+    write_json,
+)
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline.convert import convert

@@ -1,4 +1,4 @@
-"""Writes `*_ascend_pt` folders of our own making; times are ns of the monotonic clock."""
+"""Writer of synthetic `*_ascend_pt` directories; times are ns of the monotonic clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 EPOCH = 1_700_000_000_000_000_000
-"""ns since 1970 at 0 of the monotonic clock."""
+"""ns since 1970 when the monotonic clock is 0."""
 PID = 700
 
 Fields = Sequence[tuple[int, bytes]]
@@ -26,7 +26,7 @@ def record(kind: int, fixed: bytes, fields: Fields = ()) -> bytes:
 
 @dataclass
 class Framework:
-    """The files of FRAMEWORK/, in the order in which things are recorded."""
+    """The files of FRAMEWORK/, in the order in which records are added."""
 
     files: dict[str, bytearray] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ class Framework:
         metadata: Mapping[str, Any] | None = None,
         start_info: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write the folder: FRAMEWORK/ where it has files, profiler_info and metadata."""
+        """Write the directory: FRAMEWORK/ if it has files, profiler_info and metadata."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.files:
             (folder / "FRAMEWORK").mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.cluster import ranks
 from tests.conftest import ROOT
-from tests.decoders.kineto import made
+from tests.decoders.kineto import builders
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.pipeline import cluster
 from unified_prof.pipeline.convert import convert
@@ -48,7 +48,7 @@ KINDS = {
 
 
 def give(name: str, kind: str, store: Path) -> None:
-    """Put what is of a kind where the current folder has `name`; `store` keeps what was made."""
+    """Put what is of a kind where the current folder has `name`; `store` keeps recordings."""
     place = Path(name)
     if place.is_dir():
         shutil.rmtree(place)
@@ -73,20 +73,20 @@ def timeline_trace(path: Path) -> Path:
     events = []
     for step in range(3):
         begin = 1_000_000.0 + 20_000 * step
-        events.append(made.complete("user_annotation", f"ProfilerStep#{step}", begin, 18_000))
+        events.append(builders.complete("user_annotation", f"ProfilerStep#{step}", begin, 18_000))
         for number in range(4):
             at, correlation = begin + 100 + 1500 * number, 100 * step + number + 1
             shapes = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["float", "float"]}
             events += [
-                made.operation("aten::linear", at - 5, 70, args=shapes),
-                made.operation("aten::mm", at, 60, args=shapes),
-                made.call(at + 10, 10, correlation),
-                made.kernel(at + 40, 1000, correlation),
+                builders.operation("aten::linear", at - 5, 70, args=shapes),
+                builders.operation("aten::mm", at, 60, args=shapes),
+                builders.call(at + 10, 10, correlation),
+                builders.kernel(at + 40, 1000, correlation),
             ]
-        wait = made.complete("cuda_runtime", "cudaStreamSynchronize", begin + 6_000, 500)
+        wait = builders.complete("cuda_runtime", "cudaStreamSynchronize", begin + 6_000, 500)
         events.append(wait | {"args": {"correlation": 100 * step + 90}})
     about = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
-    return made.write(path, events, **about)
+    return builders.write(path, events, **about)
 
 
 def _script(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Makes snapshots of the allocator for tests."""
+"""Builders of snapshots of the CUDA caching allocator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import RowSink
+from tests.decoders.kineto.builders import RowSink
 from unified_prof.decoders import memory_snapshot
 
 INNER = {"filename": "/usr/lib/python3/site-packages/torch/nn/linear.py", "line": 9, "name": "mm"}
@@ -15,15 +15,8 @@ OUTER = {"filename": "/home/user/train.py", "line": 12, "name": "step"}
 
 
 def entry(action: str, addr: int, size: int, time_us: int, *frames: Any, **more: Any) -> Any:
-    return {
-        "action": action,
-        "addr": addr,
-        "size": size,
-        "stream": 3,
-        "time_us": time_us,
-        "frames": list(frames),
-        **more,
-    }
+    place = {"action": action, "addr": addr, "size": size, "stream": 3}
+    return {**place, "time_us": time_us, "frames": list(frames), **more}
 
 
 def block(address: int, size: int, state: str = "active_allocated", *frames: Any) -> Any:
@@ -31,17 +24,12 @@ def block(address: int, size: int, state: str = "active_allocated", *frames: Any
 
 
 def segment(total: int, *blocks: Any, device: int = 0, address: int = 0x1000) -> Any:
-    return {
-        "device": device,
-        "address": address,
-        "total_size": total,
-        "stream": 3,
-        "blocks": list(blocks),
-    }
+    place = {"device": device, "address": address, "total_size": total, "stream": 3}
+    return {**place, "blocks": list(blocks)}
 
 
 def small() -> dict[str, Any]:
-    """One allocation from before, one inside, one that is still there at the end."""
+    """Return one earlier allocation, one that is freed, and one that is live at the end."""
     return {
         "segments": [
             segment(
@@ -79,5 +67,5 @@ def decode(path: Path) -> RowSink:
     return sink
 
 
-def decoded(tmp_path: Path, snapshot: Any) -> RowSink:
+def decode_snapshot(tmp_path: Path, snapshot: Any) -> RowSink:
     return decode(write(tmp_path / "snapshot.pickle", snapshot))

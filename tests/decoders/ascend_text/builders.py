@@ -1,4 +1,4 @@
-"""Writes text exports of our own making; times are us since the first second of 1970."""
+"""Writer of synthetic text exports; times are us since 1,000,000 us after 1970 began."""
 
 from __future__ import annotations
 

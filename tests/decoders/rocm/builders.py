@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.decoders.kineto.made import RowSink
+from tests.decoders.kineto.builders import RowSink
 from unified_prof.decoders import rocm
 from unified_prof.decoders.rocm.json_tables import JsonTables
 from unified_prof.sqlite.external_tables import foreign_tables
