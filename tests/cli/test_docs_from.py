@@ -60,7 +60,9 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Done:
     if before:
         tool, option, path = shlex.split(before)
         assert (tool, option) == ("xz", "-dc")
-        test_standard_input.give(monkeypatch, lzma.decompress(Path(path).read_bytes()))
+        test_standard_input.set_standard_input(
+            monkeypatch, lzma.decompress(Path(path).read_bytes())
+        )
     name, *arguments = shlex.split(ours)
     assert name == "uprof"
     return uprof(*arguments)

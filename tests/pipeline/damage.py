@@ -1,6 +1,6 @@
-"""Damages recordings of every kind and checks the conversions.
+"""Damage recordings of every kind and check their conversions.
 
-As a program it prints the result as JSON, so that it can run in a separate process:
+As a program this prints the result as JSON, so that it can run in a separate process:
 `python -m tests.pipeline.damage FORM FOLDER ROUNDS`.
 """
 
@@ -51,7 +51,7 @@ FORMS: dict[str, tuple[str, Maker]] = {
     "rocm-json": ("rocm", _rocm_json),
     "kineto-gzip": ("kineto", _packed_trace),
 }
-"""Form of a recording -> kind of source, and a function that makes a tiny one."""
+"""Form of a recording -> kind of its source, and a function that makes a tiny one."""
 
 _SQLITE = b"SQLite format 3\0"
 _WRONG: tuple[Any, ...] = (
@@ -63,11 +63,11 @@ _WORD = re.compile(rb"-?\d+")
 
 
 def cut(data: bytes, chance: random.Random) -> bytes:
-    """Lose the end."""
+    """Drop the end."""
     return data[: chance.randrange(len(data))]
 
 
-def flipped(data: bytes, chance: random.Random) -> bytes:
+def flip_bits(data: bytes, chance: random.Random) -> bytes:
     """Change a few bits anywhere."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 4, 32))):
@@ -75,15 +75,15 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def blanked(data: bytes, chance: random.Random) -> bytes:
-    """Lose a block, as a sparse copy does."""
+def blank_block(data: bytes, chance: random.Random) -> bytes:
+    """Zero a block, as a sparse copy does."""
     first = chance.randrange(len(data))
     size = min(len(data) - first, chance.choice((16, 512, 4096)))
     return data[:first] + bytes(size) + data[first + size :]
 
 
-def typed_wrong(data: bytes, chance: random.Random) -> bytes:
-    """Put other types and sizes in the place of values, in a form that can be parsed."""
+def change_types(data: bytes, chance: random.Random) -> bytes:
+    """Replace values by other types and sizes, in a form that can be parsed."""
     if data.startswith(_SQLITE):
         raise ValueError("see `cells_typed_wrong`")
     with suppress(ValueError, RecursionError):
@@ -91,7 +91,7 @@ def typed_wrong(data: bytes, chance: random.Random) -> bytes:
         for _ in range(chance.choice((1, 3, 10))):
             _replace(document, chance)
         return json.dumps(document).encode()
-    # Text tables and binary records: numbers, as far as there are some.
+    # Text tables and binary records: replace numbers.
     count = len(_WORD.findall(data)) or 1
     wanted = chance.randrange(count)
     seen = iter(range(count + 1))
@@ -114,7 +114,7 @@ def _replace(document: Any, chance: random.Random) -> None:
         return
 
 
-def cells_typed_wrong(path: Path, chance: random.Random) -> None:
+def change_cell_types(path: Path, chance: random.Random) -> None:
     """Put other types into cells of a database."""
     with closing(sqlite3.connect(path)) as db, db:
         tables = [
@@ -128,11 +128,11 @@ def cells_typed_wrong(path: Path, chance: random.Random) -> None:
                 db.execute(f'UPDATE "{table}" SET "{column}" = ?', (value,))
 
 
-WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "cut": cut,
-    "flipped": flipped,
-    "blanked": blanked,
-    "typed wrong": typed_wrong,
+    "flipped": flip_bits,
+    "blanked": blank_block,
+    "typed wrong": change_types,
 }
 
 
@@ -149,64 +149,66 @@ def ends_between_records(path: Path) -> bool:
     return not data or data.endswith(b"\n")
 
 
-def damaged(recording: Path, way: str, chance: random.Random) -> Path:
-    """Damage one file of a recording; return which."""
+def damage_file(recording: Path, damage: str, chance: random.Random) -> Path:
+    """Damage one file of a recording and return its path."""
     path = chance.choice(files_of(recording))
     data = path.read_bytes()
-    if way == "typed wrong" and data.startswith(_SQLITE):
-        cells_typed_wrong(path, chance)
+    if damage == "typed wrong" and data.startswith(_SQLITE):
+        change_cell_types(path, chance)
     else:
-        path.write_bytes(WAYS[way](data, chance))
+        path.write_bytes(DAMAGES[damage](data, chance))
     return path
 
 
-def cases(form: str, folder: Path, rounds: int) -> Iterator[tuple[str, Path, Conversion, bool]]:
-    """Yield (what is done, a damaged copy, what becomes of it undamaged, whether losses show)."""
+def damaged_copies(
+    form: str, folder: Path, rounds: int
+) -> Iterator[tuple[str, Path, Conversion, bool]]:
+    """Yield (label, damaged copy, conversion of the intact recording, True if losses must show)."""
     kind, maker = FORMS[form]
-    made = maker(folder / "whole")
-    whole = convert(made, folder / "whole.db", source=sources.by_kind(kind))
+    intact = maker(folder / "whole")
+    expected = convert(intact, folder / "whole.db", source=sources.by_kind(kind))
     for number in range(rounds):
-        for way in WAYS:
-            chance = random.Random(f"{form} {way} {number}")
-            copy = folder / "copy" / made.name
+        for damage in DAMAGES:
+            chance = random.Random(f"{form} {damage} {number}")
+            copy = folder / "copy" / intact.name
             shutil.rmtree(folder / "copy", ignore_errors=True)
-            if made.is_dir():
-                shutil.copytree(made, copy)
+            if intact.is_dir():
+                shutil.copytree(intact, copy)
             else:
                 copy.parent.mkdir()
-                shutil.copy(made, copy)
-            what = damaged(copy, way, chance)
-            shows = way == "cut" and not ends_between_records(what)
-            yield f"{form}, {what.name} {way}, round {number}", copy, whole, shows
+                shutil.copy(intact, copy)
+            path = damage_file(copy, damage, chance)
+            shows = damage == "cut" and not ends_between_records(path)
+            yield f"{form}, {path.name} {damage}, round {number}", copy, expected, shows
 
 
 def main(form: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Convert many damaged recordings; return what is wrong with what became of them."""
+    """Convert many damaged recordings; return the errors and numbers of outcomes."""
     source = sources.by_kind(FORMS[form][0])
-    wrong: list[str] = []
+    errors: list[str] = []
     converted = refused = 0
-    for what, copy, whole, shows in cases(form, folder, rounds):
+    for label, copy, expected, shows in damaged_copies(form, folder, rounds):
         try:
             found = convert(copy, folder / "r.db", source=source, force=True)
         except UprofError:
             refused += 1
             continue
         except Exception:
-            wrong.append(f"{what}: {traceback.format_exc()}")
+            errors.append(f"{label}: {traceback.format_exc()}")
             continue
         converted += 1
         lost = {
             table: count - found.rows.get(table, 0)
-            for table, count in whole.rows.items()
+            for table, count in expected.rows.items()
             if found.rows.get(table, 0) < count
         }
-        if shows and lost and found.anomalies == whole.anomalies:
-            wrong.append(f"{what}: rows are lost without a word: {lost}")
-    return {"wrong": wrong, "converted": converted, "refused": refused, "peak_mb": _peak_mb()}
+        if shows and lost and found.anomalies == expected.anomalies:
+            errors.append(f"{label}: rows are lost without an anomaly: {lost}")
+    return {"wrong": errors, "converted": converted, "refused": refused, "peak_mb": _peak_mb()}
 
 
 def _peak_mb() -> int:
-    """Return the most memory that this process had; `ru_maxrss` counts its parent's as well."""
+    """Return the peak memory of this process; `ru_maxrss` includes its parent's."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 

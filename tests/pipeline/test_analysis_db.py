@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from unified_prof import open_report
 from unified_prof.base.columns import group_hash
@@ -12,21 +13,22 @@ from unified_prof.pipeline.analysis_db import write_analysis
 from unified_prof.sqlite.writer import ReportWriter
 
 
-def test_groups_are_named_by_the_hash_that_readers_compute() -> None:
-    # From a database that torch_npu made, and by hand.
+def test_group_names_are_the_hash_that_readers_compute() -> None:
+    # One from a database that torch_npu wrote, one computed by hand.
     assert group_hash("a") == 97 << 32 | 97
     assert group_hash("ab") == (97 * 29 + 98) << 32 | (97 * 131 + 98)
 
 
-# ---- of Ascend devices
+# ---- Ascend devices
 
 MS = 1_000_000
 TYPES = {"SDMA": 0, "RDMA": 1, "ON_CHIP": 0, "HCCS": 1, "PCIE": 2, "HCCS_SW": 5, "other": 3}
+Columns = dict[str, Any]
 PAYLOAD, NOTIFY, NEITHER = 1, 0, 65535
 
 
-class Made:
-    """A database of launches, tasks and collectives; times are ms since the first second."""
+class DatabaseBuilder:
+    """Writes a database of launches, tasks and collectives; times are ms since the first second."""
 
     def __init__(self, path: Path) -> None:
         self.writer = ReportWriter(path, revision="latest")
@@ -36,30 +38,15 @@ class Made:
         return self.writer.strings.intern(text)
 
     def launch(self, connection: int, start: float, end: float) -> None:
-        self.writer.write(
-            "CANN_API",
-            {
-                "startNs": [at(start)],
-                "endNs": [at(end)],
-                "type": 10_000,
-                "globalTid": 1,
-                "connectionId": connection,
-                "name": self.text("launch"),
-            },
-        )
+        columns: Columns = {"type": 10_000, "globalTid": 1, "name": self.text("launch")}
+        times: Columns = {"startNs": [at(start)], "endNs": [at(end)], "connectionId": connection}
+        self.writer.write("CANN_API", {**times, **columns})
 
     def task(self, connection: int, start: float, end: float, device: int = 0) -> int:
         self.tasks += 1
-        self.writer.write(
-            "TASK",
-            {
-                "startNs": [at(start)],
-                "endNs": [at(end)],
-                "deviceId": device,
-                "connectionId": connection,
-                "globalTaskId": self.tasks,
-            },
-        )
+        times: Columns = {"startNs": [at(start)], "endNs": [at(end)], "connectionId": connection}
+        ids: Columns = {"deviceId": device, "globalTaskId": self.tasks}
+        self.writer.write("TASK", {**times, **ids})
         return self.tasks
 
     def compute(self, connection: int, start: float, end: float, device: int = 0) -> None:
@@ -67,100 +54,77 @@ class Made:
         self.writer.write("COMPUTE_TASK_INFO", {"globalTaskId": [number]})
 
     def collective(self, name: str, connection: int, start: float, end: float) -> None:
-        self.writer.write(
-            "COMMUNICATION_OP",
-            {
-                "opName": [self.text(name)],
-                "startNs": at(start),
-                "endNs": at(end),
-                "connectionId": connection,
-                "opId": connection,
-            },
-        )
+        times: Columns = {"startNs": at(start), "endNs": at(end), "connectionId": connection}
+        names: Columns = {"opName": [self.text(name)], "opId": connection}
+        self.writer.write("COMMUNICATION_OP", {**names, **times})
 
     def part(
-        self,
-        op: str,
-        kind: str,
-        start: float,
-        end: float,
-        *,
-        link: str = "HCCS",
-        rdma: int = NEITHER,
-        size: int = 0,
-        target: int = 1,
-        plane: int = 0,
-        master: int = 1,
-        connection: int = 7,
-        device: int = 0,
-    ) -> None:
+        self, op: str, kind: str, start: float, end: float, *, link: str = "HCCS",
+        rdma: int = NEITHER, size: int = 0, target: int = 1, plane: int = 0, master: int = 1,
+        connection: int = 7, device: int = 0,
+    ) -> None:  # fmt: skip
         number = self.task(connection, start, end, device)
-        self.writer.write(
-            "COMMUNICATION_TASK_INFO",
-            {
-                "name": [self.text(op)],
-                "globalTaskId": number,
-                "taskType": self.text(kind),
-                "planeId": plane,
-                "groupName": self.text("group"),
-                "rdmaType": rdma,
-                "srcRank": 0,
-                "dstRank": target,
-                "transportType": TYPES["SDMA" if rdma == NEITHER else "RDMA"],
-                "size": size,
-                "linkType": TYPES[link],
-                "isMaster": master,
-            },
-        )
+        names = {
+            "name": [self.text(op)],
+            "taskType": self.text(kind),
+            "groupName": self.text("group"),
+        }
+        transport = TYPES["SDMA" if rdma == NEITHER else "RDMA"]
+        links = {"rdmaType": rdma, "transportType": transport, "linkType": TYPES[link]}
+        ranks = {"srcRank": 0, "dstRank": target, "planeId": plane, "isMaster": master}
+        columns = {**names, **links, **ranks, "globalTaskId": number, "size": size}
+        self.writer.write("COMMUNICATION_TASK_INFO", columns)
 
 
 def at(ms: float) -> int:
     return 10**9 + round(ms * MS)
 
 
-def analysed(made: Made, tables: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
-    with open_report(made.writer.path) as report:
-        path = write_analysis(report, made.writer.path.parent, overwrite=True)
+def write_and_query(
+    builder: DatabaseBuilder, tables: dict[str, str]
+) -> dict[str, list[tuple[object, ...]]]:
+    with open_report(builder.writer.path) as report:
+        path = write_analysis(report, builder.writer.path.parent, overwrite=True)
     with closing(sqlite3.connect(path)) as db:
         return {
             t: db.execute(f"SELECT {columns} FROM {t}").fetchall() for t, columns in tables.items()
         }
 
 
-def test_a_step_includes_tasks_that_start_while_its_launches_run(tmp_path: Path) -> None:
-    made = Made(tmp_path / "r.db")
-    with made.writer:
-        made.writer.write(
+def test_step_includes_tasks_that_start_while_its_launches_run(tmp_path: Path) -> None:
+    builder = DatabaseBuilder(tmp_path / "r.db")
+    with builder.writer:
+        builder.writer.write(
             "STEP_TIME", {"id": [3, 4], "startNs": [at(0), at(10)], "endNs": [at(10), at(20)]}
         )
         for connection, start in ((1, 1), (2, 2), (3, 11)):
-            made.launch(connection, start, start + 0.5)
-        made.compute(1, 4, 6)
-        made.task(2, 5, 9)
-        made.collective("hcom_receive__1", 2, 5, 9)
-        made.compute(3, 15, 16)
+            builder.launch(connection, start, start + 0.5)
+        builder.compute(1, 4, 6)
+        builder.task(2, 5, 9)
+        builder.collective("hcom_receive__1", 2, 5, 9)
+        builder.compute(3, 15, 16)
     columns = (
         "step, computing, communication_not_overlapped, overlapped, communication, free, stage,"
         " bubble, communication_not_overlapped_and_exclude_receive, preparing"
     )
-    assert analysed(made, {"StepTraceTime": columns})["StepTraceTime"] == [
+    assert write_and_query(builder, {"StepTraceTime": columns})["StepTraceTime"] == [
         ("3", 2000, 3000, 1000, 4000, 0, 1000, 4000, 0, 4000),
         ("4", 1000, 0, 0, 0, 0, 1000, 0, 0, 5000),
     ]
 
 
-def test_where_the_time_of_a_collective_goes(tmp_path: Path) -> None:
-    made = Made(tmp_path / "r.db")
+def test_collective_time_is_split_into_transit_wait_and_idle(tmp_path: Path) -> None:
+    builder = DatabaseBuilder(tmp_path / "r.db")
     op = "hcom_allReduce__1"
-    with made.writer:
-        made.launch(7, 0, 1)
-        made.part(op, "Notify_Wait", 0, 2)
-        made.part(op, "Memcpy", 2, 3, size=40_000_000, link="ON_CHIP", target=0xFFFFFFFF)
-        made.part(op, "Memcpy", 3, 7, size=40_000_000, link="HCCS_SW", target=1)
-        made.part(op, "Notify_Wait", 7, 8)
-        made.part(op, "Memcpy", 4, 5, size=1_000_000, link="other", target=2, plane=1, master=0)
-    found = analysed(
-        made,
+    with builder.writer:
+        builder.launch(7, 0, 1)
+        builder.part(op, "Notify_Wait", 0, 2)
+        builder.part(op, "Memcpy", 2, 3, size=40_000_000, link="ON_CHIP", target=0xFFFFFFFF)
+        builder.part(op, "Memcpy", 3, 7, size=40_000_000, link="HCCS_SW", target=1)
+        builder.part(op, "Notify_Wait", 7, 8)
+        builder.part(op, "Memcpy", 4, 5, size=1_000_000, link="other", target=2, plane=1, master=0)
+    found = write_and_query(
+        builder,
         {
             "CommAnalyzerTime": "elapse_time, transit_time, wait_time, synchronization_time,"
             " idle_time, step, type",
@@ -182,17 +146,17 @@ def test_where_the_time_of_a_collective_goes(tmp_path: Path) -> None:
     ]
 
 
-def test_collectives_of_one_name_on_two_devices_are_two(tmp_path: Path) -> None:
-    made = Made(tmp_path / "r.db")
-    with made.writer:
-        made.launch(7, 0, 1)
+def test_equal_names_on_two_devices_are_two_collectives(tmp_path: Path) -> None:
+    builder = DatabaseBuilder(tmp_path / "r.db")
+    with builder.writer:
+        builder.launch(7, 0, 1)
         for device in (0, 1):
             begin = device * 0.5
-            made.part("allReduce__1", "Notify_Wait", begin, begin + 1, device=device)
-            made.part("allReduce__1", "Memcpy", begin + 1, begin + 4, size=10_000_000,
+            builder.part("allReduce__1", "Notify_Wait", begin, begin + 1, device=device)
+            builder.part("allReduce__1", "Memcpy", begin + 1, begin + 4, size=10_000_000,
                       device=device)  # fmt: skip
-    found = analysed(
-        made,
+    found = write_and_query(
+        builder,
         {
             "CommAnalyzerTime": "elapse_time, transit_time, wait_time, idle_time",
             "CommAnalyzerBandwidth": "transport_type, transit_size, transit_time",
@@ -202,23 +166,23 @@ def test_collectives_of_one_name_on_two_devices_are_two(tmp_path: Path) -> None:
     assert found["CommAnalyzerBandwidth"] == [("HCCS", 10, 3), ("SDMA", 10, 3)] * 2
 
 
-def test_a_run_of_rdma_payloads_ends_with_the_closing_tasks(tmp_path: Path) -> None:
-    made = Made(tmp_path / "r.db")
-    with made.writer:
-        made.launch(7, 0, 1)
+def test_rdma_payloads_end_with_the_closing_tasks(tmp_path: Path) -> None:
+    builder = DatabaseBuilder(tmp_path / "r.db")
+    with builder.writer:
+        builder.launch(7, 0, 1)
         for op, closing in (("hcom_send__1", 2), ("hcom_broadcast__1", 3)):
-            made.part(op, "RDMASend", 0, 1, rdma=PAYLOAD, size=400_000)
-            made.part(op, "RDMASend", 1, 2, rdma=PAYLOAD, size=600_000)
+            builder.part(op, "RDMASend", 0, 1, rdma=PAYLOAD, size=400_000)
+            builder.part(op, "RDMASend", 1, 2, rdma=PAYLOAD, size=600_000)
             for number in range(closing):
-                made.part(op, "Notify_Wait", 2 + number, 3 + number)
-    found = analysed(
-        made,
+                builder.part(op, "Notify_Wait", 2 + number, 3 + number)
+    found = write_and_query(
+        builder,
         {
             "CommAnalyzerTime": "hccl_op_name, transit_time, wait_time, type",
             "CommAnalyzerBandwidth": "hccl_op_name, transit_size, transit_time, large_packet_ratio",
         },
     )
-    # A broadcast is closed by four tasks; these three are only waited for.
+    # A broadcast is closed by four tasks, so these three count as waits only.
     assert sorted(found["CommAnalyzerTime"]) == [
         ("hcom_broadcast__1", 0, 3, "collective"),
         ("hcom_send__1", 4, 0, "p2p"),
@@ -226,14 +190,14 @@ def test_a_run_of_rdma_payloads_ends_with_the_closing_tasks(tmp_path: Path) -> N
     assert found["CommAnalyzerBandwidth"] == [("hcom_send__1", 1, 4, 1)]
 
 
-def test_the_matrix_has_best_middle_and_worst_of_a_kind(tmp_path: Path) -> None:
-    made = Made(tmp_path / "r.db")
-    with made.writer:
-        made.launch(7, 0, 1)
+def test_matrix_has_top_middle_and_bottom_bandwidths_of_a_kind(tmp_path: Path) -> None:
+    builder = DatabaseBuilder(tmp_path / "r.db")
+    with builder.writer:
+        builder.launch(7, 0, 1)
         for number in range(4):
-            made.part(f"hcom_reduceScatter__{number}", "Memcpy", number, number + 0.5,
+            builder.part(f"hcom_reduceScatter__{number}", "Memcpy", number, number + 0.5,
                       size=(number + 1) * 1_000_000)  # fmt: skip
-    rows = analysed(made, {"CommAnalyzerMatrix": "hccl_op_name, bandwidth, op_name"})
+    rows = write_and_query(builder, {"CommAnalyzerMatrix": "hccl_op_name, bandwidth, op_name"})
     assert rows["CommAnalyzerMatrix"] == [
         ("reduce-top1", 8, "hcom_reduceScatter__3"),
         ("reduce-middle", 4, "hcom_reduceScatter__1"),

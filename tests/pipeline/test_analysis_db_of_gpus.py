@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.decoders.kineto.builders import call, complete, kernel, write
-from tests.pipeline.two_stages import passed, pipeline
+from tests.pipeline.two_stages import pipeline, pipeline_kernel
 from unified_prof import open_report
 from unified_prof.base.columns import group_hash
 from unified_prof.pipeline.analysis_db import write_analysis
@@ -51,9 +51,9 @@ def test_steps_include_their_launches_and_overlap_is_split(tmp_path: Path) -> No
 GROUP = str(group_hash("pp_1"))
 
 
-def analysis_of(trace: Path, tables: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
-    made = convert(trace, trace.with_suffix(".db"))
-    with open_report(made.database) as report:
+def convert_and_query(trace: Path, tables: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
+    conversion = convert(trace, trace.with_suffix(".db"))
+    with open_report(conversion.database) as report:
         path = write_analysis(report, trace.parent, overwrite=True)
     with closing(sqlite3.connect(path)) as db:
         return {
@@ -68,19 +68,19 @@ STEP_COLUMNS = (
 
 
 def test_receives_of_a_gpu_are_the_bubble_of_its_stage(tmp_path: Path) -> None:
-    found = analysis_of(pipeline(tmp_path / "t.json"), {"StepTraceTime": STEP_COLUMNS})
-    # From 30 to 110: 80 us, of which 40 were received for; 10 of those while it computed.
+    found = convert_and_query(pipeline(tmp_path / "t.json"), {"StepTraceTime": STEP_COLUMNS})
+    # 80 us from 30 to 110, of which 40 are receives, 10 of them during computation.
     assert found["StepTraceTime"] == [("7", 30, 50, 10, 40, 10, 40, 40, 0, 30)]
 
 
-def test_without_steps_the_recording_is_one_of_no_name(tmp_path: Path) -> None:
+def test_recording_without_steps_is_one_unnamed_step(tmp_path: Path) -> None:
     events = [complete("cpu_op", "aten::mm", 5, 10), call(8, 1, 1), kernel(20, 10, 1)]
-    found = analysis_of(write(tmp_path / "t.json", events), {"StepTraceTime": STEP_COLUMNS})
+    found = convert_and_query(write(tmp_path / "t.json", events), {"StepTraceTime": STEP_COLUMNS})
     assert found["StepTraceTime"] == [(None, 10, 0, 0, 0, 0, 10, 0, 0, 15)]
 
 
-def test_bandwidths_of_a_gpu_are_those_of_the_whole_kernel(tmp_path: Path) -> None:
-    found = analysis_of(
+def test_gpu_bandwidths_are_those_of_the_whole_kernel(tmp_path: Path) -> None:
+    found = convert_and_query(
         pipeline(tmp_path / "t.json"),
         {
             "CommAnalyzerTime": "hccl_op_name, group_name, elapse_time, transit_time, step, type",
@@ -96,14 +96,14 @@ def test_bandwidths_of_a_gpu_are_those_of_the_whole_kernel(tmp_path: Path) -> No
     assert found["CommAnalyzerBandwidth"][1][2:6] == ("SDMA", 2, 0.01, 200)
 
 
-def test_the_matrix_of_a_gpu_goes_from_sender_to_receiver(tmp_path: Path) -> None:
-    more = [call(50, 1, 4), passed(120, 10, 4, "allreduce", Seq=2)]
-    found = analysis_of(
+def test_gpu_matrix_goes_from_sender_to_receiver(tmp_path: Path) -> None:
+    more = [call(50, 1, 4), pipeline_kernel(120, 10, 4, "allreduce", Seq=2)]
+    found = convert_and_query(
         pipeline(tmp_path / "t.json", *more),
         {"CommAnalyzerMatrix": "hccl_op_name, src_rank, dst_rank, transport_type, bandwidth"},
     )
     rows = [row for row in found["CommAnalyzerMatrix"] if str(row[0]).endswith("total")]
-    # Ranks are those in the group; links of a collective are not recorded.
+    # Ranks are numbers within the group; links of a collective are not recorded.
     assert rows == [
         ("receive-total", "0", "1", None, 50),
         ("send-total", "1", "0", None, 200),
@@ -114,12 +114,12 @@ def test_the_matrix_of_a_gpu_goes_from_sender_to_receiver(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("rank", "ranks"), [(None, "[2, 6]"), (6, "[0, 1, ..., 63]"), (6, "[2, 3]")]
 )
-def test_without_its_place_in_the_group_a_rank_has_no_row_in_the_matrix(
+def test_rank_without_place_in_the_group_has_no_matrix_row(
     rank: int | None, ranks: str, tmp_path: Path
 ) -> None:
-    listed = {"Process Group Ranks": ranks}
-    more = [call(50, 1, 4), passed(120, 10, 4, "allreduce", Seq=2, **listed)]
-    found = analysis_of(
+    group_ranks = {"Process Group Ranks": ranks}
+    more = [call(50, 1, 4), pipeline_kernel(120, 10, 4, "allreduce", Seq=2, **group_ranks)]
+    found = convert_and_query(
         pipeline(tmp_path / "t.json", *more, rank=rank),
         {"CommAnalyzerMatrix": "hccl_op_name", "CommAnalyzerBandwidth": "hccl_op_name"},
     )
@@ -127,10 +127,10 @@ def test_without_its_place_in_the_group_a_rank_has_no_row_in_the_matrix(
     assert len(found["CommAnalyzerBandwidth"]) == 3
 
 
-def test_collectives_launched_outside_every_step_are_left_out_as_their_tasks_are(
+def test_collectives_outside_every_step_are_omitted(
     tmp_path: Path,
 ) -> None:
-    more = [call(500, 1, 4), passed(520, 10, 4, "allreduce", Seq=2)]
+    more = [call(500, 1, 4), pipeline_kernel(520, 10, 4, "allreduce", Seq=2)]
     trace = pipeline(tmp_path / "t.json", *more)
-    found = analysis_of(trace, {"CommAnalyzerTime": "step", "StepTraceTime": "communication"})
+    found = convert_and_query(trace, {"CommAnalyzerTime": "step", "StepTraceTime": "communication"})
     assert found == {"CommAnalyzerTime": [("step7",), ("step7",)], "StepTraceTime": [(50,)]}

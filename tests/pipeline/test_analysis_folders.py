@@ -1,4 +1,4 @@
-"""The files beside a report in torch_npu's layout."""
+"""Files beside a report in the layout of torch_npu."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.sources import Match, by_kind
 
 
-def test_a_built_prof_directory_has_the_files_of_viewers(tmp_path: Path) -> None:
+def test_converted_prof_directory_has_the_files_of_viewers(tmp_path: Path) -> None:
     prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
     convert(prof)
     with closing(sqlite3.connect(prof / "analyze" / "communication_analyzer.db")) as db:
@@ -33,33 +34,33 @@ def test_a_built_prof_directory_has_the_files_of_viewers(tmp_path: Path) -> None
     assert own != (0,)
 
 
-def test_an_existing_analysis_is_kept_without_force(tmp_path: Path) -> None:
+def test_existing_analysis_is_kept_without_force(tmp_path: Path) -> None:
     prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
-    theirs = prof / "analyze" / "communication_analyzer.db"
-    theirs.parent.mkdir()
-    theirs.write_bytes(b"theirs")
+    existing = prof / "analyze" / "communication_analyzer.db"
+    existing.parent.mkdir()
+    existing.write_bytes(b"existing")
     convert(prof)
-    assert theirs.read_bytes() == b"theirs"
+    assert existing.read_bytes() == b"existing"
     convert(prof, force=True)
-    assert theirs.read_bytes() != b"theirs"
+    assert existing.read_bytes() != b"existing"
 
 
-def test_without_collectives_a_prof_directory_gets_its_report_only(tmp_path: Path) -> None:
+def test_prof_directory_without_collectives_gets_a_report_only(tmp_path: Path) -> None:
     prof = generate(tmp_path, Recipe(operators=3)).path
     before = {path.name for path in prof.iterdir()}
-    made = convert(prof)
-    assert {path.name for path in prof.iterdir()} == before | {made.database.name}
+    conversion = convert(prof)
+    assert {path.name for path in prof.iterdir()} == before | {conversion.database.name}
 
 
-def test_a_folder_made_for_a_report_says_its_devices_and_is_no_recording(tmp_path: Path) -> None:
+def test_output_directory_names_its_devices_and_is_no_recording(tmp_path: Path) -> None:
     recordings = [
         generate(tmp_path / f"in{n}", Recipe(operators=3, devices=(n,))).path for n in (0, 1)
     ]
     for recording in recordings:
         for info in recording.glob("device_*/info.json.?"):
-            told = json.loads(info.read_text())
-            told.pop("rank_id", None)
-            info.write_text(json.dumps(told))
+            content = json.loads(info.read_text())
+            content.pop("rank_id", None)
+            info.write_text(json.dumps(content))
     found = list(convert_all(recordings, tmp_path / "out"))
     assert [outcome.error for outcome in found] == [None, None]
     for number, outcome in enumerate(found):
@@ -75,14 +76,11 @@ def test_a_folder_made_for_a_report_says_its_devices_and_is_no_recording(tmp_pat
         assert db.execute("SELECT DISTINCT deviceId FROM StepTraceTime").fetchall() == [(1,)]
 
 
-@pytest.mark.parametrize(("level", "there"), [("Level1", True), ("Level_none", False)])
-def test_a_torch_npu_folder_is_laid_out_as_torch_npu_does(
-    level: str, there: bool, tmp_path: Path
+@pytest.mark.parametrize(("level", "analysed"), [("Level1", True), ("Level_none", False)])
+def test_torch_npu_directory_has_the_layout_of_torch_npu(
+    level: str, analysed: bool, tmp_path: Path
 ) -> None:
-    made = Framework()
-    made.operator("aten::mm", 1, 2)
-    folder = made.write(tmp_path / "host_1_20260101_ascend_pt", rank=2, metadata={"a": 1})
-    generate(folder, Recipe(operators=3)).path.rename(folder / "PROF_000001_20260101_ABC")
+    folder = torch_npu_folder(tmp_path, metadata={"a": 1})
     info = folder / "profiler_info_2.json"
     info.write_text(info.read_text().replace("Level1", level))
     found = list(convert_all([folder], tmp_path / "out"))
@@ -93,16 +91,16 @@ def test_a_torch_npu_folder_is_laid_out_as_torch_npu_does(
         "profiler_info_2.json",
         "profiler_metadata.json",
         "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_2.db",
-        *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if there else []),
+        *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if analysed else []),
     }
     again = list(convert_all([folder], tmp_path / "out"))
     assert "exists already" in str(again[0].error)
 
 
-def torch_npu_folder(path: Path) -> Path:
-    made = Framework()
-    made.operator("aten::mm", 1, 2)
-    folder = made.write(path / "host_1_20260101_ascend_pt", rank=2)
+def torch_npu_folder(path: Path, **options: Any) -> Path:
+    framework = Framework()
+    framework.operator("aten::mm", 1, 2)
+    folder = framework.write(path / "host_1_20260101_ascend_pt", rank=2, **options)
     generate(folder, Recipe(operators=3)).path.rename(folder / "PROF_000001_20260101_ABC")
     return folder
 
@@ -118,12 +116,12 @@ def gpu_trace(path: Path) -> Path:
         (gpu_trace, "ascend-pt", "ascend_pytorch_profiler_6.db"),
     ],
 )
-def test_a_report_that_is_there_has_its_analysis_whenever_its_maker_was_killed(
+def test_interrupted_analysis_leaves_no_report(
     make: Callable[[Path], Path], layout: str, database: str, tmp_path: Path
 ) -> None:
     recording, out = make(tmp_path), tmp_path / "out"
     child = os.fork()
-    if not child:  # dies where the report is complete and its analysis is not
+    if not child:  # Exits after the report and before its analysis.
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(analysis_db, "write_analysis", lambda *_, **__: os._exit(9))
@@ -140,12 +138,12 @@ def test_a_report_that_is_there_has_its_analysis_whenever_its_maker_was_killed(
     assert sorted(path.name for path in folder.iterdir()) == ["analysis.db", database]
 
 
-def test_the_directory_of_a_trace_describes_it(tmp_path: Path) -> None:
+def test_directory_of_a_trace_describes_it(tmp_path: Path) -> None:
     groups = [{"pg_name": "pp_1", "pg_desc": "pp", "ranks": [2, 6]}]
     trace = pipeline(tmp_path / "trace.json")
-    about = json.loads(trace.read_text())
-    about["distributedInfo"]["pg_config"] = groups
-    trace.write_text(json.dumps(about))
+    content = json.loads(trace.read_text())
+    content["distributedInfo"]["pg_config"] = groups
+    trace.write_text(json.dumps(content))
     (outcome,) = convert_all([trace], tmp_path / "out", layout="ascend-pt")
     assert outcome.conversion is not None
     folder = outcome.conversion.database.parents[1]
@@ -161,12 +159,12 @@ def test_the_directory_of_a_trace_describes_it(tmp_path: Path) -> None:
         "ProfilerActivity.NPU",
     ]
     assert "torch.profiler" in info["made_by"]
-    told = json.loads((folder / "profiler_metadata.json").read_text())
+    metadata = json.loads((folder / "profiler_metadata.json").read_text())
     expected = {"group_name": "pp", "group_rank": 1, "global_ranks": [2, 6]}
-    assert told == {"parallel_group_info": {"pp_1": expected}}
+    assert metadata == {"parallel_group_info": {"pp_1": expected}}
 
 
-def test_the_folder_of_a_trace_of_another_rank_is_of_that_rank(tmp_path: Path) -> None:
+def test_directory_of_a_trace_is_replaced_if_the_rank_changed(tmp_path: Path) -> None:
     for rank in (6, None, 2):
         trace = pipeline(tmp_path / "trace.json", rank=rank)
         (outcome,) = convert_all([trace], tmp_path / "out", layout="ascend-pt", force=True)
@@ -182,7 +180,7 @@ def test_the_folder_of_a_trace_of_another_rank_is_of_that_rank(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["nsys", "rocm", "ascend_pt", "ascend_text"])
-def test_other_recordings_are_laid_out_the_same_way(kind: str, tmp_path: Path) -> None:
+def test_other_recordings_get_the_same_layout(kind: str, tmp_path: Path) -> None:
     recording = MAKERS[kind](tmp_path / "in")
     (outcome,) = convert_all([recording], tmp_path / "out", layout="ascend-pt")
     assert outcome.error is None

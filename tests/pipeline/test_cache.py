@@ -42,19 +42,17 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_recording_of_any_kind_is_converted_once(kind: str, tmp_path: Path, home: Path) -> None:
+def test_recording_of_any_kind_is_converted_once(kind: str, tmp_path: Path, home: Path) -> None:
     recording = MAKERS[kind](tmp_path / "in")
     before = listing(tmp_path / "in")
-    ready = cache.reports_of(recording)
-    assert detect(ready.path).family == "msprof"
-    assert ready.path.is_relative_to(home)
-    written = ready.path.stat()
+    result = cache.reports_of(recording)
+    assert detect(result.path).family == "msprof"
+    assert result.path.is_relative_to(home)
+    written = result.path.stat()
     again = cache.reports_of(recording)
-    assert again.path == ready.path
-    assert (again.path.stat().st_mtime_ns, again.path.stat().st_ino) == (
-        written.st_mtime_ns,
-        written.st_ino,
-    )
+    assert again.path == result.path
+    stat = again.path.stat()
+    assert (stat.st_mtime_ns, stat.st_ino) == (written.st_mtime_ns, written.st_ino)
     assert listing(tmp_path / "in") == before, "nothing is written beside the recording"
 
 
@@ -66,7 +64,7 @@ def test_a_recording_of_any_kind_is_converted_once(kind: str, tmp_path: Path, ho
         lambda path: path.write_bytes(path.read_bytes() + b"\n"),
     ],
 )
-def test_a_changed_recording_is_converted_again(
+def test_changed_recording_is_converted_again(
     change: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = trace(tmp_path / "t.json")
@@ -75,7 +73,7 @@ def test_a_changed_recording_is_converted_again(
     assert cache.reports_of(path).path != first
 
 
-def test_content_is_looked_at_where_length_and_time_are_the_same(tmp_path: Path) -> None:
+def test_changed_content_of_equal_size_and_time_is_detected(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.json", "aten::aa")
     moment = path.stat().st_mtime_ns
     first = cache.reports_of(path).path
@@ -93,63 +91,63 @@ def test_files_beside_an_export_are_part_of_its_content(tmp_path: Path) -> None:
     assert cache.reports_of(view).path != first
 
 
-def test_reports_and_other_things_are_left_as_they_are(tmp_path: Path, home: Path) -> None:
+def test_reports_and_other_files_are_returned_unchanged(tmp_path: Path, home: Path) -> None:
     report = cache.reports_of(trace(tmp_path / "in" / "t.json")).path
     before = listing(home)
     other = tmp_path / "x.bin"
     other.write_bytes(b"hello")
     (tmp_path / "empty").mkdir()
     for path in (report, report.parent, other, tmp_path / "empty", tmp_path / "nowhere"):
-        ready = cache.reports_of(path)
-        assert (ready.path, ready.converted, ready.failed) == (path, (), ())
+        result = cache.reports_of(path)
+        assert (result.path, result.converted, result.failed) == (path, (), ())
     assert listing(home) == before
 
 
-def test_a_folder_of_ranks_becomes_a_folder_of_reports(tmp_path: Path) -> None:
+def test_directory_of_ranks_becomes_a_directory_of_reports(tmp_path: Path) -> None:
     traces = [rank(tmp_path / "run", number) for number in range(3)]
-    ready = cache.reports_of(tmp_path / "run")
-    assert sorted(path.name for path in ready.path.iterdir()) == [
+    result = cache.reports_of(tmp_path / "run")
+    assert sorted(path.name for path in result.path.iterdir()) == [
         f"rank{number}_host_{71 + number}.db" for number in range(3)
     ]
-    assert [found.path for found, _ in ready.converted] == traces
-    assert cache.reports_of(tmp_path / "run").path == ready.path
-    assert cache.reports_of(traces[0]).path.samefile(ready.path / "rank0_host_71.db")
+    assert [found.path for found, _ in result.converted] == traces
+    assert cache.reports_of(tmp_path / "run").path == result.path
+    assert cache.reports_of(traces[0]).path.samefile(result.path / "rank0_host_71.db")
 
 
-def test_a_bad_recording_is_reported_and_stops_no_other(tmp_path: Path) -> None:
+def test_damaged_recording_is_reported_and_others_are_converted(tmp_path: Path) -> None:
     for number in (0, 2):
         rank(tmp_path / "run", number)
-    bad = rank(tmp_path / "run", 1)
-    bad.write_text(bad.read_text().replace('"traceEvents"', '"noEvents"'))
-    ready = cache.reports_of(tmp_path / "run")
-    assert len(list(ready.path.iterdir())) == 2
-    (missing,) = ready.missing
+    damaged = rank(tmp_path / "run", 1)
+    damaged.write_text(damaged.read_text().replace('"traceEvents"', '"noEvents"'))
+    result = cache.reports_of(tmp_path / "run")
+    assert len(list(result.path.iterdir())) == 2
+    (missing,) = result.missing
     assert missing.what == "rank 1"
-    assert str(bad) in missing.why
+    assert str(damaged) in missing.why
     with pytest.raises(RawFormatError, match="traceEvents"):
-        cache.reports_of(bad)
+        cache.reports_of(damaged)
     with pytest.raises(UsageError, match="has 3 recordings"):
         cache.reports_of(tmp_path / "run", several=False)
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path, home: Path) -> None:
-    bad = tmp_path / "t.trace.json"
-    bad.write_text("{}")
+def test_failure_leaves_no_file(tmp_path: Path, home: Path) -> None:
+    damaged = tmp_path / "t.trace.json"
+    damaged.write_text("{}")
     with pytest.raises(RawFormatError):
-        cache.reports_of(bad)
+        cache.reports_of(damaged)
     assert list(home.iterdir()) == []
 
 
-def test_two_may_ask_at_a_time(tmp_path: Path) -> None:
+def test_concurrent_calls_share_one_report(tmp_path: Path) -> None:
     path = MAKERS["kineto"](tmp_path)
     with ThreadPoolExecutor(4) as pool:
-        found = {ready.path for ready in pool.map(cache.reports_of, [path] * 4)}
+        found = {result.path for result in pool.map(cache.reports_of, [path] * 4)}
     (report,) = found
     assert detect(report).family == "msprof"
     assert [file.name for file in report.parent.iterdir()] == [report.name]
 
 
-def test_the_least_recently_used_reports_are_removed_first(
+def test_least_recently_used_reports_are_removed_first(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [trace(tmp_path / f"{name}.json", f"aten::{name}") for name in "abcd"]
@@ -157,21 +155,21 @@ def test_the_least_recently_used_reports_are_removed_first(
     size = reports[0].stat().st_size
     monkeypatch.setattr(cache, "MAX_BYTES", int(2.5 * size))
     cache.reports_of(trace(tmp_path / "e.json", "aten::e"))
-    assert all(report.is_file() for report in reports), "they were used a moment ago"
+    assert all(report.is_file() for report in reports), "all are in use"
     now = time.time()
     for report, age in zip(reports, (2, 5, 3, 4), strict=True):
         os.utime(report.parent, (now - age * 3600, now - age * 3600))
-    cache.reports_of(paths[1])  # used now
+    cache.reports_of(paths[1])  # The most recently used.
     (home / ".gone-left-over").mkdir()
     cache.reports_of(trace(tmp_path / "f.json", "aten::f"))
-    # The cache holds two and a half reports: the two newest stay beside the one being made.
+    # The cache holds two and a half reports: the two newest stay beside the one being written.
     assert [report.is_file() for report in reports] == [False, True, False, False]
     assert not (home / ".gone-left-over").exists()
     assert cache.reports_of(paths[0]).path == reports[0]
     assert reports[0].is_file()
 
 
-def test_the_place_is_private_and_may_be_moved(
+def test_cache_directory_is_private_and_configurable(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = trace(tmp_path / "t.json")
@@ -182,16 +180,14 @@ def test_the_place_is_private_and_may_be_moved(
     assert cache.root() == tmp_path / "home" / ".cache" / "uprof" / "reports"
 
 
-def test_a_cache_that_cannot_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(OutputError):
         cache.reports_of(trace(tmp_path / "t.json"))
 
 
-def test_a_report_of_a_recording_with_more_in_it_is_another(tmp_path: Path) -> None:
+def test_recording_with_an_added_file_is_converted_again(tmp_path: Path) -> None:
     folder = MAKERS["ascend_pt"](tmp_path)
     first = cache.reports_of(folder).path
     write_trace(folder / "FRAMEWORK" / "other", [complete("cpu_op", "x", 0, 1)])

@@ -1,4 +1,4 @@
-"""A run of many ranks on disk: made once, gone on with, and whole but for what is broken."""
+"""Builds of multi-rank runs: incremental, resumable, and complete except for unreadable ranks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ pytest.importorskip("pyarrow")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Databases of four ranks, of which rank 2 is slow."""
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return databases of four ranks, of which rank 2 is slow."""
     return ranks.databases(tmp_path_factory.mktemp("made") / "run", slow_2=1.3)
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "in"))
+def run(databases: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(databases, tmp_path / "in"))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def partials(target: str) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in sorted(folder.iterdir())}
 
 
-def test_a_run_is_a_summary_and_partials_which_a_second_call_leaves(run: Path, target: str) -> None:
+def test_second_build_leaves_summary_and_partials_unchanged(run: Path, target: str) -> None:
     first = build([str(run)], target)
     assert (first.world_size, first.ranks_read, first.new, first.already) == (4, 4, 4, False)
     assert first.is_complete
@@ -70,28 +70,24 @@ def test_a_run_is_a_summary_and_partials_which_a_second_call_leaves(run: Path, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_was_just_made_is_not_read_again(
+def test_new_partials_are_not_read_back(
     run: Path, target: str, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     monkeypatch.setattr(rank_partial, "partial_from_parquet", lambda _, name: read.append(name))
     outcome = build([str(run)], target, jobs=jobs)
     assert (outcome.new, read) == (4, [])
-    made_now = tables(target)
+    first_tables = tables(target)
     monkeypatch.undo()
     (Path(target) / "cluster.sqlite").unlink()
     assert build([str(run)], target, jobs=jobs).new == 0
-    assert tables(target) == made_now
+    assert tables(target) == first_tables
 
 
 def tables(target: str) -> dict[str, list[Any]]:
     with closing(sqlite3.connect(Path(target) / "cluster.sqlite")) as db:
-        names = [
-            name
-            for (name,) in db.execute(
-                "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'"
-            )
-        ]
+        query = "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'"
+        names = [name for (name,) in db.execute(query)]
         rows = {name: db.execute(f'SELECT * FROM "{name}"').fetchall() for name in names}
     rows["META_DATA"] = [row for row in rows["META_DATA"] if row[0] != "created_ns"]
     return rows
@@ -99,44 +95,44 @@ def tables(target: str) -> dict[str, list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("jobs", "limit", "held"),
+    ("jobs", "limit", "in_memory"),
     [
         (1, "OPERATIONS_IN_MEMORY", False),
         (1, "_MAX_RETURNED_OPERATIONS", True),
         (2, "_MAX_RETURNED_OPERATIONS", False),
     ],
 )
-def test_large_partials_are_neither_held_nor_sent_beside_their_files(
-    run: Path, target: str, monkeypatch: pytest.MonkeyPatch, jobs: int, limit: str, held: bool
+def test_large_partials_are_neither_held_nor_sent(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch, jobs: int, limit: str, in_memory: bool
 ) -> None:
     monkeypatch.setattr(cluster_map, limit, 1)
     found: list[bool] = []
     real = cluster_map._store
 
-    def kept(*given: Any) -> list[cluster_map.RankFile]:
-        files = real(*given)
-        found.extend(one.partial is not None for one in files)
+    def store(*arguments: Any) -> list[cluster_map.RankFile]:
+        files = real(*arguments)
+        found.extend(file.partial is not None for file in files)
         return files
 
-    monkeypatch.setattr(cluster_map, "_store", kept)
+    monkeypatch.setattr(cluster_map, "_store", store)
     assert build([str(run)], target, jobs=jobs).new == 4
-    assert found == [held] * 4
+    assert found == [in_memory] * 4
 
 
-def test_a_folder_is_looked_through_for_left_overs_once(
+def test_abandoned_files_are_searched_once_per_directory(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[Path] = []
+    searched: list[Path] = []
     real = atomic.remove_abandoned
 
-    def look(folder: Path, head: str | None = None) -> None:
-        looked.append(folder)
+    def remove_abandoned(folder: Path, head: str | None = None) -> None:
+        searched.append(folder)
         real(folder, head)
 
     for module in (atomic, remote):
-        monkeypatch.setattr(module, "remove_abandoned", look)
+        monkeypatch.setattr(module, "remove_abandoned", remove_abandoned)
     build([str(run)], target, jobs=1)
-    assert looked.count(Path(target) / "partials") == 1
+    assert searched.count(Path(target) / "partials") == 1
 
 
 opened: list[tuple[str, str]] | None = None
@@ -147,11 +143,11 @@ def _listen(event: str, arguments: tuple[Any, ...]) -> None:
         opened.append((event, str(arguments[0])))
 
 
-def test_a_call_with_nothing_new_opens_neither_recordings_nor_partials(
+def test_unchanged_build_opens_neither_recordings_nor_partials(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build([str(run)], target)
-    sys.addaudithook(_listen)  # stays until the process ends
+    sys.addaudithook(_listen)  # Stays until the process ends.
     monkeypatch.setattr(sys.modules[__name__], "opened", [])
     monkeypatch.setattr(StorageDirectory, "read", lambda *_: pytest.fail("a partial is read"))
     assert build([str(run)], target).already
@@ -162,39 +158,36 @@ def test_a_call_with_nothing_new_opens_neither_recordings_nor_partials(
     assert {name.partition("?")[0] for name in databases if ":memory:" not in name} == {
         (Path(target) / "cluster.sqlite").as_uri()
     }
-    # Of each partial the last four bytes.
+    # Of each partial, the last four bytes.
     names = [Path(name).name for name in files if "/partials/" in name]
     assert sorted(names) == sorted(partials(target))
 
 
 @pytest.mark.slow
-def test_a_call_with_nothing_new_imports_nothing_that_reads(run: Path, target: str) -> None:
+def test_unchanged_build_imports_no_reader(run: Path, target: str) -> None:
     script = (
         "import sys; from unified_prof.pipeline.cluster import build;"
         "outcome = build(sys.argv[1:2], sys.argv[2], jobs=1);"
         "print(outcome.already, *sorted(sys.modules))"
     )
-    words = [sys.executable, "-c", script, str(run), target]
-    said = [
-        subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    command = [sys.executable, "-c", script, str(run), target]
+    outputs = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         for _ in range(2)
     ]
-    assert [words[0] for words in said] == ["False", "True"]
-    heavy = {
-        "pyarrow",
-        "unified_prof.cluster.rank_map",
-        "unified_prof.cluster.summary",
-        "unified_prof.cluster.replay",
+    assert [words[0] for words in outputs] == ["False", "True"]
+    heavy = {f"unified_prof.cluster.{name}" for name in ("rank_map", "summary", "replay")} | {
+        "pyarrow"
     }
-    assert heavy <= set(said[0])
-    assert heavy & set(said[1]) == set()
+    assert heavy <= set(outputs[0])
+    assert heavy & set(outputs[1]) == set()
 
 
 def fields(outcome: Any) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in outcome.__slots__}
 
 
-def test_what_changed_is_read_again_and_its_older_partial_goes(run: Path, target: str) -> None:
+def test_changed_rank_is_read_again_and_its_old_partial_removed(run: Path, target: str) -> None:
     build([str(run)], target)
     before = partials(target)
     ranks.trace(run / "new" / "rank2.json", 2)
@@ -209,17 +202,17 @@ def test_what_changed_is_read_again_and_its_older_partial_goes(run: Path, target
     assert forced.new == 4
 
 
-def test_a_stopped_call_is_gone_on_with(
+def test_interrupted_build_continues_with_the_remaining_ranks(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = rank_map.read_partials
 
-    def stopped(path: Path, rank: int | None = None) -> Any:
+    def interrupt(path: Path, rank: int | None = None) -> Any:
         if path.name == "rank2.db":
             raise KeyboardInterrupt
         return original(path, rank)
 
-    monkeypatch.setattr(cluster_map, "partials_of", stopped)
+    monkeypatch.setattr(cluster_map, "partials_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         build([str(run)], target, jobs=1)
     assert len(partials(target)) == 2
@@ -232,47 +225,49 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def damage(path: Path) -> None:
+def overwrite_pages(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5000:60_000] = os.urandom(55_000)
     path.write_bytes(data)
 
 
-def of_another_schema(path: Path) -> None:
+def replace_by_other_schema(path: Path) -> None:
     path.unlink()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE spans (begun, ended)")
     connection.close()
 
 
-def of_another_family(path: Path) -> None:
+def replace_by_other_family(path: Path) -> None:
     path.unlink()
     create(path, catalogue.SKYLINE_RUN_TIME, "latest")
 
 
-def of_another_run(path: Path) -> None:
+def replace_by_other_run(path: Path) -> None:
     raw = ranks.trace(path.with_suffix(".json"), 2, world=8)
     path.unlink()
     convert(raw, path)
     raw.unlink()
 
 
-BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (cut, r"rank 2: its file is cut off"),
     "empty": (lambda path: path.write_bytes(b""), r"rank 2: its file is empty"),
-    "damaged": (damage, r"rank 2: .*(damaged|malformed|no .*database)"),
+    "damaged": (overwrite_pages, r"rank 2: .*(damaged|malformed|no .*database)"),
     "text": (lambda path: path.write_text("no database"), r"rank 2: its file is not a report"),
-    "of another schema": (of_another_schema, r"rank 2: its file is not a report"),
-    "of another family": (of_another_family, r"missing: 2"),
-    "of another run": (of_another_run, r"rank 2: from a run of 8 ranks, the others from one of"),
+    "other schema": (replace_by_other_schema, r"rank 2: its file is not a report"),
+    "other family": (replace_by_other_family, r"missing: 2"),
+    "other run": (replace_by_other_run, r"rank 2: from a run of 8 ranks, the others from one of"),
     "absent": (Path.unlink, r"missing: 2"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", BAD)
-def test_one_bad_rank_never_spoils_the_answer(how: str, run: Path, target: str) -> None:
-    spoil, words = BAD[how]
-    spoil(run / "rank2.db")
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_unreadable_rank_is_reported_and_the_others_are_read(
+    defect: str, run: Path, target: str
+) -> None:
+    damage, words = DEFECTS[defect]
+    damage(run / "rank2.db")
     outcome = build([str(run)], target)
     assert (outcome.world_size, outcome.ranks_read) == (4, 3)
     assert not outcome.is_complete
@@ -294,41 +289,41 @@ def test_databases_of_other_tools_are_no_ranks(run: Path, target: str) -> None:
     assert build([str(run)], target).coverage == "4 of 4 ranks"
 
 
-def test_what_is_broken_in_ourselves_costs_its_rank_alone(
+def test_internal_error_of_one_rank_does_not_stop_the_others(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = rank_map.read_partials
 
-    def breaks(path: Path, rank: int | None = None) -> Any:
+    def fail(path: Path, rank: int | None = None) -> Any:
         if path.name == "rank2.db":
-            raise ZeroDivisionError("a fault of ours")
+            raise ZeroDivisionError("injected")
         return original(path, rank)
 
-    monkeypatch.setattr(cluster_map, "partials_of", breaks)
+    monkeypatch.setattr(cluster_map, "partials_of", fail)
     outcome = build([str(run)], target, jobs=1)
-    assert "rank 2: unexpected error: ZeroDivisionError: a fault of ours" in outcome.coverage
+    assert "rank 2: unexpected error: ZeroDivisionError: injected" in outcome.coverage
 
 
-def test_a_nameless_bad_file_is_the_rank_that_lacks(run: Path, target: str) -> None:
+def test_unnamed_unreadable_file_is_the_missing_rank(run: Path, target: str) -> None:
     (run / "rank2.db").rename(run / "recording.db")
     cut(run / "recording.db")
     outcome = build([str(run)], target)
-    assert [one.rank for one in outcome.unread] == [2]
+    assert [unread.rank for unread in outcome.unread] == [2]
     assert outcome.absent == ()
     (run / "rank3.db").unlink()
     outcome = build([str(run)], target)
-    assert [one.rank for one in outcome.unread] == [None]
+    assert [unread.rank for unread in outcome.unread] == [None]
     assert outcome.absent == (2, 3)
     assert "recording.db: its file is cut off" in outcome.coverage
 
 
-def test_a_bad_copy_of_a_rank_that_was_read(run: Path, target: str) -> None:
+def test_damaged_copy_of_a_read_rank_is_reported_without_rank(run: Path, target: str) -> None:
     (run / "copy").mkdir()
     shutil.copy(run / "rank2.db", run / "copy" / "rank2.db")
     cut(run / "copy" / "rank2.db")
     outcome = build([str(run)], target)
     assert outcome.ranks_read == 4
-    assert [one.rank for one in outcome.unread] == [None]
+    assert [unread.rank for unread in outcome.unread] == [None]
 
 
 def test_two_files_of_one_rank_are_refused_with_both_names(run: Path, target: str) -> None:
@@ -338,7 +333,7 @@ def test_two_files_of_one_rank_are_refused_with_both_names(run: Path, target: st
         build([str(run)], target)
 
 
-def test_nothing_can_be_read(tmp_path: Path, target: str) -> None:
+def test_build_without_readable_input_is_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "rank0.db").write_bytes(b"")
     with pytest.raises(
         StoreError, match=r"no rank's recording could be read; .*: its file is empty"
@@ -348,26 +343,26 @@ def test_nothing_can_be_read(tmp_path: Path, target: str) -> None:
         build([str(tmp_path / "none")], target)
 
 
-def test_a_folder_of_something_else_is_not_written_into(run: Path) -> None:
+def test_directory_with_other_files_is_not_overwritten(run: Path) -> None:
     with pytest.raises(OutputError, match=r"rank0\.db and is not a run written by uprof"):
         build([str(run)], str(run))
     with pytest.raises(OutputError, match="is a file, expected a directory"):
         build([str(run)], str(run / "rank0.db"))
 
 
-@pytest.mark.parametrize("how", ["cut", "of the disk"])
-def test_a_partial_that_is_not_whole_is_made_anew(how: str, run: Path, target: str) -> None:
+@pytest.mark.parametrize("defect", ["cut", "zeros"])
+def test_damaged_partial_is_rebuilt(defect: str, run: Path, target: str) -> None:
     build([str(run)], target)
     partial = next(Path(target, "partials").glob("00001-*"))
     data = partial.read_bytes()
-    partial.write_bytes(data[:-100] if how == "cut" else bytes(len(data) - 4) + b"PAR1")
+    partial.write_bytes(data[:-100] if defect == "cut" else bytes(len(data) - 4) + b"PAR1")
     (Path(target) / "cluster.sqlite").unlink()
     outcome = build([str(run)], target)
     assert outcome.ranks_read == 4
     assert next(Path(target, "partials").glob("00001-*")).read_bytes() == data
 
 
-def test_mixed_inputs_traces_first_decoded(tmp_path: Path, run: Path, target: str) -> None:
+def test_databases_and_traces_are_combined(tmp_path: Path, run: Path, target: str) -> None:
     (run / "rank3.db").unlink()
     ranks.trace(tmp_path / "elsewhere" / "t.json", 3)
     outcome = build([str(run), f"3={tmp_path / 'elsewhere' / 't.json'}"], target)
@@ -375,7 +370,7 @@ def test_mixed_inputs_traces_first_decoded(tmp_path: Path, run: Path, target: st
     assert not list((tmp_path / "elsewhere").glob("*.db")), "nothing beside the user's files"
 
 
-def test_without_parquet_a_summary_is_made_in_memory(
+def test_summary_is_made_in_memory_without_pyarrow(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -387,21 +382,21 @@ def test_without_parquet_a_summary_is_made_in_memory(
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[str]:
+def storage_url() -> Iterator[str]:
     fsspec = pytest.importorskip("fsspec")
     yield "memory://cluster"
     fsspec.filesystem("memory").store.clear()
 
 
-def test_inputs_and_run_elsewhere(run: Path, elsewhere: str) -> None:
+def test_remote_inputs_are_built_into_a_remote_run(run: Path, storage_url: str) -> None:
     for path in run.iterdir():
-        StorageDirectory(f"{elsewhere}/in").write(path.name, path.read_bytes())
-    StorageDirectory(f"{elsewhere}/in").write("rank4.db", b"")
-    outcome = build([f"{elsewhere}/in"], f"{elsewhere}/run.cluster", jobs=1)
+        StorageDirectory(f"{storage_url}/in").write(path.name, path.read_bytes())
+    StorageDirectory(f"{storage_url}/in").write("rank4.db", b"")
+    outcome = build([f"{storage_url}/in"], f"{storage_url}/run.cluster", jobs=1)
     assert (outcome.ranks_read, outcome.new) == (4, 4)
     assert "rank 2" in outcome.findings[0]
-    assert len(StorageDirectory(f"{elsewhere}/run.cluster/partials").names()) == 4
-    again = build([f"{elsewhere}/in"], f"{elsewhere}/run.cluster", jobs=1)
+    assert len(StorageDirectory(f"{storage_url}/run.cluster/partials").names()) == 4
+    again = build([f"{storage_url}/in"], f"{storage_url}/run.cluster", jobs=1)
     assert (again.new, again.already) == (0, True)
 
 
@@ -415,10 +410,10 @@ def test_inputs_and_run_elsewhere(run: Path, elsewhere: str) -> None:
         (["gate", "RUN", "RUN", "--metric", "imbalance"], "imbalance"),
     ],
 )
-def test_a_run_at_a_url_is_read(
-    run: Path, elsewhere: str, words: list[str], text: str, tmp_path: Path
+def test_run_at_a_url_is_read_by_every_command(
+    run: Path, storage_url: str, words: list[str], text: str, tmp_path: Path
 ) -> None:
-    url = f"{elsewhere}/run.cluster"
+    url = f"{storage_url}/run.cluster"
     build([str(run)], url, jobs=1)
     output = tmp_path / "out.html"
     words = [word.replace("RUN", url) for word in words]
@@ -430,7 +425,7 @@ def test_a_run_at_a_url_is_read(
     assert text.replace("RUN", url) in shown
 
 
-def test_a_wrong_scheduler_is_said_before_anything_is_read(run: Path, target: str) -> None:
+def test_invalid_scheduler_is_refused_before_reading(run: Path, target: str) -> None:
     with pytest.raises(UsageError, match="is not a scheduler"):
         build([str(run)], target, scheduler="tcp:/x")
     assert not Path(target).exists()
@@ -446,24 +441,24 @@ def uprof(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_command_warns_and_strictly_fails(run: Path, target: str) -> None:
-    def ran(*words: str) -> tuple[int, str, str]:
+def test_command_warns_about_unreadable_ranks_and_fails_if_strict(run: Path, target: str) -> None:
+    def run_build(*words: str) -> tuple[int, str, str]:
         result = CliRunner().invoke(app, ["cluster", "build", str(run), "-o", target, *words])
-        code = getattr(result.exception, "exit_code", result.exit_code)  # of errors for people
+        code = getattr(result.exception, "exit_code", result.exit_code)
         return code, result.stdout, result.stderr
 
-    code, out, err = ran("--json")
+    code, out, err = run_build("--json")
     assert (code, json.loads(out)["ranks_read"]) == (0, 4)
     assert "warning" not in err
     cut(run / "rank2.db")
-    code, out, err = ran()
+    code, out, err = run_build()
     assert (code, out) == (0, "")
     assert "uprof: warning: 3 of 4 ranks; rank 2: its file is cut off" in err
-    assert ran("--strict")[0] == 7
-    assert ran("--quiet")[1:] == ("", "")
-    assert ran("--dask", "tcp://x:1")[0] == 2
-    assert ran("--dask", "local:2", "--jobs", "2")[0] == 2
-    code, _, err = ran("--scheduler", "tcp://127.0.0.1:1x")
+    assert run_build("--strict")[0] == 7
+    assert run_build("--quiet")[1:] == ("", "")
+    assert run_build("--dask", "tcp://x:1")[0] == 2
+    assert run_build("--dask", "local:2", "--jobs", "2")[0] == 2
+    code, _, err = run_build("--scheduler", "tcp://127.0.0.1:1x")
     assert code == 2
 
 
@@ -490,7 +485,7 @@ cluster_map.partials_of = deadly
 
 @pytest.fixture
 def deadly(tmp_path: Path) -> dict[str, str]:
-    """An environment in which every process that opens rank2.db is killed."""
+    """Return an environment in which every process that opens rank2.db is killed."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(KILLED)
     path = os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])
@@ -498,29 +493,31 @@ def deadly(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [("--jobs", "2"), ("--dask", "local:2")], ids=["processes", "dask"])
-def test_an_input_that_kills_whoever_opens_it_is_a_rank_with_a_reason(
-    how: tuple[str, ...], run: Path, target: str, deadly: dict[str, str]
+@pytest.mark.parametrize(
+    "defect", [("--jobs", "2"), ("--dask", "local:2")], ids=["processes", "dask"]
+)
+def test_input_that_kills_its_reader_is_reported_with_a_reason(
+    defect: tuple[str, ...], run: Path, target: str, deadly: dict[str, str]
 ) -> None:
-    done = uprof("cluster", "build", run, "-o", target, *how, "--json", env=deadly)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+    result = uprof("cluster", "build", run, "-o", target, *defect, "--json", env=deadly)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
     assert (record["ranks_read"], record["world_size"]) == (3, 4)
     (bad,) = record["unread"]
     assert bad["rank"] == 2
     assert "the process that read it" in bad["why"]
     assert bad["why"].endswith("twice")
-    strict = uprof("cluster", "build", run, "-o", target, *how, "--strict", "-q", env=deadly)
+    strict = uprof("cluster", "build", run, "-o", target, *defect, "--strict", "-q", env=deadly)
     assert (strict.returncode, strict.stdout, strict.stderr) == (7, "", "")
 
 
 @pytest.mark.slow
-def test_a_run_that_memory_would_not_hold_gives_the_same_sums(
+def test_summary_does_not_depend_on_the_operations_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make(Plan(steps=5, slow={3: 1.3}))
-    for rank in range(made.plan.world):
-        database(made, rank, tmp_path / f"rank{rank}.db")
+    databases = make(Plan(steps=5, slow={3: 1.3}))
+    for rank in range(databases.plan.world):
+        database(databases, rank, tmp_path / f"rank{rank}.db")
 
     def tables(target: Path) -> list[list[tuple[object, ...]]]:
         build([str(tmp_path / f"rank{n}.db") for n in range(16)], str(target), jobs=1)

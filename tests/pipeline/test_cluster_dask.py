@@ -1,4 +1,4 @@
-"""A run read by a scheduler and workers that were started by command line, with S3 between them."""
+"""Runs read by a Dask scheduler and workers started by command line, with S3 storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import ranks
 from tests.pipeline.test_cluster_build import KILLED, uprof
-from tests.pipeline.test_dask_pool import by_command_line, until
+from tests.pipeline.test_dask_pool import dask_by_command_line, wait_until
 from tests.pipeline.test_executors import command_of
 from tests.pipeline.test_remote import s3
 from unified_prof.pipeline.remote import StorageDirectory
@@ -33,7 +33,7 @@ WORLD = 32
 SLOWLY = KILLED.replace(
     "return original(path, rank)", "import time; time.sleep(0.25); return original(path, rank)"
 )
-"""A rank takes a while, and rank 2 kills whoever opens it."""
+"""Each rank takes a while, and rank 2 kills the process that opens it."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def deadly(tmp_path: Path) -> Iterator[None]:
-    """Workers started from here are killed by rank 2."""
+    """Start workers in which rank 2 kills the process."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SLOWLY)
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,7 @@ def deadly(tmp_path: Path) -> Iterator[None]:
 
 
 def workers() -> list[int]:
-    """Return the processes in which workers of Dask do their tasks."""
+    """Return the processes in which Dask workers run their tasks."""
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return [pid for pid in pids if b"spawn_main" in command_of(pid) and is_ours(pid)]
 
@@ -66,32 +66,34 @@ def is_ours(pid: int) -> bool:
     return b"worker" in command_of(int(parent)) and b"scheduler.json" in command_of(int(parent))
 
 
-def test_a_worker_killed_midway_and_a_rank_that_kills_every_worker(
+def test_killed_worker_and_deadly_rank_cost_only_that_rank(
     run: Path, tmp_path: Path, deadly: None
 ) -> None:
     target = tmp_path / "run.cluster"
 
     def kill_one() -> None:
-        assert until(lambda: len(list(target.glob("partials/*"))) >= 4)
+        assert wait_until(lambda: len(list(target.glob("partials/*"))) >= 4)
         os.kill(workers()[0], signal.SIGKILL)
         killed.append(len(list(target.glob("partials/*"))))
 
     killed: list[int] = []
-    with by_command_line(tmp_path) as (file, _):
+    with dask_by_command_line(tmp_path) as (file, _):
         killer = threading.Thread(target=kill_one)
         killer.start()
-        done = uprof("cluster", "build", run, "-o", target, "--scheduler", file)
+        result = uprof("cluster", "build", run, "-o", target, "--scheduler", file)
         killer.join()
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert killed
     assert killed[0] < WORLD - 1
-    assert f"uprof: warning: {WORLD - 1} of {WORLD} ranks; rank 2: the process that" in done.stderr
-    assert "twice" in done.stderr
-    assert "distributed" not in done.stderr
+    assert (
+        f"uprof: warning: {WORLD - 1} of {WORLD} ranks; rank 2: the process that" in result.stderr
+    )
+    assert "twice" in result.stderr
+    assert "distributed" not in result.stderr
     assert len(list(target.glob("partials/*"))) == WORLD - 1
 
 
-def test_a_scheduler_that_is_lost_is_exit_code_10_and_the_next_call_goes_on(
+def test_lost_scheduler_is_exit_code_10_and_the_next_call_continues(
     run: Path, tmp_path: Path, deadly: None
 ) -> None:
     target = tmp_path / "run.cluster"
@@ -99,34 +101,34 @@ def test_a_scheduler_that_is_lost_is_exit_code_10_and_the_next_call_goes_on(
     (good / "rank2.db").unlink()
 
     def lose() -> None:
-        assert until(lambda: len(list(target.glob("partials/*"))) >= 3)
+        assert wait_until(lambda: len(list(target.glob("partials/*"))) >= 3)
         processes[0].kill()
 
-    with by_command_line(tmp_path) as (file, processes):
+    with dask_by_command_line(tmp_path) as (file, processes):
         loser = threading.Thread(target=lose)
         loser.start()
         begun = time.monotonic()
-        done = uprof("cluster", "build", good, "-o", target, "--scheduler", file)
+        result = uprof("cluster", "build", good, "-o", target, "--scheduler", file)
         loser.join()
     assert time.monotonic() - begun < 90
-    assert done.returncode == 10, done.stderr
-    assert "was lost" in done.stderr
-    assert "run the command again to continue" in done.stderr
+    assert result.returncode == 10, result.stderr
+    assert "was lost" in result.stderr
+    assert "run the command again to continue" in result.stderr
     kept = len(list(target.glob("partials/*")))
     assert 3 <= kept < WORLD - 1
-    done = uprof("cluster", "build", good, "-o", target)
-    assert done.returncode == 0, done.stderr
-    assert f"{WORLD - 1 - kept:,} read now" in done.stderr
-    assert "missing: 2" in done.stderr
+    result = uprof("cluster", "build", good, "-o", target)
+    assert result.returncode == 0, result.stderr
+    assert f"{WORLD - 1 - kept:,} read now" in result.stderr
+    assert "missing: 2" in result.stderr
 
 
 def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:
     for path in run.iterdir():
         StorageDirectory(f"{s3}/job").write(path.name, path.read_bytes())
-    with by_command_line(tmp_path) as (file, _):
-        done = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run", "--scheduler", file)
-    assert done.returncode == 0, done.stderr
-    assert f"{s3}/job.run: {WORLD} ranks, 3 steps; {WORLD} read now" in done.stderr
+    with dask_by_command_line(tmp_path) as (file, _):
+        result = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run", "--scheduler", file)
+    assert result.returncode == 0, result.stderr
+    assert f"{s3}/job.run: {WORLD} ranks, 3 steps; {WORLD} read now" in result.stderr
     assert len(StorageDirectory(f"{s3}/job.run/partials").names()) == WORLD
     again = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run")
     assert "none read again" in again.stderr

@@ -1,4 +1,4 @@
-"""What the files of a cluster's run are: one input a rank, whatever else lies beside them."""
+"""Inputs of a cluster run: one per rank, other files ignored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def database(path: Path, text: str = "x") -> Path:
 
 
 def ascend_pt(folder: Path, rank: int) -> Path:
-    """The folder of a rank in which torch_npu's own database lies."""
+    """Write the directory of a rank that holds torch_npu's own database."""
     (folder / f"host_{rank}_ascend_pt").mkdir(parents=True)
     (folder / f"host_{rank}_ascend_pt" / f"profiler_info_{rank}.json").write_text("{}")
     output = folder / f"host_{rank}_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
@@ -34,15 +34,15 @@ def ascend_pt(folder: Path, rank: int) -> Path:
     return database(output / f"ascend_pytorch_profiler_{rank}.db")
 
 
-def locations(*given: Path | str) -> list[str]:
-    inputs, errors = inputs_of([str(text) for text in given])
+def locations(*paths: Path | str) -> list[str]:
+    inputs, errors = inputs_of([str(path) for path in paths])
     assert errors == []
-    return [one.location for one in inputs]
+    return [found.location for found in inputs]
 
 
-def test_a_mixed_folder_gives_one_input_a_rank(tmp_path: Path) -> None:
+def test_mixed_directory_gives_one_input_per_rank(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    made = ascend_pt(run, 0)
+    exported = ascend_pt(run, 0)
     trace = write(run / "rank1.json", [kernel(1, 2, 3)])
     prof = generate(run / "rank2", Recipe(operators=1)).path
     built = database(run / "rank3" / "msprof_20260101000000.db")
@@ -52,10 +52,10 @@ def test_a_mixed_folder_gives_one_input_a_rank(tmp_path: Path) -> None:
         (run / name).write_text("{}")
     database(run / "old.cluster" / "partials.db")
     database(run / ".hidden" / "rank4.db")
-    assert locations(run) == [str(path) for path in (made, trace, prof, built)]
+    assert locations(run) == [str(path) for path in (exported, trace, prof, built)]
 
 
-def test_a_recording_of_which_a_database_was_made_counts_once(tmp_path: Path) -> None:
+def test_recording_and_its_database_count_once(tmp_path: Path) -> None:
     trace = write(tmp_path / "rank0.json", [kernel(1, 2, 3)])
     prof = generate(tmp_path / "rank1", Recipe(operators=1)).path
     assert locations(tmp_path) == [str(trace), str(prof)]
@@ -64,15 +64,15 @@ def test_a_recording_of_which_a_database_was_made_counts_once(tmp_path: Path) ->
     assert locations(tmp_path) == [str(beside), str(inside)]
 
 
-def test_cut_and_empty_databases_are_ranks_too(tmp_path: Path) -> None:
+def test_truncated_and_empty_databases_are_ranks(tmp_path: Path) -> None:
     path = ascend_pt(tmp_path, 5)
     path.write_bytes(path.read_bytes()[:100])
     (tmp_path / "rank6.db").write_bytes(b"")
     inputs, _ = inputs_of([str(tmp_path)])
-    assert [one.likely_rank for one in inputs] == [5, 6]
+    assert [found.likely_rank for found in inputs] == [5, 6]
 
 
-def test_ranks_that_the_user_says(tmp_path: Path) -> None:
+def test_explicit_ranks_are_used(tmp_path: Path) -> None:
     one, other = database(tmp_path / "a.db"), database(tmp_path / "b.db")
     inputs, errors = inputs_of([f"3={one}", f"12={other}"])
     assert [(i.rank, i.location) for i in inputs] == [(3, str(one)), (12, str(other))]
@@ -85,20 +85,20 @@ def test_ranks_that_the_user_says(tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def where_it_was() -> Iterator[None]:
+def restore_working_directory() -> Iterator[None]:
     before = Path.cwd()
     yield
     os.chdir(before)
 
 
-def test_patterns_repetitions_and_what_is_not_there(tmp_path: Path) -> None:
+def test_patterns_repetitions_and_missing_inputs(tmp_path: Path) -> None:
     paths = [database(tmp_path / f"rank{rank}" / "x.db") for rank in range(3)]
     assert locations(tmp_path / "rank*", paths[0]) == [str(path) for path in paths]
     (tmp_path / "empty").mkdir()
     inputs, errors = inputs_of([str(tmp_path / "none"), str(tmp_path / "empty"), str(paths[0])])
-    assert [one.location for one in inputs] == [str(paths[0])]
+    assert [found.location for found in inputs] == [str(paths[0])]
     assert "contains no database or recording of a rank" in str(errors[1][1])
-    assert [given for given, _ in errors] == [str(tmp_path / "none"), str(tmp_path / "empty")]
+    assert [location for location, _ in errors] == [str(tmp_path / "none"), str(tmp_path / "empty")]
 
 
 @pytest.mark.parametrize(
@@ -113,24 +113,21 @@ def test_patterns_repetitions_and_what_is_not_there(tmp_path: Path) -> None:
         ("/run/ranking2/x.db", None),
         ("/run/rank3x/x.db", None),
         ("/run/x.db", None),
+        ("/home/me/rank_1/runs/today/out/trace/t.json", None),
+        ("/data/rank3/h_ascend_pt/ASCEND_PROFILER_OUTPUT/x.db", 3),
     ],
 )
-def test_ranks_in_names(location: str, rank: int | None) -> None:
+def test_rank_is_read_from_the_path(location: str, rank: int | None) -> None:
     assert rank_in(location) == rank
 
 
-def test_a_folder_far_above_is_the_users_and_says_no_rank() -> None:
-    assert rank_in("/home/me/rank_1/runs/today/out/trace/t.json") is None
-    assert rank_in("/data/rank3/h_ascend_pt/ASCEND_PROFILER_OUTPUT/x.db") == 3
-
-
-def test_the_rank_of_a_folder_whose_database_is_not_called_after_it(tmp_path: Path) -> None:
-    made = ascend_pt(tmp_path, 7)
-    assert rank_in(str(made.rename(made.with_name("ascend_pytorch_profiler.db")))) == 7
+def test_rank_is_read_from_the_directory_of_a_renamed_database(tmp_path: Path) -> None:
+    exported = ascend_pt(tmp_path, 7)
+    assert rank_in(str(exported.rename(exported.with_name("ascend_pytorch_profiler.db")))) == 7
     assert rank_in(str(tmp_path / "host_7_ascend_pt")) == 7
 
 
-def test_contents_change_with_the_file_its_place_and_its_rank(tmp_path: Path) -> None:
+def test_content_depends_on_file_place_and_rank(tmp_path: Path) -> None:
     path = database(tmp_path / "rank0.db")
     (before,), _ = inputs_of([str(path)])
     assert inputs_of([str(path)])[0] == [before]
@@ -146,7 +143,7 @@ def test_contents_change_with_the_file_its_place_and_its_rank(tmp_path: Path) ->
     assert len(contents) == 4
 
 
-def test_elsewhere() -> None:
+def test_remote_inputs_are_listed_and_fetched() -> None:
     fsspec = pytest.importorskip("fsspec")
     store = StorageDirectory("memory://cluster/run")
     store.write("a_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", b"x")
@@ -157,8 +154,8 @@ def test_elsewhere() -> None:
     try:
         inputs, errors = inputs_of(["memory://cluster/run", "memory://cluster/none"])
         assert [type(error).__name__ for _, error in errors] == ["RawFormatError"]
-        assert [Path(one.location).name for one in inputs] == ["a_ascend_pt", "rank1.json.gz"]
-        assert all(isinstance(one, Input) and one.remote for one in inputs)
+        assert [Path(found.location).name for found in inputs] == ["a_ascend_pt", "rank1.json.gz"]
+        assert all(isinstance(found, Input) and found.remote for found in inputs)
         assert inputs[0].remote is not None
         with fetch(inputs[0].remote) as path:
             assert [local.path.name for local in resolved(path)] == ["ascend_pytorch_profiler_0.db"]
@@ -167,11 +164,11 @@ def test_elsewhere() -> None:
 
 
 def test_links_to_directories_are_followed_once(tmp_path: Path) -> None:
-    made = database(tmp_path / "scratch" / "rank0.db")
+    exported = database(tmp_path / "scratch" / "rank0.db")
     runs = tmp_path / "runs"
     (runs / "own").mkdir(parents=True)
-    (runs / "host0").symlink_to(made.parent)
-    (runs / "same").symlink_to(made.parent)
+    (runs / "host0").symlink_to(exported.parent)
+    (runs / "same").symlink_to(exported.parent)
     (runs / "own" / "loop").symlink_to(runs)
     assert locations(runs) == [str(runs / "host0" / "rank0.db")]
 
@@ -187,5 +184,5 @@ def test_links_to_directories_are_followed_once(tmp_path: Path) -> None:
         ("/runs/rank3/trace.json", None),
     ],
 )
-def test_hosts_in_names(location: str, host: str | None) -> None:
+def test_host_is_read_from_the_path(location: str, host: str | None) -> None:
     assert host_in(location) == host

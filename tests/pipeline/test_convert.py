@@ -1,3 +1,5 @@
+"""Conversion of one recording and of directories of recordings."""
+
 from __future__ import annotations
 
 import os
@@ -29,7 +31,7 @@ def recording(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / "with space" / original.name)
 
 
-def test_the_database_is_written_where_the_vendors_exporter_writes_it(recording: Path) -> None:
+def test_database_is_written_where_the_vendors_exporter_writes_it(recording: Path) -> None:
     database = convert.convert(recording).database
     assert database.parent == recording
     assert len(database.stem.removeprefix("msprof_")) == 14
@@ -40,7 +42,7 @@ def test_the_database_is_written_where_the_vendors_exporter_writes_it(recording:
     assert facts["recording"] == recording.name
 
 
-def test_a_conversion_lists_rows_and_stages(recording: Path, tmp_path: Path) -> None:
+def test_conversion_lists_rows_and_stages(recording: Path, tmp_path: Path) -> None:
     stages: list[str] = []
     built = convert.convert(recording, tmp_path / "x.db", schema="latest", progress=stages.append)
     with Report(built.database) as report:
@@ -50,7 +52,7 @@ def test_a_conversion_lists_rows_and_stages(recording: Path, tmp_path: Path) -> 
     assert built.anomalies == {}
 
 
-def test_nothing_is_overwritten_without_force(recording: Path, tmp_path: Path) -> None:
+def test_existing_report_is_not_overwritten_without_force(recording: Path, tmp_path: Path) -> None:
     first = convert.convert(recording).database
     before = first.read_bytes()
     with pytest.raises(OutputError, match=first.name):
@@ -59,13 +61,13 @@ def test_nothing_is_overwritten_without_force(recording: Path, tmp_path: Path) -
     newer = convert.convert(recording, force=True).database
     assert list(recording.glob("msprof_*.db")) == [newer]
     file = tmp_path / "x.db"
-    file.write_bytes(b"mine")
+    file.write_bytes(b"existing")
     with pytest.raises(OutputError, match=r"x\.db"):
         convert.convert(recording, file)
-    assert file.read_bytes() == b"mine"
+    assert file.read_bytes() == b"existing"
 
 
-def test_a_failure_leaves_nothing_behind(
+def test_interrupted_conversion_leaves_no_file(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -78,12 +80,12 @@ def test_a_failure_leaves_nothing_behind(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_unknown_schema_is_refused(recording: Path, tmp_path: Path) -> None:
+def test_unknown_schema_is_refused(recording: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"9\.9"):
         convert.convert(recording, tmp_path / "x.db", schema="9.9")
 
 
-def test_one_bad_recording_does_not_stop_the_others(original: Path, tmp_path: Path) -> None:
+def test_damaged_recording_does_not_stop_the_others(original: Path, tmp_path: Path) -> None:
     for name in ("PROF_1", "PROF_2", "PROF_3"):
         shutil.copytree(original, tmp_path / name)
     shutil.rmtree(tmp_path / "PROF_2" / "host")
@@ -96,7 +98,7 @@ def test_one_bad_recording_does_not_stop_the_others(original: Path, tmp_path: Pa
     assert convert.worst_exit_code(outcomes) == RawFormatError.exit_code
 
 
-def test_the_exit_code_is_that_of_the_first_failure_as_asked_for() -> None:
+def test_exit_code_is_that_of_the_first_failure() -> None:
     late = convert.Outcome(7, Path("b"), error=OutputError(""))
     early = convert.Outcome(2, Path("a"), error=RawFormatError(""))
     assert convert.worst_exit_code([late, early]) == RawFormatError.exit_code
@@ -116,7 +118,7 @@ def test_output_is_a_file_only_for_one_recording(original: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("output", ["new.db", "new", "new/deep"])
-def test_a_failure_leaves_no_folder_either(tmp_path: Path, output: str) -> None:
+def test_failed_conversion_leaves_no_directory(tmp_path: Path, output: str) -> None:
     (tmp_path / "PROF_1").mkdir()
     (outcome,) = convert.convert_all([tmp_path / "PROF_1"], tmp_path / output)
     assert outcome.error is not None
@@ -145,37 +147,39 @@ def test_converted_recordings_are_skipped(original: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.quick(cases=2)
-@pytest.mark.parametrize("why", ["schema", "newer data", "another recording", "damaged"])
-def test_an_outdated_report_is_an_error_without_force(
-    original: Path, tmp_path: Path, why: str
+@pytest.mark.parametrize("reason", ["schema", "newer data", "another recording", "damaged"])
+def test_outdated_report_is_an_error_without_force(
+    original: Path, tmp_path: Path, reason: str
 ) -> None:
     twins = [shutil.copytree(original, tmp_path / "in" / name) for name in ("PROF_1", "PROF_2")]
     list(convert.convert_all(twins, tmp_path / "out"))
-    (made,) = (tmp_path / "out" / "PROF_1").glob("msprof_*.db")
+    (report,) = (tmp_path / "out" / "PROF_1").glob("msprof_*.db")
     schema = "documented"
-    if why == "schema":
+    if reason == "schema":
         schema = "latest"
-    elif why == "newer data":
+    elif reason == "newer data":
         raw = next(path for path in (twins[0] / "host").rglob("*") if path.is_file())
-        os.utime(raw, ns=(made.stat().st_mtime_ns + 1,) * 2)
-    elif why == "another recording":
+        os.utime(raw, ns=(report.stat().st_mtime_ns + 1,) * 2)
+    elif reason == "another recording":
         (other,) = (tmp_path / "out" / "PROF_2").glob("msprof_*.db")
-        shutil.copy(other, made)
+        shutil.copy(other, report)
     else:
-        os.truncate(made, made.stat().st_size // 2)
-    before = made.read_bytes()
+        os.truncate(report, report.stat().st_size // 2)
+    before = report.read_bytes()
     outcomes = convert.convert_all(twins, tmp_path / "out", schema=schema)
     (refused, *_) = sorted(outcomes, key=lambda outcome: outcome.number)
     assert isinstance(refused.error, OutputError)
     assert "--force" in str(refused.error.hint)
-    assert made.read_bytes() == before
+    assert report.read_bytes() == before
     forced = list(convert.convert_all(twins, tmp_path / "out", schema=schema, force=True))
     assert all(outcome.conversion for outcome in forced)
     assert len(list((tmp_path / "out").rglob("msprof_*.db"))) == 2, "replaced, not added"
 
 
 @pytest.mark.slow
-def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> None:
+def test_recordings_of_different_kinds_are_converted_together(
+    original: Path, tmp_path: Path
+) -> None:
     shutil.copytree(original, tmp_path / "in" / "node0" / original.name)
     (tmp_path / "in" / "node1").mkdir()
     write(tmp_path / "in" / "node1" / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
@@ -184,22 +188,22 @@ def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> 
     assert (tmp_path / "out" / "run.db").is_file()
 
 
-def test_columns_that_an_older_schema_lacks_are_counted(recording: Path, tmp_path: Path) -> None:
-    made = convert.convert(recording, tmp_path / "x.db", schema="pre_20240328")
-    with Report(made.database) as report:
+def test_columns_missing_in_an_older_schema_are_counted(recording: Path, tmp_path: Path) -> None:
+    conversion = convert.convert(recording, tmp_path / "x.db", schema="pre_20240328")
+    with Report(conversion.database) as report:
         stored = report.rows("SELECT name, count, coalesce(detail, '') FROM UPROF_ANOMALIES")
     assert {"table_not_in_schema", "column_not_in_schema"} & {name for name, _, _ in stored}
-    assert sorted((name, *entry) for name, entry in made.anomalies.items()) == sorted(stored)
+    assert sorted((name, *entry) for name, entry in conversion.anomalies.items()) == sorted(stored)
 
 
 @pytest.mark.slow
-def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -> None:
+def test_recordings_are_converted_in_parallel(original: Path, tmp_path: Path) -> None:
     twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
     (tmp_path / "PROF_3" / "host").mkdir(parents=True)
     outcomes = sorted(convert.convert_all([tmp_path], jobs=2), key=lambda outcome: outcome.number)
     assert [outcome.conversion is not None for outcome in outcomes] == [True, True, False]
     assert outcomes[2].error is not None
-    assert outcomes[2].error.hint, "errors come whole from other processes"
+    assert outcomes[2].error.hint, "errors are transferred completely from other processes"
     contents = []
     for twin in twins:
         with Report(next(twin.glob("msprof_*.db"))) as report:
@@ -208,7 +212,7 @@ def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a device that is always full")
-def test_a_place_that_cannot_be_written(recording: Path) -> None:
+def test_unwritable_output_is_an_error(recording: Path) -> None:
     with pytest.raises(OutputError):
         convert.convert(recording, Path("/proc/x.db"))
 

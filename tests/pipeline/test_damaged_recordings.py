@@ -1,4 +1,4 @@
-"""Damaged recordings of every kind: refused or counted, without a traceback, in bounded memory."""
+"""Damaged recordings of every kind are refused or counted, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.pipeline import damage
 from unified_prof.pipeline.sources import SOURCES
 
 MOST_MB = 200
-"""Memory that a process with all our modules may take for recordings of a few KB."""
+"""Memory that a process with all modules may use for recordings of a few KB."""
 
 
-def test_every_source_is_damaged() -> None:
+def test_every_source_has_a_damaged_form() -> None:
     assert {source.kind for source in SOURCES} == {kind for kind, _ in damage.FORMS.values()}
 
 
@@ -29,16 +29,16 @@ def test_damage_is_refused_or_counted(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", damage.FORMS)
-def test_much_damage_is_refused_or_counted_in_bounded_memory(form: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_heavy_damage_is_refused_or_counted_in_bounded_memory(form: str, tmp_path: Path) -> None:
+    result = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.damage", form, str(tmp_path), "25"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         timeout=300,
         check=True,
     )
-    found = json.loads(done.stdout)
+    found = json.loads(result.stdout)
     assert found["wrong"] == []
-    assert found["converted"] + found["refused"] == 25 * len(damage.WAYS)
+    assert found["converted"] + found["refused"] == 25 * len(damage.DAMAGES)
     assert found["refused"] or found["converted"]
     assert found["peak_mb"] < MOST_MB

@@ -38,7 +38,7 @@ def dies_at_7(number: int) -> int:
 
 
 def marks_and_sleeps(task: tuple[Path, int]) -> int:
-    """Say which process does it, then take long enough to be killed."""
+    """Record the process that runs the task, then take long enough to be killed."""
     folder, number = task
     (folder / f"{number}-{os.getpid()}").touch()
     time.sleep(0.3)
@@ -47,13 +47,13 @@ def marks_and_sleeps(task: tuple[Path, int]) -> int:
 
 def raises_at_1(number: int) -> int:
     if number == 1:
-        raise KeyError("a fault of ours")
+        raise KeyError("injected")
     return number
 
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[Any]:
-    """A scheduler and two workers in threads of this process: Dask as it is, and quickly there."""
+    """Yield a client of a scheduler and two workers in threads of this process."""
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
     )
@@ -61,20 +61,20 @@ def threads() -> Iterator[Any]:
         yield client
 
 
-def test_results_come_from_workers_many_of_short_ones_in_a_task(threads: Any) -> None:
+def test_short_tasks_are_batched_and_results_returned(threads: Any) -> None:
     with dask_pool.DaskPool(threads, "these threads") as pool:
         assert dict(map_unordered(pool, double, range(200))) == {n: 2 * n for n in range(200)}
         assert list(pool.map(double, [1, 2])) == [2, 4]
 
 
-def test_a_fault_in_the_function_is_raised_when_all_others_are_done(threads: Any) -> None:
+def test_exception_in_the_function_is_raised_after_the_other_results(threads: Any) -> None:
     results = map_unordered(dask_pool.DaskPool(threads, "these threads"), raises_at_1, range(6))
     assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}
-    with pytest.raises(RuntimeError, match="a fault of ours"):
+    with pytest.raises(RuntimeError, match="injected"):
         next(results)
 
 
-def test_few_are_max_pending(threads: Any) -> None:
+def test_number_of_pending_tasks_is_limited(threads: Any) -> None:
     taken: list[int] = []
 
     def items() -> Iterator[int]:
@@ -93,14 +93,14 @@ def test_missing_workers_are_an_error(threads: Any, monkeypatch: pytest.MonkeyPa
     with distributed.LocalCluster(
         n_workers=0, processes=False, dashboard_address="127.0.0.1:0"
     ) as none:
-        told: list[str] = []
-        opened = dask_pool.remote_pool(none.scheduler_address, told.append, patience_s=1.5)
+        messages: list[str] = []
+        opened = dask_pool.remote_pool(none.scheduler_address, messages.append, patience_s=1.5)
         with pytest.raises(EngineError, match=r"has no worker|had no worker"), opened:
             pass
-    assert "has no workers yet; waiting up to" in told[0]
+    assert "has no workers yet; waiting up to" in messages[0]
 
 
-def test_a_scheduler_that_does_not_respond_is_an_error() -> None:
+def test_unresponsive_scheduler_is_an_error() -> None:
     opened = dask_pool.remote_pool("tcp://127.0.0.1:1", print, connect_s=1)
     with pytest.raises(
         EngineError, match=r"the scheduler at tcp://127\.0\.0\.1:1 does not respond"
@@ -108,8 +108,8 @@ def test_a_scheduler_that_does_not_respond_is_an_error() -> None:
         opened.__enter__()
 
 
-class OfVersions:
-    """A client whose workers have what they have."""
+class VersionsClient:
+    """A client whose workers report the given package versions."""
 
     def __init__(self, **workers: dict[str, str | None]) -> None:
         self.workers = workers
@@ -119,14 +119,8 @@ class OfVersions:
 
         def facts(changes: dict[str, str | None]) -> dict[str, Any]:
             python = ".".join(map(str, sys.version_info[:5]))
-            packages = {
-                "python": python,
-                "unified_prof": VERSION,
-                "dask": "2026.8.0",
-                "distributed": "2026.8.0",
-                "msgpack": "1.2.4",
-                "cloudpickle": "3.1.2",
-            }
+            tools = {"dask": "2026.8.0", "distributed": "2026.8.0", "msgpack": "1.2.4"}
+            packages = {"python": python, "unified_prof": VERSION, "cloudpickle": "3.1.2", **tools}
             return {"host": {"python": python}, "packages": {**packages, **changes}}
 
         return {
@@ -136,11 +130,11 @@ class OfVersions:
         }
 
 
-def test_versions_that_differ_are_said_in_words() -> None:
+def test_differing_versions_are_reported() -> None:
     same: dict[str, str | None] = {}
-    assert dask_pool.check_versions(OfVersions(a=same, b=same), "the scheduler") == []
+    assert dask_pool.check_versions(VersionsClient(a=same, b=same), "the scheduler") == []
     other: dict[str, str | None] = {"msgpack": "1.0.0"}
-    assert dask_pool.check_versions(OfVersions(a=same, b=other, c=other), "the scheduler") == [
+    assert dask_pool.check_versions(VersionsClient(a=same, b=other, c=other), "the scheduler") == [
         "worker b and 1 more: msgpack 1.0.0 instead of 1.2.4 here"
     ]
     refused: dict[str, dict[str, str | None]] = {
@@ -150,16 +144,16 @@ def test_versions_that_differ_are_said_in_words() -> None:
     }
     for words, changes in refused.items():
         with pytest.raises(EngineError, match=words):
-            dask_pool.check_versions(OfVersions(a=changes), "the scheduler")
+            dask_pool.check_versions(VersionsClient(a=changes), "the scheduler")
 
 
-def test_a_worker_of_another_build_that_comes_late_is_refused_by_its_task() -> None:
+def test_late_worker_of_another_build_is_refused_by_its_task() -> None:
     assert dask_pool._call(VERSION, double, (4,), {}) == 8
     with pytest.raises(EngineError, match=f"a worker has uprof {VERSION}, expected 0.0.1"):
         dask_pool._call("0.0.1", double, (4,), {})
 
 
-def test_without_dask_the_command_that_installs_it_is_named(
+def test_missing_dask_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -173,7 +167,7 @@ def test_without_dask_the_command_that_installs_it_is_named(
 
 
 @pytest.mark.slow
-def test_dask_local_pool_names_what_ends_its_processes_and_loses_nothing_else(
+def test_local_pool_reports_a_killed_process_and_keeps_other_results(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with open_executor("local:2") as pool:
@@ -187,8 +181,10 @@ def test_dask_local_pool_names_what_ends_its_processes_and_loses_nothing_else(
 
 
 @contextmanager
-def by_command_line(folder: Path, workers: int = 2, *options: str) -> Iterator[tuple[Path, Any]]:
-    """Yield the file of a scheduler that `dask scheduler` runs, and its processes."""
+def dask_by_command_line(
+    folder: Path, workers: int = 2, *options: str
+) -> Iterator[tuple[Path, Any]]:
+    """Yield the file of a scheduler that `dask scheduler` runs, and the processes."""
     file = folder / "scheduler.json"
     started: list[subprocess.Popen[bytes]] = []
 
@@ -206,7 +202,7 @@ def by_command_line(folder: Path, workers: int = 2, *options: str) -> Iterator[t
             "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
             "--scheduler-file", str(file),
         )  # fmt: skip
-        assert until(file.is_file)
+        assert wait_until(file.is_file)
         for _ in range(workers):
             start(
                 "worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard",
@@ -220,7 +216,7 @@ def by_command_line(folder: Path, workers: int = 2, *options: str) -> Iterator[t
             process.wait(30)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -230,19 +226,19 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-nanny",)], ids=["nanny", "no nanny"])
-def test_a_worker_killed_midway_costs_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_killed_worker_loses_no_task(tmp_path: Path, options: tuple[str, ...]) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
 
     def kill_one() -> None:
-        assert until(lambda: len(list(marks.iterdir())) >= 3)
+        assert wait_until(lambda: len(list(marks.iterdir())) >= 3)
         first = min(marks.iterdir(), key=lambda mark: mark.stat().st_mtime)
         os.kill(int(first.name.partition("-")[2]), signal.SIGKILL)
         killed.append(first.name)
 
     killed: list[str] = []
     tasks = [(marks, number) for number in range(20)]
-    with by_command_line(tmp_path, 2, *options) as (file, _), open_executor(str(file)) as pool:
+    with dask_by_command_line(tmp_path, 2, *options) as (file, _), open_executor(str(file)) as pool:
         killer = threading.Thread(target=kill_one)
         killer.start()
         results = dict(map_unordered(pool, marks_and_sleeps, tasks))
@@ -253,8 +249,8 @@ def test_a_worker_killed_midway_costs_nothing(tmp_path: Path, options: tuple[str
 
 @linux
 @pytest.mark.slow
-def test_an_item_that_kills_every_worker_is_named_and_all_others_are_held(tmp_path: Path) -> None:
-    with by_command_line(tmp_path) as (file, _), open_executor(str(file)) as pool:
+def test_deadly_item_is_a_failure_and_the_others_succeed(tmp_path: Path) -> None:
+    with dask_by_command_line(tmp_path) as (file, _), open_executor(str(file)) as pool:
         results = dict(map_unordered(pool, dies_at_7, range(40)))
     assert isinstance(results.pop(7), Failure)
     assert results == {number: number for number in range(40) if number != 7}
@@ -263,7 +259,7 @@ def test_an_item_that_kills_every_worker_is_named_and_all_others_are_held(tmp_pa
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_scheduler_that_is_lost_ends_the_command_in_words(
+def test_lost_scheduler_ends_the_command_with_an_error(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     marks = tmp_path / "marks"
@@ -281,7 +277,7 @@ def test_a_scheduler_that_is_lost_ends_the_command_in_words(
 
     begun = time.monotonic()
     with (
-        by_command_line(tmp_path) as (file, processes),
+        dask_by_command_line(tmp_path) as (file, processes),
         pytest.raises(EngineError, match=r"was lost|does not respond") as raised,
     ):
         work(file, processes[0].pid)
@@ -308,7 +304,7 @@ if __name__ == "__main__":
 
 @linux
 @pytest.mark.slow
-def test_ctrl_c_ends_dask_local_pool_with_all_its_processes(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_local_pool_with_all_its_processes(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(INTERRUPTED)
     with subprocess.Popen(
         [sys.executable, "program.py"],
@@ -320,13 +316,13 @@ def test_ctrl_c_ends_dask_local_pool_with_all_its_processes(tmp_path: Path) -> N
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
         time.sleep(1)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all of them
-        _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (130, b"")
-    assert until(lambda: not of_session(process.pid), 10)
+        os.killpg(process.pid, signal.SIGINT)  # To the whole group, as a terminal does.
+        _, messages = process.communicate(timeout=60)
+    assert (process.returncode, messages) == (130, b"")
+    assert wait_until(lambda: not processes_of_session(process.pid), 10)
 
 
-def of_session(session: int) -> list[int]:
+def processes_of_session(session: int) -> list[int]:
     def is_of(pid: int) -> bool:
         try:
             return os.getsid(pid) == session

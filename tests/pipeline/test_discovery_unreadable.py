@@ -19,15 +19,15 @@ def test_unreadable_ranks_of_a_directory_are_reported(tmp_path: Path) -> None:
     (ranks / "rank3.json.gz").write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00")
     (ranks / "notes.json").write_text('{"batch": 8}')
     outcomes = convert_all([ranks], tmp_path / "out")
-    failed = {one.recording.name: one.error for one in outcomes if one.error is not None}
+    failed = {o.recording.name: o.error for o in outcomes if o.error is not None}
     assert set(failed) == {"rank1.json.gz", "rank2.json", "rank3.json.gz"}
     assert {type(error) for error in failed.values()} == {RawFormatError}
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank0.db"]
 
 
-def test_other_files_and_finished_reports_of_a_directory_are_ignored(tmp_path: Path) -> None:
+def test_other_files_and_finished_reports_are_ignored(tmp_path: Path) -> None:
     kineto(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "readme.txt").write_text("trace")
     found = list(discovery.find([tmp_path], lambda _: None, lambda _: None))
-    assert [type(one) for one in found] == [discovery.FoundRecording]
+    assert [type(item) for item in found] == [discovery.FoundRecording]

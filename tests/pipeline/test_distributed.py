@@ -1,4 +1,4 @@
-"""Several ranks for real: processes of torchrun's that train together over gloo."""
+"""Multi-rank runs: processes of torchrun that train together over gloo."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
@@ -64,24 +64,24 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def reports() -> list[str]:
+def report_names() -> list[str]:
     return sorted(path.name for path in Path("out").glob("*.sqlite"))
 
 
-def facts(path: str) -> dict[str, str | None]:
+def report_facts(path: str) -> dict[str, str | None]:
     with closing(sqlite3.connect(path)) as db:
         return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
 
 
 @pytest.mark.slow
-def test_when_one_rank_dies_the_others_leave_their_reports() -> None:
-    done = torchrun(3, "train.py", "1")
-    assert done.returncode != 0
-    left = {"memory_rank0.sqlite", "memory_rank2.sqlite"}
-    left |= {"run_time_rank0.sqlite", "run_time_rank2.sqlite"}
-    assert set(reports()) == left, done.stderr
+def test_reports_of_the_other_ranks_are_kept_if_one_rank_dies() -> None:
+    result = torchrun(3, "train.py", "1")
+    assert result.returncode != 0
+    expected = {"memory_rank0.sqlite", "memory_rank2.sqlite"}
+    expected |= {"run_time_rank0.sqlite", "run_time_rank2.sqlite"}
+    assert set(report_names()) == expected, result.stderr
     assert not list(Path("out").glob("*.partial"))
-    assert facts("out/run_time_rank2.sqlite")["complete"] == "false"
+    assert report_facts("out/run_time_rank2.sqlite")["complete"] == "false"
     found = run_folder.read("out")
     assert found is not None
     assert found.world_size == 3
@@ -89,16 +89,16 @@ def test_when_one_rank_dies_the_others_leave_their_reports() -> None:
 
 
 @pytest.mark.slow
-def test_each_rank_says_one_line_and_rank_0_the_figures() -> None:
-    done = torchrun(2, "--iterations", "3", "train.py", "-1")
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("uprof: rank ")]
-    assert sorted(line.split(" on ")[0] for line in said) == [
+def test_each_rank_prints_one_line_and_rank_0_the_summary() -> None:
+    result = torchrun(2, "--iterations", "3", "train.py", "-1")
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("uprof: rank ")]
+    assert sorted(line.split(" on ")[0] for line in lines) == [
         "uprof: rank 0 of 2",
         "uprof: rank 1 of 2",
     ]
-    assert done.stderr.count("run-time report") == 1
-    assert done.stderr.count("measurement complete") == 2
+    assert result.stderr.count("run-time report") == 1
+    assert result.stderr.count("measurement complete") == 2
     document = json.loads(Path("out/run.json").read_text())
     assert document["expected_ranks"] == [0, 1]
     assert [document["ranks"][rank]["exit_code"] for rank in ("0", "1")] == [0, 0]
@@ -109,16 +109,16 @@ def test_each_rank_says_one_line_and_rank_0_the_figures() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_are_left_out_run_without_uprof() -> None:
+def test_excluded_ranks_run_without_uprof() -> None:
     Path("train.py").write_text(
         SCRIPT
-        + "ours = any(name.startswith('unified_prof') for name in sys.modules)\n"
-        + "sys.stdout.write(f'{rank} {ours}\\n')  # one write: ranks share the pipe\n"
+        + "profiled = any(name.startswith('unified_prof') for name in sys.modules)\n"
+        + "sys.stdout.write(f'{rank} {profiled}\\n')  # One write, because ranks share the pipe.\n"
     )
-    done = torchrun(2, "--ranks", "1", "--iterations", "3", "train.py", "-1")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "0 False", "1 True"]
-    assert reports() == ["memory_rank1.sqlite", "run_time_rank1.sqlite"]
+    result = torchrun(2, "--ranks", "1", "--iterations", "3", "train.py", "-1")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split("\n")) == ["", "0 False", "1 True"]
+    assert report_names() == ["memory_rank1.sqlite", "run_time_rank1.sqlite"]
     found = run_folder.read("out")
     assert found is not None
     assert (found.expected_ranks, found.without_reports) == ((1,), {})

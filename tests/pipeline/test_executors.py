@@ -40,7 +40,7 @@ from unified_prof.sqlite import atomic
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 
-def dies_when_all_is_done(task: Any) -> Any:
+def die_after_conversion(task: Any) -> Any:
     outcome = conversion_of(task)
     target = task.place.target
     if task.found.path.name == "a.json" and not (died := target.with_name("died")).exists():
@@ -53,40 +53,42 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def dies_once(marker: Path) -> str:
-    """End this process as the system's out-of-memory killer does, the first time."""
+def die_once(marker: Path) -> str:
+    """Kill this process the first time, as the system's out-of-memory killer does."""
     if not marker.exists():
         marker.write_text("")
         os.kill(os.getpid(), signal.SIGKILL)
     return marker.name
 
 
-def pid(_: int) -> int:
+def process_id(_: int) -> int:
     return os.getpid()
 
 
-def sleeps(seconds: float) -> float:
+def sleep(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
 
 
-def gives_a_lambda() -> Any:
+def return_lambda() -> Any:
     return lambda: 1
 
 
-def dies_at_7(number: int) -> int:
+def die_at_7(number: int) -> int:
     if number == 7:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
 
 
-def raises_at_1(number: int) -> int:
+def raise_at_1(number: int) -> int:
     if number == 1:
-        raise KeyError("a fault of ours")
+        raise KeyError("injected")
     return number
 
 
-def done(pool: WorkerPool, function: Callable[[Any], Any], items: Iterable[Any]) -> dict[Any, Any]:
+def result(
+    pool: WorkerPool, function: Callable[[Any], Any], items: Iterable[Any]
+) -> dict[Any, Any]:
     return dict(map_unordered(pool, function, items))
 
 
@@ -96,36 +98,36 @@ def pool() -> Iterator[WorkerPool]:
         yield opened
 
 
-def test_results_come_with_their_items(pool: WorkerPool) -> None:
-    assert done(pool, double, [5, 6, 7]) == {5: 10, 6: 12, 7: 14}
-    assert done(pool, double, []) == {}
+def test_results_are_paired_with_their_items(pool: WorkerPool) -> None:
+    assert result(pool, double, [5, 6, 7]) == {5: 10, 6: 12, 7: 14}
+    assert result(pool, double, []) == {}
 
 
-def test_it_is_an_executor_as_others_are(pool: WorkerPool) -> None:
+def test_pool_is_an_executor(pool: WorkerPool) -> None:
     assert isinstance(pool, Executor)
     assert list(pool.map(double, range(5))) == [0, 2, 4, 6, 8]
-    with pytest.raises(KeyError, match="a fault of ours") as raised:
-        pool.submit(raises_at_1, 1).result()
-    assert "raises_at_1" in str(raised.value.__cause__), "where in the other process"
+    with pytest.raises(KeyError, match="injected") as raised:
+        pool.submit(raise_at_1, 1).result()
+    assert "raise_at_1" in str(raised.value.__cause__), "names the place in the other process"
 
 
 def test_unpicklable_arguments_raise_at_once_and_results_in_the_future(pool: WorkerPool) -> None:
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
         pool.submit(lambda: 1)
     with pytest.raises((AttributeError, TypeError, RuntimeError)):
-        pool.submit(gives_a_lambda).result()
+        pool.submit(return_lambda).result()
     assert pool.submit(double, 1).result() == 2
 
 
 @pytest.mark.slow
-def test_a_lost_task_is_tried_again(tmp_path: Path, pool: WorkerPool) -> None:
+def test_lost_task_is_retried(tmp_path: Path, pool: WorkerPool) -> None:
     tasks = [tmp_path / str(number) for number in range(4)]
     for task in tasks[1:]:
         task.write_text("")
-    assert done(pool, dies_once, tasks) == {task: task.name for task in tasks}
+    assert result(pool, die_once, tasks) == {task: task.name for task in tasks}
 
 
-def test_items_are_taken_as_they_can_be_done(pool: WorkerPool) -> None:
+def test_items_are_taken_lazily(pool: WorkerPool) -> None:
     taken: list[int] = []
 
     def items() -> Iterator[int]:
@@ -140,76 +142,69 @@ def test_items_are_taken_as_they_can_be_done(pool: WorkerPool) -> None:
     results.close()
 
 
-def test_in_this_process_nothing_is_started() -> None:
-    with open_executor(jobs=1) as here:
-        assert done(here, pid, [1]) == {1: os.getpid()}
+def test_one_job_runs_in_this_process() -> None:
+    with open_executor(jobs=1) as inline:
+        assert result(inline, process_id, [1]) == {1: os.getpid()}
 
 
 @pytest.mark.slow
 @linux
-def test_an_interruption_leaves_no_process() -> None:
+def test_interruption_leaves_no_process() -> None:
     def interrupted() -> None:
         with open_executor(jobs=2) as pool:
-            for _ in map_unordered(pool, sleeps, [0.0, 60.0, 60.0]):
+            for _ in map_unordered(pool, sleep, [0.0, 60.0, 60.0]):
                 started.extend(set(children(os.getpid())) - others)
                 raise KeyboardInterrupt
 
     started: list[int] = []
     others = set(children(os.getpid()))
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert started
-    assert not any(b"spawn_main" in command_of(pid) for pid in started)
-    assert time.monotonic() - begun < 20
+    assert not any(b"spawn_main" in command_of(process_id) for process_id in started)
+    assert time.monotonic() - start < 20
 
 
 @linux
-def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(errno.EAGAIN, "Resource unavailable"), AttributeError("__spec__")]
+)
+def test_failure_to_start_processes_is_an_engine_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse() -> Any:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        raise error
 
     monkeypatch.setattr(processes, "_start_process", refuse)
-    with (
-        open_executor(jobs=2) as pool,
-        pytest.raises(EngineError, match="cannot start a process: Resource temporarily"),
-    ):
+    with open_executor(jobs=2) as pool, pytest.raises(EngineError, match="cannot start a process"):
         list(map_unordered(pool, double, range(10)))
 
 
-def test_a_process_that_cannot_start_fails_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Any:
-        raise AttributeError("module '__main__' has no attribute '__spec__'")
-
-    monkeypatch.setattr(processes, "_start_process", broken)
-    with open_executor(jobs=2) as pool, pytest.raises(EngineError, match="cannot start a process"):
-        list(map_unordered(pool, double, range(9)))
-
-
-def test_cancelled_futures_wake_those_who_wait() -> None:
+def test_cancelled_futures_wake_waiting_threads() -> None:
     with open_executor(jobs=2) as pool:
-        tasks: list[Future[Any]] = [pool.submit(sleeps, 60.0)]
-        tasks += [pool.submit(double, one) for one in range(9)]
+        tasks: list[Future[Any]] = [pool.submit(sleep, 60.0)]
+        tasks += [pool.submit(double, number) for number in range(9)]
         pool.shutdown(cancel_futures=True)
         assert wait(tasks, 20.0).not_done == set()
 
 
 @pytest.mark.slow
-def test_a_notebook_after_a_reset_may_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """IPython's `%reset` takes `__spec__` from the main module, which multiprocessing reads."""
+def test_notebook_after_a_reset_can_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython's `%reset` removes `__spec__` of the main module, which multiprocessing reads."""
     monkeypatch.delattr(sys.modules["__main__"], "__spec__")
     with open_executor(jobs=2) as pool:
         assert dict(map_unordered(pool, double, range(3))) == {0: 0, 1: 2, 2: 4}
 
 
-def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    for wish, words in {
+def test_invalid_scheduler_is_refused(tmp_path: Path) -> None:
+    for scheduler, words in {
         "local:0": "is not a scheduler",
         "localhost:8786": "is not a scheduler",
         "tcp://host": "is not a scheduler",
         str(tmp_path / "none.json"): "no such file",
     }.items():
-        with pytest.raises(UsageError, match=words), open_executor(wish):
+        with pytest.raises(UsageError, match=words), open_executor(scheduler):
             pass
 
 
@@ -223,14 +218,14 @@ def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
 def test_every_item_has_one_result_if_processes_die(
     lost: set[int], deadly: set[int], raising: set[int], count: int, task_s: float
 ) -> None:
-    """Against a pool that loses tasks by plan, whole batches of them as well."""
-    pool = Losing(lost, deadly, task_s)
+    """The pool loses chosen tasks, also whole batches of them."""
+    pool = LossyPool(lost, deadly, task_s)
     results: list[tuple[int, Any]] = []
     faulty = raising - deadly
 
     def function(number: int) -> int:
         if number in raising:
-            raise KeyError("a fault of ours")
+            raise KeyError("injected")
         return 2 * number
 
     try:
@@ -240,12 +235,12 @@ def test_every_item_has_one_result_if_processes_die(
     else:
         assert not faulty & set(range(count))
     assert len(dict(results)) == len(results)
-    got = dict(map_unordered(Losing(lost, deadly, task_s), double, range(count)))
-    assert got == {n: Failure("was ended by plan") if n in deadly else 2 * n for n in range(count)}
+    got = dict(map_unordered(LossyPool(lost, deadly, task_s), double, range(count)))
+    assert got == {n: Failure("ended by the test") if n in deadly else 2 * n for n in range(count)}
 
 
-class Losing(InlinePool):
-    """Loses each item of `lost` once, those of `deadly` always; what is in its task with it."""
+class LossyPool(InlinePool):
+    """Loses each item of `lost` once and those of `deadly` always, with the rest of their batch."""
 
     def __init__(self, lost: set[int], deadly: set[int], task_s: float) -> None:
         self.lost, self.deadly, self.task_s = set(lost), deadly, task_s
@@ -255,19 +250,19 @@ class Losing(InlinePool):
         if not (self.lost | self.deadly).isdisjoint(batch):
             self.lost -= set(batch)
             future: Future[Any] = Future()
-            future.set_exception(WorkerDied("was ended by plan"))
+            future.set_exception(WorkerDied("ended by the test"))
             return future
         return super().submit(fn, *args, **kwargs)
 
 
 @pytest.mark.slow
-def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
+def test_worker_that_dies_after_its_report_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.json", "b.json"):
         write(tmp_path / "in" / name, [operation("aten::mm", 1, 2)])
-    monkeypatch.setattr(conversions, "run_task", dies_when_all_is_done)
+    monkeypatch.setattr(conversions, "run_task", die_after_conversion)
     outcomes = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
     assert (tmp_path / "out" / "died").exists()
     assert [outcome.error for outcome in outcomes] == [None, None]
@@ -275,17 +270,17 @@ def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
 
 
 @pytest.mark.slow
-def test_a_task_that_ends_its_process_twice_is_named_and_costs_no_other() -> None:
+def test_task_that_kills_its_process_twice_is_a_failure() -> None:
     with open_executor(jobs=3) as pool:
-        results = done(pool, dies_at_7, range(12))
+        results = result(pool, die_at_7, range(12))
     assert results.pop(7) == Failure("was terminated by SIGKILL")
     assert results == {number: number for number in range(12) if number != 7}
 
 
-def test_a_fault_in_the_function_is_raised_when_all_others_are_done(pool: WorkerPool) -> None:
-    results = map_unordered(pool, raises_at_1, range(6))
+def test_exception_in_the_function_is_raised_after_the_other_results(pool: WorkerPool) -> None:
+    results = map_unordered(pool, raise_at_1, range(6))
     assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}
-    with pytest.raises(RuntimeError, match="a fault of ours"):
+    with pytest.raises(RuntimeError, match="injected"):
         next(results)
 
 
@@ -295,12 +290,12 @@ def test_exit_codes_are_described() -> None:
     assert processes._exit_text(-signal.SIGTERM) == "was terminated by SIGTERM"
 
 
-# ---- the command, with processes ended from outside
+# ---- the command, with processes killed from outside
 
 
 @pytest.fixture(scope="module")
-def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fifty small recordings, of one rank each."""
+def fifty_recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of fifty small recordings of one rank each."""
     folder = tmp_path_factory.mktemp("fifty")
     original = generate(folder / "x", Recipe(operators=2)).path
     for rank in range(50):
@@ -308,19 +303,21 @@ def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "in"
 
 
-def children(pid: int) -> list[int]:
-    text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+def children(process_id: int) -> list[int]:
+    text = " ".join(
+        path.read_text() for path in Path(f"/proc/{process_id}/task").glob("*/children")
+    )
     return [int(child) for child in text.split() if b"spawn_main" in command_of(int(child))]
 
 
-def command_of(pid: int) -> bytes:
+def command_of(process_id: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{process_id}/cmdline").read_bytes()
     except OSError:
         return b""
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -328,15 +325,23 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
 
 
 @pytest.fixture
-def building(fifty: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`uprof convert --jobs 4` that has written its first databases."""
-    arguments = ["build", str(fifty), "-o", str(tmp_path / "out"), "--jobs", "4", "--json"]
+def conversion_process(fifty_recordings: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield `uprof convert --jobs 4` after it has written its first databases."""
+    arguments = [
+        "build",
+        str(fifty_recordings),
+        "-o",
+        str(tmp_path / "out"),
+        "--jobs",
+        "4",
+        "--json",
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "unified_prof", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert until(lambda: len(databases(tmp_path)) >= 2)
+        assert wait_until(lambda: len(databases(tmp_path)) >= 2)
         yield process
         process.kill()
 
@@ -349,25 +354,33 @@ def databases(folder: Path) -> list[Path]:
     return sorted((folder / "out").glob("*/msprof_*.db"))
 
 
-def again(fifty: Path, tmp_path: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "build", str(fifty), "-o", str(tmp_path / "out")],
+def convert_again(fifty_recordings: Path, tmp_path: Path) -> str:
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "unified_prof",
+            "build",
+            str(fifty_recordings),
+            "-o",
+            str(tmp_path / "out"),
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert result.returncode == 0, result.stderr
+    return result.stderr
 
 
 @linux
 @pytest.mark.slow
-def test_a_killed_worker_costs_no_recording(
-    building: subprocess.Popen[bytes], tmp_path: Path
+def test_killed_worker_loses_no_recording(
+    conversion_process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    os.kill(children(building.pid)[0], signal.SIGKILL)
-    out, err = building.communicate(timeout=120)
-    assert building.returncode == 0, err
+    os.kill(children(conversion_process.pid)[0], signal.SIGKILL)
+    out, err = conversion_process.communicate(timeout=120)
+    assert conversion_process.returncode == 0, err
     assert b"Traceback" not in err
     assert out.count(b'"database"') == len(databases(tmp_path)) == 50
     assert {path.parent.name.partition("_")[0] for path in databases(tmp_path)} == {
@@ -378,50 +391,51 @@ def test_a_killed_worker_costs_no_recording(
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_workers_end_with_the_command_and_the_next_one_goes_on(
-    number: signal.Signals, building: subprocess.Popen[bytes], fifty: Path, tmp_path: Path
+def test_workers_end_with_the_command_and_the_next_call_continues(
+    number: signal.Signals,
+    conversion_process: subprocess.Popen[bytes],
+    fifty_recordings: Path,
+    tmp_path: Path,
 ) -> None:
-    workers_ = children(building.pid)
-    assert workers_
-    building.send_signal(number)
-    building.communicate(timeout=60)
-    assert until(lambda: not any(b"spawn_main" in command_of(pid) for pid in workers_), 15)
-    assert building.returncode == (-9 if number is signal.SIGKILL else 128 + number)
+    workers = children(conversion_process.pid)
+    assert workers
+    conversion_process.send_signal(number)
+    conversion_process.communicate(timeout=60)
+    assert wait_until(lambda: not any(b"spawn_main" in command_of(pid) for pid in workers), 15)
+    assert conversion_process.returncode == (-9 if number is signal.SIGKILL else 128 + number)
     if number is not signal.SIGKILL:
         assert not partials(tmp_path)
         assert not [f for f in (tmp_path / "out").iterdir() if not any(f.iterdir())]
     before = {path: path.stat().st_mtime_ns for path in databases(tmp_path)}
     assert 2 <= len(before) < 50
-    told = again(fifty, tmp_path)
-    assert f"{len(before)} already converted" in told
-    assert len(databases(tmp_path)) == 50, "no second names"
+    messages = convert_again(fifty_recordings, tmp_path)
+    assert f"{len(before)} already converted" in messages
+    assert len(databases(tmp_path)) == 50, "no duplicates"
     assert not partials(tmp_path)
     assert before.items() <= {p: p.stat().st_mtime_ns for p in databases(tmp_path)}.items()
 
 
 @linux
 @pytest.mark.slow
-def test_the_next_conversion_removes_partial_files_of_a_killed_one(tmp_path: Path) -> None:
-    """A single one in this folder, under the name of another second."""
+def test_next_conversion_removes_partial_files_of_a_killed_one(tmp_path: Path) -> None:
+    """The left file belongs to an ended process and has another second in its name."""
     recording = generate(tmp_path, Recipe(operators=1)).path
     ended = subprocess.Popen(["true"])
     ended.wait()
     tag = atomic.tag().split("-")
-    left = recording / f"msprof_20250101000000.db.{tag[0]}-{ended.pid:x}-1.01234567.partial"
-    mine = recording / f"msprof_20250101000001.db.{atomic.tag()}.01234567.partial"
-    for path in (left, left.with_name(f"{left.name}-journal"), mine):
+    abandoned = recording / f"msprof_20250101000000.db.{tag[0]}-{ended.pid:x}-1.01234567.partial"
+    current = recording / f"msprof_20250101000001.db.{atomic.tag()}.01234567.partial"
+    for path in (abandoned, abandoned.with_name(f"{abandoned.name}-journal"), current):
         path.write_bytes(b"x")
-    made = convert(recording).database
-    assert sorted(p.name for p in recording.glob("msprof*")) == sorted([mine.name, made.name])
+    report = convert(recording).database
+    assert sorted(p.name for p in recording.glob("msprof*")) == sorted([current.name, report.name])
 
 
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_an_import_that_is_ended_leaves_nothing_in_the_temporary_folder(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    """Rows put away outside memory lie in files that have no name."""
+def test_killed_import_leaves_no_temporary_files(number: signal.Signals, tmp_path: Path) -> None:
+    """Spooled rows are in unnamed files."""
     (tmp_path / "tmp").mkdir()
     events = (operation("aten::mm", n, 1, args={"Ev Idx": n}) for n in range(150_000))
     trace = write(tmp_path / "t.json", events)
@@ -429,34 +443,21 @@ def test_an_import_that_is_ended_leaves_nothing_in_the_temporary_folder(
         [sys.executable, "-m", "unified_prof", "convert", str(trace), "-o", str(tmp_path / "r.db")],
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
     ) as process:
-        assert until(lambda: has_spooled(process.pid), 60)
+        assert wait_until(lambda: has_spooled(process.pid), 60)
         process.send_signal(number)
         process.wait(60)
     assert list((tmp_path / "tmp").iterdir()) == []
-    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("r.db"))
-    assert bool(left) == (number is signal.SIGKILL)
-    if left:
-        assert (
-            subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "unified_prof",
-                    "convert",
-                    str(trace),
-                    "-o",
-                    tmp_path / "r.db",
-                ],
-                check=False,
-            ).returncode
-            == 0
-        )
+    abandoned = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("r.db"))
+    assert bool(abandoned) == (number is signal.SIGKILL)
+    if abandoned:
+        command = [sys.executable, "-m", "unified_prof", "convert", str(trace), "-o"]
+        assert subprocess.run([*command, tmp_path / "r.db"], check=False).returncode == 0
         assert [p.name for p in tmp_path.iterdir() if p.name.startswith("r.db")] == ["r.db"]
 
 
-def has_spooled(pid: int) -> bool:
-    """Tell whether a process has temporary files open in which there is something."""
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+def has_spooled(process_id: int) -> bool:
+    """Return True if a process has non-empty deleted temporary files open."""
+    for descriptor in Path(f"/proc/{process_id}/fd").iterdir():
         try:
             name, size = str(descriptor.readlink()), descriptor.stat().st_size
         except OSError:
@@ -467,11 +468,11 @@ def has_spooled(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_the_duration_of_a_task_is_its_cpu_time() -> None:
-    """On a busy machine items take long by the clock, and tasks would become many."""
+def test_batch_duration_is_its_cpu_time() -> None:
+    """On a busy machine, wall time would be long and batches would become small."""
     results, seconds = executors._run_batch(time.sleep, [0.05] * 4)
     assert results == [None] * 4
     assert seconds < 0.1
-    begun = time.process_time()
+    start = time.process_time()
     _, seconds = executors._run_batch(lambda count: sum(range(count)), [1_000_000])
-    assert 0 < seconds <= time.process_time() - begun
+    assert 0 < seconds <= time.process_time() - start

@@ -1,3 +1,5 @@
+"""`unified_prof.profile` as a context manager."""
+
 from __future__ import annotations
 
 import os
@@ -17,8 +19,8 @@ from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputErro
 from unified_prof.tracking import live
 
 
-class Tracks:
-    """Stands for LiveTracking and ends as a test says."""
+class FakeTracking:
+    """Replaces LiveTracking and ends as a test configures."""
 
     ends_with: tuple[TrackedRun | None, str | None] = (tracked_run(), None)
     device: str | None
@@ -28,11 +30,11 @@ class Tracks:
     def __init__(self, device: str | None, spec: RunSpec) -> None:
         self.tracked: TrackedRun | None = None
         self.failure: str | None = None
-        Tracks.device, Tracks.spec = device, spec
+        FakeTracking.device, FakeTracking.spec = device, spec
 
     is_of_this_process = True
 
-    def __enter__(self) -> Tracks:
+    def __enter__(self) -> FakeTracking:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,17 +42,17 @@ class Tracks:
 
 
 @pytest.fixture(autouse=True)
-def tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def replace_tracking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(live, "LiveTracking", Tracks)
+    monkeypatch.setattr(live, "LiveTracking", FakeTracking)
 
 
-def test_the_reports_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
+def test_reports_exist_after_the_block(tmp_path: Path) -> None:
     with unified_prof.profile("out", device="cpu", iterations=3, project_root="..") as profile:
         assert not profile.files
-    assert Tracks.device == "cpu"
-    assert Tracks.spec.iterations == 3
-    assert Tracks.spec.project_root == tmp_path.parent
+    assert FakeTracking.device == "cpu"
+    assert FakeTracking.spec.iterations == 3
+    assert FakeTracking.spec.project_root == tmp_path.parent
     assert {*profile.files} == {"run-time", "memory"}
     assert profile.summary is not None
     assert profile.summary.forward_ms == 9.0
@@ -60,36 +62,36 @@ def test_the_reports_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
     assert facts["project_root"] == str(tmp_path.parent)
 
 
-def test_an_exception_in_the_block_is_raised_and_measurements_are_kept(
+def test_exception_in_the_block_is_raised_and_measurements_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     partial = (tracked_run(complete=False), "the block failed")
-    monkeypatch.setattr(Tracks, "ends_with", partial)
+    monkeypatch.setattr(FakeTracking, "ends_with", partial)
     with pytest.raises(ZeroDivisionError), unified_prof.profile("out") as profile:
         raise ZeroDivisionError
     assert profile.failure == "the block failed"
     assert profile.files["run-time"].is_file()
 
 
-def test_a_block_without_an_iteration_is_an_error(
+def test_block_without_an_iteration_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Tracks, "ends_with", (None, "no iteration ran"))
+    monkeypatch.setattr(FakeTracking, "ends_with", (None, "no iteration ran"))
     with pytest.raises(CaptureError, match="no iteration ran"), unified_prof.profile("out"):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_reports_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+def test_existing_reports_are_kept_without_force(tmp_path: Path) -> None:
     with unified_prof.profile("out"):
         pass
     with pytest.raises(OutputError, match="already exists"), unified_prof.profile("out"):
-        pytest.fail("the block ran although its reports could not be written")
+        pytest.fail("the block ran although its reports cannot be written")
     with unified_prof.profile("out", force=True):
         pass
 
 
-def test_a_report_that_does_not_exist_is_refused() -> None:
+def test_unknown_report_is_refused() -> None:
     with (
         pytest.raises(UsageError, match="unknown report 'timeline'"),
         unified_prof.profile(reports=["timeline"]),
@@ -97,7 +99,7 @@ def test_a_report_that_does_not_exist_is_refused() -> None:
         pytest.fail("the block ran")
 
 
-def test_a_real_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     import torch
@@ -121,7 +123,7 @@ def test_step_outside_of_a_profile_does_nothing() -> None:
     assert unified_prof.step() is None  # type: ignore[func-returns-value]
 
 
-def test_without_torch_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "torch", None)
     spec = RunSpec(
@@ -153,9 +155,9 @@ print(sorted(os.listdir("out")), profile.failure)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
-def test_a_forked_process_that_leaves_the_block_writes_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_forked_process_that_leaves_the_block_writes_nothing(tmp_path: Path) -> None:
+    result = subprocess.run(
         [sys.executable, "-c", FORKS],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -164,4 +166,4 @@ def test_a_forked_process_that_leaves_the_block_writes_nothing(tmp_path: Path) -
         timeout=120,
         check=False,
     )
-    assert done.stdout.splitlines() == ["0 []", "['memory.sqlite', 'run_time.sqlite'] None"]
+    assert result.stdout.splitlines() == ["0 []", "['memory.sqlite', 'run_time.sqlite'] None"]

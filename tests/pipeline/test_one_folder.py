@@ -1,4 +1,4 @@
-"""Processes and attempts with one output directory: no report is lost."""
+"""Processes and attempts that share an output directory: no report is lost."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ for _ in range(8):
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAINING)
     return tmp_path
 
 
-def start(name: str, reports: str) -> subprocess.Popen[str]:
+def start_run(name: str, reports: str) -> subprocess.Popen[str]:
     settings = ["--backend", "cpu", "-o", "out", "--iterations", "2", "--report", reports]
     return subprocess.Popen(
         [sys.executable, "-m", "unified_prof", "run", *settings, "train.py", name],
@@ -49,14 +49,12 @@ def start(name: str, reports: str) -> subprocess.Popen[str]:
     ("reports", "kinds"),
     [("run-time", ["run_time*.sqlite"]), ("timeline", ["timeline*.db", "timeline*.json.gz"])],
 )
-def test_two_processes_with_one_folder_both_keep_their_reports(
-    reports: str, kinds: list[str]
-) -> None:
-    both = [start("a", reports), start("b", reports)]
-    said = [process.communicate(timeout=200)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+def test_processes_that_share_a_directory_keep_both_reports(reports: str, kinds: list[str]) -> None:
+    both = [start_run("a", reports), start_run("b", reports)]
+    messages = [process.communicate(timeout=200)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], messages
     for kind in kinds:
-        assert len(list(Path("out").glob(kind))) == 2, said
+        assert len(list(Path("out").glob(kind))) == 2, messages
 
 
 @pytest.mark.parametrize(
@@ -68,16 +66,16 @@ def test_two_processes_with_one_folder_both_keep_their_reports(
     ],
     ids=["slurm", "torchrun", "openmpi"],
 )
-def test_a_job_has_one_directory_on_all_hosts(job: dict[str, str]) -> None:
+def test_job_has_one_directory_on_all_hosts(job: dict[str, str]) -> None:
     name = {"SLURM_NTASKS": "SLURM_PROCID", "WORLD_SIZE": "RANK"}
-    variable = next((name[one] for one in name if one in job), "OMPI_COMM_WORLD_RANK")
+    variable = next((name[key] for key in name if key in job), "OMPI_COMM_WORLD_RANK")
     ranks = [rank_of({**job, variable: str(number)}) for number in range(4)]
     assert [rank.number for rank in ranks] == [0, 1, 2, 3]
     folders = {default_directory("train.py", False, rank) for rank in ranks}
     assert len(folders) == 1, folders
 
 
-def test_a_job_that_is_started_anew_writes_into_a_folder_of_its_own() -> None:
+def test_restarted_job_writes_into_a_separate_directory() -> None:
     started = {"RANK": "0", "WORLD_SIZE": "2"}
     first = rank_of({**started, "TORCHELASTIC_RESTART_COUNT": "0"})
     third = rank_of({**started, "TORCHELASTIC_RESTART_COUNT": "2"})

@@ -13,7 +13,7 @@ from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.output_paths import ASCEND_PT
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
-# The viewer asks for all but the whole of communication, and needs an answer of three rows.
+# The viewer queries every kind but total communication, and expects three rows.
 OVERALL = (
     "SELECT type, sum(endNs - startNs) / 1000 FROM OVERLAP_ANALYSIS"
     " WHERE type != 1 AND deviceId = ? GROUP BY type ORDER BY type"
@@ -38,60 +38,59 @@ def trace(path: Path, *more: dict[str, object]) -> Path:
     )
 
 
-def test_computing_communication_and_free_time(tmp_path: Path) -> None:
-    talks = kernel(20, 15, 4, name=NCCL, args={"stream": 9})
-    made = convert(trace(tmp_path / "t.json", talks), tmp_path / "r.db", schema="latest")
+def test_compute_communication_and_free_time_of_an_import(tmp_path: Path) -> None:
+    collective = kernel(20, 15, 4, name=NCCL, args={"stream": 9})
+    conversion = convert(trace(tmp_path / "t.json", collective), tmp_path / "r.db", schema="latest")
     found = query(
-        made.database,
+        conversion.database,
         "SELECT type, startNs / 1000, endNs / 1000 FROM OVERLAP_ANALYSIS ORDER BY 1, 2",
     )
-    # The copy is no work, but the device was in use until its end.
+    # The copy is neither, but the device was in use until its end.
     assert found == [(0, 10, 25), (1, 20, 35), (2, 25, 35), (3, 35, 50)]
 
 
-def test_without_collectives_the_overall_view_has_its_three_rows(tmp_path: Path) -> None:
-    made = convert(trace(tmp_path / "t.json"), tmp_path / "r.db", schema="latest")
-    assert query(made.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
+def test_overall_view_has_three_rows_without_collectives(tmp_path: Path) -> None:
+    conversion = convert(trace(tmp_path / "t.json"), tmp_path / "r.db", schema="latest")
+    assert query(conversion.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
 
 
-def test_every_device_has_them(tmp_path: Path) -> None:
+def test_every_device_has_overlap_rows(tmp_path: Path) -> None:
     other = {"device": 3, "stream": 5}
     only_copies = copy(60, 5, 5, "Memcpy DtoH (Device -> Pageable)", 8)
     only_copies["args"] |= {"device": 4}
     more = [kernel(12, 8, 4, name=NCCL, args=other), only_copies]
-    made = convert(trace(tmp_path / "t.json", *more), tmp_path / "r.db", schema="latest")
-    assert query(made.database, OVERALL, 3) == [(0, 0), (2, 8), (3, 0)]
-    assert query(made.database, OVERALL, 4) == [(0, 0), (2, 0), (3, 5)]
+    conversion = convert(trace(tmp_path / "t.json", *more), tmp_path / "r.db", schema="latest")
+    assert query(conversion.database, OVERALL, 3) == [(0, 0), (2, 8), (3, 0)]
+    assert query(conversion.database, OVERALL, 4) == [(0, 0), (2, 0), (3, 5)]
 
 
-def test_a_revision_without_the_table_stays_without(tmp_path: Path) -> None:
-    made = convert(trace(tmp_path / "t.json"), tmp_path / "r.db")
-    names = query(made.database, "SELECT name FROM sqlite_master WHERE name LIKE 'OVERLAP%'")
+def test_older_revision_has_no_overlap_table(tmp_path: Path) -> None:
+    conversion = convert(trace(tmp_path / "t.json"), tmp_path / "r.db")
+    names = query(conversion.database, "SELECT name FROM sqlite_master WHERE name LIKE 'OVERLAP%'")
     assert names == []
-    assert made.anomalies == {}
+    assert conversion.anomalies == {}
 
 
-def test_the_layout_of_torch_npu_has_it_unquery(tmp_path: Path) -> None:
+def test_torch_npu_layout_has_the_overlap_table(tmp_path: Path) -> None:
     (outcome,) = convert_all([trace(tmp_path / "t.json")], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.conversion is not None
     assert query(outcome.conversion.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
-    older = list(
-        convert_all(
-            [tmp_path / "t.json"], tmp_path / "older", layout=ASCEND_PT, schema="documented"
-        )
+    older = convert_all(
+        [tmp_path / "t.json"], tmp_path / "older", layout=ASCEND_PT, schema="documented"
     )
-    assert older[0].conversion is not None
+    (outcome,) = older
+    assert outcome.conversion is not None
     revision = "SELECT value FROM META_DATA WHERE name = 'UPROF_SCHEMA_REVISION'"
-    assert query(older[0].conversion.database, revision) == [("1.2.0_20251226",)]
+    assert query(outcome.conversion.database, revision) == [("1.2.0_20251226",)]
 
 
 @pytest.mark.parametrize("events", [[], [operation("aten::mm", 1, 2)]])
-def test_without_a_device_there_is_no_table_that_would_say_so(
+def test_recording_without_device_has_no_overlap_table(
     events: list[dict[str, object]], tmp_path: Path
 ) -> None:
     path = write(tmp_path / "t.json", [*events, operation("aten::add", 5, 6)])
     (outcome,) = convert_all([path], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.conversion is not None
     tables = query(outcome.conversion.database, "SELECT name FROM sqlite_master")
-    assert ("COMMUNICATION_OP",) in tables  # empty: msprof-analyze fails without
+    assert ("COMMUNICATION_OP",) in tables, "empty, but msprof-analyze fails without it"
     assert ("OVERLAP_ANALYSIS",) not in tables

@@ -1,4 +1,4 @@
-"""Facts of a report about its run, without secrets."""
+"""Facts about the run in its report, without secrets."""
 
 from __future__ import annotations
 
@@ -18,22 +18,16 @@ from unified_prof.pipeline.distributed import rank_of
 @pytest.fixture
 def spec(tmp_path: Path) -> RunSpec:
     return RunSpec(
-        target="train.py",
-        is_module=False,
-        arguments=(),
-        reports=("run-time",),
-        output_dir=tmp_path / "out",
-        project_root=tmp_path,
-        warmup=2,
-        iterations=10,
-    )
+        target="train.py", is_module=False, arguments=(), reports=("run-time",),
+        output_dir=tmp_path / "out", project_root=tmp_path, warmup=2, iterations=10,
+    )  # fmt: skip
 
 
 def facts(spec: RunSpec) -> dict[str, str | None]:
     return provenance.of_run(spec, "cpu", rank_of(), provenance.now())
 
 
-def test_secrets_of_the_command_and_its_options_are_masked(
+def test_secrets_of_command_and_options_are_masked(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["uprof", "run", "train.py", "--lr", "0.1", "--hub-token", "s3cret-1"]
@@ -51,14 +45,14 @@ def test_secrets_of_the_command_and_its_options_are_masked(
     assert kept["preset"] == "full"
 
 
-def test_a_given_command_replaces_the_command_line(spec: RunSpec) -> None:
+def test_explicit_command_replaces_the_command_line(spec: RunSpec) -> None:
     found = facts(replace(spec, command=("a.ipynb", "In [3]", "--hub-token", "s3cret-1")))
     assert json.loads(found["command"] or "") == ["a.ipynb", "In [3]", "--hub-token", "***"]
     assert "command" not in json.loads(found["options"] or "")
     assert "command" not in json.loads(facts(spec)["options"] or "")
 
 
-def test_names_that_are_not_utf_8_can_be_stored(spec: RunSpec, tmp_path: Path) -> None:
+def test_non_utf8_names_are_escaped(spec: RunSpec, tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     found = facts(replace(spec, target=f"{name}.py", project_root=tmp_path / name))
     assert found["target"] == r"caf\xe9.py"

@@ -67,7 +67,7 @@ if rank == 1:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -77,7 +77,7 @@ def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2", "--no-python", sys.executable]
     settings = ["-m", "unified_prof", "run", "--backend", "cpu", "-o", "out", "--iterations", "2"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*launcher, *settings, *options, "train.py"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -85,15 +85,15 @@ def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int
         check=False,
         timeout=300,
     )
-    return done.returncode, done.stdout, done.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
-def facts(path: str) -> dict[str, str | None]:
+def report_facts(path: str) -> dict[str, str | None]:
     with closing(sqlite3.connect(path)) as db:
         return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
 
 
-def said_of(rank: int) -> dict[str, object]:
+def run_json_of_rank(rank: int) -> dict[str, object]:
     found: dict[str, object] = json.loads(Path("out/run.json").read_text())["ranks"][str(rank)]
     return found
 
@@ -114,27 +114,27 @@ NOTHING = {"trains": "rank != 1"}
     ],
     ids=["nothing", "no timeline", "instruments", "assembling", "writing"],
 )
-def test_a_rank_that_is_not_measured_fails_nothing(
+def test_unmeasured_rank_does_not_fail_the_job(
     workload: dict[str, str], options: tuple[str, ...], words: str
 ) -> None:
     code, out, err = torchrun(*options, **workload)
     assert code == 0, err
     assert sorted(out.split("\n")) == ["", "trained 0", "trained 1"]
     assert "Traceback" not in err
-    said = said_of(1)
-    assert said["exit_code"] == 0
-    assert words in str(said["failure"])
+    entry = run_json_of_rank(1)
+    assert entry["exit_code"] == 0
+    assert words in str(entry["failure"])
     for path in Path("out").glob("*rank1.sqlite"):
-        found = facts(str(path))
+        found = report_facts(str(path))
         if workload == {"before": WRITING_RAISES} and path.name.startswith("run_time"):
-            continue  # whole: only the other one could not be written
+            continue  # Complete: only the memory report could not be written.
         assert (found["complete"], found["exit_code"]) == ("false", "0")
         assert words in str(found["failure"])
-    assert said_of(0)["failure"] is None
+    assert run_json_of_rank(0)["failure"] is None
 
 
 @pytest.mark.slow
-def test_a_rank_whose_disk_is_full_fails_nothing() -> None:
+def test_full_disk_of_a_rank_does_not_fail_the_job() -> None:
     code, out, err = torchrun(before=DISK_IS_FULL)
     assert code == 0, err
     assert sorted(out.split("\n")) == ["", "trained 0", "trained 1"]
@@ -142,14 +142,14 @@ def test_a_rank_whose_disk_is_full_fails_nothing() -> None:
     assert "rank 1 of 2" in err
     assert "no report" in err
     assert not list(Path("out").glob("*rank1*"))
-    assert facts("out/run_time_rank0.sqlite")["complete"] == "true"
+    assert report_facts("out/run_time_rank0.sqlite")["complete"] == "true"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", ASSEMBLING_RAISES], ids=["nothing", "assembling"])
-def test_with_strict_it_fails(before: str) -> None:
+def test_unmeasured_rank_fails_the_job_if_strict(before: str) -> None:
     code, _, err = torchrun("--strict", before=before, trains="rank != 1" if not before else "True")
     assert code != 0
     assert "uprof: error: " in err
     assert not list(Path("out").glob("*rank1*"))
-    assert said_of(1)["failure"]
+    assert run_json_of_rank(1)["failure"]

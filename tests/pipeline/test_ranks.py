@@ -10,44 +10,29 @@ import pytest
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import ALL, parse_ranks, rank_here, rank_of
 
+OF_EIGHT = {"RANK": "5", "LOCAL_RANK": "1", "SIZE": "8"}
+
 
 @pytest.mark.parametrize(
     ("launcher", "environment"),
     [
         ("torchrun", {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}),
         ("slurm", {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}),
-        (
-            "openmpi",
-            {
-                "OMPI_COMM_WORLD_RANK": "5",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_SIZE": "8",
-            },
-        ),
+        ("openmpi", {f"OMPI_COMM_WORLD_{name}": value for name, value in OF_EIGHT.items()}),
         ("mpich", {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}),
-        (
-            "mvapich",
-            {
-                "MV2_COMM_WORLD_RANK": "5",
-                "MV2_COMM_WORLD_LOCAL_RANK": "1",
-                "MV2_COMM_WORLD_SIZE": "8",
-            },
-        ),
+        ("mvapich", {f"MV2_COMM_WORLD_{name}": value for name, value in OF_EIGHT.items()}),
         ("pals", {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PMI_SIZE": "8"}),
-        (
-            "jsm",
-            {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_SIZE": "8"},
-        ),
+        ("jsm", {f"JSM_NAMESPACE_{name}": value for name, value in OF_EIGHT.items()}),
         ("flux", {"FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "8"}),
     ],
 )
-def test_each_launcher_s_variables_are_read(launcher: str, environment: dict[str, str]) -> None:
+def test_variables_of_every_launcher_are_read(launcher: str, environment: dict[str, str]) -> None:
     rank = rank_of(environment)
     assert (rank.rank, rank.local_rank, rank.world_size) == (5, 1, 8)
     assert (rank.launcher, rank.suffix, rank.is_distributed) == (launcher, "_rank5", True)
 
 
-def test_mpirun_within_a_slurm_job_decides_for_slurm_counts_its_daemons() -> None:
+def test_mpirun_and_torchrun_within_slurm_take_precedence() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
     mpirun = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
     assert rank_of(slurm | mpirun).rank == 3
@@ -67,20 +52,14 @@ def test_mpirun_within_a_slurm_job_decides_for_slurm_counts_its_daemons() -> Non
     ],
     ids=["batch script", "interactive step", "one task", "one process", "no size", "no number"],
 )
-def test_a_process_that_is_alone_in_truth_has_no_rank(environment: dict[str, str]) -> None:
+def test_single_process_has_no_rank(environment: dict[str, str]) -> None:
     assert rank_of(environment).suffix == ""
 
 
-def test_a_task_that_srun_starts_from_a_batch_script_is_a_rank() -> None:
-    found = rank_of(
-        {
-            "ENVIRONMENT": "BATCH",
-            "SLURM_STEP_ID": "0",
-            "SLURM_JOB_ID": "1234",
-            "SLURM_PROCID": "3",
-            "SLURM_NTASKS": "8",
-        }
-    )
+def test_srun_task_of_a_batch_script_is_a_rank() -> None:
+    task = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
+    job = {"ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1234"}
+    found = rank_of({**job, **task})
     assert (found.rank, found.job) == (3, "slurm1234.0")
 
 
@@ -95,11 +74,11 @@ def test_a_task_that_srun_starts_from_a_batch_script_is_a_rank() -> None:
         ({"TORCHELASTIC_RUN_ID": "none"}, None),
     ],
 )
-def test_a_job_has_one_name_on_all_hosts(environment: dict[str, str], job: str | None) -> None:
+def test_job_name_is_equal_on_all_hosts(environment: dict[str, str], job: str | None) -> None:
     assert rank_of({"RANK": "0", "WORLD_SIZE": "2", **environment}).job == job
 
 
-def test_whether_all_ranks_are_on_this_host() -> None:
+def test_local_world_size_tells_if_all_ranks_are_on_one_host() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "8"}
     assert rank_of(torchrun | {"LOCAL_WORLD_SIZE": "8"}).one_host
     assert not rank_of(torchrun | {"LOCAL_WORLD_SIZE": "4"}).one_host
@@ -116,7 +95,7 @@ def test_whether_all_ranks_are_on_this_host() -> None:
     ],
     ids=["spawned", "only the local rank", "a launcher", "no group yet", "a group of one"],
 )
-def test_a_program_that_makes_its_own_ranks_is_asked(
+def test_process_group_gives_the_rank_without_launcher_variables(
     environment: dict[str, str],
     has_group: bool,
     size: int,
@@ -150,17 +129,14 @@ def test_a_program_that_makes_its_own_ranks_is_asked(
         ("18-400", [18, 19]),
     ],
 )
-def test_ranks_to_measure(text: str, ranks: list[int]) -> None:
+def test_ranks_to_profile_are_parsed(text: str, ranks: list[int]) -> None:
     chosen = parse_ranks(text)
+    assert (chosen == ALL) == (text == "all")
     assert chosen.selected_from(20) == ranks
     assert [rank for rank in range(20) if rank in chosen] == ranks
 
 
-def test_all_is_all() -> None:
-    assert parse_ranks("all") == ALL
-
-
 @pytest.mark.parametrize("text", ["", "0,", "8-3", "-1", "every:0", "every:x", "1.5", "٣"])
-def test_an_invalid_list_of_ranks_is_a_usage_error(text: str) -> None:
+def test_invalid_list_of_ranks_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="is not a rank or a range"):
         parse_ranks(text)

@@ -1,4 +1,4 @@
-"""Real traces, imported and compared with figures computed here from their JSON."""
+"""Real traces, converted and compared with figures computed from their JSON."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def is_nccl(name: str) -> bool:
 
 
 @pytest.mark.quick(cases=4)
-def test_tasks_are_those_of_the_trace_to_the_nanosecond(recorded: Recorded) -> None:
+def test_tasks_equal_those_of_the_trace_to_the_nanosecond(recorded: Recorded) -> None:
     expected = Counter(
         (e["start"], e["end"], e["args"]["device"], e["args"]["stream"], e["name"])
         for e in recorded.events_of(*DEVICE_CATEGORIES)
@@ -93,7 +93,7 @@ def test_tasks_are_those_of_the_trace_to_the_nanosecond(recorded: Recorded) -> N
     assert Counter(found) == expected
 
 
-def test_kernels_per_stream_and_their_time(recorded: Recorded) -> None:
+def test_kernels_per_stream_equal_those_of_the_trace(recorded: Recorded) -> None:
     kernels = [e for e in recorded.events_of("kernel") if not is_nccl(e["name"])]
     found = recorded.rows(
         "SELECT startNs, endNs, streamId, value FROM TASK JOIN COMPUTE_TASK_INFO c"
@@ -107,7 +107,7 @@ def test_kernels_per_stream_and_their_time(recorded: Recorded) -> None:
     assert union_ns(row[:2] for row in found) == union_ns((e["start"], e["end"]) for e in kernels)
 
 
-def test_collectives(recorded: Recorded) -> None:
+def test_collectives_equal_those_of_the_trace(recorded: Recorded) -> None:
     kernels = [e for e in recorded.events_of("kernel") if is_nccl(e["name"])]
     found = recorded.rows("SELECT startNs, endNs FROM COMMUNICATION_OP")
     assert Counter(found) == Counter((e["start"], e["end"]) for e in kernels)
@@ -127,7 +127,7 @@ def test_collectives(recorded: Recorded) -> None:
     ) == Counter((a["In msg nelems"], a["Collective name"], a["Group size"]) for a in parameters)
 
 
-def test_bytes_copied_by_direction(recorded: Recorded) -> None:
+def test_bytes_copied_by_direction_equal_those_of_the_trace(recorded: Recorded) -> None:
     calls = {e["args"]["correlation"]: e["args"] for e in recorded.events_of("cuda_runtime")}
     expected: Counter[int] = Counter()
     directions = {"HtoD": 1, "DtoH": 2, "DtoD": 3}
@@ -139,7 +139,7 @@ def test_bytes_copied_by_direction(recorded: Recorded) -> None:
     assert dict(found) == dict(expected)
 
 
-def test_runtime_calls_by_name(recorded: Recorded) -> None:
+def test_runtime_calls_equal_those_of_the_trace(recorded: Recorded) -> None:
     expected = Counter(e["name"] for e in recorded.events_of("cuda_runtime", "cuda_driver"))
     found = recorded.rows(
         "SELECT value, count(*) FROM CANN_API JOIN STRING_IDS ON id = name GROUP BY 1"
@@ -161,7 +161,7 @@ def test_launches_are_joined_to_tasks(recorded: Recorded) -> None:
     assert Counter(found) == expected
 
 
-def test_operations_that_launched_agree_with_the_recorded_links(recorded: Recorded) -> None:
+def test_launching_operations_equal_the_recorded_links(recorded: Recorded) -> None:
     """In newer traces the external id of a task names its operation: nesting must agree."""
     tasks = recorded.events_of(*DEVICE_CATEGORIES)
     if all(t["args"].get("External id") == t["args"]["correlation"] for t in tasks):
@@ -175,7 +175,7 @@ def test_operations_that_launched_agree_with_the_recorded_links(recorded: Record
     assert Counter(found) == expected
 
 
-def test_host_events(recorded: Recorded) -> None:
+def test_host_events_equal_those_of_the_trace(recorded: Recorded) -> None:
     operations = recorded.events_of("cpu_op")
     found = recorded.rows(
         "SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER), value, sequenceNumber"
@@ -207,7 +207,7 @@ def test_connections_lead_from_an_operation_to_its_calls(recorded: Recorded) -> 
     assert pairs or not recorded.events_of("cuda_runtime")
 
 
-def test_nothing_is_lost_in_silence(recorded: Recorded) -> None:
+def test_every_event_of_the_trace_is_in_a_table(recorded: Recorded) -> None:
     kept = sum(
         recorded.rows(f"SELECT count(*) FROM {table}")[0][0]
         for table in (
@@ -219,14 +219,14 @@ def test_nothing_is_lost_in_silence(recorded: Recorded) -> None:
     assert recorded.rows("SELECT * FROM UPROF_ANOMALIES") == []
 
 
-def test_the_contract_of_other_readers(recorded: Recorded, shared: Path) -> None:
-    done = subprocess.run(
+def test_contract_of_other_readers_is_met(recorded: Recorded, shared: Path) -> None:
+    result = subprocess.run(
         [sys.executable, str(shared / "tools" / "insight_contract.py"), str(recorded.report)],
         capture_output=True,
         text=True,
         check=False,
     )
-    complaints = [line for line in done.stdout.splitlines()[1:] if "file name" not in line]
+    complaints = [line for line in result.stdout.splitlines()[1:] if "file name" not in line]
     if not recorded.events_of(*DEVICE_CATEGORIES):
         complaints = [c for c in complaints if "missing/empty" not in c]
     assert complaints == []
@@ -245,11 +245,11 @@ HTA = {
 
 
 @pytest.mark.parametrize("prefix", HTA)
-def test_the_figures_of_holistic_trace_analysis_follow_from_the_report(
+def test_figures_of_holistic_trace_analysis_follow_from_the_report(
     prefix: str, shared: Path, tmp_path: Path
 ) -> None:
-    """Its definitions: what runs on a stream, waits included, sorted by patterns of names;
-    without what the last profiler step launched; times rounded inward to microseconds."""
+    """HTA counts stream activity, waits included, by name patterns, without what the last step
+    launched, with times rounded inward to microseconds."""
     (name,) = (name for name in TRACES if name.startswith(prefix))
     report = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / name, report)

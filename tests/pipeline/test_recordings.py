@@ -1,3 +1,5 @@
+"""Databases of NPU recordings: uprof's decoder or the vendor's exporter."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,20 +24,20 @@ def prof(tmp_path: Path) -> Iterator[Recording]:
     folder.mkdir()
     (folder / NATIVE).write_text("native")
     yield Recording("prof", folder, native=folder / NATIVE)
-    assert [p.name for p in folder.iterdir()] == [NATIVE]  # one database, whatever happened
+    assert [p.name for p in folder.iterdir()] == [NATIVE], "one database in every case"
 
 
-def builds(
+def mock_decoder(
     monkeypatch: pytest.MonkeyPatch,
     error: UprofError | None = None,
     undecodable: tuple[str, ...] = (),
 ) -> None:
-    """Let our builder write under the very name that the vendor's database has, or fail."""
+    """Make the decoder write under the name of the vendor's database, or fail."""
 
     def build_prof(path: Path, target: Path | None, **options: Any) -> convert.Conversion:
         if error:
             raise error
-        assert target is None, "the source says where its report goes"
+        assert target is None, "the source chooses the name of its report"
         built = path / NATIVE
         assert not built.exists()
         built.write_text(f"ours: {options['schema']}, {options['force']}, {options['facts']}")
@@ -50,43 +52,44 @@ def databases(recordings: list[Recording], **options: str) -> tuple[tuple[Path, 
     return build_databases(recordings, options, rank=rank, facts={"host": "here"}, force=False)
 
 
-def test_our_database_takes_the_place_of_the_vendor_s(
+def test_decoded_database_replaces_the_vendors(
     prof: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds(monkeypatch)
+    mock_decoder(monkeypatch)
     assert databases([prof], schema="latest") == ((prof.native,), [])
     assert (prof.path / NATIVE).read_text() == "ours: latest, False, {'host': 'here'}"
 
 
-def test_the_vendor_s_database_is_kept_when_asked_for(prof: Recording) -> None:
+def test_vendors_database_is_kept_on_request(prof: Recording) -> None:
     assert databases([prof], exporter="native") == ((prof.native,), [])
     assert (prof.path / NATIVE).read_text() == "native"
 
 
+@pytest.mark.parametrize(
+    ("error", "undecodable", "reason"),
+    [
+        (RawFormatError("PROF_1 is of chip 99"), (), "PROF_1 is of chip 99"),
+        (None, ("dvpp data of device 0",), "uprof cannot decode dvpp data of device 0"),
+    ],
+)
 def test_undecodable_recordings_fall_back_to_the_vendors_database(
-    prof: Recording, monkeypatch: pytest.MonkeyPatch
+    error: UprofError | None,
+    undecodable: tuple[str, ...],
+    reason: str,
+    prof: Recording,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    builds(monkeypatch, RawFormatError("PROF_1 is of chip 99"))
+    mock_decoder(monkeypatch, error, undecodable)
     paths, notes = databases([prof])
     assert paths == (prof.native,)
-    assert notes == ["PROF_1 is of chip 99; the database of the vendor's exporter is kept"]
+    assert notes == [f"{reason}; the database of the vendor's exporter is kept"]
     assert (prof.path / NATIVE).read_text() == "native"
 
 
-def test_a_kind_of_record_that_we_do_not_know_falls_back_too(
-    prof: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds(monkeypatch, undecodable=("dvpp data of device 0",))
-    paths, notes = databases([prof])
-    assert paths == (prof.native,)
-    assert "cannot decode dvpp data of device 0" in notes[0]
-    assert (prof.path / NATIVE).read_text() == "native"
-
-
-def test_a_bad_recording_does_not_stop_the_others(
+def test_damaged_recording_does_not_stop_the_others(
     prof: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds(monkeypatch, RawFormatError("damaged"))
+    mock_decoder(monkeypatch, RawFormatError("damaged"))
     other = Recording("prof", tmp_path / "PROF_2")
     paths, notes = databases([other, prof])
     assert paths == (prof.native,)
@@ -94,35 +97,33 @@ def test_a_bad_recording_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("exporter", ["uprof", "native"])
-def test_without_any_database_it_is_a_failure(
+def test_recording_without_any_database_is_an_error(
     exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds(monkeypatch, RawFormatError("damaged"))
+    mock_decoder(monkeypatch, RawFormatError("damaged"))
     with pytest.raises(CaptureError):
         databases([Recording("prof", tmp_path / "PROF_2")], exporter=exporter)
 
 
-def test_a_full_disk_is_no_reason_to_fall_back(
-    prof: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds(monkeypatch, OutputError("no space left"))
+def test_full_disk_does_not_fall_back(prof: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    mock_decoder(monkeypatch, OutputError("no space left"))
     with pytest.raises(OutputError):
         databases([prof])
     assert (prof.path / NATIVE).read_text() == "native"
 
 
-class Exporter:
-    """Stands for the vendor's exporter, asked after the recording."""
+class FakeExporter:
+    """Replaces the vendor's exporter and counts its calls."""
 
     def __init__(self, prof: Path, fails: str | None = None) -> None:
-        self.made, self.fails, self.asked = prof / NATIVE, fails, 0
+        self.target, self.fails, self.calls = prof / NATIVE, fails, 0
 
     def __call__(self) -> Path:
-        self.asked += 1
+        self.calls += 1
         if self.fails:
             raise CaptureError(self.fails)
-        self.made.write_text("native")
-        return self.made
+        self.target.write_text("native")
+        return self.target
 
 
 @pytest.fixture
@@ -133,10 +134,10 @@ def raw(tmp_path: Path) -> Path:
 
 
 def test_decoded_recordings_are_not_exported(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builds(monkeypatch)
-    exporter = Exporter(raw)
+    mock_decoder(monkeypatch)
+    exporter = FakeExporter(raw)
     assert databases([Recording("prof", raw, export=exporter)]) == ((raw / NATIVE,), [])
-    assert exporter.asked == 0
+    assert exporter.calls == 0
     assert (raw / NATIVE).read_text().startswith("ours")
 
 
@@ -154,42 +155,42 @@ def test_undecodable_recordings_are_exported(
     raw: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    builds(monkeypatch, error, undecodable)
-    exporter = Exporter(raw)
+    mock_decoder(monkeypatch, error, undecodable)
+    exporter = FakeExporter(raw)
     paths, (note,) = databases([Recording("prof", raw, export=exporter)])
     assert paths == (raw / NATIVE,)
     assert note.startswith(words)
-    assert exporter.asked == 1
+    assert exporter.calls == 1
     assert (raw / NATIVE).read_text() == "native"
 
 
-def test_if_the_export_fails_a_note_lists_the_missing_data(
+def test_failed_export_adds_a_note_on_missing_data(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds(monkeypatch, undecodable=("dvpp data",))
-    exporter = Exporter(raw, fails="no python3")
+    mock_decoder(monkeypatch, undecodable=("dvpp data",))
+    exporter = FakeExporter(raw, fails="no python3")
     paths, notes = databases([Recording("prof", raw, export=exporter)])
     assert paths == (raw / NATIVE,)
     assert (raw / NATIVE).read_text().startswith("ours")
     assert notes == [
         "uprof cannot decode dvpp data, so the database does not contain them: no python3"
     ]
-    assert exporter.asked == 1
+    assert exporter.calls == 1
 
 
-def test_if_both_fail_the_error_has_both_reasons(
+def test_error_has_both_reasons_if_decoder_and_exporter_fail(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for undecodable in ((), ("dvpp data",)):
-        builds(monkeypatch, RawFormatError("damaged"), undecodable)
-        exporter = Exporter(raw, fails="no python3")
+        mock_decoder(monkeypatch, RawFormatError("damaged"), undecodable)
+        exporter = FakeExporter(raw, fails="no python3")
         with pytest.raises(CaptureError, match="damaged: no python3"):
             databases([Recording("prof", raw, export=exporter)])
-        assert exporter.asked == 1
+        assert exporter.calls == 1
 
 
-def test_the_vendor_s_is_made_where_it_is_asked_for(raw: Path) -> None:
-    exporter = Exporter(raw)
+def test_vendors_exporter_runs_on_request(raw: Path) -> None:
+    exporter = FakeExporter(raw)
     recording = Recording("prof", raw, export=exporter)
     assert databases([recording], exporter="native") == ((raw / NATIVE,), [])
     exporter.fails = "no python3"

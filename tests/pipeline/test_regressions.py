@@ -1,4 +1,4 @@
-"""From a slower model to the line that made it slower, and to CI's verdict, on real runs."""
+"""Diff and gate on measured runs: the slower line is named, the verdict is right."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from unified_prof.compare.gate import Limits, Outcome, gate
 
 pytestmark = pytest.mark.timing
 
-# A step of one to two milliseconds: short enough to fit between two turns of other programs.
+# A step takes one to two milliseconds, which fits between two time slices of other programs.
 WIDTH, BATCH, ITERATIONS = 64, 16, 40
 REPETITIONS = 20
 SLOWER = 15
-"""Layers that take a fifth more time than ten: the rest of a step takes its time too."""
+"""Layers of a model whose step takes a fifth longer than that of ten layers."""
 
 Measure = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
-    """Return a function that trains a model of so many layers and gives the run's folder."""
+    """Return a function that trains a model of some layers and returns the directory of the run."""
     import torch
 
     threads = torch.get_num_threads()
@@ -94,44 +94,44 @@ def make_model(layers: int, wide: int, nap_ms: float, pause_ms: float) -> Any:
 
 
 def pause(duration_ms: float) -> None:
-    if duration_ms:  # sleeping for no time at all gives the processor away
+    if duration_ms:  # time.sleep(0) would yield the processor
         time.sleep(duration_ms / 1000)
 
 
 def line_of(comment: str) -> str:
-    """Return this file's line that ends in `comment`."""
+    """Return the line of this file that ends in `comment`."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = next(n for n, line in enumerate(lines, start=1) if line.endswith(f"  # {comment}"))
     return f"{Path(__file__).name}:{number}"
 
 
-def compared(base: Path, new: Path) -> Difference:
+def diff_runs(base: Path, new: Path) -> Difference:
     return diff(runs.load([base]), runs.load([new]))
 
 
-def test_the_diff_names_the_line_with_the_larger_matrix_first(measure: Measure) -> None:
-    found = compared(measure(), measure(wide=24 * WIDTH))
+def test_diff_names_the_line_with_the_larger_matrix_first(measure: Measure) -> None:
+    found = diff_runs(measure(), measure(wide=24 * WIDTH))
     slower = found.changes[0]
     assert slower.status == "slower"
-    assert slower.place.line in (line_of("the wide line"), following(line_of("the wide line")))
+    assert slower.place.line in (line_of("the wide line"), next_line(line_of("the wide line")))
     assert slower.delta_ns > 0.1e6
 
 
-def test_the_diff_names_the_line_that_pauses_between_operations_first(measure: Measure) -> None:
-    slower = compared(measure(), measure(pause_ms=0.5)).changes[0]
+def test_diff_names_the_line_that_pauses_between_operations_first(measure: Measure) -> None:
+    slower = diff_runs(measure(), measure(pause_ms=0.5)).changes[0]
     assert slower.status == "slower"
     assert slower.place.line == line_of("the line that pauses")
     assert slower.delta_ns > 0.4e6
 
 
-def following(line: str) -> str:
-    """Return the line after `line`: a larger matrix is made on one line and used on the next."""
+def next_line(line: str) -> str:
+    """Return the line after `line`: the matrix is created on one line and used on the next."""
     file, _, number = line.rpartition(":")
     return f"{file}:{int(number) + 1}"
 
 
-def test_the_diff_names_the_line_with_the_sleep_first(measure: Measure) -> None:
-    found = compared(measure(), measure(nap_ms=1.0))
+def test_diff_names_the_line_with_the_sleep_first(measure: Measure) -> None:
+    found = diff_runs(measure(), measure(nap_ms=1.0))
     slower = found.changes[0]
     assert (slower.status, slower.place.line) == ("slower", line_of("the line with a nap"))
     assert slower.delta_ns > 0.9e6
@@ -140,7 +140,7 @@ def test_the_diff_names_the_line_with_the_sleep_first(measure: Measure) -> None:
 
 @pytest.fixture(scope="module")
 def unchanged_and_slower(measure: Measure) -> tuple[list[Path], list[Path]]:
-    """Return runs of one model and runs of a fifth more layers, measured in turn."""
+    """Return runs of one model and runs of a model that is a fifth slower, interleaved."""
     base, slower = [], []
     for _ in range(REPETITIONS + 1):
         base.append(measure())
@@ -151,7 +151,7 @@ def unchanged_and_slower(measure: Measure) -> tuple[list[Path], list[Path]]:
 def verdict(
     base: Sequence[Path], new: Sequence[Path], again: Callable[[], tuple[Path, Path]]
 ) -> Outcome:
-    """Ask the gate; where it is not sure, measure both sides again and ask with all samples."""
+    """Run the gate; while it is inconclusive, add a run to both sides and repeat."""
     before, after = [*base], [*new]
     for _ in range(6):
         outcome = gate(runs.load(before), runs.load(after), ["total"], Limits()).outcome
@@ -162,7 +162,7 @@ def verdict(
     return outcome
 
 
-def test_an_unchanged_model_never_fails_the_gate(
+def test_unchanged_model_never_fails_the_gate(
     unchanged_and_slower: tuple[list[Path], list[Path]], measure: Measure
 ) -> None:
     base, _ = unchanged_and_slower
@@ -173,7 +173,7 @@ def test_an_unchanged_model_never_fails_the_gate(
     assert outcomes.count("regression") == 0, outcomes
 
 
-def test_a_fifth_slower_never_passes_the_gate_and_mostly_fails_it(
+def test_fifth_slower_model_never_passes_the_gate_and_mostly_fails_it(
     unchanged_and_slower: tuple[list[Path], list[Path]], measure: Measure
 ) -> None:
     base, slower = unchanged_and_slower

@@ -28,7 +28,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """An S3 server on this machine with an empty bucket, named as services are: by variables."""
+    """Start an S3 server with an empty bucket, configured by environment variables."""
     pytest.importorskip("s3fs")
     server_module = pytest.importorskip("moto.server")
     with socket.socket() as free:
@@ -42,7 +42,7 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         system = fsspec.filesystem("s3", skip_instance_cache=True)
-        # Servers of one process share their content, so that each test uses another bucket.
+        # Servers of one process share their content, so each test module uses another bucket.
         system.mkdir(f"bucket-{port}")
         yield f"s3://bucket-{port}"
     type(system).clear_instance_cache()
@@ -63,42 +63,42 @@ def bucket(request: pytest.FixtureRequest) -> str:
     return place
 
 
-def below(path: Path) -> dict[str, bytes]:
+def files_below(path: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
     }
 
 
 @pytest.mark.slow
-def test_recordings_of_a_folder_elsewhere_and_their_copies(bucket: str) -> None:
+def test_recordings_of_a_remote_directory_are_found_and_fetched(bucket: str) -> None:
     recordings = {recording.name: recording for recording in find(f"{bucket}/in")}
     assert set(recordings) == {"PROF_1", "h_ascend_pt", "rank1.json.gz"}
-    assert recordings["h_ascend_pt"].size_bytes == len(b"database{}"), "not the raw data beside it"
+    assert recordings["h_ascend_pt"].size_bytes == len(b"database{}"), "without the raw data"
     with fetch(recordings["PROF_1"]) as path:
         assert path.name == "PROF_1"
-        assert below(path) == {"host/data/a.bin": b"raw", "host/info.json": b"{}"}
+        assert files_below(path) == {"host/data/a.bin": b"raw", "host/info.json": b"{}"}
     assert not path.exists()
     with fetch(recordings["h_ascend_pt"]) as path:
-        assert set(below(path)) == {
+        assert set(files_below(path)) == {
             "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db",
             "profiler_info_0.json",
         }
     with fetch(f"{bucket}/in/rank1.json.gz") as path:
         assert (path.name, path.read_bytes()) == ("rank1.json.gz", b"trace")
     with fetch(f"{bucket}/in/PROF_1") as path:
-        assert len(below(path)) == 2
+        assert len(files_below(path)) == 2
 
 
-def test_patterns_and_single_files(bucket: str) -> None:
+def test_patterns_and_single_files_are_found(bucket: str) -> None:
     assert [r.name for r in find(f"{bucket}/in/*.json.gz")] == ["rank1.json.gz"]
     assert [r.name for r in find(f"{bucket}/*/PROF_*")] == ["PROF_1"]
     assert [r.name for r in find(f"{bucket}/in/PROF_1")] == ["PROF_1"]
-    assert [r.name for r in find(f"{bucket}/in/readme.txt")] == ["readme.txt"], "as it was asked"
+    assert [r.name for r in find(f"{bucket}/in/readme.txt")] == ["readme.txt"], "explicitly named"
     (only,) = find(f"{bucket}/in/rank1.json.gz")
     assert only.url.endswith("in/rank1.json.gz")
 
 
-def test_a_stamp_changes_when_the_contents_do(s3: str) -> None:
+def test_stamp_changes_with_the_content(s3: str) -> None:
     folder = StorageDirectory(f"{s3}/stamps/PROF_3/host")
     folder.write("a", b"1")
     (before,) = find(f"{s3}/stamps")
@@ -108,11 +108,11 @@ def test_a_stamp_changes_when_the_contents_do(s3: str) -> None:
     assert find(f"{s3}/stamps")[0].stamp != before.stamp
 
 
-@pytest.mark.parametrize("place", ["s3", "memory", "here", "file"])
-def test_a_folder_of_finished_files(
+@pytest.mark.parametrize("place", ["s3", "memory", "path", "file"])
+def test_storage_directory_lists_reads_and_removes_files(
     place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    location = {"here": str(tmp_path), "file": tmp_path.as_uri()}.get(place)
+    location = {"path": str(tmp_path), "file": tmp_path.as_uri()}.get(place)
     folder = StorageDirectory(f"{location or request.getfixturevalue(place)}/run.cluster/partials")
     assert folder.names() == []
     folder.write("b.parquet", b"2")
@@ -140,13 +140,13 @@ def test_local_files_are_not_copied(tmp_path: Path) -> None:
     assert not remote.is_remote("C:/x")
 
 
-def test_no_bucket_no_file_nothing_inside(s3: str) -> None:
-    told = {
+def test_missing_buckets_and_files_are_errors(s3: str) -> None:
+    messages = {
         "s3://nobucket/x": "s3://nobucket/x: no such bucket",
         f"{s3}/none": f"{s3}/none: no such file",
         f"{s3}/none/*.db": f"{s3}/none/*.db: no such file",
     }
-    for url, words in told.items():
+    for url, words in messages.items():
         with pytest.raises(RawFormatError) as raised:
             find(url)
         assert str(raised.value) == words
@@ -158,7 +158,7 @@ def test_no_bucket_no_file_nothing_inside(s3: str) -> None:
 
 
 @pytest.mark.slow
-def test_no_credentials_and_a_service_that_does_not_answer(
+def test_missing_credentials_and_unresponsive_service_are_errors(
     s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     system = type(fsspec.filesystem("s3"))
@@ -181,12 +181,12 @@ def test_no_credentials_and_a_service_that_does_not_answer(
     system.clear_instance_cache()
 
 
-class Complaining(fsspec.AbstractFileSystem):  # type: ignore[misc, name-defined]
-    """A file system that raises, and whose files are not objects."""
+class FailingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc, name-defined]
+    """A file system that raises, and whose files are not written atomically."""
 
-    protocol = "complaining"
+    protocol = "failing"
     raises: Exception | None = None
-    files: dict[str, bytes] = {}  # noqa: RUF012 (one for all instances, as a service has)
+    files: dict[str, bytes] = {}  # noqa: RUF012 (shared by all instances, as in a service)
     moved: list[str] = []  # noqa: RUF012
 
     def find(self, path: str, maxdepth: Any = None, withdirs: bool = False, **kw: Any) -> Any:
@@ -220,15 +220,15 @@ class Complaining(fsspec.AbstractFileSystem):  # type: ignore[misc, name-defined
 
 
 @pytest.fixture
-def complaining() -> type[Complaining]:
-    fsspec.register_implementation("complaining", Complaining, clobber=True)
-    Complaining.files, Complaining.moved, Complaining.raises = {}, [], None
-    Complaining.clear_instance_cache()
-    return Complaining
+def failing() -> type[FailingFileSystem]:
+    fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
+    FailingFileSystem.files, FailingFileSystem.moved, FailingFileSystem.raises = {}, [], None
+    FailingFileSystem.clear_instance_cache()
+    return FailingFileSystem
 
 
-def test_complaints_in_words(complaining: type[Complaining]) -> None:
-    told = {
+def test_errors_of_file_systems_are_described(failing: type[FailingFileSystem]) -> None:
+    messages = {
         PermissionError("Forbidden"): "access denied",
         FileNotFoundError("The specified bucket does not exist"): "no such bucket",
         TimeoutError(): "the service does not respond",
@@ -236,32 +236,30 @@ def test_complaints_in_words(complaining: type[Complaining]) -> None:
         OSError(5, "Input/output error"): "Input/output error",
         ValueError("odd"): "ValueError: odd",
     }
-    for error, words in told.items():
-        complaining.raises = error
-        with pytest.raises(RawFormatError, match=f"(?m)complaining://x/y: {words}$"):
-            find("complaining://x/y")
+    for error, words in messages.items():
+        failing.raises = error
+        with pytest.raises(RawFormatError, match=f"(?m)failing://x/y: {words}$"):
+            find("failing://x/y")
 
 
-def test_where_files_grow_a_whole_one_is_renamed_and_half_of_one_goes(
-    complaining: type[Complaining],
+def test_files_are_renamed_when_complete_and_removed_on_failure(
+    failing: type[FailingFileSystem],
 ) -> None:
-    folder = StorageDirectory("complaining://x")
-    folder.write("a", b"whole")
-    (moved,) = complaining.moved
-    assert complaining.files == {moved: b"whole"}
-    complaining.raises = OSError(28, "No space left on device")
+    folder = StorageDirectory("failing://x")
+    folder.write("a", b"complete")
+    (moved,) = failing.moved
+    assert failing.files == {moved: b"complete"}
+    failing.raises = OSError(28, "No space left on device")
     with pytest.raises(OutputError):
         folder.write("a", b"other")
-    assert complaining.files == {moved: b"whole"}
+    assert failing.files == {moved: b"complete"}
 
 
-def test_names_that_lead_elsewhere_are_not_followed(
-    complaining: type[Complaining], tmp_path: Path
-) -> None:
-    complaining.files = {"x/PROF_1/host/../../../evil": b"1"}
+def test_unsafe_file_names_are_refused(failing: type[FailingFileSystem], tmp_path: Path) -> None:
+    failing.files = {"x/PROF_1/host/../../../evil": b"1"}
     with (
         pytest.raises(RawFormatError, match="unsafe file name"),
-        fetch(Remote("complaining://x/PROF_1", 1, "", ("host/../../../evil",))),
+        fetch(Remote("failing://x/PROF_1", 1, "", ("host/../../../evil",))),
     ):
         pass
 
@@ -276,7 +274,7 @@ def test_unsupported_schemes_are_usage_errors() -> None:
         assert raised.value.hint == "run `pip install gcsfs`"
 
 
-def test_without_fsspec_the_command_that_installs_it_is_named(
+def test_missing_fsspec_names_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)

@@ -1,4 +1,4 @@
-"""Rounds of workloads in two checkouts, and the noise of one workload."""
+"""Rounds of workloads in two checkouts, and the measured noise of a workload."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for _ in range(14):
 
 
 def write(folder: Path, milliseconds: float) -> None:
-    """Write the report of a run whose iterations take so long."""
+    """Write the report of a run with iterations of this duration."""
     folder.mkdir(parents=True)
     times = tuple((milliseconds * np.linspace(1, 1.01, 10)).tolist())
     run = TrackedRun(
@@ -45,7 +45,7 @@ def write(folder: Path, milliseconds: float) -> None:
         operations=(OperationRecord("linear", (), "net", "Net", times, times),),
         weights=(),
         activations=(),
-        iterations=tuple(IterationRecord(one, one / 3, one / 2, None, True) for one in times),
+        iterations=tuple(IterationRecord(ms, ms / 3, ms / 2, None, True) for ms in times),
         peak_usage_bytes=None,
         complete=True,
     )
@@ -55,7 +55,7 @@ def write(folder: Path, milliseconds: float) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
-    """Return a function that sets the duration of runs by directory, and a list of the runs."""
+    """Return a function that sets the run durations by directory and returns the list of runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def make(relative: float, **milliseconds: float) -> list[str]:
@@ -79,29 +79,29 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
 WORKLOAD = Workload(("train.py",))
 
 
-def judged(tmp_path: Path, most: int = 10) -> str:
+def outcome_of_rounds(tmp_path: Path, most: int = 10) -> str:
     sides = tmp_path / "old", tmp_path / "new"
     verdict, _, _ = until_sure(*sides, WORKLOAD, ["total"], Limits(), most=most)
     return verdict.outcome
 
 
-def test_a_quiet_machine_is_sure_after_the_least_rounds(
+def test_quiet_machine_is_conclusive_after_the_minimum_of_rounds(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     measured = machine(0.005, old=10.0, new=12.0)
-    assert judged(tmp_path) == "regression"
-    assert measured == ["old", "new", "new", "old", "old", "new"], "in turn, and who is first too"
+    assert outcome_of_rounds(tmp_path) == "regression"
+    assert measured == ["old", "new", "new", "old", "old", "new"], "alternating order"
 
 
-def test_a_busy_machine_takes_more_rounds_and_gives_up_at_the_limit(
+def test_noisy_machine_takes_more_rounds_up_to_the_limit(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     measured = machine(0.25, old=10.0, new=11.0)
-    assert judged(tmp_path, most=5) == "inconclusive"
+    assert outcome_of_rounds(tmp_path, most=5) == "inconclusive"
     assert len(measured) == 10
 
 
-def test_a_metric_that_is_not_measured_ends_after_the_first_round(
+def test_unknown_metric_ends_after_the_first_round(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     measured = machine(0.005, old=10.0, new=10.0)
@@ -112,14 +112,12 @@ def test_a_metric_that_is_not_measured_ends_after_the_first_round(
     assert len(measured) == 2
 
 
-def test_an_unchanged_workload_has_no_verdict_of_regression(
-    machine: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_unchanged_workload_passes(machine: Callable[..., list[str]], tmp_path: Path) -> None:
     machine(0.01, old=10.0, new=10.0)
-    assert judged(tmp_path) == "pass"
+    assert outcome_of_rounds(tmp_path) == "pass"
 
 
-def test_reports_are_kept_where_asked_and_nothing_is_mixed_with_them(
+def test_reports_are_kept_in_an_empty_directory(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     machine(0.005, old=10.0, new=10.0)
@@ -131,7 +129,7 @@ def test_reports_are_kept_where_asked_and_nothing_is_mixed_with_them(
         several(kept, 3)
 
 
-def test_the_gate_uses_the_measured_noise_of_a_machine(
+def test_gate_uses_the_measured_noise_of_the_machine(
     machine: Callable[..., list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,48 +138,48 @@ def test_the_gate_uses_the_measured_noise_of_a_machine(
     measured = machine(0.01, work=10.0)
     write(tmp_path / "a", 10.0)
     write(tmp_path / "b", 13.0)
-    assert uprof("gate", "a", "b") == 3, "one run a side, and nothing is known"
+    assert uprof("gate", "a", "b") == 3, "one run per side and no measured noise"
     monkeypatch.chdir("work")
     assert uprof("gate", "--self-test", "train.py --epochs 1", "--rounds", "8", "--json") == 0
     monkeypatch.chdir(tmp_path)
     assert len(measured) == 8
     out = capsys.readouterr().out
-    told = json.loads(out[out.index("{") :])
-    assert told["runs"] == 8
-    assert 0.003 < told["relative_noise"] < 0.03
-    least = told["smallest_regression_seen"]
-    assert least["1"] > least["3"] > least["10"] > 0.05
+    document = json.loads(out[out.index("{") :])
+    assert document["runs"] == 8
+    assert 0.003 < document["relative_noise"] < 0.03
+    smallest = document["smallest_regression_seen"]
+    assert smallest["1"] > smallest["3"] > smallest["10"] > 0.05
     assert uprof("gate", "a", "b") == 1
     assert uprof("gate", "a", "a") == 0
     capsys.readouterr()
     assert uprof("diff", "a", "b") == 0
     assert ": slower" in capsys.readouterr().out
-    assert uprof("gate", "a", "b", "--noise", "30%") == 3, "an option precedes the measured noise"
+    assert uprof("gate", "a", "b", "--noise", "30%") == 3, "the option overrides measured noise"
 
 
-def test_another_workload_is_judged_by_the_noisiest_that_is_known(
+def test_unknown_workload_uses_the_largest_measured_noise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     write(tmp_path / "a", 10.0)
     run = runs.load([tmp_path / "a"])
 
-    def exclude_waiting(**facts: str) -> Run:
+    def with_facts(**facts: str) -> Run:
         return replace(run, facts={**run.facts, **facts})
 
     for name, relative in (("quiet.py", 0.01), ("noisy.py", 0.2), ("quiet.py", 0.02)):
-        noise.save(exclude_waiting(workload=name), Noise(relative, 5))
+        noise.save(with_facts(workload=name), Noise(relative, 5))
     found = noise.load(run)
     assert found is not None
     assert (found.relative, found.degrees) == (0.2, 5)
-    own = noise.load(exclude_waiting(workload="quiet.py"))
+    own = noise.load(with_facts(workload="quiet.py"))
     assert own is not None
-    assert own.relative == 0.02, "learned again, the newer counts"
-    assert noise.load(exclude_waiting(host="elsewhere")) is None
+    assert own.relative == 0.02, "the later measurement replaces the earlier one"
+    assert noise.load(with_facts(host="elsewhere")) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"version": 9, "entries": []}'])
-def test_a_file_of_another_format_is_refused_and_kept(
+def test_noise_file_of_another_format_is_refused_and_kept(
     content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -193,7 +191,7 @@ def test_a_file_of_another_format_is_refused_and_kept(
     assert noise.path().read_bytes() == content
 
 
-def test_the_smallest_regression_grows_with_noise_and_shrinks_with_runs() -> None:
+def test_smallest_regression_grows_with_noise_and_shrinks_with_runs() -> None:
     quiet, busy = Noise(0.01, 5), Noise(0.1, 5)
     assert seen(quiet, Limits(), 3) < seen(busy, Limits(), 3)
     assert seen(busy, Limits(), 10) < seen(busy, Limits(), 3)
@@ -201,7 +199,7 @@ def test_the_smallest_regression_grows_with_noise_and_shrinks_with_runs() -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--self-test", "a.py", "--until-sure", "a.py"], "cannot be combined"),
         (["--self-test", "a.py", "report"], "not reports"),
@@ -218,7 +216,7 @@ def test_the_smallest_regression_grows_with_noise_and_shrinks_with_runs() -> Non
 )
 def test_invalid_arguments_are_usage_errors(
     arguments: list[str],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -228,20 +226,20 @@ def test_invalid_arguments_are_usage_errors(
     for name in ("a", "b"):
         write(tmp_path / name, 10.0)
     assert uprof("gate", *arguments) == UsageError.exit_code
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_background_processes_of_a_workload_are_not_waited_for(tmp_path: Path) -> None:
-    left = "import subprocess\nsubprocess.Popen(['sleep', '60'])\n"
-    (tmp_path / "train.py").write_text(left + SCRIPT, encoding="utf-8")
+def test_background_processes_of_a_workload_are_not_awaited(tmp_path: Path) -> None:
+    background = "import subprocess\nsubprocess.Popen(['sleep', '60'])\n"
+    (tmp_path / "train.py").write_text(background + SCRIPT, encoding="utf-8")
     began = time.monotonic()
     command = ["--backend", "cpu", "--report", "run-time", "train.py", "0.001"]
     rounds.measure(command, tmp_path, tmp_path / "out")
     assert time.monotonic() - began < 50
 
 
-def test_each_side_has_its_own_interpreter(
+def test_each_side_uses_its_interpreter(
     machine: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = rounds.measure
@@ -253,16 +251,16 @@ def test_each_side_has_its_own_interpreter(
         fake(command, folder, target, python=python)
 
     monkeypatch.setattr(rounds, "measure", measure)
-    told = ("--base-python", "a/python", "--new-python", "/b/python")
-    assert uprof("gate", "old", "new", "--until-sure", "train.py", *told) == 0
+    interpreters = ("--base-python", "a/python", "--new-python", "/b/python")
+    assert uprof("gate", "old", "new", "--until-sure", "train.py", *interpreters) == 0
     assert used == {("old", str(tmp_path / "a" / "python")), ("new", "/b/python")}
-    assert uprof("gate", "old", "new", *told) == UsageError.exit_code
+    assert uprof("gate", "old", "new", *interpreters) == UsageError.exit_code
     with pytest.raises(CaptureError, match=r"cannot start the interpreter .*a/python"):
         real(["train.py"], tmp_path, tmp_path / "out", python=str(tmp_path / "a/python"))
 
 
 @pytest.mark.slow
-def test_a_workload_runs_in_its_checkout_and_its_failure_is_reported(tmp_path: Path) -> None:
+def test_workload_runs_in_its_checkout_and_its_failure_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     command = ["--backend", "cpu", "--report", "run-time", "train.py"]
     rounds.measure([*command, "0.002"], tmp_path, tmp_path / "out")
@@ -271,9 +269,9 @@ def test_a_workload_runs_in_its_checkout_and_its_failure_is_reported(tmp_path: P
         rounds.measure([*command, "x"], tmp_path, tmp_path / "bad")
 
 
-def test_an_interpreter_without_uprof_is_reported(tmp_path: Path) -> None:
-    fine = tmp_path / "python"
-    fine.write_text("#!/bin/sh\nexit 0\n")
-    fine.chmod(0o755)
+def test_interpreter_without_uprof_is_reported(tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\nexit 0\n")
+    interpreter.chmod(0o755)
     with pytest.raises(CaptureError, match=r"wrote no report: does .*/python have uprof installed"):
-        rounds.measure(["train.py"], tmp_path, tmp_path / "new-1", python=str(fine))
+        rounds.measure(["train.py"], tmp_path, tmp_path / "new-1", python=str(interpreter))

@@ -1,3 +1,5 @@
+"""A run of a backend: reports, provenance, failures."""
+
 from __future__ import annotations
 
 import json
@@ -18,10 +20,10 @@ from unified_prof.pipeline.run import run
 from unified_prof.sqlite import skyline_writer
 
 
-class Brings:
-    """A backend that brings back what a test says, and counts how often it ran."""
+class FakeBackend:
+    """A backend that returns a given capture and counts its runs."""
 
-    name = "brings"
+    name = "fake"
     reports: tuple[str, ...] = ("run-time", "memory")
 
     def __init__(self, capture: Capture) -> None:
@@ -40,47 +42,41 @@ class Brings:
 @pytest.fixture
 def spec(tmp_path: Path) -> RunSpec:
     return RunSpec(
-        target="train.py",
-        is_module=False,
-        arguments=("--epochs", "1"),
-        reports=("run-time", "memory"),
-        output_dir=tmp_path / "out",
-        project_root=tmp_path,
-        warmup=1,
-        iterations=3,
-    )
+        target="train.py", is_module=False, arguments=("--epochs", "1"),
+        reports=("run-time", "memory"), output_dir=tmp_path / "out", project_root=tmp_path,
+        warmup=1, iterations=3,
+    )  # fmt: skip
 
 
-def facts(path: Path) -> dict[str, str]:
+def report_facts(path: Path) -> dict[str, str]:
     with closing(sqlite3.connect(path)) as db:
         return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
 
 
-def test_each_report_asked_for_is_one_file(spec: RunSpec) -> None:
-    result = run(Brings(Capture(0, tracked_run())), spec)
+def test_each_requested_report_is_one_file(spec: RunSpec) -> None:
+    result = run(FakeBackend(Capture(0, tracked_run())), spec)
     assert result.exit_code == 0
     assert result.files == {
         "run-time": (spec.output_dir / "run_time.sqlite",),
         "memory": (spec.output_dir / "memory.sqlite",),
     }
-    assert sorted(p.name for p in spec.output_dir.iterdir()) == ["memory.sqlite", "run_time.sqlite"]
+    names = ["memory.sqlite", "run_time.sqlite"]
+    assert sorted(path.name for path in spec.output_dir.iterdir()) == names
 
 
-def test_only_requested_reports_are_written(spec: RunSpec) -> None:
-    run(Brings(Capture(0, tracked_run())), replace(spec, reports=("memory",)))
+def test_other_reports_are_not_written(spec: RunSpec) -> None:
+    run(FakeBackend(Capture(0, tracked_run())), replace(spec, reports=("memory",)))
     assert [p.name for p in spec.output_dir.iterdir()] == ["memory.sqlite"]
 
 
-def test_provenance_says_how_the_report_came_to_be(
-    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provenance_describes_the_run(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = run(Brings(Capture(0, tracked_run())), spec)
-    found = facts(result.files["memory"][0])
+    result = run(FakeBackend(Capture(0, tracked_run())), spec)
+    found = report_facts(result.files["memory"][0])
     assert result.files["memory"][0].name == "memory_rank1.sqlite"
     assert found["uprof"] == __version__
-    assert found["backend"] == "brings"
+    assert found["backend"] == "fake"
     assert found["device"] == "cpu: a processor"
     assert found["torch"] == "2.13.0"
     assert found["project_root"] == str(spec.project_root)
@@ -92,85 +88,83 @@ def test_provenance_says_how_the_report_came_to_be(
     assert "failure" not in found
 
 
-def test_the_commit_is_noted_where_the_project_is_under_git(spec: RunSpec) -> None:
+def test_git_commit_is_recorded(spec: RunSpec) -> None:
     def git(*arguments: str) -> str:
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=spec.project_root, check=True, capture_output=True, text=True
         )
-        return done.stdout.strip()
+        return result.stdout.strip()
 
     (spec.project_root / "model.py").write_text("x = 1\n")
     git("init", "-q")
     git("add", "model.py")
     git("commit", "-qm", "first")
-    backend = Brings(Capture(0, tracked_run()))
-    found = facts(run(backend, spec).files["memory"][0])
+    backend = FakeBackend(Capture(0, tracked_run()))
+    found = report_facts(run(backend, spec).files["memory"][0])
     assert found["git_commit"] == git("rev-parse", "HEAD")
     assert found["git_modified"] == "false"
     (spec.project_root / "model.py").write_text("x = 2\n")
-    found = facts(run(backend, spec, force=True).files["memory"][0])
+    found = report_facts(run(backend, spec, force=True).files["memory"][0])
     assert found["git_modified"] == "true"
 
 
-def test_without_git_there_is_no_commit(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_records_no_commit(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    found = facts(run(Brings(Capture(0, tracked_run())), spec).files["memory"][0])
+    found = report_facts(run(FakeBackend(Capture(0, tracked_run())), spec).files["memory"][0])
     assert "git_commit" not in found
 
 
-def test_a_report_that_exists_stops_the_run_before_it_starts(spec: RunSpec) -> None:
+def test_existing_report_stops_the_run_before_it_starts(spec: RunSpec) -> None:
     spec.output_dir.mkdir()
-    (spec.output_dir / "memory.sqlite").write_text("mine")
-    backend = Brings(Capture(0, tracked_run()))
+    (spec.output_dir / "memory.sqlite").write_text("existing")
+    backend = FakeBackend(Capture(0, tracked_run()))
     with pytest.raises(OutputError, match=r"memory\.sqlite already exists"):
         run(backend, spec)
     assert backend.runs == 0
     run(backend, spec, force=True)
-    assert facts(spec.output_dir / "memory.sqlite")["backend"] == "brings"
+    assert report_facts(spec.output_dir / "memory.sqlite")["backend"] == "fake"
 
 
-def test_a_report_the_backend_cannot_make_is_wrong_use(spec: RunSpec) -> None:
-    backend = Brings(Capture(0, tracked_run()))
+def test_report_that_the_backend_cannot_write_is_a_usage_error(spec: RunSpec) -> None:
+    backend = FakeBackend(Capture(0, tracked_run()))
     with pytest.raises(UsageError, match="cannot produce the report timeline"):
         run(backend, replace(spec, reports=("timeline",)))
     assert backend.runs == 0
 
 
-def test_a_workload_that_failed_after_some_iterations_leaves_marked_reports(spec: RunSpec) -> None:
+def test_failure_after_some_iterations_leaves_incomplete_reports(spec: RunSpec) -> None:
     capture = Capture(3, tracked_run(complete=False), failure="the script ended with 3")
-    result = run(Brings(capture), spec)
+    result = run(FakeBackend(capture), spec)
     assert result.exit_code == 3
     assert result.failure == "the script ended with 3"
-    found = facts(result.files["run-time"][0])
+    found = report_facts(result.files["run-time"][0])
     assert (found["complete"], found["exit_code"]) == ("false", "3")
     assert found["failure"] == "the script ended with 3"
 
 
-def test_a_workload_that_failed_before_leaves_nothing(spec: RunSpec, tmp_path: Path) -> None:
-    result = run(Brings(Capture(3, None, failure="the script ended with 3")), spec)
+def test_failure_before_any_iteration_leaves_no_report(spec: RunSpec, tmp_path: Path) -> None:
+    result = run(FakeBackend(Capture(3, None, failure="the script ended with 3")), spec)
     assert (result.exit_code, result.files) == (3, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_success_without_a_measurement_is_a_failure_of_the_capture(
-    spec: RunSpec, tmp_path: Path
-) -> None:
+def test_success_without_a_measurement_is_an_error(spec: RunSpec, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no iteration ran"):
-        run(Brings(Capture(0, None, failure="no iteration ran")), spec)
+        run(FakeBackend(Capture(0, None, failure="no iteration ran")), spec)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_our_own_failure_does_not_hide_the_workload_s_exit_code(
+def test_internal_error_does_not_hide_the_exit_code_of_the_workload(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise StoreError("the disk is on fire")
+        raise StoreError("disk error")
 
     monkeypatch.setattr(skyline_writer, "write_run_time", fail)
     with pytest.raises(StoreError):
-        run(Brings(Capture(0, tracked_run())), spec)
-    result = run(Brings(Capture(9, tracked_run())), spec)
+        run(FakeBackend(Capture(0, tracked_run())), spec)
+    result = run(FakeBackend(Capture(9, tracked_run())), spec)
     assert result.exit_code == 9
-    assert "the disk is on fire" in str(result.failure)
+    assert "disk error" in str(result.failure)
     assert list(tmp_path.iterdir()) == []

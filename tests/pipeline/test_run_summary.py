@@ -1,3 +1,5 @@
+"""Summaries of run-time and memory reports."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,7 +14,7 @@ from unified_prof.sqlite import skyline_writer
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -28,14 +30,14 @@ def summarize(run: TrackedRun, top: int = 10) -> RunSummary:
     return summary
 
 
-def test_the_figures_are_medians_of_the_matched_iterations() -> None:
+def test_figures_are_medians_of_the_matched_iterations() -> None:
     summary = summarize(tracked_run())
     assert (summary.iterations, summary.matched_iterations) == (3, 2)
     assert summary.iteration_ms == 22.0
     assert summary.forward_ms == 9.0
     assert summary.backward_ms == 5.0
     assert summary.other_ms == 8.0
-    # Forward 2.0 + 0.6 + 5.0 and backward 3.0 + 1.0 are the operations' own.
+    # Operations account for 2.0 + 0.6 + 5.0 of forward and 3.0 + 1.0 of backward.
     assert summary.unattributed_forward_ms == pytest.approx(9.0 - 7.6)
     assert summary.unattributed_backward_ms == 1.0
     assert summary.peak_usage_bytes == 3000
@@ -43,7 +45,7 @@ def test_the_figures_are_medians_of_the_matched_iterations() -> None:
     assert summary.activations_bytes == 128
 
 
-def test_calls_from_one_line_are_summed_and_the_dearest_stand_first() -> None:
+def test_calls_of_one_line_are_summed_and_the_most_expensive_come_first() -> None:
     linear, relu = summarize(tracked_run()).most_expensive
     assert (linear.name, linear.location, linear.calls) == ("linear", "net.py:11", 2)
     assert (linear.forward_ms, linear.backward_ms, linear.total_ms) == (7.0, 4.0, 11.0)
@@ -61,7 +63,7 @@ def test_unmeasured_figures_are_none() -> None:
 
 
 def test_unattributed_time_is_never_negative_and_the_parts_add_up() -> None:
-    """Sums of medians exceed a whole where each operation is slow in another iteration."""
+    """The sum of medians exceeds the total if each operation is slow in another iteration."""
     one = OperationRecord("a", (), None, None, (1.0, 9.0, 2.0), None)
     other = OperationRecord("b", (), None, None, (9.0, 1.0, 8.5), None)
     iterations = tuple(
@@ -73,6 +75,6 @@ def test_unattributed_time_is_never_negative_and_the_parts_add_up() -> None:
     assert summary.other_ms == pytest.approx(12.0 - 10.6)
 
 
-def test_files_that_are_no_reports_have_no_summary(tmp_path: Path) -> None:
+def test_other_files_have_no_summary(tmp_path: Path) -> None:
     (tmp_path / "memory.sqlite").write_bytes(b"")
     assert summary_of_files([tmp_path / "memory.sqlite"]) is None

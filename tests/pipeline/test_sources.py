@@ -1,4 +1,4 @@
-"""Every source of the registry, by a tiny recording of its kind."""
+"""Every source of the registry, each with a tiny recording of its kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.decoders.ascend_pt.builders import Framework
-from tests.decoders.ascend_text import builders as exported
+from tests.decoders.ascend_text import builders as text_export
 from tests.decoders.kineto.builders import operation
 from tests.decoders.kineto.builders import write as write_trace
 from tests.decoders.memory_snapshot.builders import small as small_snapshot
@@ -66,13 +66,13 @@ def kineto(folder: Path) -> Path:
 
 
 def ascend_pt(folder: Path) -> Path:
-    made = Framework()
-    made.operator("aten::mm", 1, 2)
-    return made.write(folder / "host_7_20260101000000000_ascend_pt", rank=0)
+    framework = Framework()
+    framework.operator("aten::mm", 1, 2)
+    return framework.write(folder / "host_7_20260101000000000_ascend_pt", rank=0)
 
 
 def ascend_text(folder: Path) -> Path:
-    return exported.write(folder / "host_8_20260101000000000_ascend_pt")
+    return text_export.write(folder / "host_8_20260101000000000_ascend_pt")
 
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
@@ -93,18 +93,18 @@ def source(request: pytest.FixtureRequest) -> Source:
     return found
 
 
-def found_in(*paths: Path) -> list[Path]:
+def find_recordings(*paths: Path) -> list[Path]:
     return [found.path for found in discovery.find(paths) if isinstance(found, FoundRecording)]
 
 
-def refused(path: Path) -> UprofError:
+def find_error(path: Path) -> UprofError:
     (outcome,) = discovery.find([path])
     assert not isinstance(outcome, FoundRecording)
     assert outcome[0] == path
     return outcome[1]
 
 
-def test_a_source_knows_its_own_and_no_other_does(source: Source, tmp_path: Path) -> None:
+def test_source_recognizes_its_recordings_and_no_other(source: Source, tmp_path: Path) -> None:
     recording = MAKERS[source.kind](tmp_path)
     assert {other.kind: other.sniff(recording) for other in SOURCES} == {
         other.kind: Match.CERTAIN if other is source else Match.NO for other in SOURCES
@@ -113,31 +113,31 @@ def test_a_source_knows_its_own_and_no_other_does(source: Source, tmp_path: Path
     assert sources.by_kind(source.kind) is source
 
 
-def test_the_report_of_every_source_is_known_by_its_facts(source: Source, tmp_path: Path) -> None:
+def test_report_of_every_source_states_its_identity(source: Source, tmp_path: Path) -> None:
     recording = MAKERS[source.kind](tmp_path)
-    made = convert(recording, tmp_path / "r.db")
-    with Report(made.database) as report:
+    conversion = convert(recording, tmp_path / "r.db")
+    with Report(conversion.database) as report:
         facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
     assert facts["command"] == source.command
     assert facts.items() >= source.identity(recording).items()
-    assert made.kind == source.kind
-    assert check(made.database).sound
-    assert made.database.stat().st_mtime_ns >= source.modified_ns(recording)
+    assert conversion.kind == source.kind
+    assert check(conversion.database).sound
+    assert conversion.database.stat().st_mtime_ns >= source.modified_ns(recording)
 
 
-def test_every_source_is_found_at_any_depth_and_gets_a_unique_name(
+def test_recordings_of_every_source_are_found_at_any_depth_with_unique_names(
     source: Source, tmp_path: Path
 ) -> None:
     places = [tmp_path / "a" / f"rank{rank}" / "run_ascend_pt" for rank in (0, 1)]
     recordings = [MAKERS[source.kind](place) for place in places]
-    found = [found for found in discovery.find([tmp_path]) if isinstance(found, FoundRecording)]
-    assert [one.path for one in found] == recordings
+    found = [item for item in discovery.find([tmp_path]) if isinstance(item, FoundRecording)]
+    assert [item.path for item in found] == recordings
     names = output_paths.report_names(found)
     assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
 
 
 @pytest.mark.parametrize("command", ["build", "import"])
-def test_both_commands_name_and_take_every_source(
+def test_build_and_import_list_and_accept_every_source(
     command: str, source: Source, tmp_path: Path
 ) -> None:
     recording = MAKERS[source.kind](tmp_path)
@@ -147,61 +147,64 @@ def test_both_commands_name_and_take_every_source(
     assert result.exit_code == 0, result.stderr
 
 
-# ---- what is found
+# ---- search
 
 
-def test_a_recording_is_found_once_however_often_it_is_named(tmp_path: Path) -> None:
+def test_recording_named_several_times_is_found_once(tmp_path: Path) -> None:
     trace = kineto(tmp_path / "a")
     (tmp_path / "link.json").symlink_to(trace)
-    assert len(found_in(trace, tmp_path, tmp_path / "a" / ".." / "a", tmp_path / "link.json")) == 1
+    assert (
+        len(find_recordings(trace, tmp_path, tmp_path / "a" / ".." / "a", tmp_path / "link.json"))
+        == 1
+    )
 
 
-def test_patterns_are_expanded_where_the_shell_did_not(tmp_path: Path) -> None:
+def test_patterns_are_expanded(tmp_path: Path) -> None:
     for rank in (0, 1):
         kineto(tmp_path / f"rank{rank}")
-    assert len(found_in(tmp_path / "rank*" / "*.json")) == 2
-    assert len(found_in(tmp_path / "**" / "run.pt.trace.json")) == 2
-    assert len(found_in(tmp_path / "rank[0]")) == 1
-    nothing = refused(tmp_path / "rank*" / "*.gz")
+    assert len(find_recordings(tmp_path / "rank*" / "*.json")) == 2
+    assert len(find_recordings(tmp_path / "**" / "run.pt.trace.json")) == 2
+    assert len(find_recordings(tmp_path / "rank[0]")) == 1
+    nothing = find_error(tmp_path / "rank*" / "*.gz")
     assert "matches nothing" in str(nothing.hint)
     assert nothing.exit_code == RawFormatError.exit_code
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
+def test_file_name_that_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
     trace = kineto(tmp_path).rename(tmp_path / "run[1].json")
-    assert found_in(trace) == [trace]
+    assert find_recordings(trace) == [trace]
 
 
-def test_recordings_lie_at_any_depth(tmp_path: Path) -> None:
+def test_recordings_are_found_at_any_depth(tmp_path: Path) -> None:
     deep = tmp_path / "/".join("x" * 30)
     trace = kineto(deep)
     recording = prof(deep / "y")
-    assert found_in(tmp_path) == [trace, recording]
+    assert find_recordings(tmp_path) == [trace, recording]
 
 
-def notes_on(path: Path) -> tuple[list[Path], list[str]]:
+def failures_and_notes(path: Path) -> tuple[list[Path], list[str]]:
     """Return the paths that fail below a directory, and the notes."""
     notes: list[str] = []
     found = list(discovery.find([path], note=notes.append))
-    return [one[0] for one in found if not isinstance(one, FoundRecording)], notes
+    return [item[0] for item in found if not isinstance(item, FoundRecording)], notes
 
 
-def test_the_depth_of_a_search_is_limited(tmp_path: Path) -> None:
+def test_search_depth_is_limited(tmp_path: Path) -> None:
     near, deep = tmp_path / "near", tmp_path
     for _ in range(discovery.MAX_DEPTH + 2):
         deep = deep / "x"
     kineto(deep)
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert "contains none" in str(refused(tmp_path))
+    assert "contains none" in str(find_error(tmp_path))
     kineto(near)
-    failed, notes = notes_on(tmp_path)
+    failed, notes = failures_and_notes(tmp_path)
     assert failed == []
     (note,) = notes
     assert f"more than {discovery.MAX_DEPTH} levels below {tmp_path} are not searched" in note
     assert str(deep.parent.parent) in note
 
 
-def test_links_to_folders_elsewhere_are_said_not_followed(tmp_path: Path) -> None:
+def test_links_to_directories_outside_are_reported_not_followed(tmp_path: Path) -> None:
     kineto(tmp_path / "in")
     elsewhere = tmp_path / "elsewhere"
     kineto(elsewhere)
@@ -210,25 +213,25 @@ def test_links_to_folders_elsewhere_are_said_not_followed(tmp_path: Path) -> Non
     (tmp_path / "in" / "back").symlink_to(tmp_path / "in")
     (tmp_path / "in" / "broken").symlink_to(tmp_path / "nowhere")
     (tmp_path / "in" / "circle").symlink_to(tmp_path / "in" / "circle")
-    failed, notes = notes_on(tmp_path / "in")
+    failed, notes = failures_and_notes(tmp_path / "in")
     assert failed == []
     assert notes == [
         f"links outside the directory are not followed: {tmp_path / 'in' / 'a'} and 2 more"
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_directory_without_permission_is_reported(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can list every directory")
+def test_unreadable_directory_is_reported(tmp_path: Path) -> None:
     trace = kineto(tmp_path / "z")
     (tmp_path / "a").mkdir(mode=0)
     try:
-        assert found_in(tmp_path) == [trace]
-        assert notes_on(tmp_path)[0] == [tmp_path / "a"]
+        assert find_recordings(tmp_path) == [trace]
+        assert failures_and_notes(tmp_path)[0] == [tmp_path / "a"]
     finally:
         (tmp_path / "a").chmod(0o700)
 
 
-def test_a_folder_that_cannot_be_listed_stops_no_other(
+def test_unlistable_directory_does_not_stop_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -247,18 +250,20 @@ def test_a_folder_that_cannot_be_listed_stops_no_other(
     assert str(error) == f"cannot list {tmp_path / 'a'}: Permission denied"
     assert error.exit_code == RawFormatError.exit_code
     monkeypatch.undo()
-    assert found_in(tmp_path) == [trace]
+    assert find_recordings(tmp_path) == [trace]
 
 
-def test_a_huge_tree_is_given_up_with_a_word(
+def test_search_ends_with_an_error_after_the_maximum_of_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "MAX_ENTRIES", 20)
     trace = kineto(tmp_path / "a")
     for number in range(30):
         (tmp_path / f"b{number:02}").write_text("")
-    assert found_in(tmp_path) == [trace]
-    (failed,) = [one for one in discovery.find([tmp_path]) if not isinstance(one, FoundRecording)]
+    assert find_recordings(tmp_path) == [trace]
+    (failed,) = [
+        item for item in discovery.find([tmp_path]) if not isinstance(item, FoundRecording)
+    ]
     assert f"{tmp_path} has more than 20 files and directories" in str(failed[1])
     assert "everything after it was skipped" in str(failed[1])
 
@@ -272,23 +277,23 @@ def test_only_certain_recordings_are_taken_from_a_directory(tmp_path: Path) -> N
     (tmp_path / "PROF_1" / "msprof_20260101000000.db").write_bytes(b"")
     (tmp_path / ".hidden").mkdir()
     kineto(tmp_path / ".hidden")
-    assert found_in(tmp_path) == [trace]
+    assert find_recordings(tmp_path) == [trace]
 
 
 def test_damaged_recordings_in_a_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "empty.pt.trace.json").write_text("")
     (tmp_path / "rank1.trace.json.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
     (tmp_path / "PROF_1").mkdir()
-    assert len(found_in(tmp_path)) == 3
+    assert len(find_recordings(tmp_path)) == 3
 
 
-def test_possible_recordings_are_tried_if_they_are_named(tmp_path: Path) -> None:
+def test_possible_recordings_are_accepted_if_named_explicitly(tmp_path: Path) -> None:
     plain = tmp_path / "t"
     plain.write_text('\ufeff [{"ph": "X"}]')
     packed = tmp_path / "p"
     packed.write_bytes(gzip.compress(b'{"other": 1}'))
     (tmp_path / "d" / "host").mkdir(parents=True)
-    assert found_in(plain, packed, tmp_path / "d") == [plain, packed, tmp_path / "d"]
+    assert find_recordings(plain, packed, tmp_path / "d") == [plain, packed, tmp_path / "d"]
 
 
 def test_names_are_stable_and_unique(tmp_path: Path) -> None:
@@ -299,14 +304,14 @@ def test_names_are_stable_and_unique(tmp_path: Path) -> None:
     assert output_paths.report_names(found[:1]) == ["run"]
 
 
-def ranked(*paths: Path) -> list[str]:
+def names_with_ranks(*paths: Path) -> list[str]:
     found = [
         FoundRecording(path, source) for path in paths if (source := sources.find_source(path))
     ]
     return output_paths.report_names(found, ranked=True)
 
 
-def test_names_say_the_rank_where_the_recording_does(tmp_path: Path) -> None:
+def test_names_contain_the_rank_of_the_recording(tmp_path: Path) -> None:
     def trace(name: str, rank: int, ranks: int = 8) -> Path:
         return write_trace(
             tmp_path / f"{name}.pt.trace.json",
@@ -314,27 +319,27 @@ def test_names_say_the_rank_where_the_recording_does(tmp_path: Path) -> None:
             distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks},
         )
 
-    assert ranked(trace("host_71.17", 3), trace("host_72.17", 12)) == [
+    assert names_with_ranks(trace("host_71.17", 3), trace("host_72.17", 12)) == [
         "rank3_host_71.17",
         "rank12_host_72.17",
     ]
-    assert ranked(trace("rank3_x", 3), trace("x-RANK-03", 3), trace("franks1", 11)) == [
+    assert names_with_ranks(trace("rank3_x", 3), trace("x-RANK-03", 3), trace("franks1", 11)) == [
         "rank3_x",
         "x-RANK-03",
         "rank11_franks1",
     ]
-    assert ranked(trace("node_rank1", 0)) == ["node_rank1"], "two ranks would be no help"
-    assert ranked(trace("alone", 0, ranks=1), kineto(tmp_path / "no")) == ["alone", "run"]
+    assert names_with_ranks(trace("node_rank1", 0)) == ["node_rank1"], "no second rank is added"
+    assert names_with_ranks(trace("alone", 0, ranks=1), kineto(tmp_path / "no")) == ["alone", "run"]
 
 
-def test_names_say_the_rank_of_a_text_export(tmp_path: Path) -> None:
+def test_names_contain_the_rank_of_a_text_export(tmp_path: Path) -> None:
     folder = ascend_text(tmp_path)
-    assert ranked(folder) == ["host_8_20260101000000000"]
+    assert names_with_ranks(folder) == ["host_8_20260101000000000"]
     (folder / "profiler_info_5.json").write_text("{}")
-    assert ranked(folder) == ["rank5_host_8_20260101000000000"]
+    assert names_with_ranks(folder) == ["rank5_host_8_20260101000000000"]
 
 
-def test_names_of_several_kinds_in_one_folder_say_which_they_are(tmp_path: Path) -> None:
+def test_equal_names_of_different_kinds_get_the_kind(tmp_path: Path) -> None:
     trace, export = kineto(tmp_path), nsys(tmp_path)
     packed = tmp_path / "run.pt.trace.json.gz"
     packed.write_bytes(gzip.compress(trace.read_bytes()))
@@ -347,7 +352,7 @@ def test_names_of_several_kinds_in_one_folder_say_which_they_are(tmp_path: Path)
     assert len(set(output_paths.report_names(found))) == 3
 
 
-def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
+def test_names_differ_on_case_insensitive_file_systems(tmp_path: Path) -> None:
     paths = [
         write_trace(tmp_path / f"{name}.json", [operation("aten::mm", 1, 2)])
         for name in ("Run", "rUN", "run")
@@ -358,23 +363,23 @@ def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
     assert len({name.casefold() for name in names}) == 3
 
 
-# ---- what is refused, and how
+# ---- refused files
 
 
-def test_a_report_is_named_as_one(tmp_path: Path) -> None:
-    made = convert(kineto(tmp_path), tmp_path / "r.db").database
-    error = refused(made)
+def test_finished_report_is_refused_with_the_report_command(tmp_path: Path) -> None:
+    report = convert(kineto(tmp_path), tmp_path / "r.db").database
+    error = find_error(report)
     assert isinstance(error, UsageError)
     assert "finished report" in str(error)
-    assert f"uprof report {made}" in str(error.hint)
+    assert f"uprof report {report}" in str(error.hint)
 
 
-def test_a_folder_that_holds_a_finished_database_alone_is_named_as_one(tmp_path: Path) -> None:
+def test_directory_with_only_a_finished_database_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "host 7_ascend_pt"
     database = folder / "ASCEND_PROFILER_OUTPUT" / "ascend_pytorch_profiler_0.db"
     database.parent.mkdir(parents=True)
     convert(kineto(tmp_path), database)
-    error = refused(folder)
+    error = find_error(folder)
     assert isinstance(error, UsageError)
     assert "only the finished database" in str(error)
     assert str(error.hint) == f"show it with `uprof report '{database}'`"
@@ -383,35 +388,35 @@ def test_a_folder_that_holds_a_finished_database_alone_is_named_as_one(tmp_path:
 def test_unsupported_recordings_are_named_with_a_hint(tmp_path: Path) -> None:
     raw = tmp_path / "my run.nsys-rep"
     raw.write_bytes(b"x")
-    error = refused(raw)
+    error = find_error(raw)
     assert f"{raw} is an Nsight Systems recording, which uprof cannot convert" in str(error)
     export = tmp_path / "my run.sqlite"
     assert f"nsys export --type sqlite -o '{export}' '{raw}'" in str(error.hint)
     write_export(export, small_export())
-    assert f"import its export: uprof convert '{export}'" in str(refused(raw).hint)
-    assert found_in(tmp_path) == [export]
+    assert f"import its export: uprof convert '{export}'" in str(find_error(raw).hint)
+    assert find_recordings(tmp_path) == [export]
     profile = tmp_path / "host.xplane.pb"
     profile.write_bytes(b"\x0a")
-    assert "a JAX or TensorFlow profile (XPlane)" in str(refused(profile))
-    assert refused(profile).exit_code == RawFormatError.exit_code
+    assert "a JAX or TensorFlow profile (XPlane)" in str(find_error(profile))
+    assert find_error(profile).exit_code == RawFormatError.exit_code
 
 
-def as_archive(recording: Path, path: Path) -> Path:
+def write_archive(recording: Path, path: Path) -> Path:
     """Write a recording into a tar or zip archive."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
             files = recording.rglob("*") if recording.is_dir() else [recording]
             for file in sorted(files):
                 zipped.write(file, file.relative_to(recording.parent))
-            zipped.writestr("README.txt", "two files make an archive")
+            zipped.writestr("README.txt", "a second file")
     else:
         with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
             tar.add(recording, recording.name)
     return path
 
 
-def as_stream(recording: Path, path: Path) -> Path:
-    """Write a recording that is one file compressed, twice if the name has two endings."""
+def write_compressed(recording: Path, path: Path) -> Path:
+    """Write a recording that is one file compressed, twice if the name has two suffixes."""
     data = recording.read_bytes()
     for ending in (ending for ending in path.suffixes if ending in STREAMS):
         data = STREAMS[ending](data)
@@ -431,7 +436,7 @@ def test_every_source_is_imported_from_an_archive(
     source: Source, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording = MAKERS[source.kind](tmp_path / "in")
-    archive = as_archive(recording, tmp_path / f"archive{ending}")
+    archive = write_archive(recording, tmp_path / f"archive{ending}")
     monkeypatch.chdir(tmp_path)
     (outcome,) = convert_all([archive])
     assert outcome.error is None
@@ -446,25 +451,25 @@ def test_every_source_is_imported_from_an_archive(
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".gz.xz", ".bz2.gz"])
 @pytest.mark.parametrize("kind", ["kineto", "nsys", "memory_snapshot", "rocm", "ascend_text"])
-def test_every_source_that_is_a_file_is_imported_compressed(
+def test_every_single_file_source_is_imported_compressed(
     kind: str, ending: str, tmp_path: Path
 ) -> None:
     recording = MAKERS[kind](tmp_path / "in")
     if recording.is_dir():
         recording = next(recording.rglob("trace_view.json"))
     plain = convert(recording, tmp_path / "plain.db")
-    packed = as_stream(recording, tmp_path / f"{recording.name}{ending}")
+    packed = write_compressed(recording, tmp_path / f"{recording.name}{ending}")
     found = sources.find_source(packed)
     assert found is not None
     assert found.kind == kind
-    made = convert(packed, tmp_path / "packed.db")
-    assert made.rows == plain.rows or kind == "ascend_text"  # whose tables are beside it
-    assert made.result.figures.get("events") == plain.result.figures.get("events")
+    conversion = convert(packed, tmp_path / "packed.db")
+    assert conversion.rows == plain.rows or kind == "ascend_text", "its tables are other files"
+    assert conversion.result.figures.get("events") == plain.result.figures.get("events")
 
 
-def test_a_compressed_rocprofv3_json_is_recognized(tmp_path: Path) -> None:
+def test_compressed_rocprofv3_json_is_recognized(tmp_path: Path) -> None:
     recording = write_json(tmp_path / "908_results.json", as_json())
-    packed = as_stream(recording, tmp_path / "908_results.json.gz")
+    packed = write_compressed(recording, tmp_path / "908_results.json.gz")
     assert convert(packed, tmp_path / "r.db").rows == convert(recording, tmp_path / "p.db").rows
 
 
@@ -476,7 +481,7 @@ def test_a_compressed_rocprofv3_json_is_recognized(tmp_path: Path) -> None:
         ([f"{number}.txt" for number in range(5)], "too many files"),
     ],
 )
-def test_unsafe_and_long_archives_are_refused(
+def test_unsafe_and_large_archives_are_refused(
     names: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(temporary_inputs, "_MAX_MEMBERS", 4)
@@ -490,7 +495,7 @@ def test_unsafe_and_long_archives_are_refused(
     assert not (tmp_path / "outside.json").exists()
 
 
-def test_an_archive_that_expands_too_much_is_refused(
+def test_archive_that_expands_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(temporary_inputs, "RATIO_CHECKED_FROM_BYTES", 1 << 20)
@@ -530,11 +535,11 @@ def test_links_in_an_archive_are_not_unpacked(tmp_path: Path) -> None:
         ("a.json", b"<!DOCTYPE html><html>", "an HTML page"),
     ],
 )
-def test_known_formats_are_refused_by_name_with_what_to_do(
+def test_known_formats_are_refused_by_name_with_a_hint(
     name: str, content: bytes, what: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    error = refused(tmp_path / name)
+    error = find_error(tmp_path / name)
     assert f"is {what}" in str(error)
     assert error.hint
     assert error.exit_code == RawFormatError.exit_code
@@ -543,10 +548,10 @@ def test_known_formats_are_refused_by_name_with_what_to_do(
 def test_other_databases_are_named(tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     database(other, "customers (name TEXT)")
-    assert "customers" in str(refused(other))
+    assert "customers" in str(find_error(other))
     with other.open("r+b") as file:
         file.truncate(4096)
-    assert "cut off" in str(refused(other))
+    assert "cut off" in str(find_error(other))
 
 
 def database(path: Path, *tables: str) -> None:
@@ -556,24 +561,24 @@ def database(path: Path, *tables: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"", "is empty"), (b"hello", "not a format that uprof can convert")]
+    ("content", "message"), [(b"", "is empty"), (b"hello", "not a format that uprof can convert")]
 )
 def test_other_files_are_refused_with_the_list_of_formats(
-    content: bytes, told: str, tmp_path: Path
+    content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x.bin").write_bytes(content)
-    error = refused(tmp_path / "x.bin")
-    assert told in str(error)
+    error = find_error(tmp_path / "x.bin")
+    assert message in str(error)
     assert "PROF_*" in str(error.hint)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipes_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.pt.trace.json")
-    assert "not a regular file" in str(refused(tmp_path / "run.pt.trace.json"))
-    assert found_in(tmp_path) == []
+    assert "not a regular file" in str(find_error(tmp_path / "run.pt.trace.json"))
+    assert find_recordings(tmp_path) == []
 
 
-def test_a_folder_without_any_is_refused(tmp_path: Path) -> None:
+def test_directory_without_recordings_is_refused(tmp_path: Path) -> None:
     shutil.copy(__file__, tmp_path)
-    assert "not a recording" in str(refused(tmp_path))
-    assert "no such file" in str(refused(tmp_path / "nowhere"))
+    assert "not a recording" in str(find_error(tmp_path))
+    assert "no such file" in str(find_error(tmp_path / "nowhere"))

@@ -33,7 +33,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "bz2": bz2.compress,
 }
 FILES = ("kineto", "nsys", "memory_snapshot", "rocm")
-"""Kinds that are one file."""
+"""Kinds whose recordings are one file."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def _tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+def set_standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
-def kept(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    give(monkeypatch, content)
+def read_stored(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    set_standard_input(monkeypatch, content)
     with TemporaryInputs() as inputs:
         path = inputs.read_standard_input()
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -58,7 +58,7 @@ def kept(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
 @pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("kind", FILES)
-def test_the_kind_is_determined_by_the_content(
+def test_kind_is_determined_by_the_content(
     kind: str,
     packer: str,
     tmp_path: Path,
@@ -66,26 +66,26 @@ def test_the_kind_is_determined_by_the_content(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recording = MAKERS[kind](tmp_path / "in")
-    give(monkeypatch, PACKERS[packer](recording.read_bytes()))
+    set_standard_input(monkeypatch, PACKERS[packer](recording.read_bytes()))
     assert uprof("import", "-", "--json") == 0
-    told = capsys.readouterr()
-    (record,) = json.loads(told.out)
+    output = capsys.readouterr()
+    (record,) = json.loads(output.out)
     assert record["kind"] == kind
-    assert "standard input -> stdin.db" in told.err
+    assert "standard input -> stdin.db" in output.err
     with closing(sqlite3.connect("stdin.db")) as db:
         facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
     assert "stdin" in facts.values()
     assert not [name for name in map(str, facts.values()) if "/tmp/" in name]
-    assert list((tmp_path / "tmp").iterdir()) == [], "it is taken away again"
+    assert list((tmp_path / "tmp").iterdir()) == [], "the temporary file is removed"
 
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_it_goes_in_beside_files_and_is_named_like_one(
+def test_standard_input_is_converted_together_with_files(
     jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
-    give(monkeypatch, gzip.compress(trace.read_bytes()))
+    set_standard_input(monkeypatch, gzip.compress(trace.read_bytes()))
     assert uprof("import", trace, "-", "-", "-o", "out", "--jobs", jobs) == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["run.db", "stdin.db"]
     assert "2 recordings: 2 converted" in capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_it_goes_in_beside_files_and_is_named_like_one(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "standard input is empty"),
         (b"hello", "standard input is not a format that uprof can convert"),
@@ -104,21 +104,21 @@ def test_it_goes_in_beside_files_and_is_named_like_one(
 )
 def test_unreadable_input_does_not_stop_the_others(
     content: bytes,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
-    give(monkeypatch, content)
+    set_standard_input(monkeypatch, content)
     assert uprof("import", "-", trace, "-o", "out") in (6, 7)
     err = capsys.readouterr().err
-    assert f"uprof: error: {told}" in err
+    assert f"uprof: error: {message}" in err
     assert str(tmp_path / "tmp") not in err, "temporary paths are not shown"
     assert [path.name for path in Path("out").iterdir()] == ["run.db"]
 
 
-def test_an_archive_is_unpacked(
+def test_archive_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive = io.BytesIO()
@@ -126,28 +126,28 @@ def test_an_archive_is_unpacked(
         for kind in ("kineto", "nsys"):
             tar.add(MAKERS[kind](tmp_path / kind), f"{kind}/run{kind}")
         tar.add(__file__, "notes.txt")
-    give(monkeypatch, archive.getvalue())
+    set_standard_input(monkeypatch, archive.getvalue())
     assert uprof("import", "-", "-o", "out") == 0
     assert len(list(Path("out").iterdir())) == 2
     assert str(tmp_path / "tmp") not in capsys.readouterr().err
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def refusal(work: Callable[[], object], kind: type[UprofError]) -> str:
+def error_text(work: Callable[[], object], kind: type[UprofError]) -> str:
     with pytest.raises(kind) as raised:
         work()
     return str(raised.value)
 
 
-def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_size_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(temporary_inputs, "MAX_BYTES", 3 << 20)
-    error = refusal(lambda: kept(bytes(4 << 20), monkeypatch), RawFormatError)
+    error = error_text(lambda: read_stored(bytes(4 << 20), monkeypatch), RawFormatError)
     assert "standard input is too long" in error
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert kept(bytes(3 << 20), monkeypatch) == bytes(3 << 20)
+    assert read_stored(bytes(3 << 20), monkeypatch) == bytes(3 << 20)
 
 
-def test_a_closed_one_and_a_terminal_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_input_and_terminal_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep() -> None:
         with TemporaryInputs() as inputs:
             inputs.read_standard_input()
@@ -156,27 +156,27 @@ def test_a_closed_one_and_a_terminal_are_refused(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "stdin", closed)
         if closed is not None:
             closed.close()
-        assert "is closed" in refusal(keep, UsageError)
+        assert "is closed" in error_text(keep, UsageError)
     terminal = SimpleNamespace(buffer=SimpleNamespace(closed=False, isatty=lambda: True))
     monkeypatch.setattr(sys, "stdin", terminal)
-    assert "is a terminal" in refusal(keep, UsageError)
+    assert "is a terminal" in error_text(keep, UsageError)
 
 
 def test_missing_temporary_space_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give(monkeypatch, b"x")
+    set_standard_input(monkeypatch, b"x")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    told = refusal(lambda: kept(b"x", monkeypatch), OutputError)
-    assert "cannot store standard input in a temporary file" in told
+    output = error_text(lambda: read_stored(b"x", monkeypatch), OutputError)
+    assert "cannot store standard input in a temporary file" in output
 
 
 @pytest.mark.slow
-def test_a_real_pipe(tmp_path: Path) -> None:
+def test_pipe_is_read(tmp_path: Path) -> None:
     import subprocess
 
     trace = MAKERS["kineto"](tmp_path / "in")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "unified_prof", "import", "-", "-o", "r.db"],
         input=gzip.compress(trace.read_bytes()),
         capture_output=True,
@@ -184,5 +184,5 @@ def test_a_real_pipe(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert b"torch.profiler trace: 1 events" in done.stderr
+    assert b"torch.profiler trace: 1 events" in result.stderr
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -54,15 +54,9 @@ def spec(tmp_path: Path) -> RunSpec:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     return RunSpec(
-        target=str(script),
-        is_module=False,
-        arguments=("9",),
-        reports=(TIMELINE,),
-        output_dir=tmp_path / "out",
-        project_root=tmp_path,
-        warmup=2,
-        iterations=3,
-    )
+        target=str(script), is_module=False, arguments=("9",), reports=(TIMELINE,),
+        output_dir=tmp_path / "out", project_root=tmp_path, warmup=2, iterations=3,
+    )  # fmt: skip
 
 
 def rows(result: RunResult, sql: str) -> list[tuple[Any, ...]]:
@@ -71,16 +65,12 @@ def rows(result: RunResult, sql: str) -> list[tuple[Any, ...]]:
         return opened.rows(sql)
 
 
-def test_the_measured_iterations_become_a_report(spec: RunSpec) -> None:
+def test_measured_iterations_become_a_report(spec: RunSpec) -> None:
     result = run(CpuBackend(), spec)
     assert (result.exit_code, result.failure) == (0, None)
     assert [step for (step,) in rows(result, "SELECT id FROM STEP_TIME ORDER BY 1")] == [0, 1, 2]
-    operations = dict(
-        rows(
-            result,
-            "SELECT value, count(*) FROM PYTORCH_API JOIN STRING_IDS ON id = name GROUP BY 1",
-        )
-    )
+    query = "SELECT value, count(*) FROM PYTORCH_API JOIN STRING_IDS ON id = name GROUP BY 1"
+    operations = dict(rows(result, query))
     assert operations["aten::linear"] == 3
     facts = dict(rows(result, "SELECT name, value FROM UPROF_RUN"))
     assert facts["device_kind"] == "cpu"
@@ -105,11 +95,11 @@ def test_backward_operations_lead_to_the_line_of_their_forward_operation(spec: R
     frames = [frame for frame, _ in chains]
     assert any("linear" in frame for frame in frames)
     assert any(frame.endswith(": forward") and "train.py(" in frame for frame in frames)
-    assert not any("unified_prof/" in frame for frame in frames), "ours are not the program's"
+    assert not any("unified_prof/" in frame for frame in frames)
     assert "train.py" in frames[-1]
 
 
-def test_details_can_be_left_out(spec: RunSpec) -> None:
+def test_omitted_details_are_not_recorded(spec: RunSpec) -> None:
     result = run(CpuBackend(), replace(spec, options={"timeline_detail": ("shapes",)}))
     with open_report(result.files[TIMELINE][0]) as report:
         assert "PYTORCH_CALLCHAINS" not in report.tables
@@ -120,7 +110,7 @@ def test_details_can_be_left_out(spec: RunSpec) -> None:
     assert any("2,4" in shape for (shape,) in shapes)
 
 
-def test_an_unknown_detail_is_wrong_use(spec: RunSpec) -> None:
+def test_unknown_detail_is_a_usage_error(spec: RunSpec) -> None:
     with pytest.raises(UsageError, match="unknown timeline detail 'colour'"):
         run(CpuBackend(), replace(spec, options={"timeline_detail": ("colour",)}))
     assert not spec.output_dir.exists()
@@ -128,7 +118,7 @@ def test_an_unknown_detail_is_wrong_use(spec: RunSpec) -> None:
 
 @pytest.mark.parametrize(("option", "flag"), [("timeline_detail", "timeline-detail"),
                                               ("schema", "schema")])  # fmt: skip
-def test_an_option_of_the_timeline_without_one_names_the_report_to_ask_for(
+def test_option_of_the_timeline_without_the_report_is_a_usage_error(
     spec: RunSpec, option: str, flag: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -139,14 +129,16 @@ def test_an_option_of_the_timeline_without_one_names_the_report_to_ask_for(
 
 @pytest.mark.slow
 def test_other_reports_come_beside_it(spec: RunSpec) -> None:
-    longer = replace(spec, reports=(RUN_TIME, TIMELINE), arguments=("12",))
-    result = run(CpuBackend(), longer)
+    timeline_is_combined_with_other_reports = replace(
+        spec, reports=(RUN_TIME, TIMELINE), arguments=("12",)
+    )
+    result = run(CpuBackend(), timeline_is_combined_with_other_reports)
     assert result.failure is None
     assert set(result.files) == {RUN_TIME, TIMELINE}
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_early_leaves_its_complete_iterations(spec: RunSpec) -> None:
+def test_early_end_of_the_program_keeps_complete_iterations(spec: RunSpec) -> None:
     result = run(CpuBackend(), replace(spec, arguments=("4",)))
     assert result.exit_code == 0
     assert result.failure is not None
@@ -154,20 +146,20 @@ def test_a_program_that_ends_early_leaves_its_complete_iterations(spec: RunSpec)
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_before_the_first_one_leaves_nothing(spec: RunSpec) -> None:
+def test_end_before_the_first_iteration_is_an_error(spec: RunSpec) -> None:
     with pytest.raises(CaptureError):
         run(CpuBackend(), replace(spec, arguments=("1",)))
     assert not spec.output_dir.exists()
 
 
 @pytest.mark.slow
-def test_an_earlier_report_is_kept_without_force(spec: RunSpec) -> None:
+def test_existing_report_is_kept_without_force(spec: RunSpec) -> None:
     spec.output_dir.mkdir()
     report = spec.output_dir / "timeline.db"
-    report.write_text("mine")
+    report.write_text("existing")
     with pytest.raises(OutputError):
         run(CpuBackend(), spec)
-    assert report.read_text() == "mine"
+    assert report.read_text() == "existing"
     assert rows(run(CpuBackend(), spec, force=True), "SELECT count(*) FROM STEP_TIME") == [(3,)]
 
 
@@ -177,21 +169,21 @@ for _ in range(int(sys.argv[1])):
 """
 
 
-def run_changed(spec: RunSpec, loop: str, **changes: Any) -> RunResult:
+def run_with_loop(spec: RunSpec, loop: str, **changes: Any) -> RunResult:
     """Run the script with another loop."""
     script = Path(spec.target)
     script.write_text(SCRIPT.replace(LOOP, loop))
     return run(CpuBackend(), replace(spec, **changes))
 
 
-def operations_of(trace: Path) -> list[str]:
-    """Return the names of all operations and steps in a trace of the program's own."""
+def operation_names(trace: Path) -> list[str]:
+    """Return the names of all operations and steps in a trace that the program wrote."""
     events = json.loads(trace.read_text())["traceEvents"]
     kept = ("cpu_op", "user_annotation")
     return sorted(event["name"] for event in events if event.get("cat") in kept)
 
 
-OWN = """\
+USER_PROFILER = """\
 import os
 with torch.profiler.profile({settings}) as own:
     for _ in range(9):
@@ -203,7 +195,7 @@ SCHEDULE = (
     "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2, repeat=1),"
     "on_trace_ready=lambda p: p.export_chrome_trace('cycle.json')"
 )
-LATER = """\
+LATE_USER_PROFILER = """\
 for i in range(9):
     if i == 4:
         own = {made}
@@ -219,14 +211,14 @@ own.export_chrome_trace("own.json")
 @pytest.mark.parametrize(
     ("loop", "trace", "steps"),
     [
-        (OWN.format(settings=""), "own.json", 0),
-        (OWN.format(settings=SCHEDULE).replace("own.export", "# "), "cycle.json", 1),
-        (LATER.format(made="torch.profiler.profile()"), "own.json", 2),
-        (LATER.format(made="torch.autograd.profiler.profile()"), "own.json", 2),
+        (USER_PROFILER.format(settings=""), "own.json", 0),
+        (USER_PROFILER.format(settings=SCHEDULE).replace("own.export", "# "), "cycle.json", 1),
+        (LATE_USER_PROFILER.format(made="torch.profiler.profile()"), "own.json", 2),
+        (LATE_USER_PROFILER.format(made="torch.autograd.profiler.profile()"), "own.json", 2),
     ],
-    ids=["all the time", "with a schedule", "later", "of autograd"],
+    ids=["during all iterations", "with a schedule", "later", "of autograd"],
 )
-def test_a_program_s_own_profiler_comes_first(
+def test_profiler_of_the_program_takes_precedence(
     spec: RunSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -239,8 +231,8 @@ def test_a_program_s_own_profiler_comes_first(
     monkeypatch.chdir(tmp_path / "plain")
     script = Path(spec.target)
     script.write_text(SCRIPT.replace(LOOP, loop))
-    done = subprocess.run([sys.executable, script, "9"], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, script, "9"], capture_output=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     monkeypatch.chdir(tmp_path / "profiled")
     spec = replace(spec, iterations=4)
     if steps:
@@ -250,15 +242,17 @@ def test_a_program_s_own_profiler_comes_first(
     else:
         with pytest.raises(CaptureError, match=r"itself used torch\.profiler"):
             run(CpuBackend(), spec)
-    ours, plain = operations_of(Path(trace)), operations_of(tmp_path / "plain" / trace)
-    if not steps:  # the first iteration is tracked, which looks at the graph of the backward pass
-        ours, plain = ([name for name in one if name == "aten::linear"] for one in (ours, plain))
-    assert ours == plain
+    profiled, plain = operation_names(Path(trace)), operation_names(tmp_path / "plain" / trace)
+    if not steps:  # The first iteration is tracked, which inspects the backward graph.
+        profiled, plain = (
+            [name for name in names if name == "aten::linear"] for names in (profiled, plain)
+        )
+    assert profiled == plain
 
 
 @pytest.mark.slow
-def test_without_an_optimizer_the_program_is_one_iteration(spec: RunSpec) -> None:
-    result = run_changed(spec, "with torch.no_grad():\n    model(torch.ones(2, 4))\n")
+def test_program_without_an_optimizer_is_one_iteration(spec: RunSpec) -> None:
+    result = run_with_loop(spec, "with torch.no_grad():\n    model(torch.ones(2, 4))\n")
     assert result.exit_code == 0
     assert "marked no iterations (unified_prof.step())" in str(result.failure)
     assert rows(result, "SELECT count(*) FROM STEP_TIME") == [(1,)]
@@ -268,14 +262,14 @@ def test_without_an_optimizer_the_program_is_one_iteration(spec: RunSpec) -> Non
 
 @pytest.mark.slow
 def test_events_before_the_first_step_are_not_in_the_timeline(spec: RunSpec) -> None:
-    result = run_changed(spec, "torch.special.erf(torch.ones(2, 4))\n" + LOOP)
+    result = run_with_loop(spec, "torch.special.erf(torch.ones(2, 4))\n" + LOOP)
     assert result.failure is None
     names = {name for (name,) in rows(result, "SELECT value FROM STRING_IDS")}
     assert "aten::addmm" in names
     assert "aten::special_erf" not in names
 
 
-def test_a_program_without_modules_and_steps_gets_a_hint(spec: RunSpec) -> None:
+def test_program_without_modules_and_steps_gets_a_hint(spec: RunSpec) -> None:
     script = Path(spec.target)
     script.write_text("import torch\ntorch.ones(2) + 1\n")
     with pytest.raises(CaptureError) as raised:
@@ -284,15 +278,13 @@ def test_a_program_without_modules_and_steps_gets_a_hint(spec: RunSpec) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_program_without_steps_leaves_its_beginning(
+def test_long_program_without_steps_leaves_its_beginning(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline, "_MAX_OPERATIONS", 30)
     loop = "with torch.no_grad():\n    for _ in range(100):\n        model(torch.ones(2, 4))\n"
-    result = run_changed(spec, loop)
+    result = run_with_loop(spec, loop)
     assert "its first 30 operations" in str(result.failure)
-    ((calls,),) = rows(
-        result,
-        "SELECT count(*) FROM PYTORCH_API JOIN STRING_IDS ON id = name WHERE value = 'aten::addmm'",
-    )
+    query = "SELECT count(*) FROM PYTORCH_API JOIN STRING_IDS ON id = name"
+    ((calls,),) = rows(result, f"{query} WHERE value = 'aten::addmm'")
     assert 5 < calls < 30

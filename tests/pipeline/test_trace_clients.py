@@ -16,7 +16,7 @@ pytestmark = pytest.mark.clients
 
 
 @pytest.mark.parametrize("prefix", ["nccl", "timeline_analysis", "amd", "critical_path__alexnet"])
-def test_msprof_analyze_answers_on_an_imported_trace(
+def test_msprof_analyze_accepts_a_converted_trace(
     prefix: str, shared: Path, tmp_path: Path
 ) -> None:
     reader = os.environ.get("MSPROF_ANALYZE")
@@ -26,7 +26,7 @@ def test_msprof_analyze_answers_on_an_imported_trace(
     (outcome,) = convert_all([trace], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.error is None
     accept = shared / "tools" / "accept.py"
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, str(accept), str(tmp_path / "out"), "--no-insight"),
             *("--ranks", "1", "--msprof-analyze", reader),
@@ -36,4 +36,4 @@ def test_msprof_analyze_answers_on_an_imported_trace(
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert result.returncode == 0, result.stdout
