@@ -90,8 +90,7 @@ _INTRODUCTION = """\
 
 Terminal sessions from `pip install` to a finding, recorded on two busy CPU cores without a GPU.
 Comments show the seconds since the start. Only the first rows of each table are shown; the
-asciicasts (`asciinema play`) have all output. The scripts are in
-[examples/sessions](https://github.com/unified-prof/uprof/tree/main/examples/sessions).
+asciicasts (`asciinema play`) have all output. The scripts are in `examples/sessions`.
 """
 
 

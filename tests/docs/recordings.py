@@ -19,6 +19,7 @@ from unified_prof.pipeline.convert import convert
 
 KINDS = {
     "train.py": "script",
+    "transformer.py": "script",
     "model.py": "script",
     "mypackage": "package",
     "out": "report",
