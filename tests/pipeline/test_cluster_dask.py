@@ -118,7 +118,7 @@ def test_lost_scheduler_is_exit_code_10_and_the_next_call_continues(
     assert 3 <= kept < WORLD - 1
     result = uprof("cluster", "build", good, "-o", target)
     assert result.returncode == 0, result.stderr
-    assert f"{WORLD - 1 - kept:,} read now" in result.stderr
+    assert f"recordings read: {WORLD - 1 - kept:,}" in result.stderr
     assert "missing: 2" in result.stderr
 
 
@@ -128,7 +128,7 @@ def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:
     with dask_by_command_line(tmp_path) as (file, _):
         result = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run", "--scheduler", file)
     assert result.returncode == 0, result.stderr
-    assert f"{s3}/job.run: {WORLD} ranks, 3 steps; {WORLD} read now" in result.stderr
+    assert f"{s3}/job.run: {WORLD} ranks, 3 steps; recordings read: {WORLD}" in result.stderr
     assert len(StorageDirectory(f"{s3}/job.run/partials").names()) == WORLD
     again = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run")
-    assert "none read again" in again.stderr
+    assert "no recording changed" in again.stderr

@@ -200,7 +200,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-sampling-freq",
-        f"Samples per second of these functions ({_FILES_ONLY}).",
+        f"Samples per second of load and memory ({_FILES_ONLY}).",
         range=(1, 10),
         group=CPUS,
         requires="sys_profiling",
@@ -213,7 +213,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-pid-sampling-freq",
-        f"Samples per second of these functions ({_FILES_ONLY}).",
+        f"Samples per second of load and memory ({_FILES_ONLY}).",
         range=(1, 10),
         group=CPUS,
         requires="sys_pid_profiling",
@@ -237,7 +237,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "host-sys-usage-freq",
-        f"Samples per second of these functions ({_FILES_ONLY}).",
+        f"Samples per second of usage ({_FILES_ONLY}).",
         range=(1, 50),
         group=CPUS,
         requires="host_sys_usage",

@@ -108,7 +108,7 @@ def _print_summary(outcome: ClusterOutcome) -> None:
         for hint in dict.fromkeys(hints):
             printing.print_message(f"uprof: hint: {hint}")
     steps = f"{len(outcome.steps)} step{'s' if len(outcome.steps) != 1 else ''}"
-    what = "none read again" if outcome.already else f"{outcome.new:,} read now"
+    what = "no recording changed" if outcome.already else f"recordings read: {outcome.new:,}"
     ranks = f"{outcome.ranks_read:,} rank{'s' if outcome.ranks_read != 1 else ''}"
     printing.print_message(f"{outcome.target}: {ranks}, {steps}; {what}")
     for text in outcome.findings[:_MAX_LISTED]:

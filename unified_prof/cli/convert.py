@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _INPUT_HELP = "; ".join(source.description for source in SOURCES)
 _EPILOG = (
-    "Exit codes: 0 all converted; 1 the process that converted a recording was killed; 2 "
+    "Exit codes: 0 all converted; 1 a converting process was killed; 2 "
     "usage error; 6 recording unreadable (the others are converted); 9 a database exists "
     "or cannot be written. Recordings that were converted before are skipped."
 )
@@ -56,7 +56,7 @@ def convert(
             "--output",
             metavar="OUT",
             help="Database file if OUT ends in .db (one recording), else a directory.",
-            show_default="PROF_*/msprof_TIME.db as msprof does; TRACE.db or stdin.db here",
+            show_default="PROF_*/msprof_TIME.db; for others TRACE.db in the current directory",
         ),
     ] = None,
     schema: Annotated[

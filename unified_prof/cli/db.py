@@ -124,7 +124,7 @@ def upgrade(
             "-o",
             "--output",
             metavar="OUT",
-            help="Write to PATH instead of in place; a directory for several files.",
+            help="Write to OUT instead of in place; a directory for several files.",
         ),
     ] = None,
     no_backup: Annotated[
@@ -336,7 +336,7 @@ def _check_data(found: Check) -> dict[str, Any]:
 
 def _print_check(found: Check) -> None:
     where = found.detection
-    verdict = "sound" if found.sound else "problems found"
+    verdict = "no problems found" if found.sound else "problems found"
     _status_line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
     for finding in found.findings:
         severity = "problem" if finding.is_problem else "note"

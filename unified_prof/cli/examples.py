@@ -17,7 +17,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "convert": (
         ("uprof convert trace.json.gz", "write trace.db"),
         ("uprof convert PROF_000001_20260101", "write into the directory"),
-        ("uprof convert recordings/ -o databases/ --jobs 4", "convert all below"),
+        ("uprof convert recordings/ -o databases/ --jobs 4", "all in a directory"),
         ("uprof convert - -o run.db", "read from a pipe"),
     ),
     "report": (

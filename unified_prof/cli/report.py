@@ -66,7 +66,7 @@ def report(
         option(
             metavar="NAME",
             help=f"Breakdown: {', '.join(KINDS)}.",
-            show_default="operation; the default set for json and html",
+            show_default="operation; several for json and html",
         ),
     ] = None,
     top: Annotated[
@@ -104,7 +104,7 @@ def report(
     embed_source: Annotated[
         bool,
         option(
-            "--embed-source", help="html: embed the source lines found below the current directory."
+            "--embed-source", help="html: embed source lines of files below the current directory."
         ),
     ] = False,
     force: Force = False,

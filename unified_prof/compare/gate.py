@@ -265,7 +265,7 @@ def check_comparison(
         return Check(metric, outcome, reason, unit, found)
     if changes is None:
         percent = _percent(found.new_median, found.base_median)
-        reason = f"{percent}, {found.base_count} and {found.new_count} samples are too few"
+        reason = f"{percent}, too few samples ({found.base_count} and {found.new_count})"
         return Check(metric, "inconclusive", reason, unit, found)
     decisive, other = changes
     minimum = 0.0 if unit == "x" else limits.min_abs_ns

@@ -127,7 +127,7 @@ def _shape(table: TableSpec, facts: Facts, detection: Detection) -> Iterator[Fin
     elif names[: len(own)] != own:
         yield note("schema", f"{table.name}: foreign columns are in between: {', '.join(extra)}")
     elif extra:
-        yield note("schema", f"{table.name}: has foreign columns: {', '.join(extra)}")
+        yield note("schema", f"{table.name} has columns of other tools: {', '.join(extra)}")
     # MindStudio Insight creates a table of this name with other types.
     foreign = table.name == "OVERLAP_ANALYSIS" and detection.viewer is not None
     for column in table.columns:
@@ -208,7 +208,7 @@ def _out_of_range(
         yield problem("enum", words, sum(values[value] for value in strange))
     if newer:
         words = (
-            f"{table}.{column} has numbers that only other revisions of {enum} name: {_some(newer)}"
+            f"{table}.{column} has values that {enum} has in other revisions only: {_some(newer)}"
         )
         yield note("enum", words, sum(values[value] for value in newer))
 

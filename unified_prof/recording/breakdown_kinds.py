@@ -134,7 +134,7 @@ KINDS: dict[By, Kind] = {
             "Critical path",
             "neither device work nor framework operations were recorded",
             module="critical_path",
-            counted="stretches",
+            counted="sections",
             detailed="what",
             when_asked=True,
         ),

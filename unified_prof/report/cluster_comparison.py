@@ -16,7 +16,7 @@ from unified_prof.cluster.run_comparison import (
 )
 from unified_prof.cluster.stored_run import STEP_PARTS
 from unified_prof.report import cluster_document, names
-from unified_prof.report.cluster_text import ClusterSection, cluster_title
+from unified_prof.report.cluster_text import ClusterSection, cluster_title, group_label
 from unified_prof.report.document import Column, Document
 from unified_prof.report.renderers import dump_json
 
@@ -26,7 +26,7 @@ _HEADINGS = {
     "communication_ns": "communication",
     "exposed_communication_ns": "exposed communication",
     "wait_ns": "collective wait",
-    "exposed_wait_ns": "exposed communication",
+    "exposed_wait_ns": "exposed collective wait",
     "setup_ns": "collective setup",
     "bubble_ns": "pipeline wait",
     "input_late_ns": "late input",
@@ -157,7 +157,7 @@ def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
         Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
         Column(
             "group",
-            tuple(f"{row.group_kind} of {_sizes(row.base_size, row.new_size)}" for row in rows),
+            tuple(group_label(row.group_kind, _sizes(row.base_size, row.new_size)) for row in rows),
             is_name=True,
         ),
         Column("size", tuple(names.format_size(row.bytes) for row in rows)),

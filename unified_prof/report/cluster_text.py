@@ -99,12 +99,21 @@ def step_columns(rows: Sequence[StepRow]) -> list[Column]:
     ]
 
 
+def group_label(kind: str, size: str) -> str:
+    """Return the label of groups of one kind and size."""
+    if kind != "other":
+        return f"{kind} of {size}"
+    return f"{size} rank{'s' if size != '1' else ''}"
+
+
 def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
     """Return the table of collectives by kind of group."""
     return [
         Column(
             "group",
-            tuple(f"{row.group_kind} of {row.size:,} (x{row.groups:,})" for row in rows),
+            tuple(
+                f"{group_label(row.group_kind, f'{row.size:,}')} (x{row.groups:,})" for row in rows
+            ),
             is_name=True,
         ),
         Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),

@@ -125,7 +125,7 @@ HEADINGS: Mapping[str, str] = {
     "slowest": "Slowest rank or transfer.",
     "stage": "Pipeline stage.",
     "step": "One iteration of the training loop.",
-    "stretches": "Number of sections on the critical path.",
+    "sections": "Number of uninterrupted sections on the critical path.",
     "tables": "Tables of a report.",
     "task types": "Kinds of tasks of a stream.",
     "tasks": "Number of device tasks.",

@@ -512,6 +512,14 @@ _UNITS = {
     "_flops": names.format_flops,
     "_flops_per_byte": names.format_number,
 }
+# Key without its unit -> heading, if it is not the same.
+_EXTRA_HEADINGS = {
+    "least": "min",
+    "most": "max",
+    "delay_median": "latency median",
+    "delay_p99": "latency p99",
+    "delay_max": "latency max",
+}
 # Endings whose unit is part of the heading.
 _KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
 
@@ -520,7 +528,8 @@ def _extra_column(key: str) -> tuple[str, Callable[..., str]]:
     """Return heading and formatter of an extra figure, by the unit in its key."""
     for unit, show in _UNITS.items():
         if key.endswith(unit):
-            heading = key.removesuffix(unit).replace("_", " ")
+            key = key.removesuffix(unit)
+            heading = _EXTRA_HEADINGS.get(key, key.replace("_", " "))
             return heading + _KEPT_UNITS.get(unit, ""), show
     return key.replace("_", " "), names.format_number
 

@@ -29,7 +29,7 @@ def test_skipped_rules_say_what_is_missing(tmp_path: Path) -> None:
         for number in range(60):
             plant.kernel(number * 10 * US, number * 10 * US + 5 * US)
     skipped = {one.kind: one.why for one in advice(tmp_path / "a.db").not_judged}
-    assert skipped["slow_steps"] == "no more than 4 steps recorded"
+    assert skipped["slow_steps"] == "fewer than 5 steps recorded"
     assert skipped["inefficient_operation"].startswith("operation shapes not recorded")
     assert "table COMMUNICATION_OP" in skipped["exposed_communication"]
     assert "input_wait" in skipped

@@ -249,7 +249,7 @@ def decode(
         )
         if parts.allocations.rows and not parts.has_memory_in_use:  # torch before 1.10
             parts.adds_up_allocations = True
-            sink.anomaly("memory_added_up", 1, "memory in use is not recorded: computed from 0")
+            sink.anomaly("memory_added_up", 1, "memory in use was not recorded; computed from 0")
         joined = task_tables.write(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )

@@ -68,7 +68,7 @@ def steps(context: DeviceContext) -> str | None:
     """Require enough steps for a meaningful median."""
     if len(context.recording.steps) > memory_rules.MIN_STEPS:
         return None
-    return f"no more than {memory_rules.MIN_STEPS} steps recorded"
+    return f"fewer than {memory_rules.MIN_STEPS + 1} steps recorded"
 
 
 def host_in_steps(context: DeviceContext) -> str | None:

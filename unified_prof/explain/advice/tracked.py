@@ -210,7 +210,7 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
     (
         slow_iterations,
         lambda run: len(run.timed) > MIN_ITERATIONS,
-        f"no more than {MIN_ITERATIONS} iterations recorded",
+        f"fewer than {MIN_ITERATIONS + 1} iterations recorded",
     ),
 )
 

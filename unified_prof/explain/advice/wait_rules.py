@@ -117,7 +117,7 @@ def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
     yield context.finding(
         "pageable_copies",
         cost,
-        f"pageable copies: {len(pageable):,} of more than 1 MiB to the device reach "
+        f"pageable copies: {len(pageable):,} copies of over 1 MiB to the device reach "
         f"{pageable_rate:.1f} GB/s, {reference} reach {rate:.1f} GB/s",
         advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
         "non_blocking=True",

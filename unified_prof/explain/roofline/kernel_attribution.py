@@ -337,7 +337,7 @@ def _of_operation(
     if doubled:
         return name, shapes, "operation", None, _COUNTED_BELOW
     if formula is None:
-        return name, shapes, "operation", None, "no formula for it"
+        return name, shapes, "operation", None, "no FLOP formula"
     if given["types"] is None:
         return name, shapes, "operation", None, _NO_SHAPES
     try:

@@ -145,7 +145,7 @@ def test_an_operation_is_charged_once_with_all_its_kernels(tmp_path: Path) -> No
     assert product.above_target_ns == pytest.approx(40_000 - flops / (0.7 * 989e12) * 1e9)
     assert not [row for row in found.rows if row.name == "aten::linear"]
     unknown = only(found, "mine::op")
-    assert (unknown.cost, unknown.doubt) == (None, "no formula for it")
+    assert (unknown.cost, unknown.doubt) == (None, "no FLOP formula")
     assert sum(row.total_ns for row in found.rows) == 41_000
 
 

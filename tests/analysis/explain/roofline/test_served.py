@@ -275,7 +275,7 @@ def test_replayed_kernels_have_the_work_of_the_captured_operations(tmp_path: Pat
     assert attention.cost is not None
     # The second batch has twice as many keys.
     assert attention.cost.flops == 4 * 8 * 64 * (100 + 200)
-    assert only(found, "mine::op").doubt == "no formula for it"
+    assert only(found, "mine::op").doubt == "no FLOP formula"
     assert {one.kind for one in found.rows} == {"operation"}
     assert sum(one.total_ns for one in found.rows) == 30_000 + 6 * 20_000
 
