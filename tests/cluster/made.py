@@ -360,7 +360,7 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     texts = sorted({k[2] for k in kernels})
     code = np.array([texts.index(k[2]) for k in kernels], np.int64)
     operations["step"] = rank_communication.step_at(operations["start"], steps)
-    operations["covered"] = cover.within(operations["start"], operations["end"])
+    operations["covered"] = intervals.covered(cover.set, operations["start"], operations["end"])
     busy = intervals.union(cover.set, intervals.merge(operations["start"], operations["end"]))
     loader = intervals.merge(waits[:, 0], waits[:, 1]) if plan.loader else None
     return Partial(

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.base.text import guard_formula, printable
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import cell, lines
-from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 
 TIMES = st.integers(0, 2**62)
 # Counters' metrics: shares, microseconds, GB/s; sixteenths are where exact halves lie.
@@ -101,9 +101,9 @@ def test_kilobytes_are_those_of_python(sizes: list[int]) -> None:
 
 
 def test_what_is_missing_is_not_zero() -> None:
-    assert registry.integers(_column(0, MISSING_WHOLE_TABLES)) == ["0", "N/A"]
-    assert registry.microseconds(_column(1500, MISSING_WHOLE_TABLES, -1)) == ["1.500", "N/A", "N/A"]
-    assert registry.kilobytes(_column(64, MISSING_WHOLE_TABLES)) == ["0.062", "N/A"]
+    assert registry.integers(_column(0, MISSING)) == ["0", "N/A"]
+    assert registry.microseconds(_column(1500, MISSING, -1)) == ["1.500", "N/A", "N/A"]
+    assert registry.kilobytes(_column(64, MISSING)) == ["0.062", "N/A"]
     assert registry.cycles(np.array([148320.0, np.nan, 0.5])) == ["148320", "N/A", "0.5"]
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.errors import StoreError
 from unified_prof.sqlite import column_reader, integer_columns
-from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.pages import record_reader
 
 INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)

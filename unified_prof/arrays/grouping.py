@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ Bools = NDArray[np.bool_]
 AnyInts = NDArray[np.integer]  # Integers of any width, such as packed columns.
 
 NOWHERE = -1  # Row number of a value that does not occur.
+MISSING = np.iinfo(np.int64).min  # Replaces NULL and other values in columns of integers.
 
 
 def find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
@@ -83,6 +84,46 @@ class Runs:
     def rank(self) -> NDArray[np.int64]:
         """Return the position of each row in its run, from 0."""
         return np.asarray(np.arange(self.rows) - self.spread(self.starts))
+
+
+class Frame:
+    """Base of dataclasses whose fields are columns of equal length."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, next(iter(self.__dataclass_fields__))))
+
+    def take(self: AnyFrame, rows: slice | NDArray[Any]) -> AnyFrame:
+        """Return selected rows, by slice, mask or index."""
+        return type(self)(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    @classmethod
+    def concatenate(cls: type[AnyFrame], parts: Sequence[AnyFrame]) -> AnyFrame:
+        """Return the rows of at least one frame, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = ([getattr(part, name) for part in parts] for name in cls.__dataclass_fields__)
+        return cls(*map(np.concatenate, columns))
+
+
+AnyFrame = TypeVar("AnyFrame", bound=Frame)
+
+
+def by_key(keys: NDArray[np.integer]) -> Iterator[tuple[int, Ints]]:
+    """Yield each distinct key in ascending order with its row indexes, in one pass."""
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    ordered = keys[order]
+    heads = Runs(ordered).starts
+    yield from zip(ordered[heads].tolist(), np.split(order, heads[1:]), strict=False)
+
+
+def value_by_key(
+    keys: NDArray[np.integer], values: NDArray[Any], wanted: NDArray[np.integer], default: int
+) -> NDArray[Any]:
+    """Return for each wanted key the value in its first row, `default` if there is no such row."""
+    return np.append(values, default)[Lookup(keys).rows(wanted)]
 
 
 def positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

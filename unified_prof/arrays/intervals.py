@@ -78,16 +78,7 @@ def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     """Return the time that both sets cover."""
     if not len(a) or not len(b):
         return EMPTY
-    # Each interval of `a` intersects the intervals b[low:high].
-    low = np.searchsorted(b.end_ns, a.start_ns, side="right")
-    high = np.searchsorted(b.start_ns, a.end_ns, side="left")
-    count = np.maximum(high - low, 0)
-    left = np.repeat(np.arange(len(a)), count)
-    right = np.arange(count.sum()) + np.repeat(low - (np.cumsum(count) - count), count)
-    return IntervalSet(
-        np.maximum(a.start_ns[left], b.start_ns[right]),
-        np.minimum(a.end_ns[left], b.end_ns[right]),
-    )
+    return IntervalSet(*overlaps(a, b)[:2])
 
 
 def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
@@ -111,6 +102,36 @@ def covered_before(one: IntervalSet, at_ns: Times) -> Times:
     last = np.maximum(which - 1, 0)
     covered = np.minimum(at_ns, one.end_ns[last]) - one.start_ns[last]
     return np.where(which > 0, before[last] + covered, 0)
+
+
+def covered(one: IntervalSet, start_ns: Times, end_ns: Times) -> Times:
+    """Return the time that a set covers between each start and end."""
+    return covered_before(one, end_ns) - covered_before(one, start_ns)
+
+
+def holding(one: IntervalSet, at_ns: Times) -> Times:
+    """Return the index of the interval that contains each timestamp, -1 if there is none.
+
+    The intervals are in order and disjoint, but may be empty or touch.
+    """
+    last = np.searchsorted(one.start_ns, at_ns, side="right") - 1
+    return np.where((last >= 0) & (at_ns < np.append(one.end_ns, 0)[last]), last, -1)
+
+
+def overlaps(one: IntervalSet, other: IntervalSet) -> tuple[Times, Times, Times, Times]:
+    """Return the intersections of two sets as (start, end, index in `one`, index in `other`).
+
+    The intervals of `one` are in order and disjoint, but may be empty or touch.
+    """
+    low = np.searchsorted(other.end_ns, one.start_ns, side="right")
+    high = np.searchsorted(other.start_ns, one.end_ns, side="left")
+    count = np.maximum(high - low, 0)
+    left = np.repeat(np.arange(len(one)), count)
+    right = np.arange(int(count.sum())) + np.repeat(low - (np.cumsum(count) - count), count)
+    start = np.maximum(one.start_ns[left], other.start_ns[right])
+    end = np.minimum(one.end_ns[left], other.end_ns[right])
+    filled = end > start
+    return start[filled], end[filled], left[filled], right[filled]
 
 
 def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, stable_order
+from unified_prof.arrays.grouping import Frame, Ints, stable_order
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
@@ -93,7 +93,7 @@ class ClusterGroup:
 
 
 @dataclass(slots=True, eq=False)
-class MatchedRows:
+class MatchedRows(Frame):
     """Communication of all ranks, one row per operation of a rank.
 
     Rows are sorted by event, then by rank; unmatched rows come last and have event NO_VALUE.
@@ -113,12 +113,9 @@ class MatchedRows:
     covered: Ints
     event: Ints
 
-    def __len__(self) -> int:
-        return len(self.rank)
-
 
 @dataclass(slots=True, eq=False)
-class MatchedEvents:
+class MatchedEvents(Frame):
     """Collectives and transfers, one entry each."""
 
     first: Ints  # Its first row in `MatchedRows`; its rows are adjacent.
@@ -130,9 +127,6 @@ class MatchedEvents:
     bytes: Ints
     src: Ints  # Index of the sender of a transfer; NO_VALUE for collectives.
     dst: Ints
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 @dataclass(slots=True, eq=False)

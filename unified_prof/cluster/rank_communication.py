@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints, Lookup, Runs
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_partial as partials
@@ -25,7 +25,6 @@ from unified_prof.recording import collectives as read_groups
 from unified_prof.recording.collectives import ELEMENT_BYTES
 from unified_prof.recording.source import Findings, Strings, possible
 from unified_prof.recording.tasks import Tasks
-from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.reader import Report
 
 
@@ -41,21 +40,6 @@ class CoveredTime:
         """
         self.set = merged
         self._starts = merged.start_ns if starts is None else starts
-        self._before = np.zeros(len(merged) + 1, np.int64)
-        np.cumsum(merged.end_ns - merged.start_ns, out=self._before[1:])
-
-    def until(self, at: Ints) -> Ints:
-        """Return the covered time before each point in time, ns."""
-        if not len(self.set):
-            return np.zeros(len(at), np.int64)
-        place = np.searchsorted(self.set.start_ns, at, side="right") - 1
-        inside = np.minimum(at, self.set.end_ns[np.maximum(place, 0)])
-        inside = inside - self.set.start_ns[np.maximum(place, 0)]
-        return np.where(place >= 0, self._before[np.maximum(place, 0)] + inside, 0)
-
-    def within(self, start: Ints, end: Ints) -> Ints:
-        """Return the covered time within each stretch, ns."""
-        return self.until(end) - self.until(start)
 
     def begun(self, start: Ints, end: Ints) -> Ints:
         """Return how many intervals start in each stretch."""
@@ -68,7 +52,7 @@ class CoveredTime:
 
         All of a stretch without intervals counts as time before the first one.
         """
-        covered = self.within(start, end)
+        covered = intervals.covered(self.set, start, end)
         length = end - start
         if not len(self.set):
             return length, covered, np.zeros(len(start), np.int64)
@@ -186,11 +170,8 @@ def link_parts(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, In
 
 def step_at(at: Ints, steps: Mapping[str, Ints]) -> Ints:
     """Return the step that contains each time; NO_VALUE outside of all steps."""
-    if not len(steps["start"]):
-        return np.full(len(at), NO_VALUE, np.int64)
-    place = np.searchsorted(steps["start"], at, side="right") - 1
-    inside = (place >= 0) & (at < steps["end"][np.maximum(place, 0)])
-    return np.where(inside, steps["step"][np.maximum(place, 0)], NO_VALUE)
+    step = intervals.holding(IntervalSet(steps["start"], steps["end"]), at)
+    return np.append(steps["step"], NO_VALUE)[step]
 
 
 def work_by_name(
@@ -228,16 +209,14 @@ def step_time_parts(
     loader: IntervalSet | None,
 ) -> dict[str, Ints]:
     """Return the parts of each step: unions of intervals, clipped to the step."""
-    communication = CoveredTime(intervals.merge(operations["start"], operations["end"]))
-    compute, any_busy = CoveredTime(kernels), CoveredTime(busy)
+    communication = intervals.merge(operations["start"], operations["end"])
     start, end = steps["start"], steps["end"]
     compute_ns, communication_ns, busy_ns = (
-        one.within(start, end) for one in (compute, communication, any_busy)
+        intervals.covered(one, start, end) for one in (kernels, communication, busy)
     )
     late = np.full(len(start), NO_VALUE, np.int64)
     if loader is not None:
-        late = CoveredTime(loader).within(start, end)
-        late -= CoveredTime(intervals.intersect(loader, busy)).within(start, end)
+        late = intervals.covered(intervals.subtract(loader, busy), start, end)
     return {
         "step": steps["step"],
         "start": start,

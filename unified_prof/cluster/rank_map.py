@@ -277,8 +277,7 @@ def _partial(
     if not recorded:
         notes.append("no steps recorded: the whole recording counts as one step")
     operations["step"] = columns_of.step_at(operations["start"], steps)
-    covered = kernels.within(operations["start"], operations["end"])
-    operations["covered"] = covered
+    operations["covered"] = intervals.covered(kernels.set, operations["start"], operations["end"])
     names: Labels = Labels()
     label = tasks.kernel_labels if database.is_gpu else tasks.operator_labels
     modules, module = _modules(database, rows)

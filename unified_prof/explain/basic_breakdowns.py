@@ -17,7 +17,7 @@ from itertools import groupby
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.base.text import NS_PER_US
 from unified_prof.recording import annotations as annotated
@@ -27,7 +27,6 @@ from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import sort_rows
 from unified_prof.recording.collectives import device_name
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.device import step_rows, stream_rows, with_vendor
 from unified_prof.recording.framework import NONE
 from unified_prof.recording.model import THEN, Breakdown, Row, Series

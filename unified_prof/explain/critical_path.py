@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.explain.schedule.graph import Segments
@@ -339,8 +341,8 @@ class CriticalPath:
         """Device tasks that ran within the steps."""
         tasks, scheduled = self._scheduled.pieces, self._scheduled
         start = tasks.start_ns[: tasks.work]
-        step = np.searchsorted(scheduled.step_begin_ns, start, side="right") - 1
-        return np.flatnonzero((step >= 0) & (start < scheduled.step_end_ns[step]))
+        steps = IntervalSet(scheduled.step_begin_ns, scheduled.step_end_ns)
+        return np.flatnonzero(intervals.holding(steps, start) >= 0)
 
     @property
     def _step_rows(self) -> Ints:

@@ -95,8 +95,7 @@ class HostMoments:
         for one in np.unique(framework.thread[fetching]).tolist():
             rows = fetching[framework.thread[fetching] == one]
             waits = intervals.merge(framework.start_ns[rows], framework.end_ns[rows])
-            last = np.searchsorted(waits.start_ns, at_ns, side="right") - 1
-            inside |= (thread == one) & (last >= 0) & (at_ns < waits.end_ns[last])
+            inside |= (thread == one) & (intervals.holding(waits, at_ns) >= 0)
         return name, np.where(line == name, UNKNOWN, line).astype(np.int32), inside
 
     def _calls_at(self, thread: Ints, at_ns: Ints) -> Ints:

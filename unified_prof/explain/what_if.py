@@ -166,8 +166,7 @@ def in_ranges_ns(
         same = range_thread == number
         covered = intervals.merge(start[same], end[same])
         rows = np.flatnonzero(thread == number)
-        result[rows] = intervals.covered_before(covered, end_ns[rows])
-        result[rows] -= intervals.covered_before(covered, start_ns[rows])
+        result[rows] = intervals.covered(covered, start_ns[rows], end_ns[rows])
     return result
 
 

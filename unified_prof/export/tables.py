@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.base import arrow_files
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
 from unified_prof.schema import catalogue, msprof
-from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import quoted
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.nesting import NONE
 from unified_prof.recording.calls import (
@@ -38,7 +38,6 @@ from unified_prof.recording.calls import (
     sort_rows,
     sums_by,
 )
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.device import DeviceWork
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.skyline_tables import Regions as TrackedRegions

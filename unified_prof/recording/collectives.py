@@ -20,13 +20,12 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Frame, Ints, Lookup, value_by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.base.columns import group_hash
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.recording.tasks import Tasks
-from unified_prof.sqlite.integer_columns import MISSING
 
 SEND = "send"
 RECEIVE = "receive"
@@ -120,7 +119,7 @@ UNKNOWN_DEVICE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Collectives:
+class Collectives(Frame):
     """The rows of COMMUNICATION_OP with valid times, as columns."""
 
     start_ns: Ints
@@ -134,9 +133,6 @@ class Collectives:
     elements: Ints  # Elements of the message; -1: not recorded.
     data_type: Ints  # Number of the elements' type; -1: not recorded.
     members: Ints  # Ranks in the group; -1: not recorded.
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
     @property
     def size_bytes(self) -> Ints:
@@ -236,8 +232,7 @@ def kernel_names(source: Source, op_ids: Ints) -> Ints | None:
     if "UPROF_GPU_TASKS" not in source.tables:
         return None
     parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "name": "name"})
-    row = Lookup(parts["op"]).rows(op_ids)
-    return np.append(parts["name"], MISSING)[row]
+    return value_by_key(parts["op"], parts["name"], op_ids, MISSING)
 
 
 def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:

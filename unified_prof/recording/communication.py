@@ -7,7 +7,7 @@ The union of the intervals of millions of tasks is large, and sums do not need a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.recording import collectives
@@ -24,17 +24,6 @@ from unified_prof.recording.collectives import PARTED, Collectives, Groups, cano
 from unified_prof.recording.model import Row
 from unified_prof.recording.source import Source, Strings
 from unified_prof.recording.task_rows import FOREVER
-
-
-def by_key(keys: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each distinct key in ascending order with its row indexes, in one pass."""
-    if not len(keys):
-        return
-    order = np.argsort(keys, kind="stable").astype(np.int64)
-    ordered = keys[order]
-    heads = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    yield from zip(ordered[heads].tolist(), np.split(order, heads[1:]), strict=True)
-
 
 NO_GROUP = "(no group recorded)"
 _OF_HCCL = "hcom"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.recording.collectives import device_name
 from unified_prof.recording.model import PmuFigure, Series
 from unified_prof.recording.source import (
@@ -20,7 +20,6 @@ from unified_prof.recording.source import (
     Strings,
     recorded_facts,
 )
-from unified_prof.sqlite.integer_columns import MISSING
 
 TORCH = "PTA"  # Components of MEMORY_RECORD that are torch's caching allocator on an accelerator.
 # Component of host memory, as `uprof convert` writes it.

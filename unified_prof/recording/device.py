@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import Stretch, Sums, Sweep, by_key
-from unified_prof.recording.idle import meet
+from unified_prof.recording.communication import Stretch, Sums, Sweep
 from unified_prof.recording.model import DeviceTime, Row
 from unified_prof.recording.steps import Steps, StepTrace
 from unified_prof.recording.task_rows import WAIT, TaskRows
@@ -323,7 +322,7 @@ def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
     result = np.zeros(len(windows.start_ns), np.int64)
     steps = IntervalSet(windows.start_ns, windows.end_ns)
     for stretch in device.stretches():
-        start, end, _, step = meet(stretch.busy, steps)
+        start, end, _, step = intervals.overlaps(stretch.busy, steps)
         np.add.at(result, step, end - start)
     return [int(one) for one in result]
 

@@ -106,10 +106,13 @@ class Work:
                 own.connection.astype(np.int64),
             )
             if device is not None:
-                found = found.at(np.flatnonzero(own.device == device))
+                found = found.take(np.flatnonzero(own.device == device))
             among = int(np.searchsorted(comms.start_ns, rows.until_ns))
             if among:
-                found, comms = found.merged(comms.at(slice(among))), comms.at(slice(among, None))
+                found, comms = (
+                    found.merged(comms.take(slice(among))),
+                    comms.take(slice(among, None)),
+                )
             yield found
         if len(comms.task):
             yield comms
@@ -125,7 +128,7 @@ class Work:
             comms.connection,
         )
         order = np.argsort(found.start_ns, kind="stable")
-        return found.at(order if device is None else order[comms.device[order] == device])
+        return found.take(order if device is None else order[comms.device[order] == device])
 
     @property
     def task(self) -> NDArray[np.int32]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.arrays.nesting import WINDOW, Below, Distances, Inherited, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
@@ -37,7 +37,6 @@ from unified_prof.recording.python_frames import (
     values_at,
 )
 from unified_prof.recording.source import Findings, Source, Strings, input_text
-from unified_prof.sqlite.integer_columns import MISSING
 
 Whole = NDArray[np.integer]
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, NOWHERE, Frame, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, codes, recoded
 from unified_prof.base.columns import (
     API_OPERATION,
@@ -26,7 +26,6 @@ from unified_prof.base.columns import (
     OLD_NO_CONNECTION,
 )
 from unified_prof.recording.source import Findings, Source, Strings, possible
-from unified_prof.sqlite.integer_columns import MISSING
 
 # Connection ids that mean "none" in old and new files.
 UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
@@ -292,7 +291,7 @@ class Ends(Column):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TaskQueue:
+class TaskQueue(Frame):
     """Entries of torch_npu's task queue: one thread enqueues an operator, another launches it.
 
     Entries without an enqueue or a dequeue are left out.
@@ -303,9 +302,6 @@ class TaskQueue:
     dequeue_thread: Ints
     dequeue_ns: Ints  # Start of each dequeue.
     end_ns: Ints  # End of each dequeue.
-
-    def __len__(self) -> int:
-        return len(self.enqueue_ns)
 
 
 _NOTHING = np.zeros(0, np.int64)
@@ -353,7 +349,7 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StreamWaits:
+class StreamWaits(Frame):
     """Waits of streams for events of other streams; a stream is `device << 32 | stream`."""
 
     at_ns: Ints  # Start of the host call: tasks launched on `stream` after this wait for the event.
@@ -361,9 +357,6 @@ class StreamWaits:
     awaited_stream: Ints
     # Start of the call that recorded the event: tasks launched before this are waited for.
     recorded_ns: Ints
-
-    def __len__(self) -> int:
-        return len(self.at_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

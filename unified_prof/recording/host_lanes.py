@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import NOWHERE, Ints, find
+from unified_prof.arrays.grouping import NOWHERE, Frame, Ints, by_key, find
 from unified_prof.recording.calls import Labels
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle_time import IdleTime
@@ -36,7 +35,7 @@ _MIN_WORK_NS = 1_000_000  # Minimum time of the device tasks for this limit to a
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HostRow:
+class HostRow(Frame):
     """Ranges of one thread at one depth, in order of time."""
 
     start_ns: Ints  # Unix time.
@@ -44,9 +43,6 @@ class HostRow:
     label: NDArray[np.integer]
     kind: NDArray[np.int8]
     call: Ints  # Row in CANN_API, NOWHERE for other ranges.
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

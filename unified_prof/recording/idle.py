@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.calls import COMMUNICATION
 from unified_prof.recording.communication import Stretch
@@ -115,7 +115,7 @@ class IdleReasons:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments:
+class Segments(Frame):
     """Idle intervals with their reasons, in order and without overlaps."""
 
     start_ns: Ints
@@ -183,7 +183,7 @@ def _of_host(own: IntervalSet, task: Ints, host: HostSide) -> list[_Part]:
     # due to it.
     call = np.searchsorted(host.sync.start_ns, own.start_ns, side="right") - 1
     dry = (call >= 0) & (np.append(host.sync.end_ns, 0)[call] > own.start_ns)
-    start, end, gap, _ = meet(own, host.input)
+    start, end, gap, _ = intervals.overlaps(own, host.input)
     parts.append(_part(start, end, INPUT, task[gap]))
     rest_start, rest_end, gap = _subtract(own, start, end, gap)
     due = dry[gap]
@@ -192,7 +192,7 @@ def _of_host(own: IntervalSet, task: Ints, host: HostSide) -> list[_Part]:
     )
     left = IntervalSet(rest_start[~due], rest_end[~due])
     left_task = task[gap[~due]]
-    start, end, which, sync = meet(left, host.sync)
+    start, end, which, sync = intervals.overlaps(left, host.sync)
     parts.append(_part(start, end, SYNCHRONISING, left_task[which], sync))
     start, end, which = _subtract(left, start, end, which)
     parts.append(_part(start, end, HOST, left_task[which]))
@@ -211,27 +211,11 @@ def _of_device(ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks) -> list[_
     ]
     others = ~collective & ~behind
     left, left_task = IntervalSet(ready[others], end[others]), task[others]
-    start, stop, which, _ = meet(left, tasks.waits)
+    start, stop, which, _ = intervals.overlaps(left, tasks.waits)
     parts.append(_part(start, stop, STREAM, left_task[which]))
     start, stop, which = _subtract(left, start, stop, which)
     parts.append(_part(start, stop, LAUNCHED, left_task[which]))
     return parts
-
-
-def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the intersections of two sets as (start, end, index in `one`, index in `other`).
-
-    The intervals of `one` are in order and disjoint, but may be empty or touch.
-    """
-    low = np.searchsorted(other.end_ns, one.start_ns, side="right")
-    high = np.searchsorted(other.start_ns, one.end_ns, side="left")
-    count = np.maximum(high - low, 0)
-    left = np.repeat(np.arange(len(one)), count)
-    right = np.arange(int(count.sum())) + np.repeat(low - (np.cumsum(count) - count), count)
-    start = np.maximum(one.start_ns[left], other.start_ns[right])
-    end = np.minimum(one.end_ns[left], other.end_ns[right])
-    filled = end > start
-    return start[filled], end[filled], left[filled], right[filled]
 
 
 def _subtract(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Ints, Ints, Ints]:
@@ -270,7 +254,7 @@ def totals(
         np.add.at(sums, segments.reason, segments.end_ns - segments.start_ns)
         if steps:
             idle = IntervalSet(segments.start_ns, segments.end_ns)
-            start, end, which, step = meet(idle, windows)
+            start, end, which, step = intervals.overlaps(idle, windows)
             np.add.at(by_step, (step, segments.reason[which]), end - start)
     rows = [IdleReasons(device, None, int(sums.sum()), *sums.tolist())]
     for (name, _, _), own in zip(steps or (), by_step.tolist(), strict=True):
@@ -295,9 +279,6 @@ def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[Interva
             intervals.part(of, one.begin_ns, one.until_ns),
         )
         start, end = idle.start_ns, idle.end_ns
-        filled = end > start
-        if not filled.all():
-            start, end = start[filled], end[filled]
         if open_ns is not None:
             if len(start) and start[0] == one.begin_ns:
                 start[0] = open_ns

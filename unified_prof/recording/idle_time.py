@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -90,13 +90,7 @@ class IdleTime:
 
     def segments(self, name: str) -> Segments:
         """Return the idle intervals of a device; `next_task` has indexes into all work."""
-        parts = list(self.parts(name))
-        return Segments(
-            *(
-                np.concatenate([getattr(part, one.name) for part in parts])
-                for one in fields(Segments)
-            )
-        )
+        return Segments.concatenate(list(self.parts(name)))
 
     @property
     def host(self) -> HostSide:

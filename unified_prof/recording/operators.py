@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, find
+from unified_prof.arrays.grouping import MISSING, Ints, find
 from unified_prof.recording import collectives
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.source import Source, Strings
-from unified_prof.sqlite.integer_columns import MISSING
 
 _PLACE = ("start", "thread", "name")
 # Rows per batch.

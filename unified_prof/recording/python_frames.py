@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Ints, Lookup, find
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup, find
 from unified_prof.arrays.nesting import WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.base.columns import API_PYTHON
 from unified_prof.recording.source import Source, Strings
-from unified_prof.sqlite.integer_columns import MISSING
 
 MODULE_PREFIX = "nn.Module: "
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.recording import collectives, counters, operators
 from unified_prof.recording import steps as step_trace
 from unified_prof.recording.annotations import Ranges, Regions
@@ -36,8 +36,6 @@ from unified_prof.recording.source import NOTHING_KNOWN, Findings, Source, Strin
 from unified_prof.recording.steps import Ran, StepTrace, step_of
 from unified_prof.recording.task_order import Launched, launched
 from unified_prof.recording.tasks import Tasks
-from unified_prof.sqlite import integer_columns as in_store
-from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.statements import quoted
 
 
@@ -278,9 +276,6 @@ def breakdown_spec(kind: Kind) -> BreakdownSpec:
     module = import_module(f"unified_prof.explain.{kind.module}")
     return cast(dict[By, BreakdownSpec], module.BREAKDOWNS)[kind.by]
 
-
-# Value for NULL and for columns that an older file does not have.
-MISSING_WHOLE_TABLES = in_store.MISSING
 
 # A window of a table: integer columns, and float columns.
 Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup, by_key, value_by_key
 from unified_prof.arrays.nesting import NONE
 from unified_prof.base.columns import NO_CONNECTION
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Findings, Source, Strings
 from unified_prof.recording.tasks import Tasks
-from unified_prof.sqlite.integer_columns import MISSING
 
 _REPLAYS = re.compile(r"GraphLaunch")
 _LAUNCHES = re.compile(r"Launch\w*Kernel|Memcpy\w*Async|Memset\w*Async")
@@ -206,8 +204,6 @@ def _nodes(source: Source, identity: Ints) -> Ints:
     if "UPROF_GPU_TASKS" in source.tables:
         columns = {"id": "globalTaskId", "node": "graphNodeId"}
         found = source.integers("UPROF_GPU_TASKS", columns)
-        row = Lookup(found["id"]).rows(identity)
-        node = np.append(found["node"], MISSING)[row]
-        good = (row >= 0) & (node != MISSING) & (node > 0)
-        result[good] = node[good]
+        node = value_by_key(found["id"], found["node"], identity, MISSING)
+        result[node > 0] = node[node > 0]
     return result

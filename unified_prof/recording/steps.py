@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
-from unified_prof.arrays.intervals import merge, subtract, union
+from unified_prof.arrays.grouping import MISSING, Frame, Ints, Lookup
+from unified_prof.arrays.intervals import IntervalSet, holding, merge, subtract, union
 from unified_prof.base.columns import API_OPERATION
-from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Source
-from unified_prof.sqlite.integer_columns import MISSING
 
 Steps = Sequence[tuple[str, int, int]]  # Name, start and end in nanoseconds, in order of time.
 
@@ -30,8 +28,7 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     """Return the index of the step at each time, UNKNOWN outside steps."""
     starts = np.array([start for _, start, _ in steps], np.int64)
     ends = np.array([end for _, _, end in steps], np.int64)
-    step = np.searchsorted(starts, start_ns, side="right") - 1
-    return np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
+    return holding(IntervalSet(starts, ends), start_ns)
 
 
 _NODE = 10_000  # `node` in ENUM_API_TYPE, the level of launch calls.
@@ -72,7 +69,7 @@ class StepTrace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
+class Ran(Frame):
     """All tasks, as columns."""
 
     device: NDArray[np.integer]
@@ -249,13 +246,7 @@ def _last_of_each(ran: Ran) -> Ran:
         return ran
     _, from_end = np.unique(ran.identity[::-1], return_index=True)
     rows = len(ran.identity) - 1 - from_end
-    return Ran(
-        ran.device[rows],
-        ran.connection[rows],
-        ran.start_ns[rows],
-        ran.end_ns[rows],
-        ran.identity[rows],
-    )
+    return ran.take(rows)
 
 
 def _communication(source: Source, ran: Ran) -> Work:

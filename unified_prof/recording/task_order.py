@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, find
+from unified_prof.arrays.grouping import NOWHERE, Frame, Ints, by_key, find
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import Column
 from unified_prof.recording import idle
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.task_rows import TaskRows
 from unified_prof.recording.tasks import Tasks
@@ -34,7 +33,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrderedTasks:
+class OrderedTasks(Frame):
     """Device tasks in order of start."""
 
     task: NDArray[np.int32]  # Index of each task in all work.
@@ -43,26 +42,10 @@ class OrderedTasks:
     stream: Ints  # UNKNOWN for whole collectives.
     connection: Ints
 
-    def at(self, rows: slice | NDArray[np.intp]) -> OrderedTasks:
-        """Return the tasks at the given rows."""
-        return OrderedTasks(
-            self.task[rows],
-            self.start_ns[rows],
-            self.kind[rows],
-            self.stream[rows],
-            self.connection[rows],
-        )
-
     def merged(self, other: OrderedTasks) -> OrderedTasks:
         """Merge with other tasks in order of start; of equal starts, `self` comes first."""
-        both = OrderedTasks(
-            np.concatenate((self.task, other.task)),
-            np.concatenate((self.start_ns, other.start_ns)),
-            np.concatenate((self.kind, other.kind)),
-            np.concatenate((self.stream, other.stream)),
-            np.concatenate((self.connection, other.connection)),
-        )
-        return both.at(np.argsort(both.start_ns, kind="stable"))
+        both = OrderedTasks.concatenate([self, other])
+        return both.take(np.argsort(both.start_ns, kind="stable"))
 
 
 class Following:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 from unified_prof.recording.source import Findings, Source, Strings, possible
@@ -26,7 +26,6 @@ from unified_prof.recording.task_rows import (
     TaskRows,
     kind_of_type,
 )
-from unified_prof.sqlite.integer_columns import MISSING
 
 # The profiler's marks at the start and end of a recording, which are not part of the program.
 _OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import Frame, Ints, by_key, value_by_key
 from unified_prof.base.text import NS_PER_S
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
 from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import CollectiveNames, by_key
+from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.counters import MAX_BYTES
 from unified_prof.recording.model import Series
 from unified_prof.recording.source import Source
@@ -109,7 +109,7 @@ def build(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Blocks:
+class _Blocks(Frame):
     """Tasks or merged blocks of tasks, by lane and in order of time."""
 
     lane: Ints
@@ -122,13 +122,6 @@ class _Blocks:
     kind: NDArray[np.int8]
     connection: Ints
     kept: NDArray[np.bool_]  # True if the block must not be merged.
-
-    def __len__(self) -> int:
-        return len(self.lane)
-
-    def at(self, rows: NDArray[np.integer]) -> _Blocks:
-        """Return the blocks at the given rows."""
-        return _Blocks(*(getattr(self, one.name)[rows] for one in fields(self)))
 
     def merged(self, resolution: int) -> _Blocks:
         """Merge blocks shorter than the resolution with the others in their time slot."""
@@ -242,7 +235,7 @@ class _Rows:
         blocks = _Blocks(
             lane, start, start + duration, duration, one, duration, label, kind, connection, kept
         )
-        return blocks.at(np.argsort(lane, kind="stable"))
+        return blocks.take(np.argsort(lane, kind="stable"))
 
     def _is_shown(self, rows: TaskRows) -> NDArray[np.bool_]:
         return self._tasks.program_types.take(rows.type)
@@ -280,13 +273,9 @@ class _BlockMerger:
 
     def _join(self) -> None:
         parts, self._parts = self._parts, []
-        columns = [
-            np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(_Blocks)
-        ]
+        joined = _Blocks.concatenate(parts)
         del parts
-        joined = _Blocks(*columns)
-        del columns
-        joined = joined.at(np.argsort(joined.lane, kind="stable"))
+        joined = joined.take(np.argsort(joined.lane, kind="stable"))
         if self.resolution is not None:
             assert self._limit is not None
             joined = joined.merged(self.resolution)
@@ -383,9 +372,8 @@ def _rates(
         # Whole bytes per second; invalid values count as not recorded.
         rate = f"CAST(bandwidthGBps * {NS_PER_S} AS INTEGER)"
         found = source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "rate": rate})
-        row = Lookup(found["id"]).rows(identity)
-        recorded = np.append(found["rate"], -1)[row]
-        good = (row >= 0) & (recorded > 0) & (recorded < MAX_BYTES)
+        recorded = value_by_key(found["id"], found["rate"], identity, -1)
+        good = (recorded > 0) & (recorded < MAX_BYTES)
         result[good] = recorded[good]
     return result
 
@@ -396,8 +384,7 @@ def _sizes(source: Source, identity: NDArray[np.integer]) -> Ints:
     for table, column in _SIZES.items():
         if table in source.tables:
             found = source.integers(table, {"id": "globalTaskId", "size": column})
-            row = Lookup(found["id"]).rows(identity)
-            size = np.append(found["size"], -1)[row]
-            good = (row >= 0) & (size > 0) & (size < MAX_BYTES)
+            size = value_by_key(found["id"], found["size"], identity, -1)
+            good = (size > 0) & (size < MAX_BYTES)
             result[good] = size[good]
     return result

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.base.columns import API_QUEUE
 from unified_prof.recording.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import CollectiveNames, by_key
+from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.host_calls import UNCONNECTED
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.recording.task_rows import WAIT

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.sqlite.statements import quoted, reading
 
@@ -143,9 +144,6 @@ def _objects(part: _Part) -> NDArray[Any]:
         values[part.is_null] = None
     return values
 
-
-# Value for NULL and for values that are not integers; does not occur in any column.
-MISSING = np.iinfo(np.int64).min
 
 _CHUNK_ROWS = 16_384
 _INT32 = 1 << 31

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.errors import StoreError
 from unified_prof.sqlite import column_reader
-from unified_prof.sqlite.column_reader import MISSING, Wanted
+from unified_prof.sqlite.column_reader import Wanted
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
 from unified_prof.sqlite.statements import declared, quoted, reading, row_id_name
 
-__all__ = ["MISSING", "Window", "of_table", "pieces", "windows"]
+__all__ = ["Window", "of_table", "pieces", "windows"]
 
 _NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
 _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)

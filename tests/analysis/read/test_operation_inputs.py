@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.recording import operators
 from unified_prof.recording.operators import numbered, of_ranges
-from unified_prof.sqlite.integer_columns import MISSING
 
 VALUE = st.sampled_from([MISSING, -1, 0, 1, 7, 1 << 40])
 

@@ -27,7 +27,7 @@ def _begun(work: list[tuple[int, int, int]]) -> OrderedTasks:
 
 def _windows(work: OrderedTasks, size: int) -> Iterator[OrderedTasks]:
     for low in range(0, len(work.task), size):
-        yield work.at(slice(low, low + size))
+        yield work.take(slice(low, low + size))
 
 
 @given(WORK, st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 22))), st.integers(1, 7))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.recording.communication import by_key
+from unified_prof.arrays.grouping import by_key
 from unified_prof.recording.tracks import _row_of_each
 
 

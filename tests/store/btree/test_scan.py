@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.base.columns import Tables
 from unified_prof.errors import UprofError
 from unified_prof.sqlite import column_reader, integer_columns
 from unified_prof.sqlite.external_tables import foreign_tables
-from unified_prof.sqlite.integer_columns import MISSING, of_table
+from unified_prof.sqlite.integer_columns import of_table
 from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.pages import record_reader as scanning
 from unified_prof.sqlite.pages.format import FileConnection

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints, Lookup
-from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.grouping import Frame, Ints, Lookup
 from unified_prof.base.text import NS_PER_S, scaled
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.device_context import DeviceContext
@@ -175,7 +174,7 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
     if not len(last):
         return 0
     start, end = messages.start[last], messages.end[last]
-    follows = _covered_ns(context.compute, end, steps.end_ns[step[last]]) > 0
+    follows = intervals.covered(context.compute, end, steps.end_ns[step[last]]) > 0
     last, start, end = last[~follows], start[~follows], end[~follows]
     size, length = messages.size[last], end - start
     bucket = np.where(
@@ -183,11 +182,7 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
         length * np.minimum(1.0, BUCKET_BYTES / np.maximum(size, 1)),
         np.minimum(length, np.median(messages.length)),
     )
-    return int(np.minimum(bucket, _covered_ns(messages.exposed, start, end)).sum())
-
-
-def _covered_ns(covered: IntervalSet, start_ns: Ints, end_ns: Ints) -> Ints:
-    return intervals.covered_before(covered, end_ns) - intervals.covered_before(covered, start_ns)
+    return int(np.minimum(bucket, intervals.covered(messages.exposed, start, end)).sum())
 
 
 def small_buckets(context: DeviceContext) -> Iterator[Finding]:
@@ -250,7 +245,7 @@ _SDMA, _RDMA, _ON_CHIP = 0, 1, 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Transfers:
+class _Transfers(Frame):
     """Tasks of collectives that transferred bytes within the analyzed steps."""
 
     start_ns: Ints
@@ -258,12 +253,6 @@ class _Transfers:
     size_bytes: Ints
     transport: Ints
     link: Ints
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def take(self, selected: Flags) -> _Transfers:
-        return _Transfers(*(getattr(self, name)[selected] for name in self.__slots__))
 
     @property
     def sdma(self) -> _Transfers:

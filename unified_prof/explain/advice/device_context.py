@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Frame, Ints, Lookup
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, narrow
 from unified_prof.explain import kernel_classes
@@ -26,28 +26,18 @@ from unified_prof.explain.advice.idle_segments import (
     PAUSE_SHARE,
     Flags,
     IdleSegments,
-    concatenate,
     duration,
     host_bound_masks,
 )
 from unified_prof.recording.calls import COPY, KINDS
 from unified_prof.recording.communication import Stretch
 from unified_prof.recording.framework import OTHER_PASS
-from unified_prof.recording.idle import (
-    HOST,
-    INPUT,
-    LAUNCHED,
-    NOT_KNOWN,
-    REASONS,
-    SYNCHRONISING,
-    meet,
-)
+from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
 from unified_prof.recording.task_rows import FOREVER
-from unified_prof.sqlite.integer_columns import MISSING
 
 WINDOW = 2 * BLOCK  # Device tasks processed at a time.
 
@@ -63,7 +53,7 @@ _COMPILED_KERNEL = re.compile(r"^triton_(?:poi|red|per|tem)_")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceTasks:
+class DeviceTasks(Frame):
     """Device tasks that started in the analyzed steps, by start time."""
 
     # Row of each task in `Recording.work`.
@@ -73,9 +63,6 @@ class DeviceTasks:
     packed_length_ns: NDArray[np.integer]
     kind: NDArray[np.int8]
     packed_stream: NDArray[np.integer]
-
-    def __len__(self) -> int:
-        return len(self.row)
 
     @property
     def length_ns(self) -> Ints:
@@ -208,9 +195,7 @@ class DeviceContext:
 
     def is_analyzed(self, at_ns: Ints) -> Flags:
         """Return a mask of the timestamps within the analyzed time."""
-        last = np.searchsorted(self.window.start_ns, at_ns, side="right") - 1
-        ends = np.append(self.window.end_ns, 0)
-        return (last >= 0) & (at_ns < ends[last])
+        return intervals.holding(self.window, at_ns) >= 0
 
     @cached_property
     def compute(self) -> IntervalSet:
@@ -256,11 +241,12 @@ class DeviceContext:
         assert self.device is not None
         pending = NO_IDLE
         for segments in self.recording.idle_time.parts(self.device):
-            start, end, row, _ = meet(IntervalSet(segments.start_ns, segments.end_ns), self.window)
-            task, sync = segments.next_task[row], segments.sync[row]
-            idle = concatenate(
-                [pending, IdleSegments(start, end, segments.reason[row], task, sync)]
+            start, end, row, _ = intervals.overlaps(
+                IntervalSet(segments.start_ns, segments.end_ns), self.window
             )
+            task, sync = segments.next_task[row], segments.sync[row]
+            parts = [pending, IdleSegments(start, end, segments.reason[row], task, sync)]
+            idle = IdleSegments.concatenate(parts)
             cut = len(idle.task)
             if cut and idle.task[-1] >= 0:
                 others = np.flatnonzero(idle.task != idle.task[-1])
@@ -300,7 +286,8 @@ class DeviceContext:
 
     def idle_where(self, condition: Callable[[IdleSegments], Flags]) -> IdleSegments:
         """Return the idle segments for which a condition on windows holds."""
-        return concatenate(idle.take(condition(idle)) for idle in self.idle_windows())
+        parts = [idle.take(condition(idle)) for idle in self.idle_windows()]
+        return IdleSegments.concatenate(parts)
 
     @cached_property
     def idle(self) -> IdleSegments:
@@ -436,8 +423,9 @@ class DeviceContext:
             for low in range(0, len(tasks), WINDOW):
                 rows = slice(low, low + WINDOW)
                 start = tasks.start_ns[rows]
-                until = intervals.covered_before(exposed, start + tasks.packed_length_ns[rows])
-                result[rows] = until - intervals.covered_before(exposed, start)
+                result[rows] = intervals.covered(
+                    exposed, start, start + tasks.packed_length_ns[rows]
+                )
         return result
 
     @property

@@ -95,9 +95,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Finding]:
         return
     optimizer = context.clip(framework.start_ns[steps], framework.end_ns[steps])
     calls = framework.calls
-    start = framework.start_ns[calls]
-    last = np.searchsorted(optimizer.start_ns, start, side="right") - 1
-    calls = calls[(last >= 0) & (start < np.append(optimizer.end_ns, 0)[last])]
+    calls = calls[intervals.holding(optimizer, framework.start_ns[calls]) >= 0]
     texts, number = framework.names(calls)
     fused = np.array([bool(_MULTI_TENSOR.search(text)) for text in [*texts, ""]])[number]
     if len(calls) < MIN_OPTIMIZER_KERNELS * context.step_count:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import narrow
 from unified_prof.base.text import TIMES, scaled
@@ -21,7 +21,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IdleSegments:
+class IdleSegments(Frame):
     """Idle segments of a device within the analyzed steps; columns as in `idle.Segments`."""
 
     start_ns: Ints
@@ -35,10 +35,6 @@ class IdleSegments:
     def length_ns(self) -> Ints:
         """Length of each segment."""
         return self.end_ns - self.start_ns
-
-    def take(self, rows: Flags | slice | Ints) -> IdleSegments:
-        """Return selected segments."""
-        return IdleSegments(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def without(self, removed: IntervalSet) -> IdleSegments:
         """Return the segments without some intervals; a segment may become several."""
@@ -59,15 +55,6 @@ class IdleSegments:
 
 _NO_TIMES, _NO_ROWS = np.zeros(0, np.int64), np.zeros(0, np.int32)
 NO_IDLE = IdleSegments(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO_ROWS)
-
-
-def concatenate(parts: Iterable[IdleSegments]) -> IdleSegments:
-    """Concatenate the segments of at least one part."""
-    every = list(parts)
-    if len(every) == 1:
-        return every[0]
-    columns = ([getattr(part, column.name) for part in every] for column in fields(IdleSegments))
-    return IdleSegments(*map(np.concatenate, columns))
 
 
 MIN_STEPS_WITH_WARM_UP = 3  # Number of steps from which the first is excluded as warm-up.

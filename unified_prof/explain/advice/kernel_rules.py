@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.device_context import DeviceContext
 from unified_prof.explain.advice.idle_segments import (
@@ -30,7 +30,6 @@ from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence, Finding
 from unified_prof.recording.recording import Recording
-from unified_prof.sqlite.integer_columns import MISSING
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
 NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.

@@ -22,7 +22,7 @@ from unified_prof.explain.advice.idle_segments import (
 )
 from unified_prof.explain.advice.wait_rules import COMPILATION, host_ranges
 from unified_prof.recording.counters import MAX_BYTES, TORCH
-from unified_prof.recording.idle import IN_WORDS, REASONS, meet
+from unified_prof.recording.idle import IN_WORDS, REASONS
 from unified_prof.recording.model import Evidence, Finding
 
 PRESSURE = 0.92  # Minimum share of the device's memory (TraceML's threshold).
@@ -351,11 +351,11 @@ def _largest_growth(
             ("communication", stretch.communication),
             ("copies", stretch.copies),
         ):
-            start, stop, _, number = meet(part, steps)
+            start, stop, _, number = intervals.overlaps(part, steps)
             add(name, number, stop - start)
     for segments in context.recording.idle_time.parts(context.device):
         idle = IntervalSet(segments.start_ns, segments.end_ns)
-        start, stop, row, number = meet(idle, steps)
+        start, stop, row, number = intervals.overlaps(idle, steps)
         for reason, name in enumerate(REASONS):
             rows = segments.reason[row] == reason
             add(f"idle ({IN_WORDS[name]})", number[rows], (stop - start)[rows])

@@ -385,8 +385,9 @@ class _Kernels:
         stream = self.context.tasks.stream[self.row[begins]]
         for number, time in self._time_of_streams.items():
             rows = np.flatnonzero(stream == number)
-            until = intervals.covered_before(time, self.end_ns[begins[rows] + length - 1])
-            elapsed[rows] = until - intervals.covered_before(time, self.start_ns[begins[rows]])
+            elapsed[rows] = intervals.covered(
+                time, self.start_ns[begins[rows]], self.end_ns[begins[rows] + length - 1]
+            )
         # One kernel as long as the longest would remain. Occurrences that take much longer than
         # usual have another cause and are limited.
         lost = np.maximum(elapsed - longest, 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Frame, Ints
 from unified_prof.explain.advice.device_context import DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -25,7 +25,6 @@ from unified_prof.recording.calls import COPY, KERNEL
 from unified_prof.recording.idle import INPUT, SYNCHRONISING, is_synchronising
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.source import possible
-from unified_prof.sqlite.integer_columns import MISSING
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
 # loading.
@@ -43,9 +42,8 @@ _PINNED = re.compile(r"pinned", re.IGNORECASE)
 def _copy_bytes(context: DeviceContext) -> Ints:
     """Return the bytes of each task that is a copy, 0 for others."""
     table = context.recording.source.integers("MEMCPY_INFO", {"id": "globalTaskId", "size": "size"})
-    row = context.table_row(table["id"])
-    size = np.append(table["size"], 0)[row]
-    return np.where((row >= 0) & (size > 0), size, 0)
+    size = np.append(table["size"], 0)[context.table_row(table["id"])]
+    return np.where(size > 0, size, 0)
 
 
 def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
@@ -303,7 +301,7 @@ RETURN_NS = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _SyncGaps:
+class _SyncGaps(Frame):
     """Idle time from the return of a synchronization to the next task, one entry per gap."""
 
     sync: Ints  # Row of `HostSide.sync`.
@@ -313,9 +311,6 @@ class _SyncGaps:
     end_ns: Ints
     # Idle time that belongs to this gap: without input waits and what other findings explain.
     cost_ns: Ints
-
-    def take(self, rows: Flags) -> _SyncGaps:
-        return _SyncGaps(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 def _sync_gaps(context: DeviceContext) -> _SyncGaps:
@@ -328,8 +323,7 @@ def _sync_gaps(context: DeviceContext) -> _SyncGaps:
     end = np.maximum(context.recording.work.start_ns[task], start)
     fetching = context.idle_where(lambda one: one.reason == INPUT)
     other = intervals.union(intervals.merge(fetching.start_ns, fetching.end_ns), context.claimed)
-    explained = intervals.covered_before(other, end) - intervals.covered_before(other, start)
-    return _SyncGaps(sync, task, start, end, end - start - explained)
+    return _SyncGaps(sync, task, start, end, end - start - intervals.covered(other, start, end))
 
 
 def synchronising_calls(context: DeviceContext) -> Iterator[Finding]:

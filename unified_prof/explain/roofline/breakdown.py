@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import by_key
 from unified_prof.explain.roofline.arguments import UnknownCostError, dtype_of, item_size
 from unified_prof.explain.roofline.costs import Cost, collective
-from unified_prof.explain.roofline.kernel_attribution import NOT_TF32, TF32, Charged, Class, groups
+from unified_prof.explain.roofline.kernel_attribution import NOT_TF32, TF32, Charged, Class
 from unified_prof.explain.roofline.peaks import Device, Peak, known_devices
 from unified_prof.recording import breakdowns, operators
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
@@ -290,7 +291,7 @@ def copies(
     identity = recording.tasks.identity
     texts = work.labels.texts
     result = []
-    for members in groups(numbered(label, device, kind)):
+    for _, members in by_key(numbered(label, device, kind)):
         first = members[0]
         name, own = devices.get(int(device[first]), devices.get(None, ("", None)))
         what = texts[int(label[first])]
@@ -337,7 +338,7 @@ def collectives(
     distinct = {one: place for place, one in enumerate(dict.fromkeys(payload_of))}
     place = np.array([distinct[one] for one in payload_of], np.int64)
     result = []
-    for members in groups(numbered(label, place, comms.device)):
+    for _, members in by_key(numbered(label, place, comms.device)):
         first = members[0]
         name, _ = devices.get(int(comms.device[first]), devices.get(None, ("", None)))
         what = labels.texts[int(label[first])]

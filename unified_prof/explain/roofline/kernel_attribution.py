@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import MISSING, Ints, by_key
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import (
@@ -29,7 +31,6 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.operators import numbered
 from unified_prof.recording.recording import Recording
-from unified_prof.sqlite.integer_columns import MISSING
 
 # Kernel names of TF32, and of fp32 without TF32.
 TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
@@ -161,7 +162,7 @@ class Charged:
         texts = self._recording.work.labels.texts
         result = []
         nothing: dict[str, str | None] = dict.fromkeys(inputs)
-        for members in groups(number):
+        for _, members in by_key(number):
             first = members[0]
             strings = self._recording.strings
             tensor_texts = {
@@ -232,10 +233,9 @@ class Charged:
             at = side.framework.start_ns[self._owner[mine]]
             if side.recording is not self._recording and self._replayed_ns is not None:
                 at = self._replayed_ns[mine]
-            last = np.searchsorted(regions.start_ns[marks], at, side="right") - 1
-            mark = marks[np.maximum(last, 0)]
-            inside = (last >= 0) & (at < regions.end_ns[mark])
-            result[mine[inside]] = regions.name[mark[inside]]
+            spans = IntervalSet(regions.start_ns[marks], regions.end_ns[marks])
+            mark = intervals.holding(spans, at)
+            result[mine[mark >= 0]] = regions.name[marks[mark[mark >= 0]]]
         return result
 
     def _doubled(self) -> NDArray[np.bool_]:
@@ -300,13 +300,6 @@ def _marked(framework: Framework, wanted: Callable[[str], bool]) -> NDArray[np.b
     marked = np.zeros(len(framework), bool)
     marked[framework.matching(wanted)] = True
     return marked
-
-
-def groups(number: Ints) -> Iterator[Ints]:
-    """Yield the indices of each number 0, 1, ..."""
-    order = np.argsort(number, kind="stable")
-    borders = np.flatnonzero(np.diff(number[order])) + 1
-    yield from (part for part in np.split(order, borders) if len(part))
 
 
 def _has_sizes(text: str | None) -> bool:

@@ -7,12 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, distinct, rising
+from unified_prof.arrays.grouping import NOWHERE, Ints, by_key, distinct, rising
 from unified_prof.explain.schedule import device, graph, host
 from unified_prof.explain.schedule.device import Pieces
 from unified_prof.explain.schedule.graph import Edges, Schedule, Segments
 from unified_prof.explain.schedule.host import Host
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.steps import step_of
 

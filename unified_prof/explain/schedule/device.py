@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup
+from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import host_calls
 from unified_prof.recording.calls import COMMUNICATION, UNKNOWN
-from unified_prof.recording.communication import by_key
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.task_rows import WAIT
 

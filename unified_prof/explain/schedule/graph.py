@@ -15,14 +15,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Frame, Ints
 
 NONE = -1
 _LATEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Edges:
+class Edges(Frame):
     """Dependencies between moments, which are given by number."""
 
     source: Ints
@@ -32,9 +32,6 @@ class Edges:
     # ...counted from the end of the task at the source if True, else from its begin.
     behind: NDArray[np.bool_]
     kind: NDArray[np.int8]  # Kind of edge, such as HOST.
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     @staticmethod
     def uniform(
@@ -50,33 +47,20 @@ class Edges:
             np.full(count, kind, np.int8),
         )
 
-    @staticmethod
-    def concatenate(parts: list[Edges]) -> Edges:
-        """Concatenate edges."""
-        columns = ([getattr(part, name) for part in parts] for name in Edges.__slots__)
-        return Edges(*map(np.concatenate, columns))
-
     def moved(self, by: int) -> Edges:
         """Return the edges with all numbers increased."""
         source, target = self.source + by, self.target + by
         return Edges(source, target, self.lag_ns, self.behind, self.kind)
 
-    def take(self, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> Edges:
-        """Return selected edges."""
-        return Edges(*(getattr(self, name)[chosen] for name in self.__slots__))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments:
+class Segments(Frame):
     """Contiguous segments of a path, in order of time."""
 
     start_ns: Ints
     end_ns: Ints
     moment: Ints  # Moment whose task a segment is, or that precedes it; NONE if unknown.
     kind: NDArray[np.int8]  # WORK, UNKNOWN or the kind of an edge.
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 # Kinds of segments that are not edges: the task of a moment, and unexplained time.

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.registry import Delivery, cell, lines
 from unified_prof.recording import recording as whole_tables
-from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 
 TABLE = "NPU_OP_MEM"
 
@@ -102,9 +101,7 @@ def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
     names = whole_tables.names(recording.source, "ENUM_MODULE")
     size = found["totalReserved"]
     # Round towards zero, but keep -1: the profiler has seen releases only.
-    kilobytes = np.where(
-        size == MISSING_WHOLE_TABLES, MISSING_WHOLE_TABLES, np.sign(size) * (np.abs(size) // 1024)
-    )
+    kilobytes = np.where(size == MISSING, MISSING, np.sign(size) * (np.abs(size) // 1024))
     kilobytes[size == -1] = -1
 
     def block(part: slice) -> list[str]:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup
 from unified_prof.base.columns import (
     NO_CONNECTION,
     NO_CONTEXT,
@@ -19,7 +19,7 @@ from unified_prof.base.columns import (
 )
 from unified_prof.export.mindstudio.registry import cell
 from unified_prof.recording import recording as whole_tables
-from unified_prof.recording.recording import MISSING_WHOLE_TABLES, Texts
+from unified_prof.recording.recording import Texts
 from unified_prof.recording.source import Findings, Source
 
 # Rows that are converted to text at a time.
@@ -148,9 +148,9 @@ class Recording:
             info: Their rows of `kernels`; -1 if a task has none.
         """
         if not len(self.kernels):
-            return np.full(len(tasks), MISSING_WHOLE_TABLES, np.int64)
+            return np.full(len(tasks), MISSING, np.int64)
         name = self.kernels.columns["name"][info].astype(np.int64)
-        return np.where(info >= 0, name, MISSING_WHOLE_TABLES)
+        return np.where(info >= 0, name, MISSING)
 
     def ids(self, wanted: Collection[str]) -> Ints:
         """Return the ids of texts."""
@@ -330,6 +330,4 @@ def ranks_of_texts(values: NDArray[np.integer]) -> Ints:
 
 def first_known(*columns: Iterable[int]) -> int | None:
     """Return the first known value of the columns, or None."""
-    return next(
-        (int(v) for column in columns for v in column if v != MISSING_WHOLE_TABLES and v >= 0), None
-    )
+    return next((int(v) for column in columns for v in column if v != MISSING and v >= 0), None)

@@ -17,10 +17,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import MISSING
 from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.base.text import guard_formula, printable
 from unified_prof.export.files import OutputFiles
-from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 
 # Larger tables are split into `<kind>_slice_<n>_<time>.csv`.
 ROWS_A_FILE = 1_000_000
@@ -136,9 +136,7 @@ def as_doubles(ns: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def integers(values: NDArray[np.int64]) -> list[str]:
     """Return integers as texts; missing values become N/A."""
-    return [
-        NOT_AVAILABLE if value == MISSING_WHOLE_TABLES else str(value) for value in values.tolist()
-    ]
+    return [NOT_AVAILABLE if value == MISSING else str(value) for value in values.tolist()]
 
 
 def trimmed(value: float) -> str:
@@ -215,8 +213,7 @@ def kilobytes(size_bytes: NDArray[np.int64]) -> list[str]:
     """Return bytes as KB, rounded to three decimals; exact halves to even, as in Python."""
     distinct, places = np.unique(size_bytes, return_inverse=True)
     texts = [
-        NOT_AVAILABLE if one == MISSING_WHOLE_TABLES else str(round(one / 1024, 3))
-        for one in distinct.tolist()
+        NOT_AVAILABLE if one == MISSING else str(round(one / 1024, 3)) for one in distinct.tolist()
     ]
     return [texts[place] for place in places.reshape(-1).tolist()]
 
