@@ -230,8 +230,11 @@ class Packed(Column):
     @property
     def bounds(self) -> tuple[Ints, Ints]:
         """Minimum and maximum of each block, holes included."""
-        least = [min(one.least, self._hole) if one.has_holes else one.least for one in self._blocks]
-        return np.array(least, np.int64), np.array([one.most for one in self._blocks], np.int64)
+        least = [
+            min(block.least, self._hole) if block.has_holes else block.least
+            for block in self._blocks
+        ]
+        return np.array(least, np.int64), np.array([block.most for block in self._blocks], np.int64)
 
     def anew(self) -> Packing:
         """Return an empty builder with the same types and hole."""

@@ -73,15 +73,20 @@ _MIN_TREND_CORRELATION = 0.85
 def find_all(context: RuleContext) -> list[Finding]:
     """Return all findings, costliest first; a healthy run has none."""
     candidates = [candidate for rule in RULES for candidate in rule(context)]
-    loaded = {rank for one in candidates if one.kind == EXPERT_IMBALANCE for rank in one.ranks}
+    loaded = {
+        rank
+        for candidate in candidates
+        if candidate.kind == EXPERT_IMBALANCE
+        for rank in candidate.ranks
+    }
     # Kernels of ranks whose experts get more tokens are slower for that reason.
     general = context.signals.kernels.slower_share
     candidates = [
-        one
-        for one in candidates
-        if one.kind not in (SLOW_RANK, SLOW_KERNEL)
-        or one.ranks[0] not in loaded
-        or (one.kind == SLOW_RANK and general[one.ranks[0]] > GENERAL_SLOWNESS)
+        candidate
+        for candidate in candidates
+        if candidate.kind not in (SLOW_RANK, SLOW_KERNEL)
+        or candidate.ranks[0] not in loaded
+        or (candidate.kind == SLOW_RANK and general[candidate.ranks[0]] > GENERAL_SLOWNESS)
     ]
     return cost_findings(context, candidates)
 
@@ -320,7 +325,7 @@ def _module(context: RuleContext, rank: int, name: str) -> str:
     ):
         if partial.names[number] == name:
             totals[partial.modules[module]] = totals.get(partial.modules[module], 0) + total
-    return max(totals, key=lambda one: totals[one], default="")
+    return max(totals, key=lambda total: totals[total], default="")
 
 
 def unequal_stages(context: RuleContext) -> Iterator[Candidate]:

@@ -275,7 +275,7 @@ def _is_spread(context: RuleContext, rank: int) -> bool:
         if one != rank and (host is None or context.host(one) != host)
     ]
     segments = excess_segments(context, rank, elsewhere, idle=True)
-    excess = sorted((one.excess_ns for one in segments), reverse=True)
+    excess = sorted((segment.excess_ns for segment in segments), reverse=True)
     return sum(excess[: len(context.replay.steps)]) < _MAX_LONGEST_SHARE * sum(excess)
 
 
@@ -293,7 +293,7 @@ def _slow_launches(
             gaps[rank] = gap_ns
             continue
         stretches = context.replay.stretches(rank, idle=True)
-        idle_ns = sum(one.ns for one in stretches if not one.communicates)
+        idle_ns = sum(stretch.ns for stretch in stretches if not stretch.communicates)
         wanted_ns = excess_ns[rank] * len(context.replay.steps)
         share = min(wanted_ns / idle_ns, 1.0) if idle_ns else 0.0
         for one in stretches:
@@ -328,10 +328,10 @@ def _longest_stretches(
     cut: dict[tuple[int, int], float] = {}
     left_ns = dict(idle_ns)
     stretches = context.replay_of([*idle_ns]).stretches(rank, idle=True)
-    for one in sorted(stretches, key=lambda one: -one.ns):
-        if (left := left_ns.get(one.step, 0.0)) > 0 and one.ns > 0:
-            cut[rank, one.mark] = min(one.ns, left)
-            left_ns[one.step] = left - one.ns
+    for stretch in sorted(stretches, key=lambda one: -one.ns):
+        if (left := left_ns.get(stretch.step, 0.0)) > 0 and stretch.ns > 0:
+            cut[rank, stretch.mark] = min(stretch.ns, left)
+            left_ns[stretch.step] = left - stretch.ns
     return cut
 
 

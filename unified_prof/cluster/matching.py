@@ -160,7 +160,7 @@ def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
 
     The recorded world size is exact; without it, the largest rank and group give a lower bound.
     """
-    recorded = [one.world_size for one in matched.facts if one.world_size]
+    recorded = [fact.world_size for fact in matched.facts if fact.world_size]
     if recorded:
         return max(recorded), False
     in_groups = [max(group.ranks) for group in matched.groups if group.is_recorded]
@@ -170,7 +170,7 @@ def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
 
 def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     """Match the communication of ranks; each rank has one partial."""
-    found = tuple(sorted(partials, key=lambda one: one.facts.rank))
+    found = tuple(sorted(partials, key=lambda partial: partial.facts.rank))
     ranks = tuple(one.facts.rank for one in found)
     left_out = Ledger()
     kinds: list[str] = [SEND, RECEIVE]
@@ -304,7 +304,7 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
 
     for _, users in sorted(with_ranks.items()):
         names = [{found[index].groups[number].name for number in mine} for index, mine in users]
-        alike = all(one == names[0] for one in names)
+        alike = all(name == names[0] for name in names)
         apart: dict[object, list[tuple[int, int]]] = {}
         for index, mine in users:
             for order, number in enumerate(mine):
@@ -412,7 +412,7 @@ def _ascending(columns: Sequence[Ints]) -> bool:
 
 def _changes(columns: Sequence[Ints]) -> NDArray[np.bool_]:
     result = np.ones(len(columns[0]), bool)
-    result[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in columns])
+    result[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return result
 
 

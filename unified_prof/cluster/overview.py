@@ -129,15 +129,15 @@ class Overview:
         spans = table.span_ns[order]
         columns = {name: values[order] for name, values in table.parts.items()}
         rows = []
-        for one in self.run.ranks:
-            begin, end = np.searchsorted(ordered, [one.rank, one.rank + 1]).tolist()
+        for rank in self.run.ranks:
+            begin, end = np.searchsorted(ordered, [rank.rank, rank.rank + 1]).tolist()
             rows.append(
                 RankRow(
-                    one,
+                    rank,
                     end - begin,
                     _mean(spans[begin:end]),
                     {name: _mean(values[begin:end]) for name, values in columns.items()},
-                    self.run.blame.get(one.rank),
+                    self.run.blame.get(rank.rank),
                 )
             )
         return tuple(rows)
@@ -158,11 +158,13 @@ class Overview:
     @cached_property
     def groups(self) -> tuple[GroupRow, ...]:
         """Collectives by kind of group, most expensive first."""
-        known = {one.id: one for one in self.run.groups}
+        known = {group.id: group for group in self.run.groups}
         alike: dict[tuple[Any, ...], list[CollectiveRecord]] = {}
-        for one in self.run.collectives:
-            group = known[one.group_id]
-            alike.setdefault((group.kind, group.size, one.kind, one.bytes), []).append(one)
+        for collective in self.run.collectives:
+            group = known[collective.group_id]
+            alike.setdefault(
+                (group.kind, group.size, collective.kind, collective.bytes), []
+            ).append(collective)
         steps = max(1, len(self.steps))
         rows = [_group_row(key, found, known, steps) for key, found in alike.items()]
         return tuple(sorted(rows, key=lambda row: -(row.transfer_ns or 0) - (row.wait_ns or 0)))
@@ -170,7 +172,7 @@ class Overview:
     @cached_property
     def links(self) -> tuple[LinkRow, ...]:
         """Links, the slowest compared with similar ones first."""
-        rows = [LinkRow(one, one.ratio) for one in self.run.links]
+        rows = [LinkRow(link, link.ratio) for link in self.run.links]
         return tuple(sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0)))
 
     @cached_property
@@ -178,7 +180,7 @@ class Overview:
         """The parallel layout, such as `tp 4 x dp 4 x pp 4`; empty if unknown."""
         sizes = {}
         for name in ("tp", "cp", "ep", "dp", "pp"):
-            places = {getattr(one, name) for one in self.run.ranks} - {None}
+            places = {getattr(rank, name) for rank in self.run.ranks} - {None}
             if len(places) > 1:
                 sizes[name] = len(places)
         return " x ".join(f"{name} {size}" for name, size in sizes.items())
@@ -192,7 +194,7 @@ class Overview:
         for row in self.ranks:
             if row.rank.rank == number:
                 return row
-        last = max((one.rank for one in self.run.ranks), default=None)
+        last = max((rank.rank for rank in self.run.ranks), default=None)
         raise UsageError(
             f"{self.run.path} has no rank {number}",
             hint="it has no ranks" if last is None else f"its ranks are 0 to {last}",
@@ -215,7 +217,7 @@ class Overview:
                 hint=f"its steps: {steps}",
                 slug="no-such-step",
             )
-        by_rank = {one.rank: one for one in self.run.ranks}
+        by_rank = {rank.rank: rank for rank in self.run.ranks}
         spans = table.span_ns
         return tuple(
             RankRow(
@@ -231,7 +233,7 @@ class Overview:
     @property
     def missing(self) -> tuple[RankRecord, ...]:
         """Ranks that are missing or incomplete."""
-        return tuple(one for one in self.run.ranks if one.status != "read")
+        return tuple(rank for rank in self.run.ranks if rank.status != "read")
 
     @property
     def coverage(self) -> str:
@@ -239,7 +241,7 @@ class Overview:
         run = self.run
         at_least = "at least " if run.facts.get("world_size_is_minimum") == "true" else ""
         text = f"{len(run.read):,} of {at_least}{run.world_size:,} ranks"
-        absent = [one.rank for one in run.ranks if one.status == "absent"]
+        absent = [rank.rank for rank in run.ranks if rank.status == "absent"]
         if absent:
             text += f"; missing: {format_ranges(absent)}"
         failed = [one for one in self.missing if one.status != "absent"]

@@ -85,7 +85,9 @@ def message_sizes(
 ) -> Ints:
     """Return the size of the larger message of each operation, bytes; NO_VALUE if unknown."""
     types, inverse = np.unique(columns["data"], return_inverse=True)
-    width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)[inverse]
+    width = np.array([ELEMENT_BYTES.get(type_text, 0) for type_text in types.tolist()], np.int64)[
+        inverse
+    ]
     size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NO_VALUE)
     if counts_parts:
         members = np.array([max(group.size, 1) for group in groups], np.int64)[result["group"]]
@@ -448,7 +450,7 @@ class RankCommunication:
         is_global = np.not_equal(known[0], known[1])
         if not self._database.is_gpu:
             is_global[:] = False
-        width = max((len(one.ranks) for one in self.groups), default=0) + 1
+        width = max((len(group.ranks) for group in self.groups), default=0) + 1
         table = np.full((len(self.groups), width), NO_VALUE, np.int64)
         for index, one in enumerate(self.groups):
             table[index, : len(one.ranks)] = one.ranks

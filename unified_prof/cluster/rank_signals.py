@@ -135,7 +135,7 @@ def _group_positions(matched: MatchedCollectives, kind: str) -> list[int | None]
     """Return each rank's position in its group of a kind; 0 if the run has no such groups."""
     groups = [group for group in matched.groups if group.kind == kind and group.is_recorded]
     position: dict[int, int] = {}
-    for group in sorted(groups, key=lambda one: one.size):
+    for group in sorted(groups, key=lambda group: group.size):
         for at, rank in enumerate(sorted(group.ranks)):
             position.setdefault(rank, at)
     named = any(group.kind in PARALLEL_KINDS for group in matched.groups)
@@ -237,7 +237,7 @@ def collect_signals(
         if not partial.facts.loader_recorded:
             input_at[index] = np.nan
     work = work_at.sum(axis=1)
-    gap, median_gap = np.array([_gaps(one) for one in matched.partials]).reshape(-1, 2).T
+    gap, median_gap = np.array([_gaps(partial) for partial in matched.partials]).reshape(-1, 2).T
     hosts = [facts.host for facts in matched.facts]
     kernels = kernel_ratios(matched, roles.peers, steps)
     everyone = np.zeros(len(matched.ranks), np.int64)

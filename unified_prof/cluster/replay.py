@@ -478,7 +478,8 @@ def _events_of_operations(matched: MatchedCollectives, steps: Sequence[int] | No
     """
     rows, events = matched.rows, matched.events
     result = [
-        np.full(len(one.communication["start"]), NO_VALUE, np.int64) for one in matched.partials
+        np.full(len(partial.communication["start"]), NO_VALUE, np.int64)
+        for partial in matched.partials
     ]
     usable = np.flatnonzero(rows.event >= 0)
     if steps is not None:

@@ -126,7 +126,7 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
     """
     if not candidates:
         return []
-    alone = [_gain(context, one) for one in candidates]
+    alone = [_gain(context, candidate) for candidate in candidates]
     together: float | None = None
     findings: list[Finding] = []
     for at, (candidate, (gain_ns, replayed)) in enumerate(zip(candidates, alone, strict=True)):
@@ -155,7 +155,9 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
         each = cost_ns / share if share < 1 else None
         cost = Cost(cost_ns, each, qualifier, scope, condition)
         findings.append(_finding(context, candidate, cost))
-    return sorted(findings, key=lambda one: (-one.cost_ms_per_step, one.kind, one.ranks))
+    return sorted(
+        findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind, finding.ranks)
+    )
 
 
 def _gain(context: RuleContext, candidate: Candidate) -> tuple[float, int]:
@@ -223,10 +225,14 @@ def excess_segments(
             counts[one.operation] = counts.get(one.operation, 0) + 1
     anchor = max(counts, key=lambda operation: counts[operation], default=None)
     segments = _segments(stretches, anchor)
-    found = [_segments(context.replay.stretches(one, idle=idle), anchor) for one in others]
+    found = [_segments(context.replay.stretches(other, idle=idle), anchor) for other in others]
     found = [one for one in found if len(one) == len(segments)]
     if not found:
-        return [Segment(one.ns, ((one.mark, one.ns),)) for one in stretches if one.ns > 0]
+        return [
+            Segment(stretch.ns, ((stretch.mark, stretch.ns),))
+            for stretch in stretches
+            if stretch.ns > 0
+        ]
     usual = np.median([[sum(ns for _, ns in part) for part in one] for one in found], axis=0)
     result: list[Segment] = []
     for parts, usual_ns in zip(segments, usual.tolist(), strict=True):
@@ -241,10 +247,10 @@ def _segments(
 ) -> list[list[tuple[int, float]]]:
     """Return lists of (mark, ns) of the stretches, split at the ends of an operation."""
     segments: list[list[tuple[int, float]]] = [[]]
-    for one in stretches:
-        if one.operation == anchor:
+    for stretch in stretches:
+        if stretch.operation == anchor:
             segments.append([])
-        segments[-1].append((one.mark, one.ns))
+        segments[-1].append((stretch.mark, stretch.ns))
     return segments
 
 
@@ -252,7 +258,7 @@ def remove_excess(
     rank: int, segments: Sequence[Segment], total_ns: float
 ) -> dict[tuple[int, int], float]:
     """Return {(rank, mark): reduction} that removes `total_ns` in proportion to the excess."""
-    excess_ns = sum(one.excess_ns for one in segments)
+    excess_ns = sum(segment.excess_ns for segment in segments)
     cut: dict[tuple[int, int], float] = {}
     for segment in segments:
         share = min(total_ns / excess_ns, 1.0) * segment.excess_ns

@@ -123,8 +123,8 @@ def compare_cluster_runs(
     for one in (base, new):
         if not one.steps:
             raise UsageError(f"{one.run.path} has no steps to compare", slug="no-steps")
-    known = {_identity(one) for one in base.run.findings}
-    now = {_identity(one) for one in new.run.findings}
+    known = {_identity(finding) for finding in base.run.findings}
+    now = {_identity(finding) for finding in new.run.findings}
     return ClusterDifference(
         base,
         new,
@@ -136,9 +136,9 @@ def compare_cluster_runs(
         tuple(_collectives(base, new)),
         tuple(_links(base, new)),
         tuple(sorted(_operations(base, new), key=lambda row: -row.time_ns.change)),
-        tuple(one for one in new.run.findings if _identity(one) not in known),
-        tuple(one for one in base.run.findings if _identity(one) not in now),
-        tuple(one for one in new.run.findings if _identity(one) in known),
+        tuple(finding for finding in new.run.findings if _identity(finding) not in known),
+        tuple(finding for finding in base.run.findings if _identity(finding) not in now),
+        tuple(finding for finding in new.run.findings if _identity(finding) in known),
     )
 
 
@@ -150,14 +150,14 @@ def gate_cluster_run(
     Raises:
         UsageError: A metric is unknown, none is given, or a run has no steps.
     """
-    unknown = [one for one in metrics if one not in GATE_METRICS]
+    unknown = [metric for metric in metrics if metric not in GATE_METRICS]
     if unknown or not metrics:
         text = f"unknown metric {unknown[0]!r}" if unknown else "no metric given"
         raise UsageError(text, hint=f"metrics: {', '.join(GATE_METRICS)}", slug="unknown-metric")
     for one in (base, new):
         if not one.steps:
             raise UsageError(f"{one.run.path} has no steps to compare", slug="no-steps")
-    return Verdict(tuple(_check(base, new, one, limits) for one in metrics), limits)
+    return Verdict(tuple(_check(base, new, metric, limits) for metric in metrics), limits)
 
 
 def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
@@ -176,7 +176,7 @@ def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
     if metric == "slowest-rank":
         return np.array([row.most_compute_ns for row in overview.steps])
     table = overview.run.steps
-    stages = {one.rank: -1 if one.pp is None else one.pp for one in overview.run.ranks}
+    stages = {rank.rank: -1 if rank.pp is None else rank.pp for rank in overview.run.ranks}
     stage = np.array([stages[rank] for rank in table.rank.tolist()])
     compute = table.parts["compute_ns"]
     samples: list[float] = []
@@ -241,13 +241,13 @@ def _collectives(base: Overview, new: Overview) -> Iterable[CollectiveChange]:
 def _links(base: Overview, new: Overview) -> Iterable[LinkChange]:
     before, after = (
         _by(
-            (one for one in overview.run.links if one.gb_per_s_p50 is not None),
+            (link for link in overview.run.links if link.gb_per_s_p50 is not None),
             lambda one: (one.kind, None if one.across_hosts is None else bool(one.across_hosts)),
         )
         for overview in (base, new)
     )
     for (kind, across), olds, news in _paired(before, after):
-        rates = [[one.gb_per_s_p50 or 0.0 for one in links] for links in (olds, news)]
+        rates = [[link.gb_per_s_p50 or 0.0 for link in links] for links in (olds, news)]
         yield LinkChange(
             kind,
             across,

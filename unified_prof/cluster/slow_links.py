@@ -139,7 +139,7 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
         known: list[int] = []
         for at, link in enumerate(links.tolist()):
             ends = _ends(matched, link)
-            ranks = ends or [number[one] for one in matched.groups[link].ranks if one in number]
+            ranks = ends or [number[rank] for rank in matched.groups[link].ranks if rank in number]
             if any(hosts[rank] is None for rank in ranks):
                 unknown.add(link)
                 continue
@@ -282,15 +282,15 @@ def _of_cause(
     direction = cause.direction if len(causes) == 1 else "both"
     steps = links[0].steps or context.steps
     ratio, rate, usual = (
-        float(np.median([getattr(one, name) for one in links]))
+        float(np.median([getattr(link, name) for link in links]))
         for name in ("ratio", "gb_per_s", "usual_gb_per_s")
     )
-    ends = [one.ends for one in links if one.ends is not None]
+    ends = [link.ends for link in links if link.ends is not None]
     if cause.host is None:
         ranks = [cause.rank]
         subject, others = context.describe(cause.rank), "other ranks"
     else:
-        involved = sorted({rank for one in links for rank in one.ranks})
+        involved = sorted({rank for link in links for rank in link.ranks})
         ranks = [rank for rank in involved if context.host(rank) == cause.host]
         subject, others = f"host {cause.host}", "other hosts"
     words = {
@@ -311,7 +311,9 @@ def _of_cause(
         "direction": direction,
         "links": len(links),
     }
-    change = ReplayChange(transfer={event: 1 / one.ratio for one in links for event in one.events})
+    change = ReplayChange(
+        transfer={event: 1 / link.ratio for link in links for event in link.events}
+    )
     return Candidate(
         SLOW_LINK if cause.host is None else SLOW_HOST_LINK,
         ranks,
@@ -409,12 +411,12 @@ def _comparable(
     sends, group = matched.transfers[usable], events.group[usable]
     hosts = np.array(
         [
-            len({matched.facts[number[rank]].host for rank in one.ranks if rank in number})
-            for one in matched.groups
+            len({matched.facts[number[rank]].host for rank in group.ranks if rank in number})
+            for group in matched.groups
         ]
         or [0]
     )
-    sizes = np.array([one.size for one in matched.groups] or [0])
+    sizes = np.array([group.size for group in matched.groups] or [0])
     between = host[events.src[usable]] != host[events.dst[usable]]
     result = np.zeros(len(usable), np.int64)
     for column in (

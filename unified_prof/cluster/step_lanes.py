@@ -66,7 +66,7 @@ def select_lanes(
     if step is None:
         return None
     chosen = list(ranks) if ranks is not None else ranks_of_interest(overview)
-    by_number = {one.rank: one for one in run.ranks}
+    by_number = {rank.rank: rank for rank in run.ranks}
     found = [
         (by_number[number], columns)
         for number in chosen
@@ -96,9 +96,9 @@ def ranks_of_interest(overview: Overview, *, most: int = _MAX_LANES) -> list[int
 
 def _step_of_interest(overview: Overview) -> int | None:
     steps = overview.steps
-    for one in overview.run.findings:
-        if one.steps:
-            named = [row for row in steps if row.step in one.steps]
+    for finding in overview.run.findings:
+        if finding.steps:
+            named = [row for row in steps if row.step in finding.steps]
             if named:
                 return max(named, key=lambda row: row.longest_ns).step
     return max(steps, key=lambda row: row.longest_ns).step if steps else None
@@ -265,6 +265,6 @@ def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindo
 def ranks_by_clock(ranks: list[RankRecord]) -> dict[int | None, list[int]]:
     """Group the ranks by the island of their clock; the key is None if it is unknown."""
     found: dict[int | None, list[int]] = {}
-    for one in ranks:
-        found.setdefault(one.clock_island, []).append(one.rank)
+    for rank in ranks:
+        found.setdefault(rank.clock_island, []).append(rank.rank)
     return found

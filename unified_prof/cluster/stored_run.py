@@ -287,7 +287,7 @@ class StoredRun:
     @property
     def read(self) -> tuple[RankRecord, ...]:
         """The ranks that were read."""
-        return tuple(one for one in self.ranks if one.status in READ_STATES)
+        return tuple(rank for rank in self.ranks if rank.status in READ_STATES)
 
     def _records(
         self, record: type[Record], table: str, *, order: str, as_json: Sequence[str] = ()
@@ -348,7 +348,7 @@ def _columns(record: type) -> tuple[str, ...]:
 
 
 def _as_tuple(values: list[Any]) -> tuple[Any, ...]:
-    return tuple(_as_tuple(one) if isinstance(one, list) else one for one in values)
+    return tuple(_as_tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def _floats(values: NDArray[Any]) -> NDArray[np.float64]:

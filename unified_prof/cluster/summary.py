@@ -113,7 +113,7 @@ def _runs(matched: MatchedCollectives) -> list[list[int]]:
     for a, b in fits.tolist():
         parent[find(a)] = find(b)
     # Ranks without common collectives are in the same run unless their runs do not match.
-    spans = [_span(one) for one in matched.partials]
+    spans = [_span(partial) for partial in matched.partials]
     roots = sorted({find(rank) for rank in parent}, key=lambda root: spans[root])
     apart = {frozenset((find(a), find(b))) for a, b in misfits.tolist()}
     for at, root in enumerate(roots):
@@ -236,7 +236,7 @@ def summarize_run(
     matched = match_collectives(found)
     if others := recordings_of_other_runs(matched, where):
         unread = (*unread, *others)
-        excluded = {one.rank for one in others}
+        excluded = {other.rank for other in others}
         matched = match_collectives(one for one in found if one.facts.rank not in excluded)
     _note_other_times(matched)
     waits = compute_waits(matched)
@@ -321,7 +321,9 @@ def _of_one_run(
 def _note_other_times(matched: MatchedCollectives) -> None:
     """Note ranks that were recorded after the others had ended: they may be from another run."""
     spans = sorted(
-        (*_span(one), one.facts.rank) for one in matched.partials if len(one.marks["time"])
+        (*_span(partial), partial.facts.rank)
+        for partial in matched.partials
+        if len(partial.marks["time"])
     )
     until = spans[0][1] if spans else 0
     for begin, end, rank in spans:
@@ -335,8 +337,8 @@ def _note_other_times(matched: MatchedCollectives) -> None:
 def _compared_steps(matched: MatchedCollectives) -> list[int]:
     """Return the steps that most ranks (usually all) have."""
     counts: Counter[int] = Counter()
-    for one in matched.partials:
-        counts.update(set(one.steps["step"].tolist()))
+    for partial in matched.partials:
+        counts.update(set(partial.steps["step"].tolist()))
     if not counts:
         return []
     most = max(counts.values())
@@ -345,7 +347,7 @@ def _compared_steps(matched: MatchedCollectives) -> list[int]:
 
 def _step_length(matched: MatchedCollectives, steps: list[int]) -> float:
     lengths: list[int] = []
-    for one in matched.partials:
-        chosen = np.isin(one.steps["step"], steps)
-        lengths += (one.steps["end"] - one.steps["start"])[chosen].tolist()
+    for partial in matched.partials:
+        chosen = np.isin(partial.steps["step"], steps)
+        lengths += (partial.steps["end"] - partial.steps["start"])[chosen].tolist()
     return float(np.median(lengths)) if lengths else 0.0

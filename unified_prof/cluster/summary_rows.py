@@ -72,7 +72,7 @@ def rank_rows(
     """Return RANK: identity, role and clock of each rank, and its read status."""
     nothing = (None,) * (len(PARALLEL_KINDS) + 3)
     island_sizes = Counter(clock.island.tolist())
-    communicates = any(len(one.communication["start"]) for one in matched.partials)
+    communicates = any(len(partial.communication["start"]) for partial in matched.partials)
     rows: list[Row] = []
     for index, (rank, facts) in enumerate(zip(matched.ranks, matched.facts, strict=True)):
         partial, source = matched.partials[index], where.get(rank, PartialSource())
@@ -361,11 +361,19 @@ def link_rows(matched: MatchedCollectives, waits: Waits) -> list[Row]:
     """Return LINK: data moved from rank to rank."""
     return [
         (
-            *(matched.ranks[one.src], matched.ranks[one.dst], one.kind),
-            None if one.across is None else int(one.across),
-            *(one.n, one.bytes, one.transfer_ns, one.wait_ns, one.p50, one.p99, one.like),
+            *(matched.ranks[link.src], matched.ranks[link.dst], link.kind),
+            None if link.across is None else int(link.across),
+            *(
+                link.n,
+                link.bytes,
+                link.transfer_ns,
+                link.wait_ns,
+                link.p50,
+                link.p99,
+                link.like,
+            ),
         )
-        for one in measure_links(matched, waits)
+        for link in measure_links(matched, waits)
     ]
 
 

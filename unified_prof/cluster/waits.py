@@ -246,9 +246,9 @@ def _shifts(matched: MatchedCollectives) -> dict[tuple[int, int, int, int], int]
     Keys are (rank, group or NO_VALUE, kind, peer or NO_VALUE).
     """
     rows = matched.rows
-    counts = [len(one.communication["seq"]) for one in matched.partials]
+    counts = [len(partial.communication["seq"]) for partial in matched.partials]
     before = np.cumsum([0, *counts])[:-1]
-    numbers = np.concatenate([one.communication["seq"] for one in matched.partials])
+    numbers = np.concatenate([partial.communication["seq"] for partial in matched.partials])
     own = numbers[before[rows.rank] + rows.op]
     shifted = np.flatnonzero((rows.event >= 0) & (rows.seq != own))
     transfer = rows.kind[shifted] < len(POINT_TO_POINT)

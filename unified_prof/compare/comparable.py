@@ -285,8 +285,8 @@ def _pooled_operations(sides: Sequence[Operations]) -> Operations:
 def _concatenated(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
     """Return the samples of each metric, concatenated over all runs."""
     return {
-        metric: np.concatenate([one[metric] for one in samples if metric in one])
-        for metric in dict.fromkeys(metric for one in samples for metric in one)
+        metric: np.concatenate([sample[metric] for sample in samples if metric in sample])
+        for metric in dict.fromkeys(metric for sample in samples for metric in sample)
     }
 
 

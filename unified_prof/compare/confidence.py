@@ -361,7 +361,7 @@ def estimate(sample: Sample, noise: Noise | None = None) -> Estimate:
     medians = statistic_by_run(sample, "median")
     if min(medians) <= 0:
         return Estimate(float(np.mean(medians)), None, None)
-    logarithms = [math.log(one) for one in medians]
+    logarithms = [math.log(median) for median in medians]
     centre = sum(logarithms) / len(logarithms)
     value = medians[0] if len(set(medians)) == 1 else math.exp(centre)
     within = sum(variance_within_run(run, "median") for run in sample.runs) / len(logarithms)

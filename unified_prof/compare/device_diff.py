@@ -309,7 +309,7 @@ def _opened(
             for path in paths
             for one in stack.enter_context(open_analyses(path, capture=capture))
         ]
-        recordings = [one for one in analyses if isinstance(one, MsprofAnalysis)]
+        recordings = [analysis for analysis in analyses if isinstance(analysis, MsprofAnalysis)]
         yield recordings if len(recordings) == len(analyses) else None
 
 

@@ -215,7 +215,7 @@ class _Reader:
         kind = window.kind[rows].astype(np.int64)
         ranges, calls, in_optimizer = self._origin(window.first + rows)
         if window.tasks is None:
-            operator, shape, kernel = (one[rows] for one in self._collectives)
+            operator, shape, kernel = (collective[rows] for collective in self._collectives)
         else:
             kernel, operator = (self._in_labels(one) for one in (window.kernel, window.operator))
             kernel, operator = kernel[rows], operator[rows]
@@ -317,7 +317,7 @@ class _Reader:
                 ([canonical(text) for text in texts], of_name),
                 (texts, of_name),
                 ([None if path == NOT_ATTRIBUTED else path for path in modules], of_module),
-                ([one and one.rpartition("\n")[2] for one in stacks], of_stack),
+                ([stack and stack.rpartition("\n")[2] for stack in stacks], of_stack),
                 ([shape_of_inputs(one) for one in inputs], of_input),
                 ([dtype_of_inputs(one) for one in inputs], of_input),
             )
@@ -455,7 +455,7 @@ def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dic
 def _mapped(numbers: Ints, labels: Labels, convert: Callable[[str | None], str]) -> Ints:
     """Return the numbers of the texts after conversion."""
     values, code = np.unique(numbers, return_inverse=True)
-    texts = [convert(labels.text(one)) for one in values.tolist()]
+    texts = [convert(labels.text(value)) for value in values.tolist()]
     return labels.numbers(texts).astype(np.int64)[code]
 
 

@@ -126,14 +126,16 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
             [time for part in parts for time in part.step_ns], [len(part.step_ns) for part in parts]
         ),
         peak_bytes=tuple(part.peak_bytes for part in parts if part.peak_bytes is not None),
-        remarks=(*remarks, *(f"{label}: {one}" for part in parts for one in part.remarks)),
+        remarks=(*remarks, *(f"{label}: {remark}" for part in parts for remark in part.remarks)),
     )
 
 
 def has_framework(analyses: Sequence[MsprofAnalysis]) -> bool:
     """Return True if a recording of a side, or its capture, has framework operations."""
     recordings = [analysis.recording for analysis in analyses]
-    recordings += [one.captured_in for one in recordings if one.captured_in is not None]
+    recordings += [
+        recording.captured_in for recording in recordings if recording.captured_in is not None
+    ]
     return any(
         "PYTORCH_API" in source.tables and source.rows("SELECT 1 FROM PYTORCH_API LIMIT 1")
         for source in (recording.source for recording in recordings)
@@ -185,9 +187,9 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
         outside_ns=outside,
         peak_bytes=counters.peak_memory(recording.source, recording.strings),
         remarks=[
-            f"{one.detail} ({one.count} times)"
-            for one in recording.findings.anomalies()
-            if one.name.startswith("replay_")
+            f"{anomaly.detail} ({anomaly.count} times)"
+            for anomaly in recording.findings.anomalies()
+            if anomaly.name.startswith("replay_")
         ],
     )
 
@@ -202,17 +204,17 @@ def _times(recording: Recording) -> tuple[list[DeviceTime], dict[str, int]]:
         for name, work in recording.devices.items()
     ]
     idle = dict.fromkeys(REASONS, 0)
-    for one in recording.idle_time.totals(recording.steps, recording.step_windows):
-        if one.step is None:
+    for total in recording.idle_time.totals(recording.steps, recording.step_windows):
+        if total.step is None:
             for reason in REASONS:
-                idle[reason] += one.reason_ns(reason)
+                idle[reason] += total.reason_ns(reason)
     return windows, idle
 
 
 def _parts(windows: Sequence[DeviceTime], idle: Mapping[str, int]) -> dict[str, int]:
-    compute = sum(one.compute_ns for one in windows)
-    exposed = sum((one.communication_ns or 0) - (one.overlap_ns or 0) for one in windows)
-    busy = sum(one.busy_ns for one in windows)
+    compute = sum(window.compute_ns for window in windows)
+    exposed = sum((window.communication_ns or 0) - (window.overlap_ns or 0) for window in windows)
+    busy = sum(window.busy_ns for window in windows)
     return {
         "compute": compute,
         "exposed communication": exposed,
@@ -233,16 +235,16 @@ def _devices(recording: Recording) -> list[str]:
 
 def _common_device(devices: Sequence[Device | None]) -> Device | None:
     """Return the device if all are the same model, else None."""
-    names_of = {None if one is None else one.name for one in devices}
+    names_of = {None if device is None else device.name for device in devices}
     return devices[0] if len(names_of) == 1 else None
 
 
 def _versions(facts: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return the recorded versions of torch, toolkit and driver; several values are joined."""
     found: dict[str, dict[str, None]] = {}
-    for one in facts:
-        recorded = {title: one[name] for name, title in _VERSIONS.items() if name in one}
-        for name, value in (_trace_versions(one.get("trace_metadata")) | recorded).items():
+    for fact in facts:
+        recorded = {title: fact[name] for name, title in _VERSIONS.items() if name in fact}
+        for name, value in (_trace_versions(fact.get("trace_metadata")) | recorded).items():
             found.setdefault(name, {})[value] = None
     return tuple((name, ", ".join(values)) for name, values in found.items())
 

@@ -157,9 +157,9 @@ def check_metrics(metrics: Sequence[str]) -> None:
     """Raise UsageError if `metrics` is empty or one of them does not exist."""
     known = (TOTAL, FORWARD, BACKWARD, PEAK)
     unknown = [
-        one
-        for one in metrics
-        if one not in known and not (one.startswith(OPERATION) and one != OPERATION)
+        metric
+        for metric in metrics
+        if metric not in known and not (metric.startswith(OPERATION) and metric != OPERATION)
     ]
     if unknown or not metrics:
         message = f"no metric {unknown[0]!r}" if unknown else "no metric given"

@@ -473,6 +473,6 @@ def kernel_changes(base: Kernels, new: Kernels) -> list[KernelChange]:
             KernelChange(operation, name, before.get(name), after.get(name))
             for name in before.keys() | after.keys()
         ]
-        found.append(sorted(changes, key=lambda one: (-abs(one.delta_ns), one.name)))
+        found.append(sorted(changes, key=lambda change: (-abs(change.delta_ns), change.name)))
     found.sort(key=lambda ones: (-abs(sum(one.delta_ns for one in ones)), ones[0].operation))
     return [change for changes in found for change in changes]

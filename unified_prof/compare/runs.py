@@ -374,7 +374,9 @@ def _totals(analysis: Analysis) -> dict[str, Floats]:
         }
     if not any(samples.get(PEAK, ())):
         samples[PEAK] = [totals.peak_bytes]
-    known = {name: [one for one in values if one is not None] for name, values in samples.items()}
+    known = {
+        name: [value for value in values if value is not None] for name, values in samples.items()
+    }
     return {name: np.array(values, np.float64) for name, values in known.items() if values}
 
 

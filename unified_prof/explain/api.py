@@ -114,7 +114,7 @@ def open_reports(
             except (StoreError, OutputError) as err:
                 refused.append((file, err))
         missing = [
-            *run_directory.missing(path, found, [one.path for one in reports], refused),
+            *run_directory.missing(path, found, [report.path for report in reports], refused),
             *lost,
         ]
         if not reports:
@@ -223,7 +223,7 @@ def advise(path: str | os.PathLike[str]) -> list[Advice]:
         StoreError: A file is not a readable report.
     """
     with open_analyses(path) as analyses:
-        return DisplayedList(one.advice() for one in analyses)
+        return DisplayedList(analysis.advice() for analysis in analyses)
 
 
 def what_if(
@@ -249,7 +249,7 @@ def what_if(
     gone = [without] if isinstance(without, str) else without
     changes += [Change(name, WITHOUT) for name in gone]
     with open_analyses(path) as analyses:
-        return [one.what_if(changes, top=top) for one in analyses]
+        return [analysis.what_if(changes, top=top) for analysis in analyses]
 
 
 MIN_PEAKS_FOR_ERROR = 3  # Minimum number of peaks for an error: two peaks are always on a line.

@@ -87,11 +87,11 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
     queue_full = [
         (
             "path_queue_full",
-            f"{one.detail}: these launches keep their recorded times, so faster device tasks may "
-            "save far more than estimated",
+            f"{anomaly.detail}: these launches keep their recorded times, so faster device tasks "
+            "may save far more than estimated",
         )
-        for one in recorded_anomalies(recording.source)
-        if one.name == "launch_queue_full"
+        for anomaly in recorded_anomalies(recording.source)
+        if anomaly.name == "launch_queue_full"
     ]
     return [(slug, sentence) for holds, slug, sentence in known if holds] + queue_full
 
@@ -151,7 +151,7 @@ def path_segments(recording: Recording, scheduled: Scheduled) -> PathSegments:
     step = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
     path = Segments(
         *(
-            np.concatenate([getattr(one, column) for one in paths])
+            np.concatenate([getattr(path, column) for path in paths])
             for column in ("start_ns", "end_ns", "moment", "kind")
         )
     )

@@ -408,20 +408,20 @@ def _breakdown(recording: Recording) -> Breakdown:
     _ = work.kernel_numbers, work.operator_numbers
     count, total = np.zeros(len(CLASSES), np.int64), np.zeros(len(CLASSES), np.int64)
     time_of: dict[tuple[int, int], int] = {}
-    for one in work.windows():
-        called, duration = work.called(one), one.duration_ns.astype(np.int64)
+    for window in work.windows():
+        called, duration = work.called(window), window.duration_ns.astype(np.int64)
         found = classes_of(
             work.labels,
-            one.kind.astype(np.int64),
-            one.kernel.astype(np.int64),
-            one.operator.astype(np.int64),
+            window.kind.astype(np.int64),
+            window.kernel.astype(np.int64),
+            window.operator.astype(np.int64),
             called,
-            _in_optimizer(recording, one),
+            _in_optimizer(recording, window),
         )
         np.add.at(count, found, 1)
         np.add.at(total, found, duration)
         # The longest operation of a class, or its kernel if unknown, is shown as detail.
-        said = np.where(called != UNKNOWN, called, one.kernel)
+        said = np.where(called != UNKNOWN, called, window.kernel)
         size = len(work.labels.texts)
         pairs, number = np.unique(found * size + said, return_inverse=True)
         sums = np.zeros(len(pairs), np.int64)

@@ -80,7 +80,9 @@ class HostMoments:
             return np.where(called >= 0, called, outside), nothing, np.zeros(len(at_ns), bool)
         place = framework.places_at(thread, at_ns)
         stacks, stack = framework.stacks(place)
-        lines = labels.numbers([None if one is None else one.rpartition("\n")[2] for one in stacks])
+        lines = labels.numbers(
+            [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
+        )
         line = lines[stack] if len(lines) else nothing
         texts, number = framework.names(place)
         shown = [_OUTSIDE if not text or _UNNAMED_CODE.search(text) else text for text in texts]
@@ -304,7 +306,10 @@ def _offered(recording: Recording) -> bool:
 
 
 def _has_shapes(recording: Recording) -> bool:
-    return any(any(one.inputs(np.flatnonzero(one.recorded))[0]) for one in _frameworks(recording))
+    return any(
+        any(framework.inputs(np.flatnonzero(framework.recorded))[0])
+        for framework in _frameworks(recording)
+    )
 
 
 def _trees(recording: Recording) -> list[Nested]:
@@ -340,9 +345,9 @@ def _breakdown(recording: Recording, by: By) -> Breakdown:
             key = row.name, row.detail
             rows[key] = _add_rows(rows[key], row) if key in rows else row
     found = list(rows.values())
-    pieces = len(recording.work) - sum(int(one.launches.sum()) for one in trees)
+    pieces = len(recording.work) - sum(int(tree.launches.sum()) for tree in trees)
     if pieces:
-        time = recording.work.total_ns - sum(int(one.self_device_ns.sum()) for one in trees)
+        time = recording.work.total_ns - sum(int(tree.self_device_ns.sum()) for tree in trees)
         found.append(Row(name=NO_OPERATION, kind="other", count=pieces, total_ns=time))
     return finish(by, sort_rows(found))
 

@@ -52,8 +52,8 @@ class SkylineAnalysis(Analysis):
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._findings = Findings()
-        self._run_time = next((one for one in sources if one.family == RUN_TIME), None)
-        self._memory = next((one for one in sources if one.family == MEMORY), None)
+        self._run_time = next((source for source in sources if source.family == RUN_TIME), None)
+        self._memory = next((source for source in sources if source.family == MEMORY), None)
         self._sources = tuple(one for one in (self._run_time, self._memory) if one is not None)
 
     @property
@@ -87,7 +87,7 @@ class SkylineAnalysis(Analysis):
         totals = self._totals()
         # Both files of a run contain its anomalies.
         anomalies = dict.fromkeys(
-            one for source in self._sources for one in recorded_anomalies(source)
+            anomaly for source in self._sources for anomaly in recorded_anomalies(source)
         )
         facts = dict(fact for source in self._sources for fact in recorded_facts(source))
         steps = bool(self.steps())

@@ -71,10 +71,15 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
         work, gathering = recording.work, StackSums()
         _ = work.operator_numbers, work.kernel_numbers
         texts = work.labels.texts
-        for one in work.windows():
-            operator = one.operator.astype(np.int64)
+        for window in work.windows():
+            operator = window.operator.astype(np.int64)
             _add_kernels(
-                gathering, operator, one.kernel, one.duration_ns, texts, _operator_frames(texts)
+                gathering,
+                operator,
+                window.kernel,
+                window.duration_ns,
+                texts,
+                _operator_frames(texts),
             )
         return gathering.stacks("device")
     return _of_device(recording, place_of(recording.calls, by, path))
@@ -220,7 +225,7 @@ def of_host(recording: Recording) -> Stacks:
     of = {frame: number for number, frame in enumerate(distinct)}
     label = np.array([of[frame] for frame in frames], np.int64)[label]
     threads, number = np.unique(thread, return_inverse=True)
-    names = [(Frame(f"thread {one & 0xFFFFFFFF}", "thread"),) for one in threads.tolist()]
+    names = [(Frame(f"thread {thread & 0xFFFFFFFF}", "thread"),) for thread in threads.tolist()]
     gathering = StackSums()
     for one in of_paths(
         *nesting.paths(parent, label),

@@ -342,7 +342,9 @@ def _order(row: Row, path: Path) -> tuple[int, int, int, str]:
 
 def _count(regions: TrackedRegions, paths: Sequence[Path], iterations: Sequence[int]) -> int:
     """Return how often a region is opened per iteration; 0 if opened before the iterations."""
-    opened = [sum(regions.counts[path].get(one, 0) for path in paths) for one in iterations]
+    opened = [
+        sum(regions.counts[path].get(iteration, 0) for path in paths) for iteration in iterations
+    ]
     return round(median(opened)) if opened else 0
 
 

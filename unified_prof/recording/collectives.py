@@ -138,7 +138,9 @@ class Collectives(Frame):
     def size_bytes(self) -> Ints:
         """Recorded size of each message, UNKNOWN if it was not recorded."""
         types, number = np.unique(self.data_type, return_inverse=True)
-        width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)
+        width = np.array(
+            [ELEMENT_BYTES.get(type_text, 0) for type_text in types.tolist()], np.int64
+        )
         known = (width[number] > 0) & (self.elements >= 0) if len(self) else np.zeros(0, bool)
         return (
             np.where(known, self.elements * width[number], UNKNOWN) if len(self) else self.elements

@@ -284,4 +284,4 @@ class Sums:
     def span(self) -> IntervalSet:
         """The span as a set of intervals."""
         ends = [] if self.span_ns is None else [self.span_ns]
-        return IntervalSet(*(np.array([one[at] for one in ends], np.int64) for at in (0, 1)))
+        return IntervalSet(*(np.array([end[at] for end in ends], np.int64) for at in (0, 1)))

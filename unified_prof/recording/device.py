@@ -131,7 +131,10 @@ class DeviceWork:
 
     @cached_property
     def _sets(self) -> tuple[IntervalSet, ...]:
-        parts = [(one.compute, one.communication, one.copies, one.busy) for one in self.stretches()]
+        parts = [
+            (stretch.compute, stretch.communication, stretch.copies, stretch.busy)
+            for stretch in self.stretches()
+        ]
         return tuple(intervals.union(*each) for each in zip(*parts, strict=True))
 
 
@@ -333,11 +336,11 @@ def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
     Steps that the vendor's analysis leaves out have no such figures.
     """
     sums: dict[str | None, dict[str, int | None]] = {}
-    for one in traces:
-        known = sums.setdefault(one.step, {})
+    for trace in traces:
+        known = sums.setdefault(trace.step, {})
         for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns"):
             name = f"vendor_{figure}"
-            known[name] = (known.get(name) or 0) + getattr(one, figure)
+            known[name] = (known.get(name) or 0) + getattr(trace, figure)
     return [
         replace(row, extra={**row.extra, **sums[row.name]}) if row.name in sums else row
         for row in rows

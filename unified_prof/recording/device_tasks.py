@@ -66,7 +66,7 @@ class Work:
     ) -> None:
         self._tasks, self._comms, self._collectives = tasks, comms, collectives
         self._framework, self._allocations = framework, allocations
-        self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
+        self._in_parts = [device for device in tasks.devices if comms.in_parts(device)]
         # Operations of the tasks of replayed graphs, if the recording of the capture is given.
         self.captured: Captured | None = None
         self.labels = Labels()
@@ -175,7 +175,7 @@ class Work:
     @cached_property
     def total_ns(self) -> int:
         """Sum of all durations."""
-        return sum(int(one.duration_ns.sum(dtype=np.int64)) for one in self.windows())
+        return sum(int(window.duration_ns.sum(dtype=np.int64)) for window in self.windows())
 
     def operation_rows(self) -> list[Row]:
         """Return one row per operator type and kind, for recordings without a framework."""
@@ -183,9 +183,9 @@ class Work:
         _ = self.operator_numbers
         names = [text for text in self.labels.texts for _ in KINDS]
         sums = Sums(len(names))
-        for one in self.windows():
-            calls = Calls(self.labels, one.operator, one.kind, total_ns=one.duration_ns)
-            sums.add(calls, one.operator.astype(np.int64) * len(KINDS) + one.kind)
+        for window in self.windows():
+            calls = Calls(self.labels, window.operator, window.kind, total_ns=window.duration_ns)
+            sums.add(calls, window.operator.astype(np.int64) * len(KINDS) + window.kind)
         return sums.rows(names)
 
     def summed(self) -> Calls:
@@ -198,17 +198,17 @@ class Work:
         size = len(self.labels.texts) * len(KINDS)
         never = np.iinfo(np.int64).max
         first_ns, first, total = np.full(size, never), np.full(size, never), np.zeros(size)
-        for one in self.windows():
-            key = one.operator.astype(np.int64) * len(KINDS) + one.kind
-            start_ns = one.start_ns
+        for window in self.windows():
+            key = window.operator.astype(np.int64) * len(KINDS) + window.kind
+            start_ns = window.start_ns
             # In reverse order, so that the first entry of each key remains.
             order = np.argsort(start_ns, kind="stable")[::-1]
             own_ns, own = np.full(size, never), np.full(size, never)
             own_ns[key[order]] = start_ns[order]
-            own[key[order]] = order + one.first
+            own[key[order]] = order + window.first
             earlier = own_ns < first_ns
             first_ns[earlier], first[earlier] = own_ns[earlier], own[earlier]
-            total += np.bincount(key, weights=one.duration_ns, minlength=size)
+            total += np.bincount(key, weights=window.duration_ns, minlength=size)
         there = np.flatnonzero(first < never)
         keys = there[np.lexsort((first[there], first_ns[there]))]
         return Calls(
@@ -244,15 +244,15 @@ class Work:
         if self._framework is not None:
             names = (*names, "forward_ns", "backward_ns", "call")
         found = {name: held_calls.empty_column(name) for name in names}
-        for one in self.windows():
-            left = np.flatnonzero(~(self._owned(one) | self._replayed(one)))
-            duration = one.duration_ns[left]
-            found["when"].add(one.start_ns[left])
-            found["name"].add(one.operator[left])
-            found["kind"].add(one.kind[left])
+        for window in self.windows():
+            left = np.flatnonzero(~(self._owned(window) | self._replayed(window)))
+            duration = window.duration_ns[left]
+            found["when"].add(window.start_ns[left])
+            found["name"].add(window.operator[left])
+            found["kind"].add(window.kind[left])
             found["total_ns"].add(duration)
             if self._framework is not None:
-                call, passes = (column[one.rows][left] for column in self.launches)
+                call, passes = (column[window.rows][left] for column in self.launches)
                 found["forward_ns"].add(np.where(passes == FORWARD, duration, UNKNOWN))
                 found["backward_ns"].add(np.where(passes == BACKWARD, duration, UNKNOWN))
                 found["call"].add(call)
@@ -268,11 +268,11 @@ class Work:
         sums = Sums(len(names))
         # Kernels with the same name get the operator type of the first one.
         operator = np.full(len(names), UNKNOWN, np.int64)
-        for one in self.windows():
-            kernel = one.kernel
-            sums.add(self._by_kernel(one), kernel)
+        for window in self.windows():
+            kernel = window.kernel
+            sums.add(self._by_kernel(window), kernel)
             own = np.full(len(names), UNKNOWN, np.int64)
-            own[kernel[::-1]] = one.operator[::-1]
+            own[kernel[::-1]] = window.operator[::-1]
             operator = np.where(operator == UNKNOWN, own, operator)
         details = {
             own: names[number]
@@ -292,21 +292,21 @@ class Work:
         captured = self._captured_names()
         texts = self.labels.texts
         pairs, sums = Numbering(), Sums(0)
-        for one in self.windows():
-            owner, start = one.operator.astype(np.int64), one.start_ns
+        for window in self.windows():
+            owner, start = window.operator.astype(np.int64), window.start_ns
             if self._framework is not None:
-                call, own = self.launches.call[one.rows], self._owned(one)
+                call, own = self.launches.call[window.rows], self._owned(window)
                 owner[own] = names[np.searchsorted(self._owners, call[own])]
                 if steps:
                     start = np.where(own, self._framework.start_ns[call], start)
             if captured is not None:
-                told = captured[one.rows]
+                told = captured[window.rows]
                 owner = np.where(told != UNKNOWN, told, owner)
-            key = pairs.index_of(owner * len(texts) + one.kernel)
+            key = pairs.index_of(owner * len(texts) + window.kernel)
             if steps:
                 key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
             sums.grow(len(pairs))
-            sums.add(self._by_kernel(one), key)
+            sums.add(self._by_kernel(window), key)
         found = pairs.values.tolist()
         operations = [texts[pair // len(texts)] for pair in found]
         kernels = [texts[pair % len(texts)] for pair in found]
@@ -321,16 +321,16 @@ class Work:
             names = names_of(self._framework, self.labels, self._owners)
         captured = self._captured_names()
         launches: dict[int, int] = {}
-        for one in self.windows():
-            owner, kind = one.operator.astype(np.int64), one.kind.astype(np.int64)
+        for window in self.windows():
+            owner, kind = window.operator.astype(np.int64), window.kind.astype(np.int64)
             if self._framework is not None:
-                owned = self._owned(one)
-                call = self.launches.call[one.rows][owned]
+                owned = self._owned(window)
+                call = self.launches.call[window.rows][owned]
                 owner[owned] = names[np.searchsorted(self._owners, call)]
                 kind[owned] = OPERATION
             if captured is not None:
-                replayed = self._replayed(one)
-                owner[replayed], kind[replayed] = captured[one.rows][replayed], OPERATION
+                replayed = self._replayed(window)
+                owner[replayed], kind[replayed] = captured[window.rows][replayed], OPERATION
             keys, count = np.unique(owner * len(KINDS) + kind, return_counts=True)
             for key, number in zip(keys.tolist(), count.tolist(), strict=True):
                 launches[key] = launches.get(key, 0) + number
@@ -360,11 +360,11 @@ class Work:
         if self._framework is None:
             return None
         times = []
-        for one in self.windows():
-            passes = self.launches.passes[one.rows]
+        for window in self.windows():
+            passes = self.launches.passes[window.rows]
             other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
             if other.any():
-                times.append(int(one.duration_ns[other].sum(dtype=np.int64)))
+                times.append(int(window.duration_ns[other].sum(dtype=np.int64)))
         return sum(times) if times else None
 
     def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
@@ -376,8 +376,8 @@ class Work:
         """Host range and pass of each task."""
         assert self._framework is not None
         call, passes = Packing(np.int32, hole=NONE), Packing(np.int8)
-        for one in self.windows():
-            found = self._framework.launches(one.connection)
+        for window in self.windows():
+            found = self._framework.launches(window.connection)
             call.add(found.call)
             passes.add(found.passes)
         return WorkLaunches(call.done(), passes.done())
@@ -421,8 +421,8 @@ class Work:
     def _owners(self) -> NDArray[np.int32]:
         """The framework operations that launched tasks, in ascending order."""
         there = np.zeros(len(self._framework or ()), bool)
-        for one in self.windows():
-            there[self.launches.call[one.rows][self._owned(one)]] = True
+        for window in self.windows():
+            there[self.launches.call[window.rows][self._owned(window)]] = True
         return np.flatnonzero(there).astype(np.int32)
 
     def _captured_names(self) -> NDArray[np.int32] | None:
@@ -436,7 +436,7 @@ class Work:
     def by_kernel(self) -> Calls:
         """Return one row per task with the name of its kernel."""
         _ = self.kernel_numbers
-        parts = [self._by_kernel(one) for one in self.windows()]
+        parts = [self._by_kernel(window) for window in self.windows()]
         names = ("name", "kind", "total_ns", "forward_ns", "backward_ns")
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
@@ -490,10 +490,10 @@ class Work:
         """Sum the device time of each framework operation by pass."""
         chosen = self._owners
         times = {which: Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
-        for one in self.windows():
-            owned = self._owned(one)
-            call, passes = (column[one.rows][owned] for column in self.launches)
-            key, duration = np.searchsorted(chosen, call), one.duration_ns[owned]
+        for window in self.windows():
+            owned = self._owned(window)
+            call, passes = (column[window.rows][owned] for column in self.launches)
+            key, duration = np.searchsorted(chosen, call), window.duration_ns[owned]
             for which, added in times.items():
                 mine = passes == which
                 added.add(key[mine], duration[mine])

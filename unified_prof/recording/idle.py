@@ -270,23 +270,23 @@ def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[Interva
         of: the analyzed time.
     """
     open_ns: int | None = None  # start of a gap that is open at the end of a segment
-    for one in stretches:
+    for stretch in stretches:
         idle = intervals.intersect(
             IntervalSet(
-                np.concatenate(([one.begin_ns], one.busy.end_ns)),
-                np.concatenate((one.busy.start_ns, [one.until_ns])),
+                np.concatenate(([stretch.begin_ns], stretch.busy.end_ns)),
+                np.concatenate((stretch.busy.start_ns, [stretch.until_ns])),
             ),
-            intervals.part(of, one.begin_ns, one.until_ns),
+            intervals.part(of, stretch.begin_ns, stretch.until_ns),
         )
         start, end = idle.start_ns, idle.end_ns
         if open_ns is not None:
-            if len(start) and start[0] == one.begin_ns:
+            if len(start) and start[0] == stretch.begin_ns:
                 start[0] = open_ns
             else:
                 start = np.concatenate(([open_ns], start))
-                end = np.concatenate(([one.begin_ns], end))
+                end = np.concatenate(([stretch.begin_ns], end))
             open_ns = None
-        if len(end) and end[-1] == one.until_ns:
+        if len(end) and end[-1] == stretch.until_ns:
             open_ns = int(start[-1])
             start, end = start[:-1], end[:-1]
         if len(start):

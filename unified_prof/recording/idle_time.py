@@ -119,7 +119,7 @@ class IdleTime:
         found: dict[tuple[int, int], list[int]] = {}
         labels = self._host.sync_label if self.has_reasons else np.zeros(0, np.int64)
         many = len(labels) + 1
-        for segments in (part for one in self._devices for part in self.parts(one)):
+        for segments in (part for device in self._devices for part in self.parts(device)):
             length = segments.end_ns - segments.start_ns
             label = np.append(labels, _NOWHERE)[segments.sync].astype(np.int64)
             keys, number = np.unique(
@@ -228,7 +228,7 @@ class IdleTime:
 
     def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
         """Yield (device, tasks, host-bound idle time before each task)."""
-        for device, part in ((one, part) for one in self._devices for part in self.parts(one)):
+        for device, part in ((name, part) for name in self._devices for part in self.parts(name)):
             mine = (part.reason == HOST) & (part.next_task >= 0)
             yield device, part.next_task[mine], (part.end_ns - part.start_ns)[mine]
 
@@ -274,8 +274,8 @@ class IdleTime:
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
         chosen = chosen[possible(calls.start_ns[chosen], lasted)]
         threads = np.zeros(0, np.int64)
-        for one in self._work.windows():
-            row = self._calls.launching(one.connection)
+        for window in self._work.windows():
+            row = self._calls.launching(window.connection)
             threads = np.union1d(threads, calls.thread[row[row >= 0]])
         if self._framework is not None:
             threads = np.union1d(threads, self._framework.threads)

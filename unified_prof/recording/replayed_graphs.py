@@ -157,12 +157,12 @@ class Capture:
         """Return the capture that has a replay's number of launches and positions of copies."""
         copies = kind == COPY
         found = [
-            one
-            for one in self._graphs
-            if len(one.call) == len(kind) and np.array_equal(one.copies, copies)
+            graph
+            for graph in self._graphs
+            if len(graph.call) == len(kind) and np.array_equal(graph.copies, copies)
         ]
         if not found:
-            sizes = sorted({len(one.call) for one in self._graphs})
+            sizes = sorted({len(graph.call) for graph in self._graphs})
             most = ", ".join(f"{size:,}" for size in sizes[:8]) or "none"
             findings.add(
                 "replay_without_capture",

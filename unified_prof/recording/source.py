@@ -83,7 +83,7 @@ def without_secrets(name: str, value: str) -> str:
     if value.startswith("["):
         with suppress(ValueError, RecursionError):
             arguments = json.loads(value)
-            if all(isinstance(one, str) for one in arguments):
+            if all(isinstance(argument, str) for argument in arguments):
                 return json.dumps(redact_arguments(arguments))
     return redact(value)
 

@@ -50,7 +50,7 @@ class Stacks:
     @property
     def total(self) -> int:
         """The sum of all weights."""
-        return sum(one.weight for one in self.samples)
+        return sum(sample.weight for sample in self.samples)
 
 
 class StackSums:
@@ -75,7 +75,9 @@ class StackSums:
 
 def below(first: Frame, stacks: Stacks) -> Stacks:
     """Return stacks with an additional outermost frame."""
-    samples = [Sample((first, *one.frames), one.weight, one.count) for one in stacks.samples]
+    samples = [
+        Sample((first, *sample.frames), sample.weight, sample.count) for sample in stacks.samples
+    ]
     return Stacks(stacks.measure, tuple(samples))
 
 
@@ -84,8 +86,8 @@ def merge(parts: Iterable[Stacks]) -> Stacks:
     parts = list(parts)
     gathering = StackSums()
     for part in parts:
-        for one in part.samples:
-            gathering.add(one.frames, one.weight, one.count)
+        for sample in part.samples:
+            gathering.add(sample.frames, sample.weight, sample.count)
     return gathering.stacks(parts[0].measure.name)
 
 

@@ -205,7 +205,7 @@ def traces(
     """
     compute, communication = work
     first_operator = None
-    if any(one.name is None for one in all_ranges):
+    if any(step_range.name is None for step_range in all_ranges):
         first_operator = _first_operator(source)
     devices = np.unique(np.concatenate([compute.device, communication.device]))
     for device in devices.tolist():

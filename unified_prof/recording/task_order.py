@@ -128,7 +128,7 @@ def awaiting(
         times = launched(some.connection)
         for one in streams:
             one.look(some, times)
-    return np.unique(np.concatenate([np.zeros(0, np.int32), *(one.tasks for one in streams)]))
+    return np.unique(np.concatenate([np.zeros(0, np.int32), *(stream.tasks for stream in streams)]))
 
 
 class _FirstLaunches:
@@ -210,7 +210,7 @@ def launched(tasks: Tasks, calls: HostCalls) -> Launched:
     order = np.lexsort((stream, device, call))
     work, call, device, stream = work[order], call[order], device[order], stream[order]
     columns = (call, device, stream)
-    head = np.append(True, np.logical_or.reduce([one[1:] != one[:-1] for one in columns]))
+    head = np.append(True, np.logical_or.reduce([column[1:] != column[:-1] for column in columns]))
     first = np.flatnonzero(head[: len(call)])
     started, lasted = tasks.start_ns[work], tasks.duration_ns[work].astype(np.int64)
     if len(first) < len(call):

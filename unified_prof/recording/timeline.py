@@ -299,7 +299,7 @@ def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
         last = ordered[max(len(ordered) - tasks + 1, 0) :] if tasks > 1 else ordered[:0]
     assert best is not None, "fewer rows than `tasks`"
     _, begin, end = best
-    inside = sum(int(((one >= begin) & (one < end)).sum()) for one in rows.starts())
+    inside = sum(int(((start >= begin) & (start < end)).sum()) for start in rows.starts())
     return (begin, end) if inside <= 2 * tasks else None
 
 

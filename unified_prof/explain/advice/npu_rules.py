@@ -471,7 +471,10 @@ def _follows_pause(start_ns: Ints, end_ns: Ints) -> Flags:
 def _most_expensive(kernels: _Kernels) -> Iterator[_Sequence]:
     """Yield the most expensive sequences without common kernels."""
     used = np.zeros(len(kernels.row), bool)
-    queue = [(-one.lost_ns, one.length, int(one.begins[0]), one) for one in _candidates(kernels)]
+    queue = [
+        (-candidate.lost_ns, candidate.length, int(candidate.begins[0]), candidate)
+        for candidate in _candidates(kernels)
+    ]
     heapq.heapify(queue)
     found = tried = 0
     while queue and found < EVIDENCE_ROWS and tried < MAX_CANDIDATES:

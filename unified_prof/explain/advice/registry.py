@@ -103,7 +103,9 @@ def both(*requirements: Lacks) -> Lacks:
     """Return a requirement that combines several; the first missing one is reported."""
 
     def lacks(context: DeviceContext) -> str | None:
-        return next((why for one in requirements if (why := one(context)) is not None), None)
+        return next(
+            (why for requirement in requirements if (why := requirement(context)) is not None), None
+        )
 
     return lacks
 
@@ -213,7 +215,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
             silent.append(rule.kind)
     steps = max((len(context.steps) for context in contexts), default=0)
     pauses = max(
-        (context.pauses for context in contexts), key=lambda one: one.total_ns, default=None
+        (context.pauses for context in contexts), key=lambda context: context.total_ns, default=None
     )
     step_ns = max((context.analyzed_ns / context.step_count for context in contexts), default=0.0)
     return Advice(
@@ -230,7 +232,9 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
 
 def ranked(findings: list[Finding]) -> list[Finding]:
     """Return findings, most expensive first."""
-    return sorted(findings, key=lambda one: (-one.cost_ms_per_step, one.kind, one.text))
+    return sorted(
+        findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind, finding.text)
+    )
 
 
 def _contexts(recording: Recording) -> list[DeviceContext]:

@@ -43,7 +43,7 @@ class Tracked:
     @property
     def timed(self) -> list[Step]:
         """Averaged iterations with their times."""
-        return [one for one in self.steps if one.matched and one.total_ns]
+        return [step for step in self.steps if step.matched and step.total_ns]
 
     @property
     def median_ns(self) -> float:
@@ -222,7 +222,9 @@ def advise(run: Tracked) -> Advice:
     }
     findings = [finding for found in by_rule.values() for finding in found or ()]
     return Advice(
-        findings=tuple(sorted(findings, key=lambda one: (-one.cost_ms_per_step, one.kind))),
+        findings=tuple(
+            sorted(findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind))
+        ),
         not_judged=tuple(
             NotJudged(rule.__name__, why)
             for rule, _, why in RULES

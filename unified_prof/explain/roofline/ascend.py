@@ -128,11 +128,11 @@ def _attention_sizes(operator: Operator, others: Sequence[StoredTensor]) -> Atte
     q, k, v = (operator.input(place).tensor for place in range(3))
     maxima = next(
         (
-            one.tensor.shape
-            for one in others
-            if len(one.tensor.shape) == 4
-            and one.tensor.shape[-1] == 8
-            and one.tensor.dtype == "fp32"
+            other.tensor.shape
+            for other in others
+            if len(other.tensor.shape) == 4
+            and other.tensor.shape[-1] == 8
+            and other.tensor.dtype == "fp32"
         ),
         None,
     )
@@ -357,7 +357,7 @@ def _vector(operator: Operator, operations: int) -> Cost:
 
 
 def _foreach(operator: Operator) -> Cost:
-    elements = sum(one.tensor.elements for one in operator.outputs)
+    elements = sum(output.tensor.elements for output in operator.outputs)
     return Cost("vector", _main(operator), elements, operator.moved_bytes)
 
 

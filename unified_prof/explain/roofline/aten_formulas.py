@@ -307,7 +307,7 @@ def _fused(kind: str) -> Formula:
         params = args.list(0)
         if params[0].dtype:
             return costs.optimizer(kind, params)
-        result = costs.optimizer(kind, [Tensor(one.shape, "fp32") for one in params])
+        result = costs.optimizer(kind, [Tensor(param.shape, "fp32") for param in params])
         return replace(result, doubt="the dtype of its lists was not recorded; fp32 is assumed")
 
     return cost
@@ -485,7 +485,7 @@ def _remaining(shape: Shape, dims: Shape) -> int:
     """Return the number of elements after a reduction over `dims`; over all if it is empty."""
     if not dims or not shape:
         return 1
-    reduced = {one % len(shape) for one in dims}
+    reduced = {dim % len(shape) for dim in dims}
     return prod(size for place, size in enumerate(shape) if place not in reduced)
 
 

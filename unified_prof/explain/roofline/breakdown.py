@@ -190,9 +190,9 @@ def _merge(group: list[RooflineRow]) -> RooflineRow:
     if costs and longest.cost is not None:
         cost = replace(
             longest.cost,
-            flops=sum(one.flops for one in costs),
-            moved_bytes=sum(one.moved_bytes for one in costs),
-            vector_flops=sum(one.vector_flops for one in costs),
+            flops=sum(cost.flops for cost in costs),
+            moved_bytes=sum(cost.moved_bytes for cost in costs),
+            vector_flops=sum(cost.vector_flops for cost in costs),
             doubt=None,
         )
     bounds = [one.bound_ns for one in group]
@@ -202,8 +202,10 @@ def _merge(group: list[RooflineRow]) -> RooflineRow:
         count=sum(one.count for one in group),
         total_ns=sum(one.total_ns for one in group),
         cost=cost,
-        bound_ns=None if None in bounds else sum(one for one in bounds if one is not None),
-        target_ns=None if None in targets else sum(one for one in targets if one is not None),
+        bound_ns=None if None in bounds else sum(bound for bound in bounds if bound is not None),
+        target_ns=None
+        if None in targets
+        else sum(target for target in targets if target is not None),
     )
 
 
@@ -425,7 +427,7 @@ def _compute(recording: Recording) -> Roofline:
     rows = merge_rows(placed)
     rows += copies(recording, by_number) + collectives(recording, by_number)
     use = model_use(recording, devices, charged, calculated, ideal_ns, known, placed)
-    rows.sort(key=lambda one: (-one.total_ns, one.name, one.shapes))
+    rows.sort(key=lambda row: (-row.total_ns, row.name, row.shapes))
     return Roofline(tuple(rows), devices, use)
 
 
@@ -433,7 +435,7 @@ def rows(recording: Recording) -> Breakdown:
     """Return the breakdown `roofline`."""
     found = roofline_of(recording)
     several = len(found.devices) > 1
-    return breakdowns.finish("roofline", (_row(one, several) for one in found.rows))
+    return breakdowns.finish("roofline", (_row(row, several) for row in found.rows))
 
 
 def _row(one: RooflineRow, several_devices: bool) -> Row:

@@ -400,14 +400,14 @@ def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | Non
     if not tensors:
         raise UnknownCostError("none of its tensors was recorded")
     dtype = result_type(tensors)
-    elements = prod(broadcast(*(one.shape for one in tensors)))
+    elements = prod(broadcast(*(tensor.shape for tensor in tensors)))
     moved = bytes_of(*tensors) + elements * item_size(out or dtype)
     return Cost("vector" if operations else "copy", dtype, operations * elements, moved)
 
 
 def result_type(tensors: Sequence[Tensor]) -> str:
     """Return the dtype that torch promotes to: tensors with dimensions decide over scalars."""
-    shaped = [one for one in tensors if one.shape] or list(tensors)
+    shaped = [tensor for tensor in tensors if tensor.shape] or list(tensors)
     floating = [one for one in shaped if "int" not in one.dtype and one.dtype != "bool"]
     result = (floating or shaped)[0].dtype
     for one in floating or shaped:
@@ -460,7 +460,7 @@ def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:
     operations, states = {"sgd": (2, 0), "momentum": (4, 1), "adagrad": (6, 1), "adam": (12, 2)}[
         kind
     ]
-    elements = sum(one.elements for one in params)
+    elements = sum(param.elements for param in params)
     dtype = params[0].dtype
     # Parameters are read and written, gradients read, each state read and written.
     return Cost(

@@ -224,7 +224,8 @@ class Charged:
             regions, strings = self._recording.regions, self._recording.strings
             names = np.unique(regions.name)
             describes = [
-                bool(serving_formulas.Batch.parse(strings.get(one) or "")) for one in names.tolist()
+                bool(serving_formulas.Batch.parse(strings.get(name) or ""))
+                for name in names.tolist()
             ]
             marks = np.flatnonzero(np.isin(regions.name, names[np.array(describes, bool)]))
             if not len(marks):

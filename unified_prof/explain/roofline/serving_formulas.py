@@ -141,7 +141,7 @@ def _written_first(operations: int) -> Formula:
 
     def cost(args: Arguments) -> Cost:
         x = args.tensor(1)
-        moved = sum(one.bytes for one in args.tensors())
+        moved = sum(tensor.bytes for tensor in args.tensors())
         return Cost("vector", x.dtype, operations * args.tensor(0).elements, moved)
 
     return cost
@@ -177,9 +177,9 @@ def _into_cache(sources: int) -> Formula:
     def cost(args: Arguments) -> Cost:
         rows = [args.tensor(place) for place in range(sources)]
         cache = args.tensor(sources)
-        places = next((one for one in args.tensors() if _is_index(one)), None)
-        written = sum(one.elements for one in rows) * item_size(cache.dtype)
-        moved = sum(one.bytes for one in rows) + written
+        places = next((tensor for tensor in args.tensors() if _is_index(tensor)), None)
+        written = sum(row.elements for row in rows) * item_size(cache.dtype)
+        moved = sum(row.bytes for row in rows) + written
         return Cost("copy", cache.dtype, 0, moved + (places.bytes if places is not None else 0))
 
     return cost
@@ -256,6 +256,6 @@ def _generated(args: Arguments) -> Cost:
     tensors = args.tensors()
     if not tensors:
         raise UnknownCostError("the shapes of its arguments were not recorded")
-    moved = sum(one.bytes for one in tensors)
+    moved = sum(tensor.bytes for tensor in tensors)
     doubt = "each argument is counted once; operations of compiled kernels are not recorded"
     return Cost("copy", costs.result_type(tensors), 0, moved, doubt=doubt)
