@@ -1,4 +1,4 @@
-"""Tests of the store have small files, and mean the ways that big ones are read in."""
+"""Fixtures for tests of the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from unified_prof.sqlite import integer_columns
 
 
 @pytest.fixture(autouse=True, scope="package")
-def files_count_as_big() -> Iterator[None]:
+def treat_files_as_large() -> Iterator[None]:
+    """Read small files in the way of large ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(integer_columns, "_SMALL_BYTES", -1)
         yield

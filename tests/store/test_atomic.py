@@ -1,3 +1,5 @@
+"""Atomic files: complete under their name, or absent."""
+
 from __future__ import annotations
 
 import errno
@@ -19,7 +21,7 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
-def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
     target = tmp_path / "out.txt"
     with replacing(target) as partial:
         partial.write_text("new")
@@ -38,7 +40,7 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_block_that_raises_changes_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_block_that_raises_changes_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "out"
     target.write_text("old")
 
@@ -54,21 +56,21 @@ def test_a_block_that_raises_changes_nothing(tmp_path: Path, error: type[BaseExc
     assert names(tmp_path) == ["out"]
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+def test_file_created_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     target = tmp_path / "out"
 
     def work() -> None:
         with replacing(target) as partial:
-            partial.write_text("ours")
-            target.write_text("theirs")
+            partial.write_text("new")
+            target.write_text("other")
 
     with pytest.raises(OutputError, match="out already exists"):
         work()
-    assert target.read_text() == "theirs"
+    assert target.read_text() == "other"
     assert names(tmp_path) == ["out"]
 
 
-def test_where_there_are_no_hard_links_it_is_renamed(
+def test_file_is_renamed_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -80,7 +82,7 @@ def test_where_there_are_no_hard_links_it_is_renamed(
     assert names(tmp_path) == ["out"]
 
 
-def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+def test_symbolic_link_is_kept(tmp_path: Path) -> None:
     real, link = tmp_path / "big disk", tmp_path / "out"
     real.mkdir()
     (real / "file").write_text("old")
@@ -91,7 +93,7 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     assert (real / "file").read_text() == "new"
 
 
-def test_left_overs_of_another_database_are_not_taken_over(tmp_path: Path) -> None:
+def test_files_left_by_another_database_are_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "out.db-wal").write_text("of a database that is gone")
     with (
         pytest.raises(OutputError, match=r"out\.db-wal is left over"),
@@ -114,9 +116,7 @@ def test_left_overs_of_another_database_are_not_taken_over(tmp_path: Path) -> No
         ("a\0b", "invalid file name"),
     ],
 )
-def test_a_target_that_cannot_be_is_refused_at_once(
-    tmp_path: Path, target: str, message: str
-) -> None:
+def test_invalid_target_is_refused_at_once(tmp_path: Path, target: str, message: str) -> None:
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OutputError, match=message), replacing(tmp_path / target, overwrite=True):
@@ -124,7 +124,7 @@ def test_a_target_that_cannot_be_is_refused_at_once(
     assert names(tmp_path) == ["fifo", "file"]
 
 
-def test_a_long_name_that_is_allowed_works(tmp_path: Path) -> None:
+def test_longest_file_name_is_accepted(tmp_path: Path) -> None:
     with replacing(tmp_path / ("\N{SNOWMAN}" * 85)) as partial:
         partial.write_text("x")
     assert names(tmp_path) == ["\N{SNOWMAN}" * 85]
@@ -140,9 +140,7 @@ def test_a_long_name_that_is_allowed_works(tmp_path: Path) -> None:
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_what_the_system_refuses_is_said_with_the_path(
-    tmp_path: Path, code: int, message: str
-) -> None:
+def test_system_errors_name_the_path(tmp_path: Path, code: int, message: str) -> None:
     def work() -> None:
         with replacing(tmp_path / "out"):
             raise OSError(code, os.strerror(code))
@@ -152,7 +150,7 @@ def test_what_the_system_refuses_is_said_with_the_path(
     assert names(tmp_path) == []
 
 
-def test_a_small_file_appears_whole_or_not_at_all(
+def test_small_file_is_replaced_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "it"
@@ -178,14 +176,14 @@ COUNT = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE 
 
 
 @pytest.mark.parametrize("steps", [None, 100_000_000])
-def test_statements_run_to_their_end_within_the_steps_they_may_take(steps: int | None) -> None:
+def test_statements_run_within_their_step_limit(steps: int | None) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         atomic.watch(db, steps=steps)
         count = db.execute(COUNT.format(200_000) + "SELECT count(*) FROM n").fetchone()
     assert count == (200_000,)
 
 
-def test_a_statement_that_takes_more_steps_is_stopped() -> None:
+def test_statement_over_its_step_limit_is_stopped() -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         atomic.watch(db, steps=1_000_000)
         with pytest.raises(sqlite3.OperationalError, match="interrupted"):

@@ -1,3 +1,5 @@
+"""Columns and scalars as SQLite parameters."""
+
 from __future__ import annotations
 
 from array import array
@@ -20,7 +22,7 @@ class Color(IntEnum):
 
 
 def values(column: Any, rows: int = 1) -> list[Any]:
-    """Return what would be bound for one column."""
+    """Return the values bound for one column."""
     sources, found = batches.read({"x": column}, table="T")
     source = sources["x"]
     if isinstance(source, Constant):
@@ -57,7 +59,7 @@ def values(column: Any, rows: int = 1) -> list[Any]:
         (np.empty(0), []),
     ],
 )
-def test_a_column_is_bound_as_plain_python_values(column: Any, expected: list[Any]) -> None:
+def test_columns_are_bound_as_plain_python_values(column: Any, expected: list[Any]) -> None:
     found = values(column)
     assert found == expected
     assert [type(value) for value in found] == [type(value) for value in expected]
@@ -78,7 +80,7 @@ def test_a_column_is_bound_as_plain_python_values(column: Any, expected: list[An
         (np.ma.masked, None),
     ],
 )
-def test_a_scalar_stands_for_every_row(value: Any, expected: Any) -> None:
+def test_scalar_is_repeated_for_every_row(value: Any, expected: Any) -> None:
     found = values(value, rows=2)
     assert found == [expected, expected]
     assert type(found[0]) is type(expected)
@@ -91,7 +93,7 @@ def test_nan_and_masked_floats_are_null() -> None:
     assert [batches.non_null(sources[name], rows) for name in "ab"] == [1, 0]
 
 
-def test_text_that_is_not_unicode_shows_its_odd_units() -> None:
+def test_invalid_unicode_is_escaped() -> None:
     assert values(["ok \N{SNOWMAN}", "bad \udcff"]) == ["ok \N{SNOWMAN}", "bad \\xff"]
     assert values("bad \ud800") == ["bad \\ud800"]
 
@@ -115,7 +117,7 @@ def test_text_that_is_not_unicode_shows_its_odd_units() -> None:
         np.datetime64("2026-01-01"),
     ],
 )
-def test_what_a_report_cannot_hold_is_refused_by_name(column: Any) -> None:
+def test_unsupported_columns_are_refused_by_name(column: Any) -> None:
     with pytest.raises(UsageError, match="column x for table T: "):
         values(column)
 
@@ -125,7 +127,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
         batches.read({"a": [1, 2], "b": np.arange(3), "c": 1}, table="T")
 
 
-def test_scalars_only_are_one_row_and_no_column_is_none() -> None:
+def test_scalars_only_are_one_row_and_no_columns_are_zero_rows() -> None:
     assert batches.read({"a": 1, "b": None}, table="T")[1] == 1
     assert batches.read({}, table="T")[1] == 0
 
@@ -133,7 +135,7 @@ def test_scalars_only_are_one_row_and_no_column_is_none() -> None:
 @given(
     st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text())
 )
-def test_plain_values_are_bound_as_they_are(column: list[Any]) -> None:
+def test_plain_values_are_bound_unchanged(column: list[Any]) -> None:
     assert values(column) == [
         storable(value) if isinstance(value, str) else value for value in column
     ]

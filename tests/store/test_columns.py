@@ -16,7 +16,7 @@ from unified_prof.sqlite import column_reader
 from unified_prof.sqlite.column_reader import of_query
 
 
-def fetched(values: list[Any]) -> Any:
+def fetch(values: list[Any]) -> Any:
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE t (x)")
         db.executemany("INSERT INTO t VALUES (?)", [(value,) for value in values])
@@ -40,16 +40,16 @@ def fetched(values: list[Any]) -> Any:
 def test_values_become_the_narrowest_exact_array(
     values: list[Any], dtype: Any, expected: list[Any]
 ) -> None:
-    found = fetched(values)
+    found = fetch(values)
     assert found.dtype == dtype
     assert found.tolist() == expected
 
 
 def test_null_is_masked_among_integers_and_nan_among_floats() -> None:
-    assert isinstance(fetched([1, None]), np.ma.MaskedArray)
-    assert not isinstance(fetched([1, 2]), np.ma.MaskedArray)
+    assert isinstance(fetch([1, None]), np.ma.MaskedArray)
+    assert not isinstance(fetch([1, 2]), np.ma.MaskedArray)
     for values in ([0.5, None], [1, 0.5, None], [None, None]):
-        found = fetched(values)
+        found = fetch(values)
         assert found.dtype == np.float64
         assert np.isnan(found[-1])
 
@@ -64,24 +64,18 @@ def test_null_is_masked_among_integers_and_nan_among_floats() -> None:
     ),
     st.integers(1, 5),
 )
-def test_whatever_comes_in_which_portions_nothing_changes(values: list[Any], rows: int) -> None:
+def test_columns_do_not_depend_on_the_batch_size(values: list[Any], rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(column_reader, "_ROWS_AT_A_TIME", rows)
-        found = fetched(values)
+        found = fetch(values)
     if found.dtype == np.float64:
         assert [None if np.isnan(value) else value for value in found] == values
     else:
         assert found.tolist() == values
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
-    with (
-        closing(sqlite3.connect(":memory:")) as db,
-        pytest.raises(UsageError, match="more than one column x"),
-    ):
-        of_query(db.execute("SELECT 1 AS x, 2 AS y, 3 AS x"))
-
-
-def test_a_statement_without_result_has_no_columns() -> None:
+def test_duplicate_column_names_are_refused() -> None:
     with closing(sqlite3.connect(":memory:")) as db:
+        with pytest.raises(UsageError, match="more than one column x"):
+            of_query(db.execute("SELECT 1 AS x, 2 AS y, 3 AS x"))
         assert of_query(db.execute("CREATE TABLE t (x)")) == {}

@@ -1,4 +1,4 @@
-"""`Report.integers`: columns through printed text are the same as columns through a cursor."""
+"""`Report.integers`: columns from pages, printed text and cursors are equal."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def database(path: Path, rows: list[tuple[int, Any]]) -> Path:
     return path
 
 
-def expected(rows: list[tuple[int, Any]]) -> list[int]:
+def integers_or_missing(rows: list[tuple[int, Any]]) -> list[int]:
     values = [value for _, value in sorted(rows, key=lambda row: row[0])]
     return [value if isinstance(value, int) else MISSING for value in values]
 
 
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), VALUES), unique_by=lambda row: row[0]))
 @settings(max_examples=25, deadline=None)
-def test_any_values_at_any_row_ids_come_as_integers_or_missing(rows: list[tuple[int, Any]]) -> None:
+def test_any_values_are_returned_as_integers_or_missing(rows: list[tuple[int, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = database(Path(folder) / "report.db", rows)
         with open_report(path, any_revision=True) as report:
             found = report.integers("TASK", {"start": "startNs", "end": "endNs"})
-    assert found["start"].tolist() == expected(rows)
+    assert found["start"].tolist() == integers_or_missing(rows)
     assert found["end"].tolist() == [5] * len(rows)
 
 
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), VALUES), unique_by=lambda row: row[0]))
 @settings(max_examples=25, deadline=None)
-def test_a_small_file_says_what_a_big_one_would(rows: list[tuple[int, Any]]) -> None:
+def test_small_and_large_files_give_equal_columns(rows: list[tuple[int, Any]]) -> None:
     wanted = {"start": "startNs", "length": "endNs - startNs", "end": "coalesce(endNs, 7)"}
     found = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def test_a_small_file_says_what_a_big_one_would(rows: list[tuple[int, Any]]) -> 
         assert not rows or small[name].dtype == big[name].dtype
 
 
-def test_a_small_file_that_is_damaged_says_so(tmp_path: Path) -> None:
+def test_damaged_small_file_is_an_error(tmp_path: Path) -> None:
     path = database(tmp_path / "report.db", [(row, row) for row in range(1, 3000)])
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 4096] = bytes(range(256)) * 16
@@ -83,7 +83,7 @@ def test_a_small_file_that_is_damaged_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("narrow", [(), ("start",)])
 @pytest.mark.parametrize("expression", ["startNs", "startNs + 0"], ids=["pages", "printed"])
-def test_parts_keep_the_order(
+def test_parts_keep_the_order_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: tuple[str, ...], expression: str
 ) -> None:
     monkeypatch.setattr(column_reader, "_CHUNK_ROWS", 10)
@@ -93,10 +93,10 @@ def test_parts_keep_the_order(
     path = database(tmp_path / "report.db", rows)
     with open_report(path, any_revision=True) as report:
         found = report.integers("TASK", {"start": expression}, narrow=narrow)
-    assert found["start"].tolist() == expected(rows)
+    assert found["start"].tolist() == integers_or_missing(rows)
 
 
-def test_small_columns_may_be_narrow(tmp_path: Path) -> None:
+def test_narrow_columns_have_32_bits(tmp_path: Path) -> None:
     path = database(tmp_path / "report.db", [(1, 2**31 - 1), (2, -5)])
     with open_report(path, any_revision=True) as report:
         wide = report.integers("TASK", {"start": "startNs"})
@@ -104,7 +104,7 @@ def test_small_columns_may_be_narrow(tmp_path: Path) -> None:
     assert [str(column["start"].dtype) for column in (wide, narrow)] == ["int64", "int32"]
 
 
-def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> None:
+def test_older_table_is_read_through_its_view(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     with Device(path, "1.1.1_20250820") as device:
         device.collective(0, 10, "a", "b", device=3)
@@ -113,11 +113,11 @@ def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> N
         found = report.integers("COMMUNICATION_OP", columns)
         absent = report.integers("NPU_MEM", {"hbm": "hbm"})
     assert found["start"].tolist() == [Device.T0]
-    assert found["device"].tolist() == [MISSING], "that revision has no such column"
+    assert found["device"].tolist() == [MISSING], "the revision has no such column"
     assert absent["hbm"].tolist() == []
 
 
-def test_a_view_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_reader, "_ROWS_AT_A_TIME", 2)
     path = tmp_path / "msprof_1.db"
     with Device(path, "1.1.1_20250820") as device:
@@ -134,7 +134,7 @@ def test_a_view_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("small_bytes", [-1, 1 << 30], ids=["large file", "small file"])
 @pytest.mark.parametrize("value", [None, 3, "x"])
 @pytest.mark.parametrize("names", [("rowid",), ("ROWID", "oid"), ("rowid", "Oid", "_rowid_")])
-def test_columns_with_the_names_of_row_ids_hide_no_rows(
+def test_columns_named_like_row_ids_hide_no_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     names: tuple[str, ...],
@@ -155,8 +155,8 @@ def test_columns_with_the_names_of_row_ids_hide_no_rows(
     assert sum(map(len, parts)) == 99
 
 
-def pages_of(path: Path, table: str) -> tuple[bytearray, list[int]]:
-    """Return the bytes of a file, and where the leaf pages of a table begin."""
+def leaf_pages(path: Path, table: str) -> tuple[bytearray, list[int]]:
+    """Return the bytes of a file, and the offsets of the leaf pages of a table."""
     with closing(sqlite3.connect(path)) as db:
         (size,) = db.execute("PRAGMA page_size").fetchone()
         query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
@@ -174,18 +174,18 @@ def pages_of(path: Path, table: str) -> tuple[bytearray, list[int]]:
 @pytest.mark.parametrize("small_bytes", [-1, 1 << 30], ids=["large file", "small file"])
 @pytest.mark.parametrize("damage", ["copied", "exchanged"])
 @pytest.mark.parametrize("expression", ["startNs", "startNs + 0"], ids=["pages", "SQLite"])
-def test_row_ids_that_do_not_ascend_are_damage(
+def test_unordered_row_ids_are_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, expression: str, small_bytes: int
 ) -> None:
     monkeypatch.setattr(integer_columns, "_SMALL_BYTES", small_bytes)
     monkeypatch.setattr(column_reader, "_CHUNK_ROWS", 100)
     path = database(tmp_path / "report.db", [(row, row) for row in range(1, 3000)])
-    data, leaves = pages_of(path, "TASK")
-    one, other = (slice(at, at + 4096) for at in (leaves[1], leaves[-2]))
-    kept = data[one]
-    data[one] = data[other]
+    data, leaves = leaf_pages(path, "TASK")
+    first, second = (slice(at, at + 4096) for at in (leaves[1], leaves[-2]))
+    kept = data[first]
+    data[first] = data[second]
     if damage == "exchanged":
-        data[other] = kept
+        data[second] = kept
     path.write_bytes(data)
     with open_report(path, any_revision=True) as report:
         with pytest.raises(StoreError, match=r"damaged: table TASK"):

@@ -1,3 +1,5 @@
+"""Detection of family, revision and producer of a report."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -15,8 +17,8 @@ MSPROF = catalogue.REVISIONS["msprof"]
 LATEST = catalogue.resolve("msprof", "latest")
 
 
-def make(path: Path, revision: str, *edits: str, drop: Iterable[str] = ()) -> Path:
-    """Create a database at `revision`, drop tables, then run further statements on it."""
+def create_report(path: Path, revision: str, *edits: str, drop: Iterable[str] = ()) -> Path:
+    """Create a database at `revision`, drop tables, then run further statements."""
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.executescript(f"BEGIN;\n{catalogue.frozen_text('msprof', revision)}COMMIT;")
@@ -38,8 +40,8 @@ def set_version(value: str) -> str:
 
 
 @pytest.mark.parametrize("revision", MSPROF)
-def test_every_revision_is_recognised_by_its_contents(tmp_path: Path, revision: str) -> None:
-    found = detect(make(tmp_path / "a.db", revision))
+def test_every_revision_is_recognized_by_its_contents(tmp_path: Path, revision: str) -> None:
+    found = detect(create_report(tmp_path / "a.db", revision))
     assert (found.family, found.revision, found.equivalent) == ("msprof", revision, ())
     assert found.recognised_by
     assert found.notes == ()
@@ -47,46 +49,50 @@ def test_every_revision_is_recognised_by_its_contents(tmp_path: Path, revision: 
 
 
 @pytest.mark.parametrize("revision", MSPROF)
-def test_without_its_optional_tables_a_file_fits_every_equivalent_revision(
+def test_file_without_optional_tables_fits_every_equivalent_revision(
     tmp_path: Path, revision: str
 ) -> None:
-    found = detect(make(tmp_path / "a.db", revision, drop=optional(revision)))
+    found = detect(create_report(tmp_path / "a.db", revision, drop=optional(revision)))
     assert found.revision is not None
     assert revision in (found.revision, *found.equivalent)
 
 
-def test_revisions_that_differ_only_in_absent_tables_are_named(tmp_path: Path) -> None:
-    late = detect(make(tmp_path / "a.db", "1.1.1_20250820", drop=optional("1.1.1_20250820")))
+def test_equivalent_revisions_are_listed(tmp_path: Path) -> None:
+    late = detect(
+        create_report(tmp_path / "a.db", "1.1.1_20250820", drop=optional("1.1.1_20250820"))
+    )
     assert late.revision == "1.1.1_20250327"
     assert late.equivalent == ("1.1.1_20250620", "1.1.1_20250820")
-    renamed = detect(make(tmp_path / "b.db", "1.2.0_20260128", drop=["COMPUTE_TASK_INFO"]))
+    renamed = detect(create_report(tmp_path / "b.db", "1.2.0_20260128", drop=["COMPUTE_TASK_INFO"]))
     assert renamed.revision == "1.2.0_20251226"
     assert renamed.equivalent == ("1.2.0_20260128",)
 
 
-def test_a_file_that_uprof_wrote_says_its_revision_exactly(tmp_path: Path) -> None:
+def test_recorded_revision_is_exact(tmp_path: Path) -> None:
     row = "INSERT INTO META_DATA VALUES ('UPROF_SCHEMA_REVISION', '1.1.1_20250820')"
-    found = detect(make(tmp_path / "a.db", "1.1.1_20250820", row, drop=optional("1.1.1_20250820")))
+    found = detect(
+        create_report(tmp_path / "a.db", "1.1.1_20250820", row, drop=optional("1.1.1_20250820"))
+    )
     assert (found.revision, found.equivalent) == ("1.1.1_20250820", ())
     assert found.producer == "uprof"
 
 
-def test_a_stated_revision_that_the_tables_contradict_is_not_believed(tmp_path: Path) -> None:
+def test_recorded_revision_that_the_tables_contradict_is_ignored(tmp_path: Path) -> None:
     row = f"INSERT INTO META_DATA VALUES ('UPROF_SCHEMA_REVISION', '{LATEST}')"
-    found = detect(make(tmp_path / "a.db", "1.2.0_20250922", row))
+    found = detect(create_report(tmp_path / "a.db", "1.2.0_20250922", row))
     assert found.revision == "1.2.0_20250922"
     assert any(LATEST in note for note in found.notes)
 
 
-def test_a_revision_of_a_newer_uprof_is_refused_by_name(tmp_path: Path) -> None:
+def test_revision_of_a_newer_uprof_is_refused_by_name(tmp_path: Path) -> None:
     row = "INSERT INTO META_DATA VALUES ('UPROF_SCHEMA_REVISION', '99.0.0_20990101')"
-    found = detect(make(tmp_path / "a.db", LATEST, row))
+    found = detect(create_report(tmp_path / "a.db", LATEST, row))
     with pytest.raises(SchemaVersionError, match=r"99\.0\.0_20990101.*newer uprof"):
         found.require()
 
 
-def test_a_version_that_never_existed_is_refused(tmp_path: Path) -> None:
-    found = detect(make(tmp_path / "a.db", "1.2.0_20251226", set_version("9.9.9")))
+def test_unknown_version_is_refused(tmp_path: Path) -> None:
+    found = detect(create_report(tmp_path / "a.db", "1.2.0_20251226", set_version("9.9.9")))
     assert found.revision is None
     with pytest.raises(SchemaVersionError, match=r"a\.db.*'9\.9\.9'"):
         found.require()
@@ -104,35 +110,30 @@ def test_a_version_that_never_existed_is_refused(tmp_path: Path) -> None:
         (set_version("1.0.0"), "its tables are of 1.2.0"),
     ],
 )
-def test_nonsense_in_meta_data_is_told_and_the_tables_decide(
+def test_contradictory_meta_data_is_noted_and_the_tables_decide(
     tmp_path: Path, edit: str, note: str
 ) -> None:
-    found = detect(make(tmp_path / "a.db", "1.2.0_20251226", edit))
+    found = detect(create_report(tmp_path / "a.db", "1.2.0_20251226", edit))
     assert found.revision == "1.2.0_20251226"
     assert any(note in n for n in found.notes), found.notes
 
 
-def test_a_claim_that_the_tables_do_not_keep_counts_as_the_older_revision(tmp_path: Path) -> None:
-    found = detect(make(tmp_path / "a.db", "1.0.0_20241112", set_version("1.2.0")))
+def test_newer_version_than_the_tables_counts_as_the_older_revision(tmp_path: Path) -> None:
+    found = detect(create_report(tmp_path / "a.db", "1.0.0_20241112", set_version("1.2.0")))
     assert found.revision == "1.0.0_20241112"
     assert any("META_DATA has version 1.2.0" in note for note in found.notes)
 
 
-def test_a_build_between_two_revisions_counts_as_the_older(tmp_path: Path) -> None:
-    found = detect(
-        make(
-            tmp_path / "a.db",
-            "1.2.0_20260330",
-            "INSERT INTO ENUM_HCCL_TRANSPORT_TYPE VALUES (4, 'ROCE')",
-        )
-    )
+def test_build_between_two_revisions_counts_as_the_older(tmp_path: Path) -> None:
+    edit = "INSERT INTO ENUM_HCCL_TRANSPORT_TYPE VALUES (4, 'ROCE')"
+    found = detect(create_report(tmp_path / "a.db", "1.2.0_20260330", edit))
     assert found.revision == "1.2.0_20260330"
     assert any("ENUM_HCCL_TRANSPORT_TYPE has 4 ROCE" in note for note in found.notes)
 
 
-def test_what_viewers_add_does_not_mislead(tmp_path: Path) -> None:
+def test_additions_of_viewers_do_not_change_the_revision(tmp_path: Path) -> None:
     found = detect(
-        make(
+        create_report(
             tmp_path / "a.db",
             "1.0.0_20240711",
             "ALTER TABLE TASK ADD COLUMN depth integer",
@@ -149,10 +150,10 @@ def test_what_viewers_add_does_not_mislead(tmp_path: Path) -> None:
     assert found.producer == "msprof + torch_npu"
 
 
-def test_a_file_of_msmonitor_is_recognised_though_its_version_contradicts_itself(
+def test_file_of_msmonitor_is_recognized_despite_its_contradictory_version(
     tmp_path: Path,
 ) -> None:
-    path = make(
+    path = create_report(
         tmp_path / "a.db",
         "1.2.0_20260128",
         "DROP TABLE STRING_IDS",
@@ -165,15 +166,17 @@ def test_a_file_of_msmonitor_is_recognised_though_its_version_contradicts_itself
     assert any("parts are 0.2.0" in note for note in found.notes)
 
 
-def test_a_file_without_strings_is_incomplete(tmp_path: Path) -> None:
-    assert not detect(make(tmp_path / "a.db", "1.2.0_20251226", drop=["STRING_IDS"])).complete
+def test_file_without_strings_is_incomplete(tmp_path: Path) -> None:
+    assert not detect(
+        create_report(tmp_path / "a.db", "1.2.0_20251226", drop=["STRING_IDS"])
+    ).complete
 
 
 @pytest.mark.parametrize(
     ("family", "maker"),
     [("skyline-run-time", "Skyline"), ("skyline-memory", "Skyline"), ("cluster", "uprof")],
 )
-def test_reports_of_other_families_are_recognised(tmp_path: Path, family: str, maker: str) -> None:
+def test_reports_of_other_families_are_recognized(tmp_path: Path, family: str, maker: str) -> None:
     path = tmp_path / "a.sqlite"
     with closing(sqlite3.connect(path)) as db:
         db.executescript(catalogue.frozen_text(family, "1"))
@@ -185,7 +188,7 @@ def test_reports_of_other_families_are_recognised(tmp_path: Path, family: str, m
         detect(path).require()
 
 
-def test_a_database_of_something_else_is_described(tmp_path: Path) -> None:
+def test_database_of_another_program_is_described(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.db")) as db:
         db.execute("CREATE TABLE TASK (id INTEGER PRIMARY KEY, title TEXT)")
     found = detect(tmp_path / "a.db")
@@ -194,31 +197,35 @@ def test_a_database_of_something_else_is_described(tmp_path: Path) -> None:
         found.require()
 
 
-def test_recordings_of_real_devices(shared: Path) -> None:
+def test_databases_of_real_devices_are_recognized(shared: Path) -> None:
     folder = shared / "samples" / "ascend"
 
-    def seen(name: str) -> Detection:
+    def detect_sample(name: str) -> Detection:
         return detect(folder / name)
 
-    rank0 = seen("level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db")
-    rank1 = seen("level1/rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db")
-    old = seen("910A_2024-09_level1.db")
+    rank0 = detect_sample(
+        "level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db"
+    )
+    rank1 = detect_sample(
+        "level1/rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db"
+    )
+    old = detect_sample("910A_2024-09_level1.db")
     assert (rank0.revision, rank0.viewer) == ("1.0.0_20241112", "MindStudio Insight")
     assert (rank1.revision, rank1.viewer) == ("1.0.0_20241112", None)
     assert old.revision == "1.0.0_20240711"
     assert {d.producer for d in (rank0, rank1, old)} == {"msprof + torch_npu"}
-    edited = seen("msprof_0_edited_by_viewer.db")
+    edited = detect_sample("msprof_0_edited_by_viewer.db")
     assert (edited.family, edited.revision) == ("msprof", None)
     assert "changed by MindStudio Insight" in edited.description
-    prehistory = seen("report_0_prehistory.db")
+    prehistory = detect_sample("report_0_prehistory.db")
     assert (prehistory.family, prehistory.revision) == ("msprof", None)
     assert "older than pre_20240328" in prehistory.description
-    other = seen("level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/analysis.db")
+    other = detect_sample("level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/analysis.db")
     assert other.family is None
     assert "analysis.db" in other.description
 
 
-def test_a_file_of_torch_npu_alone_is_of_no_particular_revision(tmp_path: Path) -> None:
+def test_file_of_torch_npu_alone_has_the_earliest_revision(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ascend_pytorch_profiler.db")) as db:
         db.executescript(
             "CREATE TABLE STRING_IDS (id INTEGER, value TEXT);"
@@ -232,8 +239,8 @@ def test_a_file_of_torch_npu_alone_is_of_no_particular_revision(tmp_path: Path) 
     assert found.revision == "pre_20240328"
 
 
-def test_tables_of_modules_that_are_not_here_do_not_disturb(tmp_path: Path) -> None:
-    path = make(
+def test_tables_of_missing_modules_are_ignored(tmp_path: Path) -> None:
+    path = create_report(
         tmp_path / "a.db",
         "1.2.0_20251226",
         "PRAGMA writable_schema = ON",

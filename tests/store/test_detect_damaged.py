@@ -1,4 +1,4 @@
-"""Recognising what a crash, a bad copy or a slip of the hand has left."""
+"""Detection of reports after a crash, a truncated copy or a manual change."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def test_recognising_leaves_the_file_and_its_folder_as_they_were(database: Path) -> None:
+def test_detection_changes_neither_file_nor_directory(database: Path) -> None:
     before = (database.read_bytes(), database.stat().st_mtime_ns, [*database.parent.iterdir()])
     assert detect(database).revision == "1.1.0_20241218"
     after = (database.read_bytes(), database.stat().st_mtime_ns, [*database.parent.iterdir()])
     assert after == before
 
 
-def test_any_file_name_is_taken_as_it_is(database: Path) -> None:
+def test_any_file_name_is_accepted(database: Path) -> None:
     odd = database.with_name("a b%20?mode=rw#ü.db")
     database.rename(odd)
     assert detect(odd).revision == "1.1.0_20241218"
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite", b"hello, world", b'{"traceEvents": []}'])
-def test_what_is_no_database_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "report.db"
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"report\.db"):
         detect(path)
 
 
-def test_missing_files_and_folders_are_refused_by_name(tmp_path: Path) -> None:
+def test_missing_files_and_directories_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"gone\.db"):
         detect(tmp_path / "gone.db")
     with pytest.raises(StoreError, match="directory"):
         detect(tmp_path)
 
 
-def test_a_file_cut_off_anywhere_is_refused(database: Path) -> None:
-    whole = database.read_bytes()
-    for size in {*range(1, 200, 7), *range(200, len(whole), 997), len(whole) - 1}:
-        database.write_bytes(whole[:size])
+def test_file_truncated_anywhere_is_refused(database: Path) -> None:
+    intact = database.read_bytes()
+    for size in {*range(1, 200, 7), *range(200, len(intact), 997), len(intact) - 1}:
+        database.write_bytes(intact[:size])
         with pytest.raises(StoreError, match=r"report\.db"):
             detect(database)
 
 
-def test_a_damaged_schema_is_an_error_of_ours(database: Path) -> None:
+def test_damaged_schema_is_a_store_error(database: Path) -> None:
     content = bytearray(database.read_bytes())
     content[100:4000] = b"\xff" * 3900
     database.write_bytes(content)
@@ -67,10 +67,8 @@ def test_a_damaged_schema_is_an_error_of_ours(database: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
-def test_what_a_killed_writer_left_is_recognised_without_touching_it(
-    database: Path, mode: str
-) -> None:
-    left = database.with_name("left.db")
+def test_files_of_a_killed_writer_are_recognized_unchanged(database: Path, mode: str) -> None:
+    abandoned = database.with_name("left.db")
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         db.execute(f"PRAGMA journal_mode = {mode}")
         db.execute("PRAGMA cache_size = 1")
@@ -81,9 +79,9 @@ def test_what_a_killed_writer_left_is_recognised_without_touching_it(
             db.execute("ALTER TABLE COMMUNICATION_TASK_INFO ADD COLUMN isMaster INTEGER")
             db.execute("COMMIT")
         suffix = "-wal" if mode == "WAL" else "-journal"
-        shutil.copy(database, left)
-        shutil.copy(f"{database}{suffix}", f"{left}{suffix}")
-    before = left.read_bytes()
+        shutil.copy(database, abandoned)
+        shutil.copy(f"{database}{suffix}", f"{abandoned}{suffix}")
+    before = abandoned.read_bytes()
     expected = "1.1.1_20250123" if mode == "WAL" else "1.1.0_20241218"
-    assert detect(left).revision == expected
-    assert left.read_bytes() == before
+    assert detect(abandoned).revision == expected
+    assert abandoned.read_bytes() == before

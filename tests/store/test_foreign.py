@@ -1,4 +1,4 @@
-"""Databases of other tools are read as tables of values, whatever else they hold."""
+"""Databases of other tools are read as tables of values, whatever else they contain."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from unified_prof.sqlite.external_tables import foreign_tables
 from unified_prof.sqlite.fingerprint import table_names
 
 
-def database(path: Path, *statements: str) -> Path:
+def create_database(path: Path, *statements: str) -> Path:
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
             db.execute(statement)
     return path
 
 
-def test_columns_come_typed_and_absent_ones_as_asked(tmp_path: Path) -> None:
-    path = database(
+def test_columns_are_typed_and_missing_ones_have_defaults(tmp_path: Path) -> None:
+    path = create_database(
         tmp_path / "a.db",
         "CREATE TABLE t (a INTEGER, b REAL, c TEXT)",
         "INSERT INTO t VALUES (1, 1.5, 'x'), (NULL, NULL, NULL), (3, 2, 'z')",
@@ -43,8 +43,8 @@ def test_columns_come_typed_and_absent_ones_as_asked(tmp_path: Path) -> None:
         assert tables.unreadable == {}
 
 
-def test_rows_are_chosen_by_value_or_by_having_one(tmp_path: Path) -> None:
-    path = database(
+def test_rows_are_selected_by_value_or_by_not_null(tmp_path: Path) -> None:
+    path = create_database(
         tmp_path / "a.db", "CREATE TABLE t (a, b)", "INSERT INTO t VALUES (1, 5), (2, NULL), (3, 7)"
     )
     with foreign_tables(path) as tables:
@@ -57,8 +57,8 @@ def test_rows_are_chosen_by_value_or_by_having_one(tmp_path: Path) -> None:
         assert nothing == {}
 
 
-def test_values_of_other_types_are_understood_or_counted(tmp_path: Path) -> None:
-    path = database(
+def test_values_of_other_types_are_converted_or_counted(tmp_path: Path) -> None:
+    path = create_database(
         tmp_path / "a.db",
         "CREATE TABLE t (a, b, c)",
         "INSERT INTO t VALUES (5.0, 'x', x'ff41'), ('12', 1, 3), ('word', 2.5, NULL)",
@@ -72,9 +72,9 @@ def test_values_of_other_types_are_understood_or_counted(tmp_path: Path) -> None
         assert tables.unreadable == {"t.a": 4, "t.b": 2}
 
 
-def test_nothing_that_computes_is_read(tmp_path: Path) -> None:
-    """A view or a generated column may work for ever, or ask for all memory."""
-    path = database(
+def test_views_generated_columns_and_virtual_tables_are_not_read(tmp_path: Path) -> None:
+    """A view or a generated column may run forever, or request all memory."""
+    path = create_database(
         tmp_path / "a.db",
         "CREATE TABLE t (a, g GENERATED ALWAYS AS (zeroblob(1000000000)))",
         "INSERT INTO t (a) VALUES (1)",
@@ -89,15 +89,17 @@ def test_nothing_that_computes_is_read(tmp_path: Path) -> None:
         assert cells["g"] == [None]
 
 
-def test_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_tables, "MAX_TEXT", 4)
-    path = database(tmp_path / "a.db", "CREATE TABLE t (a)", "INSERT INTO t VALUES ('abcdefgh')")
+    path = create_database(
+        tmp_path / "a.db", "CREATE TABLE t (a)", "INSERT INTO t VALUES ('abcdefgh')"
+    )
     with foreign_tables(path) as tables:
         (cells,) = tables.slices("t", {}, texts=["a"])
         assert cells["a"] == ["abcd"]
 
 
-def test_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
+def test_pages_in_a_cycle_are_an_error(tmp_path: Path) -> None:
     """Every child of the root is the same leaf: more rows than bytes in the file."""
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db, db:
@@ -111,9 +113,9 @@ def test_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
         return slice((number - 1) * 512, number * 512)
 
     def children(number: int) -> list[int]:
-        held = data[page(number)]
-        count = int.from_bytes(held[3:5], "big")
-        return [int.from_bytes(held[12 + 2 * i : 14 + 2 * i], "big") for i in range(count)]
+        content = data[page(number)]
+        count = int.from_bytes(content[3:5], "big")
+        return [int.from_bytes(content[12 + 2 * i : 14 + 2 * i], "big") for i in range(count)]
 
     def redirect(number: int, to: int) -> None:
         base = (number - 1) * 512
@@ -122,7 +124,7 @@ def test_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
         data[base + 8 : base + 12] = to.to_bytes(4, "big")
 
     base = (root - 1) * 512
-    assert data[base] == 5, "the root has to be an interior page"
+    assert data[base] == 5, "the root must be an interior page"
     first = int.from_bytes(data[base + children(root)[0] :][:4], "big")
     below = int.from_bytes(data[(first - 1) * 512 + children(first)[0] :][:4], "big")
     redirect(root, first)
@@ -135,7 +137,7 @@ def test_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
                 pass
 
 
-def test_names_are_had_without_a_trace_and_without_waiting(tmp_path: Path) -> None:
+def test_table_names_are_read_without_side_files_and_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = WAL")
@@ -151,7 +153,7 @@ def test_names_are_had_without_a_trace_and_without_waiting(tmp_path: Path) -> No
     assert table_names(tmp_path / "b.db") == frozenset()
 
 
-def test_a_database_that_is_being_written_is_read_with_its_log(tmp_path: Path) -> None:
+def test_database_with_an_open_writer_is_read_with_its_log(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = WAL")

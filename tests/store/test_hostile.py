@@ -31,8 +31,8 @@ OLD = "1.2.0_20250922"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS {} FROM n"
 
 
-def endless(path: Path, table: str, column: str, revision: str = LATEST) -> Path:
-    """Make a report in which a view that never ends has the name of a table."""
+def report_with_endless_view(path: Path, table: str, column: str, revision: str = LATEST) -> Path:
+    """Create a report in which an endless view has the name of a table."""
     make(path, revision, {"STRING_IDS": [(0, "N/A")]})
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"DROP TABLE IF EXISTS {table}")
@@ -52,8 +52,8 @@ def endless(path: Path, table: str, column: str, revision: str = LATEST) -> Path
         ("META_DATA", "name, 1 AS value"),
     ],
 )
-def test_a_view_in_place_of_a_table_is_not_read(tmp_path: Path, table: str, column: str) -> None:
-    path = endless(tmp_path / "report.db", table, column)
+def test_view_in_place_of_a_table_is_not_read(tmp_path: Path, table: str, column: str) -> None:
+    path = report_with_endless_view(tmp_path / "report.db", table, column)
     assert detect(path).not_tables == (table,)
     with open_report(path, any_revision=True) as report:
         assert table not in report.tables
@@ -64,7 +64,7 @@ def test_a_view_in_place_of_a_table_is_not_read(tmp_path: Path, table: str, colu
     assert words in [finding.message for finding in found.findings]
 
 
-def test_a_virtual_table_in_place_of_a_table_is_not_read(tmp_path: Path) -> None:
+def test_virtual_table_in_place_of_a_table_is_not_read(tmp_path: Path) -> None:
     path = make(tmp_path / "report.db", LATEST)
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE VIRTUAL TABLE TASK USING fts4(startNs)")
@@ -76,8 +76,10 @@ def test_a_virtual_table_in_place_of_a_table_is_not_read(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("revision", [OLD, LATEST])
-def test_a_report_with_such_a_view_is_not_upgraded(tmp_path: Path, revision: str) -> None:
-    path = endless(tmp_path / "report.db", "TASK", "startNs", revision)
+def test_report_with_a_view_in_place_of_a_table_is_not_upgraded(
+    tmp_path: Path, revision: str
+) -> None:
+    path = report_with_endless_view(tmp_path / "report.db", "TASK", "startNs", revision)
     before = path.read_bytes()
     with pytest.raises(StoreError, match="TASK is a view or a virtual table"):
         upgrade(path)
@@ -86,7 +88,7 @@ def test_a_report_with_such_a_view_is_not_upgraded(tmp_path: Path, revision: str
 
 
 @pytest.mark.parametrize("table", ["stack_frames", "stack_correlation", "activation_entries"])
-def test_a_skyline_report_with_a_view_is_not_sound(tmp_path: Path, table: str) -> None:
+def test_skyline_report_with_a_view_is_not_sound(tmp_path: Path, table: str) -> None:
     path = tmp_path / "memory.sqlite"
     with closing(sqlite3.connect(path)) as db:
         db.executescript(catalogue.frozen_text("skyline-memory", "latest"))
@@ -95,7 +97,7 @@ def test_a_skyline_report_with_a_view_is_not_sound(tmp_path: Path, table: str) -
     assert not check(path).sound
 
 
-def test_triggers_of_the_file_do_not_run_when_it_is_upgraded(tmp_path: Path) -> None:
+def test_triggers_of_the_file_do_not_run_during_an_upgrade(tmp_path: Path) -> None:
     trigger = f"CREATE TRIGGER t BEFORE UPDATE ON META_DATA BEGIN {ENDLESS.format('x')}; END"
     path = make(tmp_path / "report.db", OLD, {}, trigger)
     upgrade(path)
@@ -103,8 +105,8 @@ def test_triggers_of_the_file_do_not_run_when_it_is_upgraded(tmp_path: Path) -> 
         assert db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
 
 
-def test_a_table_that_multiplies_its_pages_does_not_keep_recognising_busy(tmp_path: Path) -> None:
-    """A page of a B-tree whose entries all name the next page: 20 levels, more rows than atoms."""
+def test_pages_that_multiply_do_not_stall_detection(tmp_path: Path) -> None:
+    """All entries of a B-tree page name the next page: 20 levels, and 300**20 rows."""
     path = make(tmp_path / "report.db", LATEST)
     with closing(sqlite3.connect(path)) as db:
         db.execute("DROP TABLE META_DATA")
@@ -132,7 +134,7 @@ def test_a_table_that_multiplies_its_pages_does_not_keep_recognising_busy(tmp_pa
 
 
 def interior_page(size: int, child: int) -> bytes:
-    """Return an interior page of a table, all of whose entries lead to the same page."""
+    """Return an interior page of a table whose entries all lead to the same page."""
     cells = 300
     page = bytearray(size)
     start = size - 6 * cells
@@ -149,7 +151,7 @@ def interior_page(size: int, child: int) -> bytes:
 @pytest.mark.parametrize("ending", ["-wal", "-journal", "-shm"])
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 @pytest.mark.parametrize("act", [detect, check, upgrade, open_report])
-def test_a_pipe_beside_a_database_is_named_and_not_waited_for(
+def test_named_pipe_beside_a_database_is_refused(
     tmp_path: Path, ending: str, mode: str, act: Callable[[Path], object]
 ) -> None:
     path = make(tmp_path / "report.db", OLD)
@@ -160,53 +162,55 @@ def test_a_pipe_beside_a_database_is_named_and_not_waited_for(
         act(path)
 
 
-def with_log(path: Path) -> Path:
-    """Make a report whose last commit is in the write-ahead log only, as a killed writer's is."""
-    whole = path.with_name("whole.db")
-    with ReportWriter(whole) as writer:
+def report_with_log(path: Path) -> Path:
+    """Create a report whose last commit is in the write-ahead log only, as after a kill."""
+    source = path.with_name("source.db")
+    with ReportWriter(source) as writer:
         writer.write("TASK", {"startNs": np.arange(9)})
-    with closing(sqlite3.connect(whole, isolation_level=None)) as db:
+    with closing(sqlite3.connect(source, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("DELETE FROM TASK WHERE startNs >= 3")
-        path.write_bytes(whole.read_bytes())
-        path.with_name(f"{path.name}-wal").write_bytes(whole.with_name("whole.db-wal").read_bytes())
+        path.write_bytes(source.read_bytes())
+        path.with_name(f"{path.name}-wal").write_bytes(
+            source.with_name("source.db-wal").read_bytes()
+        )
     return path
 
 
-def rows(path: Path) -> object:
+def count_tasks(path: Path) -> object:
     with open_report(path) as report:
         return report.rows("SELECT count(*) FROM TASK")
 
 
-def test_the_holes_of_a_log_are_not_copied(tmp_path: Path) -> None:
-    path = with_log(tmp_path / "report.db")
+def test_sparse_log_is_copied_sparsely(tmp_path: Path) -> None:
+    path = report_with_log(tmp_path / "report.db")
     os.truncate(tmp_path / "report.db-wal", 100 << 30)
     began = time.monotonic()
-    assert rows(path) == [(3,)]
+    assert count_tasks(path) == [(3,)]
     assert time.monotonic() - began < 10
 
 
-def test_a_log_that_fits_nowhere_is_not_copied_at_all(
+def test_log_larger_than_the_free_space_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = with_log(tmp_path / "report.db")
+    path = report_with_log(tmp_path / "report.db")
     monkeypatch.setattr(opening, "_copy_sparse", lambda *_: pytest.fail("it was copied"))
     usage = (1 << 30, 1 << 30, 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": usage[2]})())
     with pytest.raises(OutputError, match="No space left on device"):
-        rows(path)
+        count_tasks(path)
 
 
-def test_a_log_beside_the_file_that_a_link_points_to_is_read(tmp_path: Path) -> None:
-    path = with_log(tmp_path / "report.db")
+def test_log_beside_the_target_of_a_link_is_read(tmp_path: Path) -> None:
+    path = report_with_log(tmp_path / "report.db")
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / "link.db"
     link.symlink_to(path)
-    assert rows(link) == [(3,)]
+    assert count_tasks(link) == [(3,)]
 
 
-def test_a_value_that_is_computed_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
+def test_computed_value_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
     huge = "CREATE TABLE big (a, b AS (hex(zeroblob(70000000))))"
     path = make(tmp_path / "report.db", LATEST, {}, huge, "INSERT INTO big VALUES (1)")
     if not hasattr(sqlite3.Connection, "setlimit"):
@@ -218,7 +222,7 @@ def test_a_value_that_is_computed_to_a_gigabyte_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_a_signal_ends_a_long_query_and_the_file_is_not_blamed(
+def test_signal_ends_a_long_query_without_blaming_the_file(
     tmp_path: Path, number: signal.Signals, expected: type[BaseException]
 ) -> None:
     path = make(tmp_path / "report.db", LATEST)

@@ -1,4 +1,4 @@
-"""Opening changes nothing, in whatever state a file is, and says what is wrong with bad ones."""
+"""Opening changes no file, in any state, and names what is wrong with invalid ones."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def report(tmp_path: Path) -> Path:
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[None]:
-    """Check that the block changes neither a file nor what lies beside it."""
-    before = state(path.parent)
+    """Check that the block changes neither a file nor its directory."""
+    before = directory_state(path.parent)
     yield
-    assert state(path.parent) == before
+    assert directory_state(path.parent) == before
 
 
-def state(folder: Path) -> dict[str, tuple[str, int, int]]:
+def directory_state(folder: Path) -> dict[str, tuple[str, int, int]]:
     return {
         file.name: (
             hashlib.sha256(file.read_bytes()).hexdigest(),
@@ -49,15 +49,15 @@ def state(folder: Path) -> dict[str, tuple[str, int, int]]:
     }
 
 
-def count(path: Path) -> int:
+def count_tasks(path: Path) -> int:
     with open_report(path) as found:
         return int(found.rows("SELECT count(*) FROM TASK")[0][0])
 
 
-def abandoned(report: Path, *, wal: bool) -> Path:
-    """Return a copy of `report` as a writer leaves it that is killed in mid-transaction.
+def copy_of_killed_writer(report: Path, *, wal: bool) -> Path:
+    """Return a copy of `report` as a writer leaves it that is killed within a transaction.
 
-    With a write-ahead log its last commit is in the log only; with a rollback journal half a
+    With a write-ahead log, its last commit is in the log only; with a rollback journal, half a
     transaction is in the file itself.
     """
     copy = report.parent.parent / "abandoned" / "msprof.db"
@@ -77,44 +77,40 @@ def abandoned(report: Path, *, wal: bool) -> Path:
     return copy
 
 
-def test_reading_leaves_the_file_and_its_folder_as_they_are(report: Path) -> None:
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_reading_changes_neither_file_nor_directory(mode: str, report: Path) -> None:
+    with closing(sqlite3.connect(report)) as db:
+        db.execute(f"PRAGMA journal_mode = {mode}")
     with unchanged(report):
-        assert count(report) == ROWS
+        assert count_tasks(report) == ROWS
 
 
-def test_a_read_only_file_in_a_read_only_folder_is_read(report: Path) -> None:
+def test_read_only_file_in_a_read_only_directory_is_read(report: Path) -> None:
     report.chmod(0o444)
     report.parent.chmod(0o555)
     try:
         with unchanged(report):
-            assert count(report) == ROWS
+            assert count_tasks(report) == ROWS
     finally:
         report.parent.chmod(0o755)
 
 
-def test_a_file_in_wal_mode_is_read_without_making_side_files(report: Path) -> None:
-    with closing(sqlite3.connect(report)) as db:
-        db.execute("PRAGMA journal_mode = WAL")
-    with unchanged(report):
-        assert count(report) == ROWS
-
-
-def test_what_a_crashed_writer_left_in_the_log_is_read(report: Path) -> None:
-    copy = abandoned(report, wal=True)
+def test_commits_of_a_killed_writer_in_the_log_are_read(report: Path) -> None:
+    copy = copy_of_killed_writer(report, wal=True)
     assert (copy.parent / "msprof.db-wal").stat().st_size > 0
     with unchanged(copy):
-        assert count(copy) == 10
+        assert count_tasks(copy) == 10
 
 
-def test_what_a_crashed_writer_left_half_done_is_not_read(report: Path) -> None:
-    copy = abandoned(report, wal=False)
+def test_uncommitted_changes_of_a_killed_writer_are_not_read(report: Path) -> None:
+    copy = copy_of_killed_writer(report, wal=False)
     assert (copy.parent / "msprof.db-journal").stat().st_size > 0
     with unchanged(copy), open_report(copy) as found:
         assert found.rows("SELECT min(startNs), max(startNs) FROM TASK") == [(0, ROWS - 1)]
 
 
-def test_a_copy_that_cannot_be_made_is_said(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = abandoned(report, wal=True)
+def test_failure_to_copy_is_an_error(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = copy_of_killed_writer(report, wal=True)
 
     def full(*_: object) -> tuple[int, int, int]:
         return shutil._ntuple_diskusage(10, 10, 0)
@@ -124,10 +120,10 @@ def test_a_copy_that_cannot_be_made_is_said(report: Path, monkeypatch: pytest.Mo
         open_report(copy)
 
 
-def test_no_temporary_copy_stays(
+def test_temporary_copy_is_removed(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = abandoned(report, wal=True)
+    copy = copy_of_killed_writer(report, wal=True)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -137,21 +133,19 @@ def test_no_temporary_copy_stays(
 
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
-def test_it_is_read_while_another_process_has_it_open(report: Path, mode: str) -> None:
+def test_report_is_read_while_another_process_writes(report: Path, mode: str) -> None:
     with closing(sqlite3.connect(report, isolation_level=None)) as other:
         other.execute(f"PRAGMA journal_mode = {mode}")
         other.execute("BEGIN IMMEDIATE")
         other.execute("INSERT INTO TASK (startNs) VALUES (1)")
         with unchanged(report):
-            assert count(report) == ROWS
+            assert count_tasks(report) == ROWS
         other.execute("COMMIT")
         with unchanged(report):
-            assert count(report) == ROWS + 1
+            assert count_tasks(report) == ROWS + 1
 
 
-def test_a_file_that_is_being_written_is_said_to_be(
-    report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_report_is_an_error(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_BUSY_TIMEOUT_S", 0.01)
     with closing(sqlite3.connect(report, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -159,10 +153,8 @@ def test_a_file_that_is_being_written_is_said_to_be(
             open_report(report)
 
 
-def test_a_log_that_keeps_changing_is_not_read_in_halves(
-    report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = abandoned(report, wal=True)
+def test_log_that_keeps_changing_is_an_error(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = copy_of_killed_writer(report, wal=True)
     real = opening._copy_sparse
 
     def meanwhile(source: Path, target: Path) -> None:
@@ -174,14 +166,14 @@ def test_a_log_that_keeps_changing_is_not_read_in_halves(
         open_report(copy)
 
 
-def test_any_file_name_is_read(report: Path) -> None:
-    odd = report.rename(report.with_name("a b?c#d%41&mode=rwc\N{SNOWMAN}'\".db"))
-    assert count(odd) == ROWS
-
-
-def test_a_relative_path_is_read(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(report.parent)
-    assert count(Path("msprof.db")) == ROWS
+@pytest.mark.parametrize("name", ["a b?c#d%41&mode=rwc\N{SNOWMAN}'\".db", "msprof.db"])
+def test_any_relative_or_absolute_file_name_is_read(
+    name: str, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = report.rename(report.with_name(name))
+    assert count_tasks(path) == ROWS
+    monkeypatch.chdir(path.parent)
+    assert count_tasks(Path(name)) == ROWS
 
 
 @pytest.mark.parametrize(
@@ -195,7 +187,7 @@ def test_a_relative_path_is_read(report: Path, monkeypatch: pytest.MonkeyPatch) 
         (b"SQLite format 3\0" + b"\xff" * 5000, "bad.db"),
     ],
 )
-def test_what_is_no_database_is_said_to_be_none(
+def test_other_files_are_refused_with_a_reason(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "bad.db"
@@ -206,23 +198,23 @@ def test_what_is_no_database_is_said_to_be_none(
     assert message in str(raised.value)
 
 
-def test_a_file_cut_off_anywhere_is_said_to_be(report: Path) -> None:
-    whole = report.read_bytes()
-    for size in [*range(16, 100, 7), *range(100, len(whole), 5003), len(whole) - 1]:
-        report.write_bytes(whole[:size])
+def test_file_truncated_anywhere_is_refused(report: Path) -> None:
+    intact = report.read_bytes()
+    for size in [*range(16, 100, 7), *range(100, len(intact), 5003), len(intact) - 1]:
+        report.write_bytes(intact[:size])
         with pytest.raises(StoreError, match=r"msprof\.db is cut off: [\d,]+ bytes, expected"):
             open_report(report)
 
 
-def test_a_damaged_page_is_said_to_be_damaged(report: Path) -> None:
+def test_damaged_page_is_reported(report: Path) -> None:
     content = bytearray(report.read_bytes())
     content[16384:] = b"\x55" * (len(content) - 16384)
     report.write_bytes(content)
     with pytest.raises(StoreError, match=r"msprof\.db is damaged: .*malformed"):
-        count(report)
+        count_tasks(report)
 
 
-def test_damage_that_is_no_text_is_said_all_the_same(report: Path) -> None:
+def test_damaged_schema_text_is_reported(report: Path) -> None:
     content = report.read_bytes()
     report.write_bytes(content.replace(b"CREATE TABLE TASK (", b"CREATE TABLE TASK \xf0"))
     with pytest.raises(StoreError, match=r"msprof\.db is damaged: malformed"):
@@ -239,7 +231,7 @@ def test_damage_that_is_no_text_is_said_all_the_same(report: Path) -> None:
         (lambda path: path.symlink_to(path.name), "cannot read .*symbolic links"),
     ],
 )
-def test_what_is_no_file_is_said_to_be_none(tmp_path: Path, make: object, message: str) -> None:
+def test_missing_and_special_files_are_refused(tmp_path: Path, make: object, message: str) -> None:
     path = tmp_path / "thing.db"
     assert callable(make)
     make(path)
@@ -247,13 +239,13 @@ def test_what_is_no_file_is_said_to_be_none(tmp_path: Path, make: object, messag
         open_report(path)
 
 
-def test_a_name_that_no_file_can_have_is_said(tmp_path: Path) -> None:
+def test_invalid_file_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read .*null"):
         open_report(tmp_path / "a\0b")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may read everything")
-def test_a_file_that_may_not_be_read_is_said_to_be(report: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
+def test_unreadable_file_is_an_error(report: Path) -> None:
     report.chmod(0)
     with pytest.raises(StoreError, match=r"cannot read .*msprof\.db: Permission denied"):
         open_report(report)

@@ -16,7 +16,7 @@ from unified_prof.sqlite import atomic
 from unified_prof.sqlite.atomic import AtomicFile, replacing
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/ns/pid").exists(), reason="needs /proc to know what lives"
+    not Path("/proc/self/ns/pid").exists(), reason="needs /proc to find running processes"
 )
 
 WRITE_AND_WAIT = """
@@ -33,8 +33,8 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
-def writer(target: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start a process that writes `target` and never comes to its end; return its file's name."""
+def start_writer(target: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start a process that writes `target` and never finishes; return it and its file name."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITE_AND_WAIT, str(target)], stdout=subprocess.PIPE, text=True
     )
@@ -42,41 +42,41 @@ def writer(target: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
 
 
 @pytest.mark.parametrize("name", ["out.db", "\N{SNOWMAN}" * 85, "a.b [x] (1).db"])
-def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path, name: str) -> None:
-    process, left = writer(tmp_path / name)
-    end(process)
-    assert names(tmp_path) == sorted([left, f"{left}-journal"])
+def test_next_writer_removes_files_of_a_killed_one(tmp_path: Path, name: str) -> None:
+    process, partial_name = start_writer(tmp_path / name)
+    kill(process)
+    assert names(tmp_path) == sorted([partial_name, f"{partial_name}-journal"])
     with replacing(tmp_path / name) as partial:
         partial.write_text("new")
     assert names(tmp_path) == [name]
 
 
-def test_what_a_live_process_writes_stays(tmp_path: Path) -> None:
-    process, left = writer(tmp_path / "out.db")
+def test_files_of_a_running_process_are_kept(tmp_path: Path) -> None:
+    process, partial_name = start_writer(tmp_path / "out.db")
     try:
         with replacing(tmp_path / "out.db") as partial:
             partial.write_text("new")
-        assert names(tmp_path) == sorted(["out.db", left, f"{left}-journal"])
+        assert names(tmp_path) == sorted(["out.db", partial_name, f"{partial_name}-journal"])
     finally:
-        end(process)
+        kill(process)
 
 
-def test_a_writer_that_ended_but_was_not_waited_for_is_dead(tmp_path: Path) -> None:
-    process, _ = writer(tmp_path / "out.db")
+def test_files_of_a_zombie_process_are_removed(tmp_path: Path) -> None:
+    process, _ = start_writer(tmp_path / "out.db")
     process.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # It is a zombie now.
     AtomicFile(tmp_path / "out.db").discard()
     assert names(tmp_path) == []
-    end(process)
+    kill(process)
 
 
-def test_two_writers_of_one_process_leave_each_other_alone(tmp_path: Path) -> None:
+def test_two_writers_of_one_process_do_not_conflict(tmp_path: Path) -> None:
     first = AtomicFile(tmp_path / "out.db")
     second = AtomicFile(tmp_path / "out.db")
     assert first.partial.exists()
@@ -85,10 +85,10 @@ def test_two_writers_of_one_process_leave_each_other_alone(tmp_path: Path) -> No
     assert names(tmp_path) == []
 
 
-def test_only_files_that_the_name_says_were_on_their_way_are_removed(tmp_path: Path) -> None:
-    process, left = writer(tmp_path / "out.db")
-    end(process)
-    owner = atomic.TAG.search(left)
+def test_only_partial_files_of_the_same_target_and_machine_are_removed(tmp_path: Path) -> None:
+    process, partial_name = start_writer(tmp_path / "out.db")
+    kill(process)
+    owner = atomic.TAG.search(partial_name)
     assert owner is not None
     other_machine = owner[0].replace(owner[1], "0" * 8)
     kept = [
@@ -106,35 +106,32 @@ def test_only_files_that_the_name_says_were_on_their_way_are_removed(tmp_path: P
     assert names(tmp_path) == sorted(kept)
 
 
-def test_a_number_that_another_process_has_now_is_no_sign_of_life() -> None:
-    mine = atomic.tag()
-    match = atomic.TAG.fullmatch(mine)
+def test_reused_process_id_is_no_sign_of_life() -> None:
+    current = atomic.tag()
+    match = atomic.TAG.fullmatch(current)
     assert match is not None
-    assert not atomic.is_abandoned(mine)
+    assert not atomic.is_abandoned(current)
     assert atomic.is_abandoned(f"{match[1]}-{match[2]}-{int(match[3], 16) - 1:x}")
 
 
 @pytest.mark.parametrize("owner", ["", "x", "00000000-1-1", "00000000-" + "f" * 40 + "-1"])
-def test_of_what_is_not_known_nobody_is_taken_for_dead(owner: str) -> None:
+def test_unknown_owner_is_not_abandoned(owner: str) -> None:
     assert not atomic.is_abandoned(owner)
-
-
-def test_a_number_no_process_can_have_is_nobodys() -> None:
     domain = atomic.tag().partition("-")[0]
-    assert not atomic.is_abandoned(f"{domain}-{'f' * 40}-1")
+    assert not atomic.is_abandoned(f"{domain}-{'f' * 40}-1"), "no process has this number"
 
 
-def test_where_the_system_says_nothing_nothing_is_removed(
+def test_nothing_is_removed_without_process_information(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, left = writer(tmp_path / "out.db")
-    end(process)
+    process, partial_name = start_writer(tmp_path / "out.db")
+    kill(process)
     monkeypatch.setattr(atomic, "_domain", lambda: None)
     AtomicFile(tmp_path / "out.db").discard()
-    assert left in names(tmp_path)
+    assert partial_name in names(tmp_path)
 
 
-def test_temporary_copies_of_dead_processes_go_too(
+def test_temporary_directories_of_dead_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -147,8 +144,8 @@ def test_temporary_copies_of_dead_processes_go_too(
     )
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], check=False, env=environment)
-    (left,) = names(tmp_path)
-    assert re.fullmatch(rf"uprof-{atomic.TAG.pattern}-.*", left)
+    (partial_name,) = names(tmp_path)
+    assert re.fullmatch(rf"uprof-{atomic.TAG.pattern}-.*", partial_name)
     (tmp_path / "uprof-of-something-else").mkdir()
     with atomic.temporary_folder() as folder:
         assert names(tmp_path) == sorted([folder.name, "uprof-of-something-else"])

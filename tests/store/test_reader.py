@@ -1,3 +1,5 @@
+"""Reading of reports at any revision."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -50,23 +52,20 @@ def execute(path: Path, script: str) -> Path:
     return path
 
 
-def test_a_report_says_what_it_is(path: Path) -> None:
+def test_report_states_family_revision_and_tables(path: Path) -> None:
     with ReportWriter(path, revision="latest") as writer:
         writer.write("TASK", {"startNs": [1]})
         writer.fact("tool", "test")
     with open_report(path) as report:
-        assert (report.path, report.family, report.revision) == (
-            path,
-            MSPROF,
-            REVISIONS[MSPROF][-1],
-        )
+        found = (report.path, report.family, report.revision)
+        assert found == (path, MSPROF, REVISIONS[MSPROF][-1])
         assert {"TASK", "UPROF_RUN", "STRING_IDS"} < set(report.tables)
         assert not {"HBM", "UPROF_ANOMALIES", "TaskIndex"} & set(report.tables)
 
 
 @pytest.mark.parametrize("revision", REVISIONS[MSPROF])
-def test_every_revision_reads_in_the_newest_shape(path: Path, revision: str) -> None:
-    """Write a distinct number into every column; read it back under the newest name."""
+def test_every_revision_is_read_with_the_newest_names(path: Path, revision: str) -> None:
+    """A distinct number in every column is read back under the newest name."""
     known = catalogue.load(MSPROF, "latest").tables
     with ReportWriter(path, revision=revision) as writer:
         for table, spec in known.items():
@@ -91,7 +90,7 @@ def test_every_revision_reads_in_the_newest_shape(path: Path, revision: str) -> 
 
 
 @pytest.mark.parametrize("revision", ["pre_20240328", "documented", "latest"])
-def test_all_models_read_whatever_tables_a_file_has(path: Path, revision: str) -> None:
+def test_all_models_read_files_with_any_tables(path: Path, revision: str) -> None:
     with ReportWriter(path, revision=revision) as writer:
         writer.write("TASK", {"startNs": [1, 2], "endNs": 5})
     models = [*MSPROF_MODELS, *PYTORCH_MODELS, *UprofBase.__subclasses__()]
@@ -102,14 +101,14 @@ def test_all_models_read_whatever_tables_a_file_has(path: Path, revision: str) -
         assert session.scalar(select(func.count()).select_from(Anomaly)) == 0
 
 
-def test_rows_of_a_view_have_identities_of_their_own(path: Path) -> None:
+def test_rows_of_a_view_have_distinct_row_ids(path: Path) -> None:
     with ReportWriter(path, revision="1.1.1_20250820") as writer:
         writer.write("QOS", {"deviceId": [0, 0], "bandwidth": [7, 7]})
     with open_report(path) as report:
         assert report.rows("SELECT rowid, bandwidth FROM QOS") == [(1, 7), (2, 7)]
 
 
-def test_columns_that_only_a_viewer_knows_are_there_too(path: Path) -> None:
+def test_columns_added_by_viewers_are_readable(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20241112") as writer:
         writer.write("COMPUTE_TASK_INFO", {"globalTaskId": [1], "blockNum": [24]})
     execute(
@@ -126,7 +125,7 @@ def test_columns_that_only_a_viewer_knows_are_there_too(path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", ["blockDim, gridDim", "gridDim, blockDim"])
-def test_a_viewers_helper_column_is_not_taken_for_the_old_one(path: Path, columns: str) -> None:
+def test_helper_column_of_a_viewer_is_not_the_renamed_column(path: Path, columns: str) -> None:
     """MindStudio Insight adds an empty blockDim to files that have blockNum."""
     with ReportWriter(path, revision="1.2.0_20260128") as writer:
         writer.write("COMPUTE_TASK_INFO", {"globalTaskId": [1], "blockNum": [24]})
@@ -149,7 +148,7 @@ def test_indexes_are_used_through_views(path: Path) -> None:
         assert "USING INTEGER PRIMARY KEY" in plan
 
 
-def test_before_the_hccl_enums_types_were_texts_and_read_as_enum_ids(path: Path) -> None:
+def test_texts_of_old_hccl_types_are_read_as_enum_ids(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20240516") as writer:
         writer.write("COMMUNICATION_OP", {"opId": [1, 2, 3], "dataType": [4, None, 65534]})
         writer.write("COMMUNICATION_TASK_INFO", {"linkType": [1]})
@@ -161,7 +160,7 @@ def test_before_the_hccl_enums_types_were_texts_and_read_as_enum_ids(path: Path)
         assert session.get(HcclDataType, 4) is not None
 
 
-def test_a_type_of_before_the_hccl_enums_that_has_no_number_is_invalid(path: Path) -> None:
+def test_unknown_old_hccl_types_are_invalid(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20240516") as writer:
         odd = writer.strings.intern("no such type")
         writer.write("COMMUNICATION_OP", {"opId": [1, 2]})
@@ -170,14 +169,14 @@ def test_a_type_of_before_the_hccl_enums_that_has_no_number_is_invalid(path: Pat
         assert report.rows("SELECT dataType FROM COMMUNICATION_OP") == [(65535,), (None,)]
 
 
-def test_a_host_id_that_was_a_number_reads_as_text(path: Path) -> None:
+def test_numeric_host_id_is_read_as_text(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20240711") as writer:
         writer.write("HOST_INFO", {"hostUid": "6458368880732993735"})
     with open_report(path) as report:
         assert report.rows("SELECT hostUid FROM HOST_INFO") == [("6458368880732993735",)]
 
 
-def test_tables_and_columns_in_another_case_are_the_same(path: Path) -> None:
+def test_table_and_column_names_are_case_insensitive(path: Path) -> None:
     with ReportWriter(path) as writer:
         writer.write("MSTX_EVENTS", {"globalTid": [5]})
     execute(
@@ -189,7 +188,7 @@ def test_tables_and_columns_in_another_case_are_the_same(path: Path) -> None:
         assert report.rows("SELECT globalTid FROM MSTX_EVENTS") == [(5,)]
 
 
-def test_tables_without_rowid_are_read_and_views_in_place_of_tables_are_not(path: Path) -> None:
+def test_tables_without_rowid_are_read_and_views_are_not(path: Path) -> None:
     with ReportWriter(path):
         pass
     execute(
@@ -223,7 +222,9 @@ def test_names_from_the_file_are_quoted(path: Path) -> None:
         "UPDATE META_DATA SET value = '2.0.0_20300101' WHERE name = 'UPROF_SCHEMA_REVISION'",
     ],
 )
-def test_an_unknown_revision_is_refused_unless_any_is_asked_for(path: Path, damage: str) -> None:
+def test_unknown_revision_is_refused_unless_any_revision_is_accepted(
+    path: Path, damage: str
+) -> None:
     with ReportWriter(path) as writer:
         writer.write("TASK", {"startNs": [1]})
     execute(path, damage)
@@ -234,13 +235,13 @@ def test_an_unknown_revision_is_refused_unless_any_is_asked_for(path: Path, dama
 
 
 @pytest.mark.parametrize("any_revision", [False, True])
-def test_a_database_of_something_else_is_refused(path: Path, any_revision: bool) -> None:
+def test_database_of_another_program_is_refused(path: Path, any_revision: bool) -> None:
     execute(path, "CREATE TABLE moz_places (id INTEGER)")
     with pytest.raises(StoreError, match=r"msprof\.db is not a report .*moz_places"):
         open_report(path, any_revision=any_revision)
 
 
-def test_skyline_reports_are_read_too(tmp_path: Path) -> None:
+def test_skyline_reports_are_read(tmp_path: Path) -> None:
     for family, table in (
         ("skyline-run-time", "run_time_entries"),
         ("skyline-memory", "misc_sizes"),
@@ -252,7 +253,7 @@ def test_skyline_reports_are_read_too(tmp_path: Path) -> None:
             assert report.rows("SELECT * FROM UPROF_RUN") == []
 
 
-def test_nothing_can_be_written_through_a_report(path: Path) -> None:
+def test_reports_are_read_only(path: Path) -> None:
     with ReportWriter(path) as writer:
         writer.write("TASK", {"startNs": [1]})
     before = path.read_bytes()
@@ -267,7 +268,7 @@ def test_nothing_can_be_written_through_a_report(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_wrong_query_is_said_with_the_files_name(path: Path) -> None:
+def test_invalid_query_is_an_error_with_the_file_name(path: Path) -> None:
     with ReportWriter(path):
         pass
     with open_report(path) as report:
@@ -297,7 +298,7 @@ def test_parameters_are_bound(path: Path) -> None:
             ]
 
 
-def test_a_report_can_be_closed_twice_and_then_says_so(path: Path) -> None:
+def test_closed_report_is_an_error(path: Path) -> None:
     with ReportWriter(path):
         pass
     report = open_report(path)
@@ -307,7 +308,7 @@ def test_a_report_can_be_closed_twice_and_then_says_so(path: Path) -> None:
         report.rows("SELECT 1")
 
 
-def test_text_that_is_not_utf8_is_read_with_its_odd_bytes_shown(path: Path) -> None:
+def test_invalid_utf8_is_escaped(path: Path) -> None:
     with ReportWriter(path) as writer:
         writer.strings.intern("x")
     execute(path, "UPDATE STRING_IDS SET value = CAST(x'61ff62' AS TEXT)")
@@ -316,7 +317,7 @@ def test_text_that_is_not_utf8_is_read_with_its_odd_bytes_shown(path: Path) -> N
 
 
 @pytest.mark.parametrize("library", ["pandas", "pyarrow"])
-def test_a_library_that_is_not_installed_is_asked_for(
+def test_missing_library_is_named(
     path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ReportWriter(path):
@@ -328,29 +329,22 @@ def test_a_library_that_is_not_installed_is_asked_for(
             convert("TASK")
 
 
-def test_tables_become_data_frames_exactly(path: Path) -> None:
+def test_tables_become_data_frames_and_arrow_tables_exactly(path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    with ReportWriter(path, revision="1.1.1_20250820") as writer:
-        writer.write("QOS", {"deviceId": [2**60 + 1, None], "bandwidth": [0.5, None]})
-    with open_report(path) as report:
-        frame = report.to_pandas("QOS")
-        assert list(frame.columns) == list(views.known_tables()["QOS"].column_names)
-        assert frame["deviceId"][0] == 2**60 + 1
-        assert frame["deviceId"][1] is pandas.NA
-        assert len(report.to_pandas("CCU")) == 0
-        with pytest.raises(UsageError, match="no table NO_SUCH"):
-            report.to_pandas("NO_SUCH")
-
-
-def test_tables_become_arrow_tables_exactly(path: Path) -> None:
     pytest.importorskip("pyarrow")
     with ReportWriter(path, revision="1.1.1_20250820") as writer:
         writer.write("QOS", {"deviceId": [2**60 + 1, None], "bandwidth": [0.5, None]})
     with open_report(path) as report:
-        table = report.to_arrow("QOS")
-        assert table.column("deviceId").to_pylist() == [2**60 + 1, None]
-        assert table.column("bandwidth").to_pylist() == [0.5, None]
-        assert table.column_names == list(views.known_tables()["QOS"].column_names)
+        frame, table = report.to_pandas("QOS"), report.to_arrow("QOS")
+        assert len(report.to_pandas("CCU")) == 0
+        with pytest.raises(UsageError, match="no table NO_SUCH"):
+            report.to_pandas("NO_SUCH")
+    names = list(views.known_tables()["QOS"].column_names)
+    assert list(frame.columns) == table.column_names == names
+    assert frame["deviceId"][0] == 2**60 + 1
+    assert frame["deviceId"][1] is pandas.NA
+    assert table.column("deviceId").to_pylist() == [2**60 + 1, None]
+    assert table.column("bandwidth").to_pylist() == [0.5, None]
 
 
 @pytest.mark.quick(cases=1)
@@ -378,9 +372,7 @@ def test_databases_of_real_devices_are_read_by_all_models(
 
 
 @pytest.mark.parametrize("name", ["msprof_0_edited_by_viewer.db", "report_0_prehistory.db"])
-def test_databases_that_fit_no_revision_say_so_and_are_read_on_request(
-    shared: Path, name: str
-) -> None:
+def test_databases_without_a_known_revision_are_read_on_request(shared: Path, name: str) -> None:
     path = shared / "samples" / "ascend" / name
     with pytest.raises(SchemaVersionError, match=name):
         open_report(path)
@@ -388,7 +380,7 @@ def test_databases_that_fit_no_revision_say_so_and_are_read_on_request(
         assert report.rows("SELECT count(*) FROM TASK") == [(24,)]
 
 
-def test_opening_is_quick_on_a_file_of_any_size(path: Path) -> None:
+def test_opening_time_does_not_depend_on_the_file_size(path: Path) -> None:
     with ReportWriter(path) as writer:
         writer.write("TASK", {"startNs": np.arange(300_000)})
     steps = 0

@@ -1,4 +1,4 @@
-"""Reading an old file and reading the file that migrating makes of it is the same."""
+"""An old file and its upgraded copy read the same."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from unified_prof.sqlite import views
 from unified_prof.sqlite.views import HCCL_TYPES
 from unified_prof.sqlite.writer import ReportWriter
 
-# Their contents are not recorded data: enums stay as collected, devices are found out.
-OTHERWISE = {"META_DATA", "RANK_DEVICE_MAP", "STRING_IDS"}
+# Not recorded data: enums stay as collected, devices are inferred.
+NOT_COMPARED = {"META_DATA", "RANK_DEVICE_MAP", "STRING_IDS"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("revision", REVISIONS[MSPROF][:-1])
-def test_views_show_what_migrating_stores(tmp_path: Path, revision: str) -> None:
+def test_views_show_what_an_upgrade_stores(tmp_path: Path, revision: str) -> None:
     old, new = tmp_path / "old.db", tmp_path / "new.db"
     tables = {
         name: spec.column_names
         for name, spec in catalogue.load(MSPROF, "latest").tables.items()
-        if name not in OTHERWISE and not name.startswith("ENUM_")
+        if name not in NOT_COMPARED and not name.startswith("ENUM_")
     }
     with ReportWriter(old, revision=revision) as writer:
         for table, columns in tables.items():
             batch = {column: np.arange(2, 5) + i for i, column in enumerate(columns)}
-            # Types that the first enums knew already.
+            # Types that the first enums contain.
             batch |= {column: np.arange(3) for name, column in HCCL_TYPES if name == table}
             writer.write(table, batch)
         writer.strings.intern("N/A")
@@ -40,7 +40,7 @@ def test_views_show_what_migrating_stores(tmp_path: Path, revision: str) -> None
         (not_known,) = after.rows("SELECT id FROM STRING_IDS WHERE value = 'N/A'")
         for table, columns in tables.items():
             layout = views.layout(revision, table)
-            # A column that the old file lacks is NULL there; the upgraded one says: not known.
+            # A column that the old file lacks is NULL there and unknown in the upgraded file.
             lacking = layout.dropped if layout else ()
             shown = [column for column in columns if column not in lacking]
             query = f"SELECT {', '.join(shown)} FROM {table} ORDER BY 1, 2"

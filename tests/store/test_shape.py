@@ -1,4 +1,4 @@
-"""The declarations of a schema are queried once, for all files that have it."""
+"""The declarations of a schema are queried once for all files with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unified_prof.sqlite.statements import Declared, declared
 OLDEST, NEWEST = REVISIONS[MSPROF][1], REVISIONS[MSPROF][-1]
 
 
-def made(path: Path, *statements: str, revision: str = NEWEST) -> Path:
+def create_report(path: Path, *statements: str, revision: str = NEWEST) -> Path:
     create(path, MSPROF, revision)
     with closing(sqlite3.connect(path)) as db:
         for statement in statements:
@@ -28,21 +28,21 @@ def made(path: Path, *statements: str, revision: str = NEWEST) -> Path:
 
 
 @pytest.fixture
-def queried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Tables whose columns were queried."""
+def queried_tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that collects the tables whose columns are queried."""
     names: list[str] = []
 
-    def queried(db: sqlite3.Connection, table: str) -> list[Declared]:
+    def record(db: sqlite3.Connection, table: str) -> list[Declared]:
         names.append(table)
         return declared(db, table)
 
-    monkeypatch.setattr(shapes, "declared", queried)
+    monkeypatch.setattr(shapes, "declared", record)
     monkeypatch.setattr(shapes, "_shapes", type(shapes._shapes)())
     return names
 
 
-def test_files_of_one_schema_are_asked_once(tmp_path: Path, queried: list[str]) -> None:
-    files = [made(tmp_path / f"{number}.db") for number in range(3)]
+def test_files_of_one_schema_are_queried_once(tmp_path: Path, queried_tables: list[str]) -> None:
+    files = [create_report(tmp_path / f"{number}.db") for number in range(3)]
     found = []
     for number, path in enumerate(files):
         with closing(sqlite3.connect(path)) as db:
@@ -52,21 +52,23 @@ def test_files_of_one_schema_are_asked_once(tmp_path: Path, queried: list[str]) 
             found.append((report.revision, report.tables))
             assert report.rows("SELECT id FROM STRING_IDS") == [(number,)]
         if number == 0:
-            assert "TASK" in queried
-            queried.clear()
-    assert queried == []
+            assert "TASK" in queried_tables
+            queried_tables.clear()
+    assert queried_tables == []
     assert len(set(found)) == 1
 
 
-def test_another_column_table_or_view_is_another_schema(tmp_path: Path, queried: list[str]) -> None:
-    first = made(tmp_path / "1.db")
-    wider = made(tmp_path / "2.db", "ALTER TABLE TASK ADD COLUMN depth INTEGER")
-    more = made(tmp_path / "3.db", "CREATE TABLE extra (id INTEGER)")
-    hidden = made(
+def test_different_column_table_or_view_is_another_schema(
+    tmp_path: Path, queried_tables: list[str]
+) -> None:
+    first = create_report(tmp_path / "1.db")
+    wider = create_report(tmp_path / "2.db", "ALTER TABLE TASK ADD COLUMN depth INTEGER")
+    more = create_report(tmp_path / "3.db", "CREATE TABLE extra (id INTEGER)")
+    hidden = create_report(
         tmp_path / "4.db", "DROP TABLE MEMCPY_INFO", "CREATE VIEW MEMCPY_INFO AS SELECT 1"
     )
     for path in (first, wider, more, hidden, first):
-        queried.clear()
+        queried_tables.clear()
         with open_report(path) as report, closing(sqlite3.connect(path)) as db:
             names = {row[1] for row in db.execute("PRAGMA table_info(TASK)")}
             columns = set(report.columns("SELECT * FROM TASK"))
@@ -76,8 +78,11 @@ def test_another_column_table_or_view_is_another_schema(tmp_path: Path, queried:
             assert report.rows("SELECT * FROM MEMCPY_INFO") == []
 
 
-def test_views_of_one_revision_are_not_laid_over_another(tmp_path: Path) -> None:
-    old, new = made(tmp_path / "old.db", revision=OLDEST), made(tmp_path / "new.db")
+def test_views_of_one_revision_are_not_used_for_another(tmp_path: Path) -> None:
+    old, new = (
+        create_report(tmp_path / "old.db", revision=OLDEST),
+        create_report(tmp_path / "new.db"),
+    )
     for path in (old, new, old, new):
         with open_report(path) as report:
             assert report.revision == (OLDEST if path == old else NEWEST)
@@ -86,7 +91,9 @@ def test_views_of_one_revision_are_not_laid_over_another(tmp_path: Path) -> None
             assert report.rows("SELECT connectionId FROM TASK") == []
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_schemas_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shapes, "_shapes", type(shapes._shapes)())
     for number in range(40):
         with closing(sqlite3.connect(":memory:")) as db:
@@ -98,18 +105,22 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert shape(db) is not shape(db)
 
 
-def test_contents_that_tell_revisions_apart_are_read_of_every_file(tmp_path: Path) -> None:
-    """The same statements, other rows in an enum table: another revision."""
-    newest = made(tmp_path / "newest.db")
+def test_enum_rows_that_distinguish_revisions_are_read_from_every_file(tmp_path: Path) -> None:
+    """Equal statements with other rows in an enum table are another revision."""
+    newest = create_report(tmp_path / "newest.db")
     with open_report(newest) as report:
         assert report.revision == NEWEST
         wanted = report.detection
-    odd = made(tmp_path / "odd.db", "DELETE FROM META_DATA", "DELETE FROM ENUM_API_TYPE")
-    for path in (odd, newest, odd):
+    unusual = create_report(
+        tmp_path / "odd.db", "DELETE FROM META_DATA", "DELETE FROM ENUM_API_TYPE"
+    )
+    for path in (unusual, newest, unusual):
         with open_report(path) as report:
             assert (report.detection.recognised_by == wanted.recognised_by) == (path == newest)
             assert report.revision in REVISIONS[MSPROF]
-    many = made(tmp_path / "many.db", *(f"CREATE TABLE ENUM_{n} (id, name)" for n in range(120)))
+    many = create_report(
+        tmp_path / "many.db", *(f"CREATE TABLE ENUM_{n} (id, name)" for n in range(120))
+    )
     with closing(sqlite3.connect(many)) as db:
         db.execute("INSERT INTO ENUM_119 VALUES (7, 'it'), ('no number', 'x'), (NULL, 'y')")
         facts = read_facts(db)

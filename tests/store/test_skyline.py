@@ -1,3 +1,5 @@
+"""Run-time and memory reports in the tables of Skyline."""
+
 from __future__ import annotations
 
 import os
@@ -34,7 +36,7 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
         (skyline_writer.write_memory, SKYLINE_MEMORY),
     ],
 )
-def test_the_documented_tables_are_there_to_the_letter(
+def test_tables_have_the_documented_declarations(
     write: Writer, family: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.sqlite"
@@ -48,7 +50,7 @@ def test_the_documented_tables_are_there_to_the_letter(
     assert rows(path, "PRAGMA user_version") == [(1,)]
 
 
-def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Path) -> None:
+def test_entries_hold_medians_and_samples_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
     skyline_writer.write_run_time(path, tracked_run(), FACTS)
     assert rows(path, "SELECT * FROM run_time_entries") == [
@@ -56,7 +58,7 @@ def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Pat
         (2, "relu", 0.6, None),
         (3, "linear", 5.0, 1.0),
     ]
-    # The second iteration did not match, so the samples are of the first and the third.
+    # The second iteration did not match, so samples are from the first and the third.
     assert rows(path, "SELECT * FROM UPROF_RUN_TIME_SAMPLES WHERE entry_id < 3") == [
         (1, 0, 1.0, 2.0),
         (1, 2, 3.0, 4.0),
@@ -70,42 +72,35 @@ def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Pat
     ]
 
 
-def test_time_between_operations_stands_with_the_operation_that_follows(tmp_path: Path) -> None:
+def test_gap_is_stored_with_the_operation_that_follows(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
     skyline_writer.write_run_time(path, tracked_run(), FACTS)
     assert rows(path, "SELECT * FROM UPROF_GAPS") == [(2, "net.py", 11, 12)]
     assert rows(path, "SELECT * FROM UPROF_GAP_SAMPLES") == [(2, 0, 0.1), (2, 2, 0.3)]
 
 
-def test_frames_stand_most_specific_first(tmp_path: Path) -> None:
+def test_frames_are_ordered_innermost_first(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
     skyline_writer.write_run_time(path, tracked_run(), FACTS)
     query = "SELECT entry_id, ordering, file_path, line_number FROM stack_frames"
     assert rows(path, query) == [
-        (1, 0, "net.py", 11),
-        (1, 1, "net.py", 20),
-        (2, 0, "net.py", 12),
-        (3, 0, "net.py", 11),
-        (3, 1, "net.py", 21),
+        *((1, 0, "net.py", 11), (1, 1, "net.py", 20), (2, 0, "net.py", 12)),
+        *((3, 0, "net.py", 11), (3, 1, "net.py", 21)),
     ]
-
-
-def test_frames_of_memory_stand_most_specific_first(tmp_path: Path) -> None:
-    path = tmp_path / "memory.sqlite"
+    memory = tmp_path / "memory.sqlite"
     frames = (Frame("net.py", 12), Frame("net.py", 30), Frame("train.py", 4))
-    kept = ActivationRecord("relu", "", "Net", 128, frames)
-    skyline_writer.write_memory(path, tracked_run(weights=(), activations=(kept,)), FACTS)
+    activation = ActivationRecord("relu", "", "Net", 128, frames)
+    run = tracked_run(weights=(), activations=(activation,))
+    skyline_writer.write_memory(memory, run, FACTS)
     query = "SELECT ordering, file_path, line_number FROM stack_frames"
-    assert rows(path, query) == [(0, "net.py", 12), (1, "net.py", 30), (2, "train.py", 4)]
+    assert rows(memory, query) == [(0, "net.py", 12), (1, "net.py", 30), (2, "train.py", 4)]
 
 
-def test_memory_entries_find_their_frames_through_the_correlation(tmp_path: Path) -> None:
+def test_memory_entries_are_joined_with_their_frames(tmp_path: Path) -> None:
     path = tmp_path / "memory.sqlite"
     skyline_writer.write_memory(path, tracked_run(), FACTS)
-    assert rows(path, "SELECT * FROM weight_entries") == [
-        (1, "weight", 400, 400),
-        (2, "bias", 40, 0),
-    ]
+    weights = [(1, "weight", 400, 400), (2, "bias", 40, 0)]
+    assert rows(path, "SELECT * FROM weight_entries") == weights
     assert rows(path, "SELECT * FROM activation_entries") == [(1, "relu", 128)]
     assert rows(path, "SELECT * FROM entry_types") == [(1, "Weight"), (2, "Activation")]
     query = (
@@ -114,15 +109,11 @@ def test_memory_entries_find_their_frames_through_the_correlation(tmp_path: Path
     )
     assert rows(path, query) == [(1, 1, "net.py", 5), (1, 2, None, None), (2, 1, "net.py", 12)]
     assert rows(path, "SELECT * FROM misc_sizes") == [("peak_usage_bytes", 3000)]
+    skyline_writer.write_memory(path, tracked_run(peak_usage_bytes=None), FACTS, overwrite=True)
+    assert rows(path, "SELECT * FROM misc_sizes") == [], "the peak was not measured"
 
 
-def test_a_peak_that_was_not_measured_is_absent(tmp_path: Path) -> None:
-    path = tmp_path / "memory.sqlite"
-    skyline_writer.write_memory(path, tracked_run(peak_usage_bytes=None), FACTS)
-    assert rows(path, "SELECT * FROM misc_sizes") == []
-
-
-def test_module_paths_are_kept_per_entry(tmp_path: Path) -> None:
+def test_module_paths_are_stored_per_entry(tmp_path: Path) -> None:
     run_time, memory = tmp_path / "run_time.sqlite", tmp_path / "memory.sqlite"
     skyline_writer.write_run_time(run_time, tracked_run(), FACTS)
     skyline_writer.write_memory(memory, tracked_run(), FACTS)
@@ -143,13 +134,10 @@ def test_provenance_and_anomalies_are_in_every_report(write: Writer, tmp_path: P
 
 
 @each_report
-def test_the_tables_of_our_own_exist_only_with_rows(write: Writer, tmp_path: Path) -> None:
+def test_uprof_tables_exist_only_with_rows(write: Writer, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
-    empty: tuple[()] = ()
-    run = tracked_run(
-        operations=empty, weights=empty, activations=empty, iterations=empty, anomalies={}
-    )
-    write(path, run, {})
+    no_records = dict.fromkeys(("operations", "weights", "activations", "iterations"), ())
+    write(path, tracked_run(**no_records, anomalies={}), {})
     assert rows(path, "SELECT name FROM sqlite_master WHERE name LIKE 'UPROF%'") == []
 
 
@@ -162,30 +150,30 @@ def test_equal_runs_give_equal_bytes(write: Writer, tmp_path: Path) -> None:
 
 
 @each_report
-def test_an_existing_file_is_kept_unless_forced(write: Writer, tmp_path: Path) -> None:
+def test_existing_file_is_kept_without_overwrite(write: Writer, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
-    path.write_text("mine")
+    path.write_text("existing")
     with pytest.raises(OutputError, match="already exists"):
         write(path, tracked_run(), FACTS)
-    assert path.read_text() == "mine"
+    assert path.read_text() == "existing"
     write(path, tracked_run(), FACTS, overwrite=True)
     assert rows(path, "SELECT count(*) FROM UPROF_RUN") == [(2,)]
 
 
 @each_report
-def test_a_failure_in_the_middle_leaves_nothing_behind(write: Writer, tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(write: Writer, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
-    path.write_text("mine")
-    broken = {"fact": object()}  # SQLite cannot bind it
+    path.write_text("existing")
+    broken = {"fact": object()}  # SQLite cannot bind it.
     with pytest.raises(OutputError, match=r"report\.sqlite"):
         write(path, tracked_run(), broken, overwrite=True)
-    assert path.read_text() == "mine"
+    assert path.read_text() == "existing"
     assert [p.name for p in tmp_path.iterdir()] == ["report.sqlite"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to every directory")
 @each_report
-def test_a_read_only_folder_is_named(write: Writer, tmp_path: Path) -> None:
+def test_read_only_directory_is_named(write: Writer, tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(OutputError, match="read-only"):
@@ -200,7 +188,7 @@ def many_operations(count: int) -> TrackedRun:
 
 
 @each_report
-def test_a_full_disk_is_said_and_leaves_nothing(
+def test_full_disk_is_an_error_and_leaves_no_file(
     write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tiny(path: Path) -> sqlite3.Connection:
@@ -215,26 +203,17 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_regions_stand_in_tables_of_their_own(tmp_path: Path) -> None:
+def test_regions_are_stored_in_separate_tables(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
     skyline_writer.write_run_time(path, run_with_regions(), FACTS)
     assert rows(path, "SELECT * FROM UPROF_REGIONS") == [
-        (1, "step", None, 3000),
-        (2, "model", 1, 3000),
-        (3, "first", 2, 2000),
-        (4, "first", 3, 2500),
-        (5, "data", None, None),
+        *((1, "step", None, 3000), (2, "model", 1, 3000), (3, "first", 2, 2000)),
+        *((4, "first", 3, 2500), (5, "data", None, None)),
     ]
-    assert rows(path, "SELECT iteration, count FROM UPROF_REGION_COUNTS WHERE region_id = 5") == [
-        (0, 2),
-        (1, 2),
-        (2, 4),
-    ]
-    assert rows(path, "SELECT * FROM UPROF_REGION_ENTRIES") == [
-        ("operation", 1, 3),
-        ("operation", 2, 4),
-        ("operation", 3, 2),
-    ]
+    counts = rows(path, "SELECT iteration, count FROM UPROF_REGION_COUNTS WHERE region_id = 5")
+    assert counts == [(0, 2), (1, 2), (2, 4)]
+    entries = [("operation", 1, 3), ("operation", 2, 4), ("operation", 3, 2)]
+    assert rows(path, "SELECT * FROM UPROF_REGION_ENTRIES") == entries
     memory = tmp_path / "memory.sqlite"
     skyline_writer.write_memory(memory, run_with_regions(), FACTS)
     assert rows(memory, "SELECT * FROM UPROF_REGION_ENTRIES") == [("activation", 1, 4)]
@@ -242,7 +221,7 @@ def test_regions_stand_in_tables_of_their_own(tmp_path: Path) -> None:
 
 
 @each_report
-def test_without_regions_there_are_no_tables_of_them(write: Writer, tmp_path: Path) -> None:
+def test_report_without_regions_has_no_region_tables(write: Writer, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
     write(path, tracked_run(), FACTS)
     assert rows(path, "SELECT name FROM sqlite_master WHERE name LIKE 'UPROF_REGION%'") == []

@@ -1,3 +1,5 @@
+"""The pool of strings of a report."""
+
 from __future__ import annotations
 
 from hypothesis import given
@@ -7,7 +9,7 @@ from unified_prof.sqlite.batches import StringPool
 
 
 @given(st.lists(st.text(max_size=5)))
-def test_ids_are_dense_from_zero_in_the_order_of_first_use(texts: list[str]) -> None:
+def test_ids_are_dense_in_the_order_of_first_use(texts: list[str]) -> None:
     pool = StringPool()
     ids = [pool.intern(text) for text in texts]
     assert list(dict.fromkeys(ids)) == list(range(len(pool)))
@@ -15,7 +17,7 @@ def test_ids_are_dense_from_zero_in_the_order_of_first_use(texts: list[str]) -> 
 
 
 @given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.integers(1, 4))
-def test_interning_many_at_once_is_interning_each(
+def test_interning_many_texts_equals_interning_each(
     first: list[str], second: list[str], size: int
 ) -> None:
     pool, other = StringPool(), StringPool()
@@ -25,7 +27,4 @@ def test_interning_many_at_once_is_interning_each(
     assert [i for ids, _ in batches for i in ids] == list(range(len(pool)))
     assert [t for _, texts in batches for t in texts] == list(dict.fromkeys(first + second))
     assert all(len(ids) == len(texts) <= size for ids, texts in batches)
-
-
-def test_a_pool_of_its_own_starts_at_zero() -> None:
     assert StringPool().intern("a") == StringPool().intern("b") == 0

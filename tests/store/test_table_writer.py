@@ -1,4 +1,4 @@
-"""Which rows become pages and which are inserted; the file is the same."""
+"""Rows written as pages and as statements give the same file."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ MANY = 9000
 
 
 @pytest.fixture
-def inserted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Rows that were inserted by statements, by table."""
+def inserted_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return the number of rows inserted by statements, by table."""
     counts: dict[str, int] = {}
     append = Inserts.append
 
-    def counting(self: Inserts, ordered: Sequence[Any], rows: int) -> None:
+    def count(self: Inserts, ordered: Sequence[Any], rows: int) -> None:
         counts[self._table] = counts.get(self._table, 0) + rows
         append(self, ordered, rows)
 
-    monkeypatch.setattr(Inserts, "append", counting)
+    monkeypatch.setattr(Inserts, "append", count)
     return counts
 
 
-def rows_of(path: Path, table: str, batches: Sequence[Mapping[str, Any]], query: str) -> Any:
+def write_and_query(
+    path: Path, table: str, batches: Sequence[Mapping[str, Any]], query: str
+) -> Any:
     with ReportWriter(path, overwrite=True) as report:
         for batch in batches:
             report.write(table, batch)
@@ -48,15 +50,17 @@ def rows_of(path: Path, table: str, batches: Sequence[Mapping[str, Any]], query:
         return db.execute(query).fetchall()
 
 
-def test_few_rows_are_inserted_and_many_are_not(tmp_path: Path, inserted: dict[str, int]) -> None:
+def test_few_rows_are_inserted_and_many_become_pages(
+    tmp_path: Path, inserted_rows: dict[str, int]
+) -> None:
     with ReportWriter(tmp_path / "msprof.db") as report:
         report.write("TASK", {"startNs": np.arange(MANY)})
         for number in range(MANY):
             report.write("HBM", {"timestampNs": number})
         report.write("LLC", {"timestampNs": [1, 2, 3]})
         report.strings.intern_all(map(str, range(MANY)))
-    assert {"TASK", "HBM", "STRING_IDS"}.isdisjoint(inserted)
-    assert inserted["LLC"] == 3
+    assert {"TASK", "HBM", "STRING_IDS"}.isdisjoint(inserted_rows)
+    assert inserted_rows["LLC"] == 3
     with closing(sqlite3.connect(tmp_path / "msprof.db")) as db:
         for query in (
             "SELECT count(*), sum(startNs) FROM TASK",
@@ -66,39 +70,35 @@ def test_few_rows_are_inserted_and_many_are_not(tmp_path: Path, inserted: dict[s
             assert db.execute(query).fetchone() == (MANY, MANY * (MANY - 1) // 2)
 
 
-def test_rows_stand_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+def test_rows_keep_their_order(tmp_path: Path) -> None:
     sizes = [1, 3, 5000, 2, 7, 40_000, 1]
     ends = np.cumsum(sizes)
     batches = [
         {"timestampNs": np.arange(end - size, end)} for size, end in zip(sizes, ends, strict=True)
     ]
-    found = rows_of(tmp_path / "x.db", "HBM", batches, "SELECT timestampNs FROM HBM")
+    found = write_and_query(tmp_path / "x.db", "HBM", batches, "SELECT timestampNs FROM HBM")
     assert found == [(number,) for number in range(int(ends[-1]))]
 
 
 KEYS: dict[str, list[NDArray[np.int64]]] = {
     "ascending": [np.arange(MANY), np.arange(MANY, 2 * MANY)],
-    "from the last": [np.arange(MANY)[::-1]],
-    "batch after batch, each in disorder": [
+    "descending": [np.arange(MANY)[::-1]],
+    "each batch shuffled": [
         np.random.default_rng(1).permutation(MANY) + MANY * turn for turn in range(3)
     ],
-    "later ones before": [
-        np.arange(MANY, 2 * MANY),
-        np.arange(MANY),
-        np.arange(3 * MANY, 4 * MANY),
-    ],
-    "in between": [np.arange(MANY) * 2, np.arange(MANY) * 2 + 1],
+    "later ones first": [np.arange(n * MANY, (n + 1) * MANY) for n in (1, 0, 3)],
+    "interleaved": [np.arange(MANY) * 2, np.arange(MANY) * 2 + 1],
     "negative": [np.arange(-MANY, MANY) * 10**14],
-    "of few at a time": list(np.random.default_rng(2).permutation(MANY).reshape(900, 10)),
+    "small batches": list(np.random.default_rng(2).permutation(MANY).reshape(900, 10)),
 }
 
 
 @pytest.mark.parametrize("case", KEYS)
-def test_keys_may_come_in_any_order(tmp_path: Path, case: str) -> None:
+def test_keys_in_any_order_are_stored(tmp_path: Path, case: str) -> None:
     batches = [{"globalTaskId": keys, "opType": keys // 7} for keys in KEYS[case]]
     query = "SELECT globalTaskId, opType FROM COMPUTE_TASK_INFO"
     expected = sorted((int(key), int(key) // 7) for keys in KEYS[case] for key in keys)
-    assert rows_of(tmp_path / "x.db", "COMPUTE_TASK_INFO", batches, query) == expected
+    assert write_and_query(tmp_path / "x.db", "COMPUTE_TASK_INFO", batches, query) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,24 +111,26 @@ def test_keys_may_come_in_any_order(tmp_path: Path, case: str) -> None:
         [np.zeros(MANY, int)],
     ],
 )
-def test_keys_that_are_there_twice_are_refused(tmp_path: Path, batches: list[Any]) -> None:
+def test_duplicate_keys_are_refused(tmp_path: Path, batches: list[Any]) -> None:
     with pytest.raises(StoreError, match=r"UNIQUE constraint failed: COMPUTE_TASK_INFO\.glob"):
-        rows_of(tmp_path / "x.db", "COMPUTE_TASK_INFO", [{"globalTaskId": b} for b in batches], "")
+        write_and_query(
+            tmp_path / "x.db", "COMPUTE_TASK_INFO", [{"globalTaskId": b} for b in batches], ""
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("few", [0, 10])
-def test_what_must_not_be_null_is_refused(tmp_path: Path, few: int) -> None:
+def test_null_in_required_columns_is_refused(tmp_path: Path, few: int) -> None:
     whole = {"startNs": np.arange(MANY), "globalTid": 1, "name": 2, "inputStrides": 3}
     whole |= {"concreteInputs": 4, "moduleHierarchy": 5}
     gap = whole | {"startNs": np.ma.MaskedArray(np.arange(MANY), np.arange(MANY) == MANY - 1)}
     part = {name: value for name, value in gap.items() if name != "startNs"}
     batch = part | {"startNs": [None, *range(few)]} if few else gap
     with pytest.raises(StoreError, match=r"NOT NULL constraint failed: UPROF_OPERATION_INPUTS\.s"):
-        rows_of(tmp_path / "x.db", "UPROF_OPERATION_INPUTS", [whole, batch], "")
+        write_and_query(tmp_path / "x.db", "UPROF_OPERATION_INPUTS", [whole, batch], "")
 
 
-def test_rows_that_were_put_off_are_not_those_of_the_caller_any_more(tmp_path: Path) -> None:
+def test_deferred_rows_are_copied(tmp_path: Path) -> None:
     reused = np.arange(10)
     listed: list[Any] = [None, 1]
     with ReportWriter(tmp_path / "x.db") as report:
@@ -143,7 +145,7 @@ def test_rows_that_were_put_off_are_not_those_of_the_caller_any_more(tmp_path: P
         assert found == [(1,), (2,), (3,)]
 
 
-def test_batches_of_different_kinds_keep_their_types(tmp_path: Path) -> None:
+def test_batches_of_different_types_keep_their_types(tmp_path: Path) -> None:
     batches: list[dict[str, Any]] = [
         {"timestampNs": 1, "bandwidth": 0.5},
         {"timestampNs": [2, 3], "bandwidth": [1, None]},
@@ -152,7 +154,7 @@ def test_batches_of_different_kinds_keep_their_types(tmp_path: Path) -> None:
         {"timestampNs": None, "bandwidth": 7.0},
     ]
     query = "SELECT timestampNs, bandwidth, typeof(bandwidth) FROM HBM"
-    found = rows_of(tmp_path / "x.db", "HBM", batches, query)
+    found = write_and_query(tmp_path / "x.db", "HBM", batches, query)
     assert found[:3] == [(1, 0.5, "real"), (2, 1, "integer"), (3, None, "null")]
     assert found[3] == (4, 0, "integer")
     assert found[-4:] == [
@@ -161,11 +163,11 @@ def test_batches_of_different_kinds_keep_their_types(tmp_path: Path) -> None:
     assert len(found) == 8002
 
 
-def test_texts_longer_than_pages_and_than_what_is_held(tmp_path: Path) -> None:
+def test_texts_longer_than_pages_and_buffers_are_stored(tmp_path: Path) -> None:
     texts = ["x" * 3_000_000, "", *(f"{number:x}" * (number % 900) for number in range(MANY))]
     batch = {"startNs": 1, "category": 2, "name": 3, "process": "p", "thread": texts}
     query = "SELECT thread FROM UPROF_TRACE_EVENTS"
-    found = rows_of(tmp_path / "x.db", "UPROF_TRACE_EVENTS", [batch], query)
+    found = write_and_query(tmp_path / "x.db", "UPROF_TRACE_EVENTS", [batch], query)
     assert [text for (text,) in found] == texts
 
 
@@ -183,43 +185,38 @@ def test_rows_written_as_pages_are_read_from_pages(tmp_path: Path) -> None:
     assert {int(device) for cells in slices for device in cells["deviceId"]} == {1}
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), OutputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_full_disk_or_interrupt_leaves_no_file(
+    error: BaseException,
+    expected: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(PageFile, "append", full)
-    with pytest.raises(OutputError, match="no space left"):
-        rows_of(tmp_path / "x.db", "TASK", [{"startNs": np.arange(MANY)}] * 9, "")
+    monkeypatch.setattr(PageFile, "append", fail)
+    with pytest.raises(expected, match="no space left" if expected is OutputError else None):
+        write_and_query(tmp_path / "x.db", "TASK", [{"startNs": np.arange(MANY)}] * 9, "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PageFile, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        rows_of(tmp_path / "x.db", "TASK", [{"startNs": np.arange(MANY)}] * 9, "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_which_tables_are_left_to_sqlite() -> None:
-    """Those with a key that is not the number of the row."""
+def test_tables_with_other_keys_are_left_to_sqlite() -> None:
+    """Their key is not the row id."""
     left = {
         spec.name
         for revision in catalogue.REVISIONS[catalogue.MSPROF]
         for table in views.known_tables()
         if (layout := views.layout(revision, table)) and not can_be_pages(spec := layout.spec)
     }
-    assert left == {
-        "UPROF_ANOMALIES",
-        "UPROF_GAP_SAMPLES",
-        "UPROF_GPU_DEVICES",
-        "UPROF_ITERATION_PARTS",
-        "UPROF_MODULES",
-        "UPROF_RECOMPUTATION",
-        "UPROF_REGION_COUNTS",
-        "UPROF_REGION_ENTRIES",
-        "UPROF_RUN",
-        "UPROF_RUN_TIME_SAMPLES",
-    }
+    names = (
+        "ANOMALIES GAP_SAMPLES GPU_DEVICES ITERATION_PARTS MODULES RECOMPUTATION REGION_COUNTS"
+        " REGION_ENTRIES RUN RUN_TIME_SAMPLES"
+    )
+    assert left == {f"UPROF_{name}" for name in names.split()}

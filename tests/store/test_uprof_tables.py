@@ -1,4 +1,4 @@
-"""Facts that are known only after a report was written."""
+"""Facts that become known after a report was written."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.skyline_writer import complete_run
 
 
-def report(path: Path) -> Path:
-    """Make a file whose exit code is not known yet."""
+def create_report(path: Path) -> Path:
+    """Create a file whose exit code is unknown."""
     with closing(sqlite3.connect(path)) as db, db:
         skyline_writer.fill(db, "UPROF_RUN", [("device", "cpu"), ("exit_code", None)])
     return path
 
 
-def test_what_was_unknown_is_filled_in_and_the_rest_stays(tmp_path: Path) -> None:
-    path = report(tmp_path / "report.sqlite")
+def test_unknown_facts_are_added_and_others_kept(tmp_path: Path) -> None:
+    path = create_report(tmp_path / "report.sqlite")
     complete_run(path, {"device": "npu", "exit_code": "3"})
     with closing(sqlite3.connect(path)) as db:
         rows = db.execute("SELECT name, value FROM UPROF_RUN ORDER BY name").fetchall()
     assert rows == [("device", "cpu"), ("exit_code", "3")]
 
 
-def test_a_report_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_report_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"gone\.sqlite"):
         complete_run(tmp_path / "gone.sqlite", {"exit_code": "0"})
 
 
-def test_a_report_that_another_process_writes_is_not_called_unwritable(
+def test_report_written_by_another_process_is_a_store_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = report(tmp_path / "report.sqlite")
+    path = create_report(tmp_path / "report.sqlite")
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0))
     with closing(connect(path)) as other:

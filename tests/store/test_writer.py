@@ -1,3 +1,5 @@
+"""Writing of reports."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -43,15 +45,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["pages", "statements"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever way rows take, all of this holds; which it is depends on how many they are."""
+def write_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test with rows as pages and as statements."""
     if request.param == "pages":
         monkeypatch.setattr(table_writer, "ROWS_WORTH_PAGES", 1)
     else:
         monkeypatch.setattr(table_writer, "can_be_pages", lambda _: False)
 
 
-def test_a_block_that_ends_well_leaves_the_report_and_nothing_else(path: Path) -> None:
+def test_report_appears_alone_when_the_block_ends(path: Path) -> None:
     with ReportWriter(path) as report:
         name = report.strings.intern("MatMul")
         report.write("COMPUTE_TASK_INFO", {"name": name, "globalTaskId": np.arange(2)})
@@ -61,7 +63,7 @@ def test_a_block_that_ends_well_leaves_the_report_and_nothing_else(path: Path) -
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_empty_report_has_what_msprof_always_writes(path: Path) -> None:
+def test_empty_report_has_the_tables_that_msprof_always_writes(path: Path) -> None:
     write(path, {})
     assert set(tables(path)) == ALWAYS_PRESENT | set(DOCUMENTED.enum_tables)
     for enum in DOCUMENTED.enum_tables:
@@ -75,7 +77,7 @@ def test_an_empty_report_has_what_msprof_always_writes(path: Path) -> None:
     ]
 
 
-def test_string_ids_is_created_last_because_it_marks_a_complete_file(path: Path) -> None:
+def test_string_ids_is_created_last_to_mark_a_complete_file(path: Path) -> None:
     with ReportWriter(path, empty_tables=LATEST.tables) as report:
         report.fact("tool", "test")
         report.anomaly("odd")
@@ -85,7 +87,7 @@ def test_string_ids_is_created_last_because_it_marks_a_complete_file(path: Path)
 
 @pytest.mark.quick(cases=9)
 @pytest.mark.parametrize("revision", REVISIONS[MSPROF])
-def test_all_tables_of_a_revision_have_its_very_declarations(path: Path, revision: str) -> None:
+def test_tables_have_the_declarations_of_their_revision(path: Path, revision: str) -> None:
     spec = catalogue.load(MSPROF, revision)
     write(path, {}, revision=revision, empty_tables=LATEST.tables.keys() | spec.tables.keys())
     declared = {table.name: table.create_sql for table in spec.tables.values()}
@@ -95,8 +97,8 @@ def test_all_tables_of_a_revision_have_its_very_declarations(path: Path, revisio
 
 
 @pytest.mark.quick(cases=1)
-def test_no_value_of_any_column_of_any_table_is_stored_as_a_blob(path: Path) -> None:
-    sizes = (1, 400, 1003)  # one row, one whole statement, statements and a rest
+def test_no_value_is_stored_as_a_blob(path: Path) -> None:
+    sizes = (1, 400, 1003)  # One row, one complete statement, statements and a rest.
     number = np.arange(sum(sizes), dtype=np.uint32) + 7
     with ReportWriter(path, revision="latest") as report:
         for table, spec in views.known_tables().items():
@@ -119,7 +121,7 @@ def test_no_value_of_any_column_of_any_table_is_stored_as_a_blob(path: Path) -> 
             assert total == number.sum()
 
 
-def test_scalars_stand_for_every_row_and_missing_columns_are_null(path: Path) -> None:
+def test_scalars_are_repeated_and_missing_columns_are_null(path: Path) -> None:
     write(path, {"HBM": {"deviceId": 3, "bandwidth": 0.5, "timestampNs": np.arange(401)}})
     assert set(rows(path, "SELECT deviceId, bandwidth, hbmId, type FROM HBM")) == {
         (3, 0.5, None, None)
@@ -127,11 +129,11 @@ def test_scalars_stand_for_every_row_and_missing_columns_are_null(path: Path) ->
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_columns_that_happen_to_be_constant_are_stored_in_their_places(
+def test_constant_columns_are_stored_in_their_places(
     path: Path, numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inserts, "_NUMBERED_PARAMETERS", numbered)
-    count = 4100  # more than it takes to look for constant columns
+    count = 4100  # Enough rows for the check for constant columns.
     columns = {
         "startNs": np.arange(count),
         "endNs": np.full(count, 9),
@@ -149,14 +151,14 @@ def test_columns_that_happen_to_be_constant_are_stored_in_their_places(
     ]
 
 
-def test_columns_that_are_all_constant_are_stored(path: Path) -> None:
+def test_rows_of_constants_only_are_stored(path: Path) -> None:
     write(path, {"HBM": {"deviceId": np.zeros(4500, int), "hbmId": 2, "timestampNs": None}})
     assert rows(path, "SELECT *, count(*) FROM HBM GROUP BY deviceId, hbmId, timestampNs") == [
         (0, None, None, 2, None, 4500)
     ]
 
 
-def test_unsigned_numbers_wrap_and_nan_is_null(path: Path) -> None:
+def test_unsigned_numbers_wrap(path: Path) -> None:
     write(path, {"COMMUNICATION_TASK_INFO": {"notifyId": np.array([2**64 - 1, 5], np.uint64)}})
     assert rows(path, "SELECT notifyId FROM COMMUNICATION_TASK_INFO") == [(-1,), (5,)]
 
@@ -174,7 +176,7 @@ numbers = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=Fal
     ),
     repeat=st.sampled_from([1, 150]),
 )
-def test_what_is_written_is_what_is_read(
+def test_written_values_are_read_back(
     path: Path, batches: list[list[tuple[Any, ...]]], repeat: int
 ) -> None:
     expected = []
@@ -192,7 +194,7 @@ def test_what_is_written_is_what_is_read(
 
 
 @pytest.mark.parametrize("text", ["", "a\0b", "\N{SNOWMAN}", "'\"%?", "x" * 5_000_000])
-def test_any_text_is_kept(path: Path, text: str) -> None:
+def test_any_text_is_stored(path: Path, text: str) -> None:
     with ReportWriter(path) as report:
         assert report.strings.intern(text) == 0
         report.write("HOST_INFO", {"hostName": [text] * 2})
@@ -201,7 +203,7 @@ def test_any_text_is_kept(path: Path, text: str) -> None:
         assert db.execute("SELECT hostName FROM HOST_INFO").fetchall() == [(text,)] * 2
 
 
-def test_facts_and_anomalies_are_rows_of_uprofs_own_tables(path: Path) -> None:
+def test_facts_and_anomalies_are_rows_of_uprof_tables(path: Path) -> None:
     with ReportWriter(path) as report:
         report.fact("tool", "uprof")
         report.fact("command", ["python", "\N{SNOWMAN} \udcff"])
@@ -222,7 +224,7 @@ def test_facts_and_anomalies_are_rows_of_uprofs_own_tables(path: Path) -> None:
     ]
 
 
-def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     batches: dict[str, Any] = {
         "TASK": {"startNs": np.arange(500)},
         "HBM": {"bandwidth": [0.1, None]},
@@ -244,7 +246,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
         ("TASK", {"startNs": [2**64]}, "column startNs for table TASK: .* 64 bits"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_nothing_of_it_is_stored(
+def test_invalid_columns_are_refused_and_nothing_is_stored(
     path: Path, table: str, columns: dict[str, Any], message: str
 ) -> None:
     with ReportWriter(path) as report:
@@ -262,7 +264,7 @@ def test_empty_batches_create_no_table(path: Path) -> None:
     assert not {"TASK", "HBM"} & set(tables(path))
 
 
-def test_writing_belongs_inside_the_block(path: Path) -> None:
+def test_writing_outside_the_block_is_an_error(path: Path) -> None:
     report = ReportWriter(path)
     with pytest.raises(UsageError, match="is not open"):
         report.write("TASK", {"startNs": [1]})
@@ -275,7 +277,7 @@ def test_writing_belongs_inside_the_block(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError, SystemExit])
-def test_a_block_that_raises_leaves_nothing_and_its_own_error(
+def test_exception_in_the_block_is_raised_and_leaves_no_file(
     path: Path, error: type[BaseException]
 ) -> None:
     def work() -> None:
@@ -288,7 +290,7 @@ def test_a_block_that_raises_leaves_nothing_and_its_own_error(
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_key_that_is_there_twice_is_refused_whoever_catches_it(path: Path) -> None:
+def test_duplicate_key_is_refused_although_the_error_is_caught(path: Path) -> None:
     keys = np.append(np.arange(5000), 7)
 
     def work() -> None:
@@ -302,7 +304,7 @@ def test_a_key_that_is_there_twice_is_refused_whoever_catches_it(path: Path) -> 
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_key_that_is_there_twice_among_few_rows_is_refused_at_the_end(path: Path) -> None:
+def test_duplicate_key_among_few_rows_is_refused_at_the_end(path: Path) -> None:
     with (
         pytest.raises(StoreError, match=r"cannot be written: .*COMPUTE_TASK_INFO\.globalTaskId"),
         ReportWriter(path) as report,
@@ -311,22 +313,22 @@ def test_a_key_that_is_there_twice_among_few_rows_is_refused_at_the_end(path: Pa
     assert list(path.parent.iterdir()) == []
 
 
-def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(path: Path) -> None:
-    path.write_text("precious")
+def test_existing_file_is_kept_without_overwrite(path: Path) -> None:
+    path.write_text("existing")
     with pytest.raises(OutputError, match="already exists"), ReportWriter(path):
         pass
-    assert path.read_text() == "precious"
+    assert path.read_text() == "existing"
     write(path, {}, overwrite=True)
     assert rows(path, "SELECT count(*) FROM STRING_IDS") == [(0,)]
 
 
-def test_an_unknown_revision_is_refused_before_anything_is_made(path: Path) -> None:
+def test_unknown_revision_is_refused_before_writing(path: Path) -> None:
     with pytest.raises(UsageError, match=r"no revision '9\.9\.9'"):
         ReportWriter(path, revision="9.9.9")
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_belongs_beside_is_written_before_the_report_has_its_name(path: Path) -> None:
+def test_callback_runs_before_the_report_has_its_name(path: Path) -> None:
     seen: list[tuple[bool, int]] = []
 
     def check_report(unnamed: Path) -> None:
@@ -340,7 +342,7 @@ def test_what_belongs_beside_is_written_before_the_report_has_its_name(path: Pat
     assert (seen, path.exists()) == ([(False, 2)], True)
 
 
-def test_if_what_belongs_beside_fails_there_is_no_report(path: Path) -> None:
+def test_failing_callback_leaves_no_report(path: Path) -> None:
     def fails(_: Path) -> None:
         raise UprofError("no")
 
@@ -349,7 +351,7 @@ def test_if_what_belongs_beside_fails_there_is_no_report(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_report_may_get_another_name_on_its_way(path: Path) -> None:
+def test_report_can_be_renamed_while_it_is_written(path: Path) -> None:
     taken = path.with_name("taken.db")
     taken.touch()
     with ReportWriter(path) as report:

@@ -1,4 +1,4 @@
-"""Indexes are made at the cheaper moment; whichever that is, they are there and right."""
+"""Indexes are created at the cheaper moment, and are complete and valid."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ MANY = np.arange(70_000)
 SCALES = (1, 1 << 20, 1 << 40)
 STARTS: dict[str, list[dict[str, Any]]] = {
     "in order": [{"startNs": MANY}, {"startNs": MANY + 70_000}],
-    "in order, of other widths": [{"startNs": MANY * scale + scale} for scale in SCALES],
+    "in order, different widths": [{"startNs": MANY * scale + scale} for scale in SCALES],
     "ties out of order": [{"startNs": MANY // 8, "globalTaskId": -MANY}],
     "two devices": [{"startNs": MANY, "deviceId": device} for device in (0, 1)],
     "in order, then few": [{"startNs": MANY}, {"startNs": [70_001, 3]}],
     "in order, then NULL": [{"startNs": MANY}, {"startNs": [None, 3]}],
     "NULL among them": [{"startNs": np.ma.MaskedArray(MANY, MANY == 69_000)}],
-    "no key at all": [{"startNs": MANY, "globalTaskId": None}],
+    "no key": [{"startNs": MANY, "globalTaskId": None}],
     "floats": [{"startNs": MANY}, {"startNs": MANY + 70_000.5}],
 }
 BATCHES_OF_PAGES: dict[str, list[dict[str, Any]]] = {
     name: [{"globalTaskId": MANY[: np.size(batch["startNs"])], **batch} for batch in batches]
     for name, batches in STARTS.items()
 }
-MADE_AS_PAGES = ("in order", "in order, of other widths", "ties out of order")
+WRITTEN_AS_PAGES = ("in order", "in order, different widths", "ties out of order")
 
 
 @pytest.mark.parametrize("case", BATCHES_OF_PAGES)
-def test_task_is_indexed_where_rows_become_pages(
+def test_task_index_is_complete_if_rows_become_pages(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "msprof.db"
     rows_when_created = []
     create = Index.create
 
-    def noted(index: Index, db: sqlite3.Connection) -> None:
+    def record(index: Index, db: sqlite3.Connection) -> None:
         if index.name == "TaskIndex":
             rows_when_created.append(db.execute("SELECT count(*) FROM TASK").fetchone()[0])
         create(index, db)
 
-    monkeypatch.setattr(Index, "create", noted)
+    monkeypatch.setattr(Index, "create", record)
     with ReportWriter(path) as report:
         count = sum(report.write("TASK", batch) for batch in BATCHES_OF_PAGES[case])
     with closing(sqlite3.connect(path)) as db:
@@ -65,14 +65,14 @@ def test_task_is_indexed_where_rows_become_pages(
         assert "TaskIndex (startNs>?)" in str(plan)
         assert db.execute("SELECT count(*) FROM TASK INDEXED BY TaskIndex").fetchone() == (count,)
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert rows_when_created == ([0] if case in MADE_AS_PAGES else [0, count])
+        assert rows_when_created == ([0] if case in WRITTEN_AS_PAGES else [0, count])
         db.execute("INSERT INTO TASK (startNs) VALUES (17)")
         db.execute("DELETE FROM TASK WHERE startNs % 3 = 1")
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_task_is_indexed_by_time_in_whatever_order_it_came(tmp_path: Path, case: str) -> None:
+def test_task_index_is_complete_in_any_order_of_rows(tmp_path: Path, case: str) -> None:
     path = tmp_path / "msprof.db"
     with ReportWriter(path) as report:
         count = sum(report.write("TASK", batch) for batch in BATCHES[case])

@@ -1,4 +1,4 @@
-"""Full disks, folders that cannot be written, and how much memory writing takes."""
+"""Full disks, read-only directories, and the memory for writing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(resident_kb("VmHWM") - before)
 """
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     target = tmp_path / "msprof.db"
     run = subprocess.run(
         [sys.executable, "-c", FILL_THE_DISK, target], capture_output=True, text=True
@@ -58,8 +58,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may write everywhere")
-def test_a_read_only_folder_is_said(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to every directory")
+def test_read_only_directory_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(OutputError, match="is read-only, or this user may not write there"):

@@ -1,4 +1,4 @@
-"""Writing older revisions from the newest names and meanings."""
+"""Writing of older revisions from the newest names and meanings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_renamed_columns_have_the_name_of_the_revision(
     assert rows(path, f"SELECT {columns} FROM COMPUTE_TASK_INFO") == [(24, 2), (48, 2), (24, 2)]
 
 
-def test_todays_block_dim_is_not_the_one_of_the_past(path: Path) -> None:
+def test_newest_block_dim_is_not_the_old_one(path: Path) -> None:
     with ReportWriter(path, revision="documented") as report:
         report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1], "blockNum": [24], "blockDim": [7]})
     assert rows(path, "SELECT blockDim FROM COMPUTE_TASK_INFO") == [(24,)]
@@ -62,7 +62,7 @@ def test_todays_block_dim_is_not_the_one_of_the_past(path: Path) -> None:
     ]
 
 
-def test_dropped_values_are_counted_unless_they_are_null(path: Path) -> None:
+def test_dropped_values_are_counted_unless_null(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20241112") as report:
         report.write("COMPUTE_TASK_INFO", COMPUTE)
         report.write("COMMUNICATION_TASK_INFO", {"bandwidth": np.array([np.nan, 2.5])})
@@ -88,7 +88,7 @@ def test_every_column_of_every_revision_has_one_newest_name(revision: str) -> No
         assert sorted(layout.sources + layout.dropped) == sorted(newest[table].column_names)
 
 
-def test_before_the_hccl_enums_their_columns_held_ids_of_texts(path: Path) -> None:
+def test_old_hccl_columns_hold_string_ids(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20240516") as report:
         report.write("COMMUNICATION_OP", {"opId": range(3), "dataType": [4, 65534, 4]})
         report.write("COMMUNICATION_TASK_INFO", {"linkType": np.array([1, 99])})
@@ -103,13 +103,13 @@ def test_before_the_hccl_enums_their_columns_held_ids_of_texts(path: Path) -> No
     ("host_uid", "stored"),
     [("6458368880732993735", 6458368880732993735), (str(2**64 - 1), -1), ("no number", None)],
 )
-def test_a_host_id_was_a_number_once(path: Path, host_uid: str, stored: int | None) -> None:
+def test_old_host_id_is_a_number(path: Path, host_uid: str, stored: int | None) -> None:
     with ReportWriter(path, revision="1.0.0_20240711") as report:
         report.write("HOST_INFO", {"hostUid": host_uid, "hostName": "a"})
     assert rows(path, "SELECT hostUid FROM HOST_INFO") == [(stored,)]
 
 
-def test_the_first_revision_has_no_meta_data(path: Path) -> None:
+def test_first_revision_has_no_meta_data(path: Path) -> None:
     with ReportWriter(path, revision="pre_20240328"):
         pass
     assert rows(path, "SELECT count(*) FROM sqlite_master WHERE name = 'META_DATA'") == [(0,)]

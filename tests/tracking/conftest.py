@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small tensors on a busy machine: threads only wait for each other."""
+    """Use one thread: with small tensors on a busy machine, threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -24,16 +24,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def only_its_own_objects(one_thread: None) -> None:
-    """Hide what was there before the test from the tracker, which looks through all objects."""
+def freeze_earlier_objects(one_thread: None) -> None:
+    """Hide earlier objects from the tracker, which searches all objects."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """Return an empty project folder, which is the working directory."""
+    """Return an empty project directory, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    # torch.distributed adds a hook there and leaves it.
+    # torch.distributed replaces this hook and does not restore it.
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     return Workload(tmp_path)

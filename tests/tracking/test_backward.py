@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from tests.tracking.test_scripts import NET
-from tests.tracking.workloads import Workload, a_spec
+from tests.tracking.workloads import Workload, make_spec
 from unified_prof.tracking.raw_calls import Iteration
 from unified_prof.tracking.session import Session
 
 
-class Recording:
-    """Records what runs between `begin` and `end`."""
+class RecordingSession:
+    """Records the operations between `begin` and `end`."""
 
     def __init__(self, folder: Path) -> None:
-        self.session = Session("cpu", a_spec(folder, scope="project"))
+        self.session = Session("cpu", make_spec(folder, scope="project"))
         self.session.install(())
         self.session.run_time.start()
 
@@ -35,31 +35,31 @@ class Recording:
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Iterator[Recording]:
-    made = Recording(tmp_path)
-    yield made
-    made.session.run_time.stop(complete=False)
-    made.session.remove()
+def recording(tmp_path: Path) -> Iterator[RecordingSession]:
+    session = RecordingSession(tmp_path)
+    yield session
+    session.session.run_time.stop(complete=False)
+    session.session.remove()
 
 
-def test_each_node_is_timed_once_and_belongs_to_its_call(recording: Recording) -> None:
+def test_each_node_is_timed_once_and_belongs_to_its_call(recording: RecordingSession) -> None:
     x = torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     (x * 2).tanh().sum().backward()
     recording.end()
-    (one,) = iteration.backwards
-    numbers = np.array(one.numbers)
+    (backward,) = iteration.backwards
+    numbers = np.array(backward.numbers)
     assert iteration.owners(numbers[numbers >= 0]).tolist() == [2, 1, 0]
-    assert (numbers < 0).sum() == 1  # x accumulates
-    marks = [m for pair in zip(one.starts, one.ends, strict=True) for m in pair]
+    assert (numbers < 0).sum() == 1, "the accumulation of x"
+    marks = [m for pair in zip(backward.starts, backward.ends, strict=True) for m in pair]
     assert marks == sorted(marks)
-    assert one.start <= marks[0]
-    assert marks[-1] == one.end
+    assert backward.start <= marks[0]
+    assert marks[-1] == backward.end
 
 
 @pytest.mark.parametrize("positional", [True, False])
-def test_nodes_that_a_backward_makes_are_of_the_call_it_went_through(
-    recording: Recording, positional: bool
+def test_nodes_created_by_backward_belong_to_the_original_call(
+    recording: RecordingSession, positional: bool
 ) -> None:
     x = torch.ones(3, requires_grad=True)
     iteration = recording.begin()
@@ -77,27 +77,27 @@ def test_nodes_that_a_backward_makes_are_of_the_call_it_went_through(
 
 
 @pytest.mark.parametrize("positional", [True, False])
-def test_the_engine_may_be_told_by_position_or_by_name_to_create_a_graph(
-    recording: Recording, positional: bool
+def test_create_graph_is_recognized_as_position_and_keyword(
+    recording: RecordingSession, positional: bool
 ) -> None:
     from torch.autograd.graph import _engine_run_backward as engine
 
     x = torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     y = x.sin()
-    given: Any = (torch.ones(3),)
+    gradients: Any = (torch.ones(3),)
     if positional:
-        engine((y,), given, True, True, (), allow_unreachable=True, accumulate_grad=True)
+        engine((y,), gradients, True, True, (), allow_unreachable=True, accumulate_grad=True)
     else:
         engine(
-            (y,), given, keep_graph=True, create_graph=True, inputs=(),
+            (y,), gradients, keep_graph=True, create_graph=True, inputs=(),
             allow_unreachable=True, accumulate_grad=True,
         )  # fmt: skip
     recording.end()
     assert {call for _, _, call in iteration.claims} == {0}
 
 
-def test_without_create_graph_nothing_is_claimed(recording: Recording) -> None:
+def test_backward_without_create_graph_creates_no_nodes(recording: RecordingSession) -> None:
     x = torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     x.sin().sum().backward(retain_graph=True)
@@ -105,25 +105,25 @@ def test_without_create_graph_nothing_is_claimed(recording: Recording) -> None:
     assert iteration.claims == []
 
 
-def test_nodes_that_live_on_call_only_the_programs_own_hooks(recording: Recording) -> None:
+def test_reused_nodes_call_only_the_hooks_of_the_program(recording: RecordingSession) -> None:
     x = torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     first = x + 1
     second = first + 1
     for _ in range(3):
-        second.sum().backward()  # additions save nothing: they may run again
+        second.sum().backward()  # Additions save nothing, so they can run again.
     recording.end()
-    for one in iteration.backwards:
-        assert len(one.numbers) == len(set(one.numbers)) == 4
+    for backward in iteration.backwards:
+        assert len(backward.numbers) == len(set(backward.numbers)) == 4
     called: list[str] = []
     assert first.grad_fn is not None
     first.grad_fn.register_prehook(lambda _: called.append("first"))
     second.sum().backward()
     assert called == ["first"]
-    assert [len(one.numbers) for one in iteration.backwards] == [4, 4, 4]
+    assert [len(backward.numbers) for backward in iteration.backwards] == [4, 4, 4]
 
 
-def test_the_programs_own_hooks_are_called_as_ever(recording: Recording) -> None:
+def test_hooks_of_the_program_are_called(recording: RecordingSession) -> None:
     x = torch.ones(3, requires_grad=True)
     recording.begin()
     y = x.sin()
@@ -133,12 +133,14 @@ def test_the_programs_own_hooks_are_called_as_ever(recording: Recording) -> None
     z.grad_fn.register_prehook(lambda gradients: (gradients[0] * 100,))
     z.sum().backward()
     recording.end()
-    alone = torch.ones(3, requires_grad=True)
-    (alone.sin().cos() * 1000).sum().backward()
-    assert torch.allclose(x.grad, alone.grad)
+    untracked = torch.ones(3, requires_grad=True)
+    (untracked.sin().cos() * 1000).sum().backward()
+    assert torch.allclose(x.grad, untracked.grad)
 
 
-def test_gradients_of_given_inputs_only(recording: Recording) -> None:
+def test_gradient_of_an_intermediate_tensor_runs_only_nodes_after_it(
+    recording: RecordingSession,
+) -> None:
     x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     hidden = (x * w).tanh()
@@ -147,10 +149,10 @@ def test_gradients_of_given_inputs_only(recording: Recording) -> None:
     assert torch.equal(slope, hidden.exp())
     numbers = np.array(iteration.backwards[0].numbers)
     owners = iteration.owners(numbers[numbers >= 0])
-    assert owners.tolist() == [3, 2]  # neither tanh nor the product
+    assert owners.tolist() == [3, 2], "neither tanh nor the product"
 
 
-def test_a_graph_that_is_kept_for_several_backward_passes(
+def test_graph_retained_for_several_backward_passes_is_measured(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", NET + """
@@ -166,5 +168,5 @@ print("the end")
 """)  # fmt: skip
     tracked = workload.tracked()
     assert tracked.anomalies == {}
-    assert all(len(one.backward_ms or ()) == 2 for one in tracked.operations)
+    assert all(len(operation.backward_ms or ()) == 2 for operation in tracked.operations)
     assert capsys.readouterr().out == "the end\n"

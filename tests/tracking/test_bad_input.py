@@ -22,29 +22,29 @@ class Net(nn.Module):
 """
 
 
-def test_a_missing_script(workload: Workload) -> None:
-    with pytest.raises(UsageError, match=r"no such script: nowhere\.py"):
-        workload.run("nowhere.py")
+@pytest.mark.parametrize(
+    ("target", "is_module", "message"),
+    [
+        ("nowhere.py", False, r"no such script: nowhere\.py"),
+        (".", False, r"\. is a directory, expected the path of a \.py file"),
+        ("no.where", True, r"no module no\.where that can be run"),
+    ],
+)
+def test_missing_script_or_module_is_a_usage_error(
+    workload: Workload, target: str, is_module: bool, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        workload.run(target, is_module=is_module)
 
 
-def test_a_folder_instead_of_a_script(workload: Workload) -> None:
-    with pytest.raises(UsageError, match=r"\. is a directory, expected the path of a \.py file"):
-        workload.run(".")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_script(workload: Workload) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
+def test_unreadable_script_is_a_usage_error(workload: Workload) -> None:
     workload.write("main.py", "").chmod(0)
     with pytest.raises(UsageError, match=r"cannot read main\.py: Permission denied"):
         workload.run()
 
 
-def test_a_missing_module(workload: Workload) -> None:
-    with pytest.raises(UsageError, match=r"no module no\.where that can be run"):
-        workload.run("no.where", is_module=True)
-
-
-def test_a_syntax_error_is_shown_without_a_traceback(
+def test_syntax_error_is_shown_without_a_traceback(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", "def f(:\n    pass\n")
@@ -67,24 +67,26 @@ def test_a_syntax_error_is_shown_without_a_traceback(
         ("    def forward(self, x):", "forward"),
     ],
 )
-def test_an_exception_shows_the_users_traceback_and_not_ours(
+def test_exception_shows_only_the_traceback_of_the_program(
     workload: Workload, capsys: pytest.CaptureFixture[str], provider: str, where: str
 ) -> None:
     indent = " " * (len(provider) - len(provider.lstrip()) + 4)
-    source = (NET + PROVIDERS).replace(provider, f"{provider}\n{indent}raise ValueError('mine')")
+    source = (NET + PROVIDERS).replace(
+        provider, f"{provider}\n{indent}raise ValueError('injected')"
+    )
     workload.write("main.py", source)
     outcome = workload.run()
     assert (outcome.exit_code, outcome.tracked) == (1, None)
     assert outcome.failure is not None
-    assert "ValueError: mine" in outcome.failure
+    assert "ValueError: injected" in outcome.failure
     error = capsys.readouterr().err
     assert error.startswith("Traceback (most recent call last):\n")
     assert f"in {where}" in error
-    assert error.endswith("ValueError: mine\n")
+    assert error.endswith("ValueError: injected\n")
     assert "unified_prof" not in error
 
 
-def test_an_exception_in_the_backward(
+def test_exception_in_backward_shows_only_the_traceback_of_the_program(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", NET.replace("x * self.w", "Bad.apply(x * self.w)") + """
@@ -94,7 +96,7 @@ class Bad(torch.autograd.Function):
         return x.clone()
     @staticmethod
     def backward(ctx, grad):
-        raise KeyError("mine")
+        raise KeyError("injected")
 """ + PROVIDERS)  # fmt: skip
     outcome = workload.run()
     assert outcome.exit_code == 1
@@ -103,7 +105,7 @@ class Bad(torch.autograd.Function):
     assert "unified_prof" not in error
 
 
-def test_what_was_measured_before_a_crash_is_kept(workload: Workload) -> None:
+def test_measurements_before_a_crash_are_kept(workload: Workload) -> None:
     workload.write("main.py", NET + """
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -142,7 +144,7 @@ def test_ctrl_c_keeps_complete_iterations(
     ("statement", "code", "printed"),
     [("sys.exit()", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('why')", 1, "why\n")],
 )
-def test_the_exit_code_is_the_scripts(
+def test_exit_code_is_that_of_the_script(
     workload: Workload, capsys: pytest.CaptureFixture[str], statement: str, code: int, printed: str
 ) -> None:
     workload.write("main.py", NET + f"import sys\nNet()(torch.ones(1, 8))\n{statement}\n")
@@ -178,7 +180,7 @@ def test_the_exit_code_is_the_scripts(
          "uprof_model_provider is an int, not a function"),
     ],
 )  # fmt: skip
-def test_a_provider_that_is_not_as_it_must_be(
+def test_invalid_provider_is_refused_with_its_signature(
     workload: Workload, right: str, wrong: str, message: str
 ) -> None:
     source = NET + PROVIDERS
@@ -189,25 +191,24 @@ def test_a_provider_that_is_not_as_it_must_be(
     assert "main.py" in str(caught.value)
 
 
-def test_some_providers_but_not_all(workload: Workload) -> None:
+def test_incomplete_providers_are_refused(workload: Workload) -> None:
     workload.write("main.py", NET + PROVIDERS.replace("def uprof_iteration_provider", "def other"))
-    with pytest.raises(
-        CaptureError,
-        match="defines uprof_model_provider and uprof_input_provider, "
-        "but not uprof_iteration_provider",
-    ):
+    found = (
+        "defines uprof_model_provider and uprof_input_provider, but not uprof_iteration_provider"
+    )
+    with pytest.raises(CaptureError, match=found):
         workload.run()
 
 
 @pytest.mark.parametrize("prefix", ["skyline", "deepview", "uprof"])
-def test_providers_of_every_prefix(workload: Workload, prefix: str) -> None:
+def test_providers_of_every_prefix_are_used(workload: Workload, prefix: str) -> None:
     workload.write("main.py", NET + PROVIDERS.replace("uprof", prefix))
     tracked = workload.tracked()
     assert names(tracked) == ["mul"]
     assert tracked.facts["mode"] == f"{prefix} providers"
 
 
-def test_providers_may_be_imported_and_the_main_part_is_not_run(workload: Workload) -> None:
+def test_imported_providers_are_used_without_running_main(workload: Workload) -> None:
     workload.write("elsewhere.py", NET + PROVIDERS)
     workload.write(
         "main.py",
@@ -218,7 +219,7 @@ def test_providers_may_be_imported_and_the_main_part_is_not_run(workload: Worklo
     assert names(workload.tracked()) == ["mul"]
 
 
-def test_an_iteration_that_does_nothing(workload: Workload) -> None:
+def test_iteration_without_operations_is_an_error(workload: Workload) -> None:
     workload.write("main.py", NET + """
 def uprof_model_provider():
     return Net()
@@ -231,27 +232,27 @@ def uprof_iteration_provider(model):
         workload.run()
 
 
-def test_a_script_without_torch(workload: Workload, tmp_path: Path) -> None:
+def test_script_without_torch_is_an_error(workload: Workload, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("print('hello')\n", encoding="utf-8")
     with pytest.raises(CaptureError, match="ran no tensor operation"):
         workload.run()
 
 
-def test_a_loss_that_is_not_finite_is_an_anomaly(workload: Workload) -> None:
+def test_non_finite_loss_is_an_anomaly(workload: Workload) -> None:
     tracked = workload.model(NET.replace("x * self.w", "x * self.w * float('nan')"))
     count, detail = tracked.anomalies["loss_not_finite"]
     assert count == 2
     assert detail == "iteration 0: the loss is nan"
 
 
-def test_a_model_on_another_device(workload: Workload) -> None:
+def test_model_on_another_device_is_an_error(workload: Workload) -> None:
     workload.write("main.py", (NET + PROVIDERS).replace("Net()", "Net().to('meta')"))
     with pytest.raises(CaptureError, match=r"returned a model on meta, expected cpu") as caught:
         workload.run()
     assert "--backend meta" in str(caught.value.hint)
 
 
-def test_a_device_that_is_not_here(workload: Workload) -> None:
+def test_missing_device_is_an_error(workload: Workload) -> None:
     workload.write("main.py", NET)
     with pytest.raises(DeviceUnavailableError, match="torch finds no xpu device here"):
         workload.run(device="xpu")
@@ -265,7 +266,7 @@ def test_a_device_that_is_not_here(workload: Workload) -> None:
         ({"scope": "all"}, "unknown scope 'all', expected module or project"),
     ],
 )
-def test_options_that_make_no_sense(
+def test_invalid_options_are_usage_errors(
     workload: Workload, options: dict[str, Any], message: str
 ) -> None:
     workload.write("main.py", NET)

@@ -21,25 +21,25 @@ def thresholds() -> Iterator[tuple[int, int, int]]:
     gc.set_threshold(*before)
 
 
-def test_nothing_is_collected_within_and_all_is_as_before_after() -> None:
+def test_collection_is_suspended_inside_and_restored_after_the_block() -> None:
     before = gc.get_threshold()
     with collection_held_off():
         count = gc.get_stats()[0]["collections"]
         kept: list[list[int]] = [[] for _ in range(100_000)]
         assert gc.get_stats()[0]["collections"] == count
-        assert gc.isenabled()  # the program's own switch stays as it is
+        assert gc.isenabled(), "the switch of the program is unchanged"
     assert gc.get_threshold() == before
     assert len(kept) == 100_000
 
 
-def test_an_exception_gives_it_back() -> None:
+def test_collection_is_restored_after_an_exception() -> None:
     before = gc.get_threshold()
     with pytest.raises(KeyboardInterrupt), collection_held_off():
         raise KeyboardInterrupt
     assert gc.get_threshold() == before
 
 
-def test_blocks_within_each_other_and_of_two_threads_give_it_back_once() -> None:
+def test_nested_and_concurrent_blocks_restore_collection_once() -> None:
     before = gc.get_threshold()
     inside, leave = threading.Event(), threading.Event()
 
@@ -61,7 +61,7 @@ def test_blocks_within_each_other_and_of_two_threads_give_it_back_once() -> None
     assert gc.get_threshold() == before
 
 
-def test_a_generator_that_is_never_finished_gives_it_back() -> None:
+def test_abandoned_generator_restores_collection() -> None:
     before = gc.get_threshold()
 
     def steps() -> Iterator[int]:
@@ -75,21 +75,21 @@ def test_a_generator_that_is_never_finished_gives_it_back() -> None:
     assert gc.get_threshold() == before
 
 
-def test_what_the_program_sets_within_stays() -> None:
+def test_thresholds_set_inside_the_block_are_kept() -> None:
     with collection_held_off():
         gc.set_threshold(123, 4, 5)
     assert gc.get_threshold()[0] == 123
 
 
-def test_a_program_without_automatic_collection_stays_so() -> None:
+def test_disabled_collection_stays_disabled() -> None:
     gc.set_threshold(0)
     with collection_held_off():
         pass
     assert gc.get_threshold()[0] == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_collects() -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_collection_is_restored_in_a_forked_child() -> None:
     before = gc.get_threshold()
     with collection_held_off():
         child = os.fork()
@@ -99,7 +99,7 @@ def test_a_forked_child_collects() -> None:
         assert gc.get_threshold()[0] == 0
 
 
-def test_a_backward_pass_that_raises_gives_it_back(
+def test_collection_is_restored_after_a_failed_backward_pass(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = gc.get_threshold()

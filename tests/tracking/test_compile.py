@@ -1,4 +1,4 @@
-"""Compiled regions are one operation, and the compiler never meets the tracker."""
+"""Compiled regions are one operation, and the compiler never sees the tracker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ counter = CompileCounterWithBackend("aot_eager")
 
 
 @pytest.mark.slow
-def test_a_compiled_module_is_one_operation(workload: Workload) -> None:
+def test_compiled_module_is_one_operation(workload: Workload) -> None:
     workload.write(
         "main.py",
         f"""{NET}{COUNTED}
@@ -53,7 +53,7 @@ assert counter.frame_count <= 2, counter.frame_count
     assert tracked.anomalies == {}
 
 
-WHOLE = """
+FULL_GRAPH = """
 import torch._dynamo
 from torch._dynamo.utils import counters
 torch._dynamo.reset()
@@ -75,10 +75,10 @@ GRAPHS = "print(counters['stats']['unique_graphs'], len(counters['graph_break'])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reports", [("run-time", "memory"), ()])
-def test_the_compiler_makes_the_graphs_that_it_makes_without_the_tracker(
+def test_compiler_creates_the_same_graphs_with_and_without_tracking(
     workload: Workload, capsys: pytest.CaptureFixture[str], reports: tuple[str, ...]
 ) -> None:
-    """It once compiled the tracker's own `Module.__call__`, and the hooks of optimizers' steps."""
+    """Dynamo would otherwise compile the tracker's `Module.__call__` and optimizer hooks."""
     steps = """
 for _ in range(12):
     model(torch.randn(4, 8)).sum().backward()
@@ -86,7 +86,7 @@ for _ in range(12):
     step()
     optimizer.zero_grad()
 """
-    workload.write("main.py", WHOLE + steps + GRAPHS)
+    workload.write("main.py", FULL_GRAPH + steps + GRAPHS)
     plain = "import torch\nfrom torch import nn\n" + (workload.folder / "main.py").read_text()
     exec(compile(plain, "plain.py", "exec"), {})
     without = capsys.readouterr().out.split()
@@ -99,11 +99,11 @@ for _ in range(12):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
+def test_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = "for _ in range(12):\n    with torch.no_grad():\n        model(torch.randn(4, 8))\n"
-    program = WHOLE.replace("optimizer = torch.optim.Adam(net.parameters(), 0.1)\n", "")
+    program = FULL_GRAPH.replace("optimizer = torch.optim.Adam(net.parameters(), 0.1)\n", "")
     workload.write("main.py", program + calls + GRAPHS)
     tracked = workload.tracked(iterations=3, reports=("run-time",))
     assert capsys.readouterr().out.split() == ["1", "0"]
@@ -112,8 +112,8 @@ def test_a_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
 
 
 @pytest.mark.slow
-def test_a_compiled_module_runs_under_a_timeline(workload: Workload) -> None:
-    """A timeline of the first iteration is called for each operation."""
+def test_compiled_module_runs_under_a_timeline(workload: Workload) -> None:
+    """The timeline of the first iteration is called for each operation."""
     workload.write(
         "main.py",
         f"""{NET}{COUNTED}
@@ -157,7 +157,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-def test_functions_compiled_before_tracking_run_as_they_are_written(workload: Workload) -> None:
+def test_functions_compiled_before_tracking_run_eagerly(workload: Workload) -> None:
     import torch
 
     def f(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Streams of device work in recordings of torch.profiler."""
+"""Streams of device tasks in recordings of torch.profiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch_autograd = pytest.importorskip("torch.autograd")
 
 @dataclass
 class Event:
-    """A record as kineto gives it, of a device unless it is a call."""
+    """A Kineto event, of a device unless `call` is set."""
 
     text: str
     stream: int = 7
@@ -48,8 +48,8 @@ class Event:
         return self.annotation
 
 
-def test_only_work_is_work_beside_the_main_stream() -> None:
-    """On an H100 a wait for all streams is a record of stream -1, a step one of each stream."""
+def test_waits_and_annotations_are_no_tasks_beside_the_main_stream() -> None:
+    """An H100 records a wait for all streams on stream -1 and a step on every stream."""
     events = [
         Event("cudaLaunchKernel", call=True, correlation=1),
         Event("kernel", correlation=1),
@@ -63,7 +63,7 @@ def test_only_work_is_work_beside_the_main_stream() -> None:
     assert note is None
 
 
-def test_ranges_drawn_around_work_are_no_records_of_it() -> None:
+def test_launches_without_device_tasks_are_reported() -> None:
     events = [
         Event("cudaLaunchKernel", call=True, correlation=1),
         Event("Context Sync", stream=-1, correlation=5),
@@ -74,7 +74,7 @@ def test_ranges_drawn_around_work_are_no_records_of_it() -> None:
     assert "no device work" in note
 
 
-def test_a_report_repeats_what_the_records_of_its_timeline_lack(tmp_path: Path) -> None:
+def test_timeline_without_device_tasks_has_a_remark(tmp_path: Path) -> None:
     launch = Event("cudaLaunchKernel", call=True, correlation=1)
     profiler = SimpleNamespace(
         profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [launch])),

@@ -21,7 +21,7 @@ class Spy:
     def _note(self, what: str) -> None:
         self.log.append(f"{self.name} {what}")
         if what == self.failing:
-            raise RuntimeError(f"{self.name} broke")
+            raise RuntimeError(f"{self.name} failed")
 
     def start(self) -> None:
         self._note("start")
@@ -40,7 +40,7 @@ def driver(log: list[str], *stages: Stage) -> Driver:
     return Driver(stages, lambda text: log.append(f"- {text}"), lambda: log.append("finished"))
 
 
-def test_stages_follow_each_other() -> None:
+def test_stages_run_in_order() -> None:
     log: list[str] = []
     a, b = Spy(log, "a"), Spy(log, "b")
     drive = driver(log, Stage("none", (a,), 0), Stage("one", (a, b), 1), Stage("two", (b,), 2))
@@ -56,7 +56,7 @@ def test_stages_follow_each_other() -> None:
     assert drive.finished
 
 
-def test_closing_in_an_iteration_stops_without_ending_it() -> None:
+def test_closing_within_an_iteration_stops_without_ending_it() -> None:
     log: list[str] = []
     drive = driver(log, Stage("one", (Spy(log, "a"),), 3))
     drive.begin()
@@ -67,7 +67,7 @@ def test_closing_in_an_iteration_stops_without_ending_it() -> None:
     assert not drive.finished
 
 
-def test_going_back_to_a_stage() -> None:
+def test_restart_repeats_a_stage() -> None:
     log: list[str] = []
     drive = driver(log, Stage("one", (), 1), Stage("two", (Spy(log, "a"),), 2))
     drive.begin()
@@ -78,7 +78,7 @@ def test_going_back_to_a_stage() -> None:
 
 
 @pytest.mark.parametrize("failing", ["start", "begin 0", "end 0", "stop"])
-def test_an_instrument_that_fails_ends_its_stage_and_nothing_else(failing: str) -> None:
+def test_failing_instrument_ends_only_its_stage(failing: str) -> None:
     log: list[str] = []
     failed: list[str] = []
     drive = Driver(
@@ -93,19 +93,19 @@ def test_an_instrument_that_fails_ends_its_stage_and_nothing_else(failing: str) 
     drive.begin()
     for _ in range(3):
         drive.boundary()
-    assert failed == ["one: b broke"]
-    assert str(drive.error) == "b broke"
+    assert failed == ["one: b failed"]
+    assert str(drive.error) == "b failed"
     assert drive.finished
     assert any(line.startswith("a stop") for line in log)
     assert log[-6:] == ["- two (1)", "c start", "c begin 0", "c end 0", "c stop", "finished"]
 
 
-def test_closing_tells_what_failed_in_it() -> None:
+def test_error_while_closing_is_kept() -> None:
     log: list[str] = []
     drive = driver(log, Stage("one", (Spy(log, "a", "stop early"), Spy(log, "b")), 2))
     drive.begin()
     drive.close()
-    assert str(drive.error) == "a broke"
+    assert str(drive.error) == "a failed"
     assert log[-2:] == ["b stop early", "a stop early"]
 
 
@@ -119,7 +119,7 @@ class Net(nn.Module):
 """
 
 
-def test_further_instruments_get_iterations_of_their_own(workload: Workload) -> None:
+def test_additional_instruments_get_separate_iterations(workload: Workload) -> None:
     log: list[str] = []
     workload.write("main.py", NET + PROVIDERS)
     tracked = workload.tracked(instruments=[Spy(log, "a")], iterations=3)
@@ -140,7 +140,7 @@ print("the end")
 
 
 @pytest.mark.parametrize("script", [PROVIDERS, LOOP])
-def test_a_fault_of_the_tracker_is_told_and_costs_neither_program_nor_report(
+def test_instrument_failure_is_reported_and_keeps_program_and_report(
     workload: Workload, capsys: pytest.CaptureFixture[str], script: str
 ) -> None:
     workload.write("main.py", NET + script)
@@ -149,13 +149,13 @@ def test_a_fault_of_the_tracker_is_told_and_costs_neither_program_nor_report(
     assert outcome.tracked is not None
     assert len(outcome.tracked.operations) == 1
     assert not outcome.tracked.complete
-    fault = "timeline could not be measured (RuntimeError: a broke)"
+    fault = "timeline could not be measured (RuntimeError: a failed)"
     assert outcome.failure == fault
     assert outcome.tracked.anomalies["measuring_failed"] == (1, fault)
     assert capsys.readouterr().out == ("the end\n" if script is LOOP else "")
 
 
-def test_a_fault_that_leaves_nothing_is_told_as_such(
+def test_tracker_failure_without_measurement_is_an_error(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""A failure of uprof costs an anomaly, not the program or the report."""
+"""An internal failure adds an anomaly and stops neither the program nor the report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError("broken")
 
 
-def test_gradients_of_each_sample(workload: Workload) -> None:
+def test_per_sample_gradients_are_measured(workload: Workload) -> None:
     workload.write("main.py", NET + PER_SAMPLE)
     tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
@@ -62,7 +62,7 @@ def test_gradients_of_each_sample(workload: Workload) -> None:
     assert tracked.anomalies == {}
 
 
-def test_a_loss_that_has_no_value(workload: Workload) -> None:
+def test_loss_without_a_value_is_an_anomaly(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -105,7 +105,7 @@ def test_a_loss_that_has_no_value(workload: Workload) -> None:
         (ModuleNames, "name", "operation_not_recorded"),
     ],
 )  # fmt: skip
-def test_what_fails_is_an_anomaly(
+def test_internal_failure_is_an_anomaly(
     workload: Workload,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

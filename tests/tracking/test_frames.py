@@ -1,4 +1,4 @@
-"""Files of the project, and the frames that an operation shows."""
+"""Files of the project, and the frames of an operation."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ def touch(path: Path) -> Path:
     return path
 
 
-def test_paths_are_relative_with_forward_slashes(tmp_path: Path) -> None:
-    path = touch(tmp_path / "a" / "b.py")
-    assert Project(tmp_path).relative_path(str(path)) == "a/b.py"
+@pytest.mark.parametrize(
+    ("root", "path", "relative"),
+    [
+        pytest.param(".", "a/b.py", "a/b.py", id="forward slashes"),
+        pytest.param("proj", "proj2/x.py", None, id="sibling with the same prefix"),
+        pytest.param(".", "lib/site-packages/torch/linear.py", None, id="installed package"),
+        pytest.param(".", "lib/dist-packages/torch/linear.py", None, id="package of the system"),
+        pytest.param(
+            "site-packages/timm",
+            "site-packages/timm/layers/x.py",
+            "layers/x.py",
+            id="package as root",
+        ),
+    ],
+)
+def test_project_contains_files_below_its_root_except_installed_packages(
+    root: str, path: str, relative: str | None, tmp_path: Path
+) -> None:
+    file = touch(tmp_path / path)
+    assert Project(tmp_path / root).relative_path(str(file)) == relative
 
 
-def test_a_sibling_with_the_same_beginning_is_another_project(tmp_path: Path) -> None:
-    path = touch(tmp_path / "proj2" / "x.py")
-    assert Project(tmp_path / "proj").relative_path(str(path)) is None
-
-
-@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
-def test_installed_packages_inside_the_root_are_not_the_project(tmp_path: Path, name: str) -> None:
-    path = touch(tmp_path / "lib" / name / "torch" / "linear.py")
-    assert Project(tmp_path).relative_path(str(path)) is None
-
-
-def test_virtual_environments_inside_the_root_are_not_the_project(tmp_path: Path) -> None:
+def test_virtual_environments_inside_the_root_are_not_in_the_project(tmp_path: Path) -> None:
     touch(tmp_path / "any name" / "pyvenv.cfg")
     path = touch(tmp_path / "any name" / "src" / "package" / "x.py")
     assert Project(tmp_path).relative_path(str(path)) is None
 
 
-def test_a_package_that_is_itself_the_root_is_the_project(tmp_path: Path) -> None:
-    path = touch(tmp_path / "site-packages" / "timm" / "layers" / "x.py")
-    root = tmp_path / "site-packages" / "timm"
-    assert Project(root).relative_path(str(path)) == "layers/x.py"
-
-
-def test_a_root_that_is_an_environment_keeps_its_own_files(tmp_path: Path) -> None:
+def test_root_that_is_an_environment_keeps_its_files(tmp_path: Path) -> None:
     touch(tmp_path / "pyvenv.cfg")
     path = touch(tmp_path / "train.py")
     assert Project(tmp_path).relative_path(str(path)) == "train.py"
 
 
-def test_the_standard_library_is_never_the_project() -> None:
+def test_standard_library_is_never_in_the_project() -> None:
     assert Project(Path("/")).relative_path(str(Path(os.__file__))) is None
 
 
-def test_symbolic_links_are_followed_on_both_sides(tmp_path: Path) -> None:
+def test_symbolic_links_are_resolved_on_both_sides(tmp_path: Path) -> None:
     path = touch(tmp_path / "real" / "x.py")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     linked = tmp_path / "link" / "x.py"
@@ -76,7 +76,7 @@ def test_symbolic_links_are_followed_on_both_sides(tmp_path: Path) -> None:
     assert Project(tmp_path / "real").relative_path(str(tmp_path / "real" / "y.py")) == "y.py"
 
 
-def test_relative_file_names_are_taken_from_the_working_directory(
+def test_relative_file_names_are_resolved_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touch(tmp_path / "a" / "b.py")
@@ -84,17 +84,20 @@ def test_relative_file_names_are_taken_from_the_working_directory(
     assert Project(Path()).relative_path("a/../a/b.py") == "a/b.py"
 
 
-@pytest.mark.parametrize("name", ["<string>", "<frozen runpy>", "<eval_with_key>.0"])
-def test_code_without_a_file_is_not_the_project(tmp_path: Path, name: str) -> None:
-    assert Project(tmp_path).relative_path(name) is None
+@pytest.mark.parametrize(
+    ("name", "in_project"),
+    [
+        *[(name, False) for name in ("<string>", "<frozen runpy>", "<eval_with_key>.0")],
+        *[(name, True) for name in ("<ipython-input-3-abc>", "/tmp/ipykernel_12/34.py")],
+    ],
+)
+def test_of_code_without_a_file_only_notebook_cells_are_in_the_project(
+    name: str, in_project: bool, tmp_path: Path
+) -> None:
+    assert (Project(tmp_path).relative_path(name) is not None) == in_project
 
 
-@pytest.mark.parametrize("name", ["<ipython-input-3-abc>", "/tmp/ipykernel_12/34.py"])
-def test_notebook_cells_are_the_project(tmp_path: Path, name: str) -> None:
-    assert Project(tmp_path).relative_path(name) is not None
-
-
-def test_frames_are_methods_of_modules_most_specific_first(workload: Workload) -> None:
+def test_frames_are_methods_of_modules_innermost_first(workload: Workload) -> None:
     workload.write(
         "model.py",
         """
@@ -126,11 +129,11 @@ def test_frames_are_methods_of_modules_most_specific_first(workload: Workload) -
     assert names(tracked) == ["linear", "relu"]
     for operation in tracked.operations:
         assert places(operation) == ["model.py:14", "model.py:25"]
-    assert [one.module_path for one in tracked.operations] == ["inner.lin", "inner"]
-    assert [one.module_class for one in tracked.operations] == ["Linear", "Inner"]
+    assert [operation.module_path for operation in tracked.operations] == ["inner.lin", "inner"]
+    assert [operation.module_class for operation in tracked.operations] == ["Linear", "Inner"]
 
 
-def test_scope_project_keeps_every_operation_and_frame_of_the_project(workload: Workload) -> None:
+def test_project_scope_keeps_every_operation_and_frame_of_the_project(workload: Workload) -> None:
     workload.write("main.py", MODEL + PROVIDERS)
     tracked = workload.tracked(scope="project")
     assert names(tracked) == ["linear", "sum"]
@@ -139,7 +142,7 @@ def test_scope_project_keeps_every_operation_and_frame_of_the_project(workload: 
     assert tracked.operations[1].module_path is None
 
 
-def test_an_environment_in_the_project_folder_is_left_out(workload: Workload) -> None:
+def test_environment_in_the_project_directory_is_excluded(workload: Workload) -> None:
     touch(workload.folder / "env" / "pyvenv.cfg")
     workload.write("env/lib/layers.py", MODEL.replace("Net", "Layer"))
     workload.write(
@@ -163,7 +166,7 @@ def test_an_environment_in_the_project_folder_is_left_out(workload: Workload) ->
     assert places(operation) == ["main.py:15"]
 
 
-def test_a_method_of_something_else_is_no_module_frame(workload: Workload) -> None:
+def test_methods_of_other_classes_are_no_module_frames(workload: Workload) -> None:
     workload.write(
         "main.py",
         MODEL
@@ -182,7 +185,7 @@ class Trainer:
     assert places(tracked.operations[0]) == ["main.py:11"]
 
 
-def test_a_mixed_in_method_counts_where_its_object_is_a_module(workload: Workload) -> None:
+def test_mixin_method_is_a_module_frame_if_its_object_is_a_module(workload: Workload) -> None:
     workload.write(
         "main.py",
         """
@@ -205,14 +208,14 @@ class Net(Scaled, nn.Module):
         + PROVIDERS,
     )
     tracked = workload.tracked()
-    assert [places(one) for one in tracked.operations] == [
+    assert [places(operation) for operation in tracked.operations] == [
         ["main.py:18"],
         ["main.py:19"],
         ["main.py:7", "main.py:19"],
     ]
 
 
-def test_lines_are_those_a_traceback_would_show(workload: Workload) -> None:
+def test_lines_are_those_of_a_traceback(workload: Workload) -> None:
     workload.write(
         "main.py",
         """
@@ -237,7 +240,7 @@ class Net(nn.Module):
         + PROVIDERS,
     )
     tracked = workload.tracked()
-    assert [(one.name, places(one)[0]) for one in tracked.operations] == [
+    assert [(operation.name, places(operation)[0]) for operation in tracked.operations] == [
         ("linear", "main.py:12"),
         ("add", "main.py:12"),
         ("tanh", "main.py:19"),
@@ -246,14 +249,14 @@ class Net(nn.Module):
     ]
 
 
-def test_modules_made_for_the_moment_match_from_iteration_to_iteration(workload: Workload) -> None:
+def test_temporary_modules_match_across_iterations(workload: Workload) -> None:
     workload.write(
         "main.py",
         MODEL.replace("return self.lin(x)", "return nn.Softmax(-1)(self.lin(x))") + PROVIDERS,
     )
     tracked = workload.tracked(iterations=4)
-    assert all(one.matched for one in tracked.iterations)
-    assert [(one.module_path, one.module_class) for one in tracked.operations] == [
+    assert all(iteration.matched for iteration in tracked.iterations)
+    assert [(o.module_path, o.module_class) for o in tracked.operations] == [
         ("lin", "Linear"),
         ("", "Softmax"),
     ]

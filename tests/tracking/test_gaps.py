@@ -48,7 +48,7 @@ def model(**where: str) -> str:
     return BLOCKS.format(**{name: where.get(name, "# nothing") for name in PLACES})
 
 
-def slept(run: TrackedRun) -> list[OperationRecord]:
+def operations_after_a_sleep(run: TrackedRun) -> list[OperationRecord]:
     return [
         operation
         for operation in run.operations
@@ -62,15 +62,15 @@ def slept(run: TrackedRun) -> list[OperationRecord]:
         ("start", "linear", 0),
         ("between", "linear", 0),
         ("head", "linear", 0),
-        ("tail", "mul", 1),  # the return of the block may have taken it as well
+        ("tail", "mul", 1),  # The return of the block may have taken the time as well.
     ],
 )
-def test_a_sleep_is_found_at_its_line(
+def test_sleep_is_found_at_its_line(
     workload: Workload, place: str, follows: str, after: int
 ) -> None:
     run = workload.model(model(**{place: SLEEP}), iterations=3)
     source = (workload.folder / "main.py").read_text().splitlines()
-    (operation,) = slept(run)
+    (operation,) = operations_after_a_sleep(run)
     gap = operation.gap
     assert gap is not None
     assert SLEEP in source[gap.first_line - 1]
@@ -87,7 +87,7 @@ def test_operations_without_a_pause_have_short_gaps(workload: Workload) -> None:
     assert all(min(gap.ms) < SLEEP_MS / 2 for gap in gaps)
 
 
-def test_loading_data_before_the_model_is_no_gap_of_the_model(workload: Workload) -> None:
+def test_data_loading_before_the_model_is_no_gap(workload: Workload) -> None:
     workload.write(
         "main.py",
         model(start="name = 'nothing'")
@@ -101,4 +101,4 @@ for _ in range(6):
     optimizer.zero_grad()
 """,
     )
-    assert slept(workload.tracked(iterations=2)) == []
+    assert operations_after_a_sleep(workload.tracked(iterations=2)) == []

@@ -1,4 +1,4 @@
-"""Marked frames end the next stack walk: same results, and no mark is left."""
+"""Marked frames shorten the next stack walk: same results, and no mark is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tracking.workloads import Workload, a_spec
+from tests.tracking.workloads import Workload, make_spec
 from unified_prof.tracking.code_entries import KnownFrame, Project
 from unified_prof.tracking.raw_calls import NamedModule
 from unified_prof.tracking.session import Session
@@ -24,16 +24,16 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def walker() -> StackWalker:
     walker = StackWalker(Project(HERE))
-    walker.set_bottom(around.__code__)
+    walker.set_bottom(call_through.__code__)
     return walker
 
 
-def around(function: Any, *arguments: Any) -> Any:
+def call_through(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
 
 
 def marked_walk(walker: StackWalker, frame: FrameType) -> Any:
-    """Walk as for a call of torch's that is made in `frame`, and mark it."""
+    """Walk as for a call of torch made in `frame`, and mark the frame."""
     found = walker.walk(frame)
     _, _, stack, in_module, module = found
     named = None if module is None else NAMES.setdefault(id(module), NamedModule(module))
@@ -54,7 +54,7 @@ class Layer(nn.Module):  # type: ignore[misc]
 
     def rebound(self, walker: StackWalker, other: nn.Module) -> Any:
         marked_walk(walker, sys._getframe())
-        self = other  # noqa: F841 (what the frame is read for)
+        self = other  # noqa: F841 (the walker reads it from the frame)
         return marked_walk(walker, sys._getframe())
 
 
@@ -75,24 +75,24 @@ class Net(nn.Module):  # type: ignore[misc]
         return found
 
 
-def test_a_known_frame_gives_what_a_whole_walk_does(walker: StackWalker) -> None:
+def test_known_frame_gives_the_result_of_a_complete_walk(walker: StackWalker) -> None:
     frame = sys._getframe()
     for _ in range(2):
         caller, at, stack, in_module, module = marked_walk(walker, frame)
-        whole = StackWalker(Project(HERE)).walk(frame)
+        complete = StackWalker(Project(HERE)).walk(frame)
         paths = [(entry.path, entry.code) for entry in stack[::2]]
-        assert paths == [(entry.path, entry.code) for entry in whole[2][::2]]
-        assert stack[3::2] == whole[2][3::2]
-        assert (caller.code, in_module, module) == (whole[0].code, whole[3], whole[4])
+        assert paths == [(entry.path, entry.code) for entry in complete[2][::2]]
+        assert stack[3::2] == complete[2][3::2]
+        assert (caller.code, in_module, module) == (complete[0].code, complete[3], complete[4])
         assert at == stack[1]
     assert type(frame.f_trace) is KnownFrame
     StackWalker.forget_frames(frame)
 
 
-def test_each_call_of_a_method_has_its_own_module(walker: StackWalker) -> None:
-    """One line calls three layers in turn: their frames may take the same place in memory."""
+def test_each_call_of_a_method_has_its_module(walker: StackWalker) -> None:
+    """One line calls three layers in turn; their frames can have the same address."""
     net = Net()
-    for layer, found in zip(net.layers, around(net, walker), strict=True):
+    for layer, found in zip(net.layers, call_through(net, walker), strict=True):
         first, again, helped = found
         assert first[4] is again[4] is helped[4] is layer
         assert (first[3], again[3], helped[3]) == (True, True, True)
@@ -102,7 +102,7 @@ def test_each_call_of_a_method_has_its_own_module(walker: StackWalker) -> None:
         assert helped[2][4:] == first[2][2:]
 
 
-def test_a_function_that_is_taken_up_again_by_another_is_walked_anew(walker: StackWalker) -> None:
+def test_generator_resumed_by_another_function_is_walked_again(walker: StackWalker) -> None:
     def generator() -> Iterator[Any]:
         while True:
             yield marked_walk(walker, sys._getframe())
@@ -114,32 +114,34 @@ def test_a_function_that_is_taken_up_again_by_another_is_walked_anew(walker: Sta
         return next(items)
 
     items = generator()
-    callers = [around(ask, items)[2][2].code.co_name for ask in (first_of, another, first_of)]
+    callers = [
+        call_through(take, items)[2][2].code.co_name for take in (first_of, another, first_of)
+    ]
     assert callers == ["first_of", "another", "first_of"]
 
 
-def test_a_method_that_gives_self_another_meaning_is_walked_anew(walker: StackWalker) -> None:
+def test_method_that_rebinds_self_is_walked_again(walker: StackWalker) -> None:
     layer, other = Layer(), Layer()
-    assert around(layer.rebound, walker, other)[4] is other
+    assert call_through(layer.rebound, walker, other)[4] is other
 
 
-def test_frames_of_a_debugger_are_its_own(walker: StackWalker) -> None:
+def test_trace_functions_of_a_debugger_are_kept(walker: StackWalker) -> None:
     frame = sys._getframe()
 
-    def of_the_debugger(*_: Any) -> None:
+    def debugger_trace(*_: Any) -> None:
         return None
 
-    frame.f_trace = of_the_debugger
+    frame.f_trace = debugger_trace
     try:
         marked_walk(walker, frame)
-        assert frame.f_trace is of_the_debugger
+        assert frame.f_trace is debugger_trace
         StackWalker.forget_frames(frame)
-        assert frame.f_trace is of_the_debugger
+        assert frame.f_trace is debugger_trace
     finally:
         frame.f_trace = None
 
 
-def test_a_debugger_may_come_to_a_known_frame(walker: StackWalker) -> None:
+def test_debugger_can_stop_in_a_known_frame(walker: StackWalker) -> None:
     seen: list[str] = []
 
     def watch(frame: FrameType, event: str, _argument: Any) -> None:
@@ -163,7 +165,7 @@ def test_a_debugger_may_come_to_a_known_frame(walker: StackWalker) -> None:
     assert "call called" in seen
 
 
-def test_frames_of_another_walker_are_not_believed(walker: StackWalker, tmp_path: Path) -> None:
+def test_marks_of_another_walker_are_ignored(walker: StackWalker, tmp_path: Path) -> None:
     frame = sys._getframe()
     marked_walk(walker, frame)
     assert StackWalker(Project(tmp_path)).walk(frame)[2] == ()
@@ -183,7 +185,7 @@ class Doubler(nn.Module):  # type: ignore[misc]
         return y
 
 
-WAYS = """
+DEEP_NET = """
 def scaled(x, factor):
     return F.softmax(x * factor, -1)
 
@@ -220,18 +222,18 @@ class Net(nn.Module):
         first = next(made)
         return first + self.more(made)
     def more(self, made):
-        self = (lambda x: nn.Softmax(-1)(x)) and self  # its frames are never known
+        self = (lambda x: nn.Softmax(-1)(x)) and self  # Its frames are never known.
         return self.head(next(made)) * next(made)
 """
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger has the frames")
-def test_a_way_that_is_known_leads_where_a_walk_does(
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger uses the frames")
+def test_known_call_paths_lead_to_the_result_of_a_walk(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = workload.model(WAYS, iterations=4, scope="project")
+    known = workload.model(DEEP_NET, iterations=4, scope="project")
     monkeypatch.setattr(StackWalker, "know", lambda *_: None)
-    walked = workload.model(WAYS, iterations=4, scope="project")
+    walked = workload.model(DEEP_NET, iterations=4, scope="project")
     assert len(known.operations) > 80
     for one, other in zip(known.operations, walked.operations, strict=True):
         assert (one.name, one.frames) == (other.name, other.frames)
@@ -257,20 +259,20 @@ def test_most_calls_find_their_site_without_a_walk(
     walks: list[str] = []
     walk = StackWalker.walk
 
-    def noted(walker: StackWalker, frame: FrameType | None) -> Any:
+    def count_walk(walker: StackWalker, frame: FrameType | None) -> Any:
         assert frame is not None
         walks.append(frame.f_code.co_name)
         return walk(walker, frame)
 
-    monkeypatch.setattr(StackWalker, "walk", noted)
+    monkeypatch.setattr(StackWalker, "walk", count_walk)
     tracked = workload.model(LAYERS, iterations=40, reports=("run-time",))
     assert len(tracked.operations) == 27
     assert len(walks) < 40 * 27 / 3
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger has the frames")
-def test_nothing_is_left_on_the_programs_frames() -> None:
-    session = Session("cpu", a_spec(HERE))
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger uses the frames")
+def test_frames_of_the_program_are_restored() -> None:
+    session = Session("cpu", make_spec(HERE))
     session.install(())
     model = Doubler()
     frame = sys._getframe()

@@ -39,7 +39,7 @@ def paths(tracked: TrackedRun) -> list[str]:
     return [f"{w.module_class}:{w.module_path}.{w.name}" for w in tracked.weights]
 
 
-def test_a_teacher_that_was_dropped_is_gone(workload: Workload) -> None:
+def test_deleted_teacher_model_is_freed(workload: Workload) -> None:
     tracked = train(
         workload,
         """
@@ -63,7 +63,7 @@ net = Net()
     assert weights(tracked) == [("lin", "weight", 32, 32)]
 
 
-def test_what_is_gone_when_its_iteration_ends_keeps_its_name(workload: Workload) -> None:
+def test_object_freed_in_its_iteration_keeps_its_name(workload: Workload) -> None:
     workload.write("main.py", NET + """
 class Outer(nn.Module):
     def __init__(self):
@@ -89,7 +89,7 @@ assert kept() is None
     ]
 
 
-def test_a_model_called_by_its_part_is_named_by_its_root(workload: Workload) -> None:
+def test_model_called_by_its_part_is_named_by_its_root(workload: Workload) -> None:
     tracked = train(
         workload,
         "class Outer(nn.Module):\n"
@@ -101,7 +101,7 @@ def test_a_model_called_by_its_part_is_named_by_its_root(workload: Workload) -> 
     assert paths(tracked) == ["Linear:inner.lin.weight"]
 
 
-def test_the_set_up_is_dropped_once_later_iterations_have_everything(workload: Workload) -> None:
+def test_set_up_is_dropped_when_later_iterations_are_complete(workload: Workload) -> None:
     train(
         workload,
         "net = Net()\nfor _ in range(50): net(torch.ones(4, 8))\n",
@@ -119,23 +119,23 @@ def test_the_set_up_is_dropped_once_later_iterations_have_everything(workload: W
 @pytest.mark.parametrize(
     ("before", "loss", "expected"),
     [
-        # Another model that is only kept, not used: no part of the iteration.
+        # Another model that is kept but unused is no part of the iteration.
         ("net = Net()\nother = Net()\n", "net({x}).sum()", ["Linear:lin.weight"]),
         ("net = Net()\nema = copy.deepcopy(net)\n", "net({x}).sum()", ["Linear:lin.weight"]),
-        # An average that is brought up to date in every iteration is.
+        # An average that every iteration updates is part of it.
         (
             "net = Net()\nema = torch.optim.swa_utils.AveragedModel(net)\n"
             "def averaged(loss):\n    ema.update_parameters(net)\n    return loss\n",
             "averaged(net({x}).sum())",
             ["Linear:lin.weight", "Linear:module.lin.weight"],
         ),
-        # A part of the model that this iteration passed by belongs to the model.
+        # An unused part of the model belongs to the model.
         (
             "net = Net()\nnet.unused = nn.Linear(2, 2, bias=False)\n",
             "net({x}).sum()",
             ["Linear:lin.weight", "Linear:unused.weight"],
         ),
-        # Parameters of a module that does not run itself.
+        # Parameters of a module that is not called itself.
         (
             "net = Net()\nholder = nn.Linear(1, 8, bias=False)\n",
             "(net({x}) + F.linear({x}, holder.weight.T)).sum()",
@@ -151,7 +151,7 @@ def test_the_set_up_is_dropped_once_later_iterations_have_everything(workload: W
             "torch.stack([net({x}).sum(), torch.cat([more[1].weight]).sum()]).sum()",
             ["Linear:lin.weight", "Linear:.weight"],
         ),
-        # Tied between two models: once, under its first name.
+        # Tied between two models: listed once, under the first name.
         (
             "net = Net()\nother = Net()\nother.lin.weight = net.lin.weight\n",
             "other({x}).sum()",
@@ -165,13 +165,13 @@ def test_the_set_up_is_dropped_once_later_iterations_have_everything(workload: W
         ),
     ],
 )
-def test_weights_are_those_of_what_the_iteration_used(
+def test_weights_are_those_that_the_iteration_used(
     workload: Workload, before: str, loss: str, expected: list[str]
 ) -> None:
     assert paths(train(workload, before, loss.format(x="torch.ones(4, 8)"))) == expected
 
 
-def test_a_name_is_not_taken_over_by_what_has_the_same_id() -> None:
+def test_name_is_not_reused_for_an_object_with_the_same_id() -> None:
     import torch
 
     names = ModuleNames()
@@ -181,6 +181,6 @@ def test_a_name_is_not_taken_over_by_what_has_the_same_id() -> None:
     named = names.known[key]
     del first
     second = torch.nn.ReLU()
-    names.known[id(second)] = named  # as if the address had been used again
+    names.known[id(second)] = named  # As if the address had been reused.
     assert names.find(second) is None
     assert names.name(second, ()).class_name == "ReLU"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tracking.workloads import a_spec, names, places
+from tests.tracking.workloads import make_spec, names, places
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.tracking.live import LiveTracking, step
 
@@ -36,11 +36,11 @@ def train(steps: int) -> Net:
 
 
 def live(**options: Any) -> LiveTracking:
-    asked = {"reports": ("run-time", "memory"), "warmup": 1, "iterations": 3, **options}
-    return LiveTracking("cpu", a_spec(HERE, **asked))
+    settings = {"reports": ("run-time", "memory"), "warmup": 1, "iterations": 3, **options}
+    return LiveTracking("cpu", make_spec(HERE, **settings))
 
 
-def test_a_loop_in_the_block_is_measured() -> None:
+def test_loop_in_the_block_is_measured() -> None:
     with live() as tracking:
         net = train(10)
     tracked = tracking.tracked
@@ -54,7 +54,7 @@ def test_a_loop_in_the_block_is_measured() -> None:
     assert net is not None
 
 
-def test_weights_made_before_the_block_are_found_without_their_frames() -> None:
+def test_weights_created_before_the_block_have_no_frames() -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with live() as tracking:
@@ -62,14 +62,12 @@ def test_weights_made_before_the_block_are_found_without_their_frames() -> None:
             net(torch.randn(4, 8)).sum().backward()
             optimizer.step()
     assert tracking.tracked is not None
-    assert [(w.module_path, w.name, w.frames) for w in tracking.tracked.weights] == [
-        ("lin", "weight", ()),
-        ("lin", "bias", ()),
-    ]
-    assert {one.module_path for one in tracking.tracked.operations} == {"lin", ""}
+    found = [(w.module_path, w.name, w.frames) for w in tracking.tracked.weights]
+    assert found == [("lin", "weight", ()), ("lin", "bias", ())]
+    assert {operation.module_path for operation in tracking.tracked.operations} == {"lin", ""}
 
 
-def test_marks_end_iterations() -> None:
+def test_step_marks_end_iterations() -> None:
     net = Net()
     with live() as tracking, torch.no_grad():
         for _ in range(12):
@@ -79,11 +77,11 @@ def test_marks_end_iterations() -> None:
     assert len(tracking.tracked.iterations) == 3
 
 
-def test_a_mark_does_nothing_where_nothing_is_tracked() -> None:
+def test_step_without_tracking_does_nothing() -> None:
     step()
 
 
-def test_the_blocks_own_error_comes_out() -> None:
+def test_exception_in_the_block_is_raised() -> None:
     with pytest.raises(ZeroDivisionError), live() as tracking:
         train(1 // (train(4) is None))
     assert tracking.tracked is not None
@@ -92,18 +90,18 @@ def test_the_blocks_own_error_comes_out() -> None:
     assert "ZeroDivisionError" in tracking.failure
 
 
-def test_a_block_with_nothing_to_measure() -> None:
+def test_block_without_operations_is_an_error() -> None:
     with pytest.raises(CaptureError, match="ran no tensor operation"), live():
         pass
 
 
-def test_tracking_twice_at_once_is_refused() -> None:
+def test_nested_tracking_is_refused() -> None:
     with pytest.raises(UsageError, match="already active"), live(), live():
         pass
 
 
-def test_modes_entered_and_left_across_the_border_stay_balanced() -> None:
-    """A loop in a `with torch.device(...)` block, tracked from within and to beyond it."""
+def test_modes_that_cross_the_block_stay_balanced() -> None:
+    """A `torch.device` mode is entered before tracking and left inside it."""
     tracking = live()
     device = torch.device("cpu")
     device.__enter__()

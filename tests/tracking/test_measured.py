@@ -12,26 +12,26 @@ from tests.tracking.workloads import PROVIDERS, Workload, names
 from unified_prof.base.run_spec import Capture
 
 
-def test_the_records_are_told_while_the_script_runs_on(
+def test_measurement_is_passed_on_while_the_script_runs(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[Capture] = []
+    captures: list[Capture] = []
     printed: list[str] = []
 
     def on_measured(capture: Capture) -> None:
-        told.append(capture)
+        captures.append(capture)
         printed.append(capsys.readouterr().out)
 
     workload.write("main.py", NET + LOOP)
     tracked = workload.tracked(on_measured=on_measured)
     assert printed == [""]
     assert capsys.readouterr().out == "the end\n"
-    assert len(told) == 1
-    assert told[0].tracked is tracked
+    assert len(captures) == 1
+    assert captures[0].tracked is tracked
     assert names(tracked) == ["linear", "relu"]
 
 
-def test_torch_is_as_it_was_and_instruments_have_stopped_when_it_is_told(
+def test_torch_is_restored_before_the_measurement_is_passed_on(
     workload: Workload,
 ) -> None:
     import torch
@@ -51,31 +51,31 @@ def test_torch_is_as_it_was_and_instruments_have_stopped_when_it_is_told(
     assert then == ["a stop", *before]
 
 
-def test_a_script_with_providers_tells_it_too(workload: Workload) -> None:
-    told: list[Capture] = []
+def test_measurement_of_a_script_with_providers_is_passed_on(workload: Workload) -> None:
+    captures: list[Capture] = []
     workload.write("main.py", NET + PROVIDERS)
-    tracked = workload.tracked(on_measured=told.append)
-    assert [one.tracked for one in told] == [tracked]
+    tracked = workload.tracked(on_measured=captures.append)
+    assert [capture.tracked for capture in captures] == [tracked]
 
 
-def test_a_failure_after_the_end_of_measuring_changes_nothing(workload: Workload) -> None:
-    told: list[Capture] = []
+def test_failure_after_the_measurement_changes_nothing(workload: Workload) -> None:
+    captures: list[Capture] = []
     workload.write("main.py", NET + LOOP.replace('print("the end")', "sys.exit(3)"))
-    outcome = workload.run(on_measured=told.append)
+    outcome = workload.run(on_measured=captures.append)
     assert outcome.exit_code == 3
-    assert outcome.tracked is told[0].tracked
+    assert outcome.tracked is captures[0].tracked
     assert outcome.failure is None
 
 
-def test_what_ended_early_is_not_told_as_complete(workload: Workload) -> None:
-    told: list[Capture] = []
+def test_incomplete_measurement_is_not_passed_on(workload: Workload) -> None:
+    captures: list[Capture] = []
     workload.write("main.py", NET + LOOP.replace("main(20)", "main(4)"))
-    outcome = workload.run(on_measured=told.append)
-    assert told == []
+    outcome = workload.run(on_measured=captures.append)
+    assert captures == []
     assert outcome.tracked is not None
 
 
-def test_a_listener_that_fails_does_not_harm_the_script(
+def test_failing_callback_does_not_stop_the_script(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_: Capture) -> None:
@@ -89,8 +89,10 @@ def test_a_listener_that_fails_does_not_harm_the_script(
     assert capsys.readouterr().out == "the end\n"
 
 
-def test_a_timeline_alone_is_told_without_records(workload: Workload, tmp_path: Path) -> None:
-    told: list[Capture] = []
+def test_timeline_without_reports_is_passed_on_without_records(
+    workload: Workload, tmp_path: Path
+) -> None:
+    captures: list[Capture] = []
     workload.write("main.py", NET + LOOP)
-    workload.run(reports=(), instruments=[Spy([], "a")], on_measured=told.append)
-    assert told == [Capture(0)]
+    workload.run(reports=(), instruments=[Spy([], "a")], on_measured=captures.append)
+    assert captures == [Capture(0)]

@@ -1,4 +1,4 @@
-"""Weights, gradients, activations and the peak, each storage counted once."""
+"""Weights, gradients, activations and the peak; each storage counts once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from tests.tracking.workloads import PROVIDERS, Workload, names, saved
 
 FLOAT = 4
+ROW = 4 * 8 * FLOAT
 
 
 def net(init: str, forward: str) -> str:
@@ -29,7 +30,7 @@ def weights(tracked: object) -> list[tuple[str, str, int, int]]:
     ]
 
 
-def test_weights_are_sized_and_placed(workload: Workload) -> None:
+def test_weights_have_size_gradient_and_place(workload: Workload) -> None:
     tracked = workload.model(net("self.lin = nn.Linear(8, 3)", "return self.lin(x)"))
     assert weights(tracked) == [("lin", "weight", 96, 96), ("lin", "bias", 12, 12)]
     (frame,) = tracked.weights[0].frames
@@ -37,113 +38,99 @@ def test_weights_are_sized_and_placed(workload: Workload) -> None:
     assert tracked.weights[0].module_class == "Linear"
 
 
-def test_a_tied_weight_is_listed_once_under_its_first_name(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
+@pytest.mark.parametrize(
+    ("init", "forward", "expected"),
+    [
+        pytest.param(
             "self.emb = nn.Embedding(8, 8); self.out = nn.Linear(8, 8, bias=False)\n"
             "        self.out.weight = self.emb.weight",
-            "return self.out(x)",
-        )
-    )
-    assert weights(tracked) == [("emb", "weight", 256, 256)]
+            "self.out(x)",
+            [("emb", "weight", 256, 256)],
+            id="tied: once, under the first name",
+        ),
+        pytest.param(
+            "self.lin = nn.Linear(8, 8); self.lin.bias.requires_grad_(False)",
+            "self.lin(x)",
+            [("lin", "weight", 256, 256), ("lin", "bias", 32, 0)],
+            id="frozen: no gradient",
+        ),
+        pytest.param(
+            "self.lin = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8, bias=False))",
+            "self.lin(x)",
+            [("lin.parametrizations.weight", "weight", 256, 256)],
+            id="parametrized: the registered name",
+        ),
+        pytest.param(
+            "self.lin = nn.LazyLinear(3); self.lin(torch.ones(1, 8))",
+            "self.lin(x)",
+            [("lin", "weight", 96, 96), ("lin", "bias", 12, 12)],
+            id="lazy: the later size",
+        ),
+        pytest.param(
+            "self.emb = nn.Embedding(100, 8, sparse=True)",
+            "self.emb(torch.tensor([1, 2])) * x[:2]",
+            [("emb", "weight", 100 * 8 * FLOAT, 2 * 8 * FLOAT + 2 * 8)],
+            id="sparse gradient: its values and indices",
+        ),
+    ],
+)
+def test_sizes_of_special_weights(
+    init: str, forward: str, expected: list[tuple[str, str, int, int]], workload: Workload
+) -> None:
+    assert weights(workload.model(net(init, f"return {forward}"))) == expected
 
 
-def test_a_frozen_weight_has_no_gradient(workload: Workload) -> None:
-    tracked = workload.model(
-        net("self.lin = nn.Linear(8, 8); self.lin.bias.requires_grad_(False)", "return self.lin(x)")
-    )
-    assert weights(tracked) == [("lin", "weight", 256, 256), ("lin", "bias", 32, 0)]
-
-
-def test_a_replaced_parameter_gives_way_to_the_new_one(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
-            "self.lin = nn.Linear(8, 8, bias=False)\n"
-            "        self.lin.weight = nn.Parameter(torch.ones(2, 8))",
-            "return self.lin(x)",
-        )
-    )
+def test_replaced_parameter_is_listed_with_its_line(workload: Workload) -> None:
+    init = "self.lin = nn.Linear(8, 8, bias=False)\n"
+    init += "        self.lin.weight = nn.Parameter(torch.ones(2, 8))"
+    tracked = workload.model(net(init, "return self.lin(x)"))
     assert weights(tracked) == [("lin", "weight", 64, 64)]
     assert tracked.weights[0].frames[0].line_number == 9
 
 
-def test_a_parametrized_weight_keeps_the_name_it_was_registered_under(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
-            "self.lin = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8, bias=False))",
-            "return self.lin(x)",
-        )
-    )
-    assert weights(tracked) == [("lin.parametrizations.weight", "weight", 256, 256)]
-
-
-def test_copied_layers_have_weights_of_their_own(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
-            "layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)\n"
-            "        self.encoder = nn.TransformerEncoder(layer, 2)",
-            "return self.encoder(x[None])",
-        )
-    )
+def test_copied_layers_have_separate_weights(workload: Workload) -> None:
+    init = "layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)\n"
+    init += "        self.encoder = nn.TransformerEncoder(layer, 2)"
+    tracked = workload.model(net(init, "return self.encoder(x[None])"))
     by_layer = [w.module_path.split(".")[2] for w in tracked.weights]
     assert by_layer == ["0"] * 12 + ["1"] * 12
     assert {w.frames[0].line_number for w in tracked.weights} == {9}
 
 
-def test_a_lazy_weight_is_sized_once_it_has_a_size(workload: Workload) -> None:
-    tracked = workload.model(
-        net("self.lin = nn.LazyLinear(3)", "return self.lin(x)"),
-        providers=PROVIDERS.replace(
-            "return Net()", "net = Net(); net(torch.ones(1, 8)); return net"
-        ),
-    )
-    assert weights(tracked) == [("lin", "weight", 96, 96), ("lin", "bias", 12, 12)]
-
-
-def test_a_sparse_gradient_takes_what_it_holds(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
-            "self.emb = nn.Embedding(100, 8, sparse=True)",
-            "return self.emb(torch.tensor([1, 2])) * x[:2]",
-        )
-    )
-    assert weights(tracked) == [("emb", "weight", 100 * 8 * FLOAT, 2 * 8 * FLOAT + 2 * 8)]
-
-
-def test_what_is_saved_is_charged_to_the_operation_that_saves_it(workload: Workload) -> None:
+def test_activations_are_charged_to_the_operation_that_saves_them(workload: Workload) -> None:
     tracked = workload.model(net("self.lin = nn.Linear(8, 8)", "return self.lin(x).relu().tanh()"))
     row = 4 * 8 * FLOAT
-    assert [(one.operation_name, one.size_bytes) for one in tracked.activations] == [
-        ("linear", row),  # its input; the weight is no activation
-        ("relu", row),  # its output
+    assert [(record.operation_name, record.size_bytes) for record in tracked.activations] == [
+        ("linear", row),  # Its input; the weight is no activation.
+        ("relu", row),  # Its output.
         ("tanh", row),
     ]
 
 
-def test_a_storage_is_charged_once_and_whole(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
+@pytest.mark.parametrize(
+    ("init", "forward", "expected"),
+    [
+        pytest.param(
             "self.lin = nn.Linear(8, 8)",
             "y = self.lin(x).relu(); return y[:, :2].sin() + y[:, 2:4].cos() + y.t()[:2].t().exp()",
-        )
-    )
-    row = 4 * 8 * FLOAT
-    assert saved(tracked) == {"linear": row, "relu": row, "exp": 4 * 2 * FLOAT}
-
-
-def test_parameters_buffers_and_views_of_them_are_no_activations(workload: Workload) -> None:
-    tracked = workload.model(
-        net(
+            {"linear": ROW, "relu": ROW, "exp": 4 * 2 * FLOAT},
+            id="a storage once and completely",
+        ),
+        pytest.param(
             "self.w = nn.Parameter(torch.ones(8, 8)); self.register_buffer('b', torch.ones(8))",
             "return (x @ self.w.t()[:8]) * self.b",
-        )
-    )
-    assert saved(tracked) == {"matmul": 4 * 8 * FLOAT}
-
-
-def test_a_number_kept_for_the_backward_counts_on_the_cpu(workload: Workload) -> None:
-    tracked = workload.model(net("self.w = nn.Parameter(torch.ones(8))", "return self.w * 0.5"))
-    assert saved(tracked) == {"mul": 8}
+            {"matmul": ROW},
+            id="no parameters, buffers or views of them",
+        ),
+        pytest.param(
+            "self.w = nn.Parameter(torch.ones(8))", "return self.w * 0.5", {"mul": 8}, id="a number"
+        ),
+    ],
+)
+def test_sizes_of_activations(
+    init: str, forward: str, expected: dict[str, int], workload: Workload
+) -> None:
+    assert saved(workload.model(net(init, forward))) == expected
 
 
 @pytest.mark.parametrize(
@@ -154,7 +141,7 @@ def test_a_number_kept_for_the_backward_counts_on_the_cpu(workload: Workload) ->
         ("torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(), torch.from_numpy)", 0),
     ],
 )  # fmt: skip
-def test_hooks_of_the_program_decide_what_is_kept(
+def test_saved_tensor_hooks_of_the_program_decide_the_size(
     workload: Workload, hooks: str, expected: int
 ) -> None:
     tracked = workload.model(
@@ -164,37 +151,29 @@ def test_hooks_of_the_program_decide_what_is_kept(
     assert sum(saved(tracked).values()) == expected
 
 
-def test_checkpointed_operations_save_nothing_but_the_input(workload: Workload) -> None:
-    tracked = workload.model(
-        "from torch.utils.checkpoint import checkpoint\n"
-        + net(
-            "self.lin = nn.Linear(8, 8)",
-            "return checkpoint(lambda y: self.lin(y).relu().tanh(), x, use_reentrant=False)",
-        )
-    )
+def test_checkpointed_operations_save_no_activation(workload: Workload) -> None:
+    block = "return checkpoint(lambda y: self.lin(y).relu().tanh(), x, use_reentrant=False)"
+    source = "from torch.utils.checkpoint import checkpoint\n"
+    tracked = workload.model(source + net("self.lin = nn.Linear(8, 8)", block))
     assert names(tracked) == ["linear", "relu", "tanh"]
     assert saved(tracked) == {}
 
 
-def test_a_wrapper_subclass_is_sized_by_what_it_wraps(workload: Workload) -> None:
-    tracked = workload.model(
-        """
-from torch.testing._internal.two_tensor import TwoTensor
-"""
-        + net(
-            "self.lin = nn.Linear(8, 8)",
-            "y = self.lin(x); return TwoTensor(y.sin(), y.cos()).a.exp()",
-        )
-    )
+def test_wrapper_subclass_has_the_size_of_the_wrapped_tensors(workload: Workload) -> None:
+    forward = "y = self.lin(x); return TwoTensor(y.sin(), y.cos()).a.exp()"
+    source = "from torch.testing._internal.two_tensor import TwoTensor\n"
+    tracked = workload.model(source + net("self.lin = nn.Linear(8, 8)", forward))
     assert saved(tracked)["exp"] == 4 * 8 * FLOAT
 
 
-def test_operations_that_save_nothing_are_listed_with_nothing(workload: Workload) -> None:
+def test_operations_without_activations_are_listed_with_zero(workload: Workload) -> None:
     tracked = workload.model(net("self.w = nn.Parameter(torch.ones(8))", "return x + self.w"))
-    assert [(one.operation_name, one.size_bytes) for one in tracked.activations] == [("add", 0)]
+    assert [(record.operation_name, record.size_bytes) for record in tracked.activations] == [
+        ("add", 0)
+    ]
 
 
-def test_what_no_backward_goes_through_is_no_activation(workload: Workload) -> None:
+def test_tensors_outside_the_backward_graph_are_no_activations(workload: Workload) -> None:
     tracked = workload.model(
         net(
             "self.lin, self.aux = nn.Linear(8, 8), nn.Linear(8, 8)",
@@ -203,12 +182,12 @@ def test_what_no_backward_goes_through_is_no_activation(workload: Workload) -> N
     )
     row = 4 * 8 * FLOAT
     assert names(tracked) == ["linear", "tanh", "linear"]
-    (only,) = tracked.activations  # the input, which both layers saved, is kept for this one
+    (only,) = tracked.activations  # Both layers saved the input; it is kept for this one.
     assert (only.module_path, only.size_bytes) == ("lin", row)
-    assert tracked.facts["saved_bytes_of_no_operation"] == str(row)  # of tanh
+    assert tracked.facts["saved_bytes_of_no_operation"] == str(row), "of tanh"
 
 
-def test_without_a_backward_all_that_could_be_for_one_is_kept(workload: Workload) -> None:
+def test_saved_tensors_count_as_activations_without_a_backward_pass(workload: Workload) -> None:
     tracked = workload.model(
         net("self.lin = nn.Linear(8, 8)", "return self.lin(x).tanh()"),
         providers=PROVIDERS.replace(".sum().backward()", "").replace("optimizer.step()", ""),
@@ -217,7 +196,7 @@ def test_without_a_backward_all_that_could_be_for_one_is_kept(workload: Workload
     assert saved(tracked) == {"linear": row, "tanh": row}
 
 
-def test_what_is_saved_outside_the_model_is_counted_apart(workload: Workload) -> None:
+def test_tensors_saved_outside_the_model_are_counted_separately(workload: Workload) -> None:
     tracked = workload.model(
         net("self.w = nn.Parameter(torch.ones(8))", "return x + self.w"),
         providers=PROVIDERS.replace("model(*inputs).sum()", "model(*inputs).tanh().sum()"),
@@ -226,7 +205,7 @@ def test_what_is_saved_outside_the_model_is_counted_apart(workload: Workload) ->
     assert tracked.facts["saved_bytes_of_no_operation"] == str(4 * 8 * FLOAT)
 
 
-def test_the_peak_on_the_cpu_is_what_was_allocated(workload: Workload) -> None:
+def test_peak_on_the_cpu_is_the_allocated_memory(workload: Workload) -> None:
     megabyte = 2**20
     tracked = workload.model(
         net(
@@ -235,7 +214,7 @@ def test_the_peak_on_the_cpu_is_what_was_allocated(workload: Workload) -> None:
         )
     )
     assert tracked.peak_usage_bytes is not None
-    # The parameter, its gradient and the inputs live besides; an old gradient must not count.
+    # The parameter, its gradient and the inputs are live; an old gradient must not count.
     small = tracked.peak_usage_bytes - megabyte
     assert 3 * 32 <= small < 100_000
 
@@ -249,7 +228,7 @@ def test_old_gradients_are_not_counted_twice(workload: Workload) -> None:
     assert 2 * count * FLOAT <= tracked.peak_usage_bytes < 2.5 * count * FLOAT
 
 
-def test_a_program_that_profiles_itself_goes_first(workload: Workload) -> None:
+def test_profiler_of_the_program_takes_precedence(workload: Workload) -> None:
     providers = PROVIDERS.replace(
         "model(*inputs).sum().backward()",
         "with torch.profiler.profile() as p: model(*inputs).sum().backward()\n"
@@ -263,7 +242,7 @@ def test_a_program_that_profiles_itself_goes_first(workload: Workload) -> None:
     assert "profiler" in tracked.anomalies["peak_usage_not_measured"][1]
 
 
-def test_only_the_asked_report_is_measured(workload: Workload) -> None:
+def test_only_the_requested_report_is_measured(workload: Workload) -> None:
     source = net("self.lin = nn.Linear(8, 8)", "return self.lin(x)")
     run_time = workload.model(source, reports=("run-time",))
     assert (run_time.weights, run_time.activations, run_time.peak_usage_bytes) == ((), (), None)

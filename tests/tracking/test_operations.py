@@ -50,7 +50,9 @@ class Net(nn.Module):
         ("for row in x * self.w: pass\n        return row", ["mul", "unbind"]),
     ],
 )  # fmt: skip
-def test_names_are_skylines(workload: Workload, line: str, expected: list[str]) -> None:
+def test_operation_names_equal_those_of_skyline(
+    workload: Workload, line: str, expected: list[str]
+) -> None:
     assert names(workload.model(net(*line.split("\n        ")))) == expected
 
 
@@ -66,13 +68,15 @@ def test_names_are_skylines(workload: Workload, line: str, expected: list[str]) 
         ("return torch.ops.aten.relu.default(x * self.w)", ["mul", "relu"]),
     ],
 )
-def test_what_skyline_missed_is_seen(workload: Workload, line: str, expected: list[str]) -> None:
+def test_operations_that_skyline_misses_are_recorded(
+    workload: Workload, line: str, expected: list[str]
+) -> None:
     tracked = workload.model(net(line))
     assert names(tracked) == expected
     assert in_backward(tracked) == expected
 
 
-def test_a_function_imported_by_name_is_seen(workload: Workload) -> None:
+def test_function_imported_by_name_is_recorded(workload: Workload) -> None:
     tracked = workload.model("from torch import relu\n" + net("return relu(self.lin(x))"))
     assert names(tracked) == ["linear", "relu"]
 
@@ -83,7 +87,7 @@ def test_setting_items_is_an_operation_with_a_backward(workload: Workload) -> No
     assert in_backward(tracked) == ["getitem", "setitem"]
 
 
-def test_calls_that_give_no_tensor_are_no_operations(workload: Workload) -> None:
+def test_calls_without_a_tensor_result_are_no_operations(workload: Workload) -> None:
     tracked = workload.model(
         net(
             "n = x.size(0) + x.dim() + x.shape[0] + x.numel() + int(torch.is_tensor(x))",
@@ -95,7 +99,7 @@ def test_calls_that_give_no_tensor_are_no_operations(workload: Workload) -> None
     assert names(tracked) == ["sum", "gt", "any", "mul"]
 
 
-def test_the_outermost_public_call_is_the_operation(workload: Workload) -> None:
+def test_outermost_public_call_is_the_operation(workload: Workload) -> None:
     tracked = workload.model(
         """
         class Net(nn.Module):
@@ -116,24 +120,10 @@ def test_the_outermost_public_call_is_the_operation(workload: Workload) -> None:
                 return self.loss(x, torch.arange(4))
         """
     )
-    assert names(tracked) == [
-        "getitem",
-        "transpose",
-        "multi_head_attention_forward",
-        "transpose",
-        "layer_norm",
-        "zeros",
-        "zeros",
-        "lstm",
-        "getitem",
-        "add_",
-        "batch_norm",
-        "arange",
-        "embedding",
-        "add",
-        "arange",
-        "cross_entropy",
-    ]
+    assert names(tracked) == (
+        "getitem transpose multi_head_attention_forward transpose layer_norm zeros zeros lstm"
+        " getitem add_ batch_norm arange embedding add arange cross_entropy".split()
+    )
 
 
 def test_private_calls_are_no_operations(workload: Workload) -> None:
@@ -147,7 +137,7 @@ def test_private_calls_are_no_operations(workload: Workload) -> None:
     assert "mul" in names(tracked)
 
 
-def test_a_custom_function_is_one_operation(workload: Workload) -> None:
+def test_custom_function_is_one_operation(workload: Workload) -> None:
     source = """
     class Double(torch.autograd.Function):
         @staticmethod
@@ -159,7 +149,7 @@ def test_a_custom_function_is_one_operation(workload: Workload) -> None:
         def backward(ctx, grad):
             return grad * 2
 
-    double = Double.apply  # bound before anything is tracked
+    double = Double.apply  # Bound before tracking begins.
 
     class Net(nn.Module):
         def __init__(self):
@@ -179,7 +169,9 @@ def test_a_custom_function_is_one_operation(workload: Workload) -> None:
     ("reentrant", "expected"),
     [(True, ["linear", "CheckpointFunction"]), (False, ["linear", "linear", "relu"])],
 )
-def test_both_kinds_of_checkpoint(workload: Workload, reentrant: bool, expected: list[str]) -> None:
+def test_both_kinds_of_checkpoint_are_recorded(
+    workload: Workload, reentrant: bool, expected: list[str]
+) -> None:
     tracked = workload.model(
         f"""
         from torch.utils.checkpoint import checkpoint
@@ -201,7 +193,7 @@ def test_both_kinds_of_checkpoint(workload: Workload, reentrant: bool, expected:
     assert "backward_nodes_not_of_this_iteration" not in tracked.anomalies
 
 
-def test_tensor_subclasses_keep_their_own_behaviour(workload: Workload) -> None:
+def test_tensor_subclasses_keep_their_behavior(workload: Workload) -> None:
     tracked = workload.model(
         """
         class Tagged(torch.Tensor):
@@ -224,7 +216,7 @@ def test_tensor_subclasses_keep_their_own_behaviour(workload: Workload) -> None:
     assert in_backward(tracked) == ["mul", "relu"]
 
 
-def test_automatic_mixed_precision(workload: Workload) -> None:
+def test_operations_under_autocast_are_recorded(workload: Workload) -> None:
     tracked = workload.model(
         net(
             "with torch.autocast('cpu', dtype=torch.bfloat16):",
@@ -237,13 +229,13 @@ def test_automatic_mixed_precision(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("transform", ["torch.vmap", "torch.func.vmap"])
-def test_operations_under_vmap(workload: Workload, transform: str) -> None:
+def test_operations_under_vmap_are_recorded(workload: Workload, transform: str) -> None:
     tracked = workload.model(net(f"return {transform}(lambda row: self.lin(row).relu())(x)"))
     assert names(tracked) == ["linear", "relu"]
     assert in_backward(tracked) == ["linear", "relu"]
 
 
-def test_functional_gradients_inside_a_model(workload: Workload) -> None:
+def test_functional_gradients_inside_a_model_are_recorded(workload: Workload) -> None:
     tracked = workload.model(
         net("g = torch.func.grad(lambda v: (v * v).sum())(x)", "return g * self.w")
     )
@@ -263,22 +255,17 @@ BACKWARDS = {
 }
 
 
-@pytest.mark.parametrize("call", BACKWARDS.values(), ids=BACKWARDS.keys())
-def test_every_way_to_run_a_backward(workload: Workload, call: str) -> None:
+@pytest.mark.parametrize("kind", BACKWARDS)
+def test_every_way_to_run_a_backward_is_recorded(kind: str, workload: Workload) -> None:
     providers = PROVIDERS.replace(
-        "model(*inputs).sum().backward()", f"out = model(*inputs); {call}"
+        "model(*inputs).sum().backward()", f"out = model(*inputs); {BACKWARDS[kind]}"
     )
     tracked = workload.model(net("return self.lin(x).relu() * self.w"), providers=providers)
-    once = ["linear", "relu", "mul"]
-    assert names(tracked) == once * (2 if "two graphs" in _key_of(call) else 1)
+    assert names(tracked) == ["linear", "relu", "mul"] * (2 if kind == "two graphs" else 1)
     assert in_backward(tracked) == names(tracked)
 
 
-def _key_of(call: str) -> str:
-    return next(key for key, value in BACKWARDS.items() if value == call)
-
-
-def test_double_backward_belongs_to_the_operations_it_goes_through(workload: Workload) -> None:
+def test_double_backward_belongs_to_the_operations_of_its_graph(workload: Workload) -> None:
     providers = PROVIDERS.replace(
         "model(*inputs).sum().backward()",
         "x = inputs[0].clone().requires_grad_(); out = model(x).sum(); "
@@ -290,20 +277,20 @@ def test_double_backward_belongs_to_the_operations_it_goes_through(workload: Wor
     assert tracked.anomalies == {}
 
 
-def test_an_operation_off_the_loss_path_has_no_backward(workload: Workload) -> None:
+def test_operation_outside_the_loss_has_no_backward(workload: Workload) -> None:
     tracked = workload.model(net("unused = self.lin(x)", "return x * self.w"))
     assert names(tracked) == ["linear", "mul"]
     assert in_backward(tracked) == ["mul"]
 
 
-def test_operations_inside_a_backward_are_part_of_it(workload: Workload) -> None:
+def test_operations_of_hooks_are_part_of_the_backward(workload: Workload) -> None:
     tracked = workload.model(
         net("y = x * self.w", "y.register_hook(lambda grad: grad * 2)", "return y.relu()")
     )
     assert names(tracked) == ["mul", "relu"]
 
 
-def test_a_program_with_modes_of_its_own(workload: Workload) -> None:
+def test_function_modes_of_the_program_are_kept(workload: Workload) -> None:
     tracked = workload.model(
         net("with torch.device('cpu'):", "    mask = torch.ones(8)", "return x * self.w * mask")
     )

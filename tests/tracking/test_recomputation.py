@@ -1,4 +1,4 @@
-"""Activation checkpointing: recomputed operations are charged to themselves, in their own pass."""
+"""Activation checkpointing: recomputation is charged to the recomputed operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Net(nn.Module):
 CHECKPOINTED = BLOCK.replace("CALL", "checkpoint(self.block, x, use_reentrant=False)")
 
 
-def test_the_node_that_needs_a_recomputed_tensor_does_not_take_its_time(workload: Workload) -> None:
+def test_recomputation_is_not_part_of_the_backward_of_another_operation(workload: Workload) -> None:
     tracked = workload.model(CHECKPOINTED, reports=("run-time",), iterations=3)
     assert names(tracked) == ["linear", "linear", "slow", "dropout"]
     first, linear, slow, dropout = tracked.operations
@@ -44,32 +44,36 @@ def test_the_node_that_needs_a_recomputed_tensor_does_not_take_its_time(workload
     assert (first.recomputed_ms is None, linear.recomputed_ms is None) == (True, False)
     assert slow.backward_ms is not None
     assert min(slow.backward_ms) < SLOW_MS
-    assert all(one.backward_ms and one.backward_ms >= SLOW_MS for one in tracked.iterations)
+    assert all(
+        record.backward_ms and record.backward_ms >= SLOW_MS for record in tracked.iterations
+    )
 
 
-def test_nothing_is_recomputed_without_checkpoints(workload: Workload) -> None:
+def test_no_recomputation_without_checkpoints(workload: Workload) -> None:
     tracked = workload.model(BLOCK.replace("CALL", "self.block(x)"), reports=("run-time",))
-    assert [one.recomputed_ms for one in tracked.operations] == [None] * 4
+    assert [record.recomputed_ms for record in tracked.operations] == [None] * 4
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_nested_and_repeated_checkpoints_charge_each_call(workload: Workload, blocks: int) -> None:
+def test_nested_and_repeated_checkpoints_are_charged_to_each_call(
+    workload: Workload, blocks: int
+) -> None:
     call = "checkpoint(lambda y: checkpoint(self.block, y, use_reentrant=False).relu(), x, "
     call += "use_reentrant=False)"
     if blocks == 2:
         call = "checkpoint(self.block, checkpoint(self.block, x, use_reentrant=False), "
         call += "use_reentrant=False)"
     tracked = workload.model(BLOCK.replace("CALL", call), reports=("run-time",))
-    slow = [one for one in tracked.operations if one.name == "slow"]
+    slow = [record for record in tracked.operations if record.name == "slow"]
     assert len(slow) == blocks
-    for one in slow:
-        assert one.recomputed_ms is not None
+    for record in slow:
+        assert record.recomputed_ms is not None
         # A nested block runs again once for the outer block and once for itself.
         runs = 2 if blocks == 1 else 1
-        assert SLOW_MS * runs <= min(one.recomputed_ms) < SLOW_MS * (runs + 1)
+        assert SLOW_MS * runs <= min(record.recomputed_ms) < SLOW_MS * (runs + 1)
 
 
-def test_a_backward_pass_through_blocks_of_the_iteration_before(workload: Workload) -> None:
+def test_backward_through_the_previous_iteration_has_no_recomputation(workload: Workload) -> None:
     workload.write("main.py", CHECKPOINTED + """
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -82,15 +86,15 @@ for _ in range(12):
 """)  # fmt: skip
     tracked = workload.tracked(reports=("run-time",))
     assert names(tracked) == ["linear", "linear", "slow", "dropout"]
-    assert [one.recomputed_ms for one in tracked.operations] == [None] * 4
+    assert [record.recomputed_ms for record in tracked.operations] == [None] * 4
 
 
-def test_the_operation_that_ends_a_recomputation_is_charged(workload: Workload) -> None:
+def test_last_recomputed_operation_is_charged(workload: Workload) -> None:
     """Checkpointing stops with an exception within the last operation whose result is saved."""
     source = CHECKPOINTED.replace("slow.apply(self.lin(x))", "self.lin(x).relu().tanh()")
     tracked = workload.model(source.replace("self.drop(", "("), reports=("run-time",))
     assert names(tracked) == ["linear", "linear", "relu", "tanh"]
-    assert all(one.recomputed_ms is not None for one in tracked.operations[1:])
+    assert all(record.recomputed_ms is not None for record in tracked.operations[1:])
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -99,5 +103,5 @@ def test_recomputation_is_no_forward_pass(workload: Workload, reentrant: bool) -
     step = "m(torch.ones(2, 8)).sum().backward(o.zero_grad()); o.step()"
     start = "m = Net(); o = torch.optim.SGD(m.parameters(), 0.1)"
     workload.write("main.py", f"{net}\n{start}\nfor _ in range(20): {step}\n")
-    for one in workload.tracked(iterations=3).iterations:
-        assert (one.forward_ms or 0) + (one.backward_ms or one.total_ms) <= one.total_ms
+    for record in workload.tracked(iterations=3).iterations:
+        assert (record.forward_ms or 0) + (record.backward_ms or record.total_ms) <= record.total_ms

@@ -45,20 +45,20 @@ for step in range(12):
 """
 
 
-def path(tracked: TrackedRun, number: int | None) -> str:
-    """Return a region and those around it, the outermost first."""
+def region_path(tracked: TrackedRun, number: int | None) -> str:
+    """Return a region with its enclosing regions, outermost first."""
     if number is None:
         return ""
     region = tracked.regions[number]
-    return f"{path(tracked, region.around)}/{region.name}"
+    return f"{region_path(tracked, region.around)}/{region.name}"
 
 
-def paths(tracked: TrackedRun) -> list[tuple[str, str]]:
-    return [(one.name, path(tracked, one.region)) for one in tracked.operations]
+def operations_with_regions(tracked: TrackedRun) -> list[tuple[str, str]]:
+    return [(record.name, region_path(tracked, record.region)) for record in tracked.operations]
 
 
 def region(tracked: TrackedRun, name: str) -> RegionRecord:
-    (found,) = (one for one in tracked.regions if one.name == name)
+    (found,) = (record for record in tracked.regions if record.name == name)
     return found
 
 
@@ -66,22 +66,25 @@ def loop(body: str) -> str:
     return NET + LOOP.format(body=body)
 
 
-def test_an_operation_is_in_the_innermost_region_around_its_forward_call(
+def test_operation_is_in_the_innermost_region_of_its_forward_call(
     workload: Workload,
 ) -> None:
     workload.write("main.py", loop("net(torch.ones(4, 8)).sum().backward()"))
     tracked = workload.tracked()
-    assert paths(tracked) == [
+    assert operations_with_regions(tracked) == [
         ("linear", "/encoder"),
         ("tanh", "/encoder/activation"),
         ("linear", ""),
     ]
-    assert all(one.backward_ms is not None for one in tracked.operations)
-    assert [(one.name, one.counts) for one in tracked.regions] == [
+    assert all(record.backward_ms is not None for record in tracked.operations)
+    assert [(record.name, record.counts) for record in tracked.regions] == [
         ("encoder", (1, 1)),
         ("activation", (1, 1)),
-    ], "torch's own around the optimizer's step are none of the program's"
-    assert [(one.operation_name, path(tracked, one.region)) for one in tracked.activations] == [
+    ], "without those that torch opens around the optimizer's step"
+    assert [
+        (record.operation_name, region_path(tracked, record.region))
+        for record in tracked.activations
+    ] == [
         ("linear", "/encoder"),
         ("tanh", "/encoder/activation"),
         ("linear", ""),
@@ -89,7 +92,7 @@ def test_an_operation_is_in_the_innermost_region_around_its_forward_call(
     assert tracked.anomalies == {}
 
 
-def test_a_program_without_regions_has_none(workload: Workload) -> None:
+def test_program_without_regions_has_none(workload: Workload) -> None:
     source = NET.replace('with record_function("encoder")', "if True").replace(
         'with record_function("activation")', "if True"
     )
@@ -99,7 +102,7 @@ def test_a_program_without_regions_has_none(workload: Workload) -> None:
     assert tracked.regions == ()
 
 
-def test_a_region_that_is_open_over_the_end_of_iterations_holds_what_runs_in_them(
+def test_region_open_across_iterations_contains_their_operations(
     workload: Workload,
 ) -> None:
     source = loop("net(torch.ones(4, 8)).sum().backward()")
@@ -108,7 +111,7 @@ def test_a_region_that_is_open_over_the_end_of_iterations_holds_what_runs_in_the
     indented = (begin + after).replace("\n", "\n    ")
     workload.write("main.py", f"{before}{around}    {indented}\n")
     tracked = workload.tracked()
-    assert [path(tracked, one.region) for one in tracked.operations] == [
+    assert [region_path(tracked, record.region) for record in tracked.operations] == [
         "/epoch/encoder",
         "/epoch/encoder/activation",
         "/epoch",
@@ -116,7 +119,7 @@ def test_a_region_that_is_open_over_the_end_of_iterations_holds_what_runs_in_the
     assert region(tracked, "epoch").counts == (0, 0)
 
 
-def test_a_region_that_closes_in_the_next_iteration_ends_there(workload: Workload) -> None:
+def test_region_closed_in_the_next_iteration_ends_there(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -136,11 +139,11 @@ for step in range(12):
 """,
     )
     tracked = workload.tracked()
-    assert path(tracked, tracked.operations[-1].region) == ""
+    assert region_path(tracked, tracked.operations[-1].region) == ""
     assert region(tracked, "tail").counts == (1, 1)
 
 
-def test_recursive_regions_are_one_within_another(workload: Workload) -> None:
+def test_recursive_regions_are_nested(workload: Workload) -> None:
     workload.write(
         "main.py",
         """
@@ -159,7 +162,7 @@ class Net(nn.Module):
         + LOOP.format(body="net(torch.ones(4, 8)).sum().backward()"),
     )
     tracked = workload.tracked()
-    assert paths(tracked) == [
+    assert operations_with_regions(tracked) == [
         ("linear", "/level"),
         ("linear", "/level/level"),
         ("linear", "/level/level/level"),
@@ -167,7 +170,7 @@ class Net(nn.Module):
     ]
 
 
-def test_a_region_of_another_thread_is_around_nothing_here(workload: Workload) -> None:
+def test_regions_of_other_threads_are_ignored(workload: Workload) -> None:
     workload.write(
         "main.py",
         "import threading\nfrom torch.profiler import record_function\n"
@@ -186,8 +189,8 @@ assert entered.wait(20)
         + "done.set()\nother.join()\n",
     )
     tracked = workload.tracked()
-    assert paths(tracked)[0] == ("linear", "/encoder")
-    assert [one.name for one in tracked.regions] == ["encoder", "activation"]
+    assert operations_with_regions(tracked)[0] == ("linear", "/encoder")
+    assert [record.name for record in tracked.regions] == ["encoder", "activation"]
 
 
 def test_regions_without_an_operation_are_counted(workload: Workload) -> None:
@@ -200,7 +203,7 @@ def test_regions_without_an_operation_are_counted(workload: Workload) -> None:
     assert names(tracked) == ["linear", "tanh", "linear"]
 
 
-def test_regions_of_torch_count_where_an_operation_is_in_them(workload: Workload) -> None:
+def test_regions_of_torch_are_listed_if_they_contain_an_operation(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -217,53 +220,40 @@ for step in range(12):
 """,
     )
     tracked = workload.tracked()
-    assert paths(tracked)[0] == ("linear", "/Optimizer.step#LBFGS.step/encoder")
+    assert operations_with_regions(tracked)[0] == ("linear", "/Optimizer.step#LBFGS.step/encoder")
 
 
-def test_a_region_ends_with_an_error_of_its_body(workload: Workload) -> None:
-    body = "\n    ".join(
-        (
-            "try:",
-            '    with record_function("fails"):',
-            "        raise ValueError",
-            "except ValueError:",
-            "    pass",
-            "net(torch.ones(4, 8)).sum().backward()",
-        )
-    )
+def test_region_ends_with_an_error_in_its_body(workload: Workload) -> None:
+    body = 'try:\n        with record_function("fails"):\n            raise ValueError\n'
+    body += "    except ValueError:\n        pass\n    net(torch.ones(4, 8)).sum().backward()"
     workload.write("main.py", loop(body))
     tracked = workload.tracked()
-    assert paths(tracked)[0] == ("linear", "/encoder")
+    assert operations_with_regions(tracked)[0] == ("linear", "/encoder")
     assert region(tracked, "fails").counts == (1, 1)
 
 
-def test_the_peak_of_a_region_is_the_highest_while_it_is_open(workload: Workload) -> None:
-    body = "\n    ".join(
-        (
-            'with record_function("small"):',
-            "    kept = torch.ones(1 << 16)",
-            'with record_function("large"):',
-            '    with record_function("within"):',
-            "        torch.ones(1 << 20)",
-            'with record_function("after"):',
-            "    pass",
-            "net(torch.ones(4, 8)).sum().backward()",
-        )
-    )
+def test_peak_of_a_region_is_the_maximum_while_it_is_open(workload: Workload) -> None:
+    body = """with record_function("small"):
+        kept = torch.ones(1 << 16)
+    with record_function("large"), record_function("within"):
+        torch.ones(1 << 20)
+    with record_function("after"):
+        pass
+    net(torch.ones(4, 8)).sum().backward()"""
     workload.write("main.py", loop(body))
     tracked = workload.tracked()
-    peaks = {one.name: one.peak_usage_bytes for one in tracked.regions}
+    peaks = {record.name: record.peak_usage_bytes for record in tracked.regions}
     small, large, after = (peaks[name] for name in ("small", "large", "after"))
     assert small is not None
     assert large is not None
     assert after is not None
     assert large == peaks["within"] == tracked.peak_usage_bytes
     assert large - after == 4 << 20
-    assert after <= small, "what was kept is there in all"
+    assert after <= small, "the kept tensor is in both"
     assert small >= 4 << 16
 
 
-def test_scripted_functions_with_regions_compile_while_they_are_watched(workload: Workload) -> None:
+def test_scripted_functions_with_regions_compile_during_tracking(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -276,7 +266,7 @@ assert "record_function" in str(scripted.graph)
 """
         + LOOP.format(body="net(scripted(torch.ones(4, 8))).sum().backward()"),
     )
-    assert paths(workload.tracked())[0] == ("linear", "/encoder")
+    assert operations_with_regions(workload.tracked())[0] == ("linear", "/encoder")
 
 
 @pytest.mark.slow
@@ -317,15 +307,15 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
     workload.write("main.py", source)
     tracked = workload.tracked()
     assert capsys.readouterr().out == alone
-    assert ("torch.compile(Net)", "/whole") in paths(tracked)
+    assert ("torch.compile(Net)", "/whole") in operations_with_regions(tracked)
 
 
 @pytest.fixture
 def watch() -> Iterator[RegionWatch]:
-    made = RegionWatch(TorchInternals(Anomalies()))
-    made.install()
-    yield made
-    made.remove()
+    watch = RegionWatch(TorchInternals(Anomalies()))
+    watch.install()
+    yield watch
+    watch.remove()
 
 
 def innermost(watch: RegionWatch) -> str:
@@ -337,14 +327,14 @@ def innermost(watch: RegionWatch) -> str:
     return "/".join(found[::-1])
 
 
-def test_the_places_are_given_back(watch: RegionWatch) -> None:
+def test_patched_methods_are_restored(watch: RegionWatch) -> None:
     assert record_function.__enter__.__name__ == "__enter__"
     assert record_function.__enter__.__globals__ is vars(torch.autograd.profiler)
     watch.remove()
     assert not hasattr(record_function.__enter__, "__wrapped__")
 
 
-def test_regions_may_close_in_any_order(watch: RegionWatch) -> None:
+def test_regions_can_close_in_any_order(watch: RegionWatch) -> None:
     watch.follow(Iteration(HostClock()))
     first, second = record_function("first"), record_function("second")
     first.__enter__()
@@ -356,26 +346,26 @@ def test_regions_may_close_in_any_order(watch: RegionWatch) -> None:
     assert innermost(watch) == ""
 
 
-def test_a_region_may_be_closed_by_another_thread(watch: RegionWatch) -> None:
+def test_region_can_be_closed_by_another_thread(watch: RegionWatch) -> None:
     watch.follow(Iteration(HostClock()))
-    one = record_function("handed over")
-    one.__enter__()
-    thread = threading.Thread(target=one.__exit__, args=(None, None, None))
+    record = record_function("handed over")
+    record.__enter__()
+    thread = threading.Thread(target=record.__exit__, args=(None, None, None))
     thread.start()
     thread.join()
     assert innermost(watch) == ""
 
 
-def test_a_region_that_is_dropped_is_over(watch: RegionWatch) -> None:
+def test_deleted_region_is_closed(watch: RegionWatch) -> None:
     watch.follow(Iteration(HostClock()))
-    one = record_function("dropped")
-    one.__enter__()
+    record = record_function("dropped")
+    record.__enter__()
     assert innermost(watch) == "dropped"
-    del one
+    del record
     assert innermost(watch) == ""
 
 
-def test_a_decorated_function_may_call_itself(watch: RegionWatch) -> None:
+def test_decorated_function_can_call_itself(watch: RegionWatch) -> None:
     watch.follow(Iteration(HostClock()))
     seen = []
 
@@ -390,16 +380,17 @@ def test_a_decorated_function_may_call_itself(watch: RegionWatch) -> None:
     assert innermost(watch) == ""
 
 
-def test_ranges_of_nvtx_are_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvtx_ranges_are_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.cuda.nvtx as nvtx
 
     calls: list[object] = []
 
-    def called(what: object = "pop") -> int:
+    def record_call(what: object = "pop") -> int:
         calls.append(what)
         return 7
 
-    fake = SimpleNamespace(rangePushA=called, rangePop=called, rangeStartA=called, rangeEnd=called)
+    names = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd")
+    fake = SimpleNamespace(**dict.fromkeys(names, record_call))
     before = dict(vars(fake))
     monkeypatch.setattr(nvtx, "_nvtx", fake)
     watch = RegionWatch(TorchInternals(Anomalies()))
@@ -421,15 +412,13 @@ def test_ranges_of_nvtx_are_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(fake) == before
 
 
-def test_steps_of_profilers_are_no_regions(watch: RegionWatch) -> None:
+def test_profiler_steps_are_no_regions(watch: RegionWatch) -> None:
     watch.follow(Iteration(HostClock()))
     with record_function("ProfilerStep#3"), record_function("own"):
         assert innermost(watch) == "own"
 
 
-def test_there_is_an_end_to_how_many_regions_are_kept(
-    watch: RegionWatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_regions_is_limited(watch: RegionWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_prof.tracking.regions._MAX_REGIONS", 2)
     iteration = Iteration(HostClock())
     watch.follow(iteration)
@@ -440,16 +429,18 @@ def test_there_is_an_end_to_how_many_regions_are_kept(
     assert len(iteration.regions) == 3 * 6
 
 
-def test_too_many_regions_are_said(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_regions_are_an_anomaly(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("unified_prof.tracking.regions._MAX_REGIONS", 1)
     workload.write("main.py", loop("net(torch.ones(4, 8)).sum().backward()"))
     tracked = workload.tracked()
-    assert path(tracked, tracked.operations[1].region) == "/encoder"
+    assert region_path(tracked, tracked.operations[1].region) == "/encoder"
     assert "regions_not_recorded" in tracked.anomalies
 
 
-class Memory:
-    """A device on which this much is in use, and was at most since the maximum began anew."""
+class FakeMemory:
+    """A device with a chosen amount in use, and the peak since the last reset."""
 
     kind = "fake"
 
@@ -469,10 +460,10 @@ class Memory:
         return before
 
 
-def test_on_a_device_the_stretches_between_regions_have_peaks_of_their_own(
+def test_device_peak_of_a_region_is_the_maximum_while_it_is_open(
     watch: RegionWatch,
 ) -> None:
-    memory = Memory()
+    memory = FakeMemory()
     peak = AllocatorPeak(memory, watch)  # type: ignore[arg-type]
     memory.use(9000)
     memory.use(100)
@@ -497,8 +488,8 @@ def test_on_a_device_the_stretches_between_regions_have_peaks_of_their_own(
     assert found == {"open before": 800, "first": 800, "within": 800}
 
 
-def test_a_stretch_begins_with_what_is_in_use_then(watch: RegionWatch) -> None:
-    memory = Memory()
+def test_region_peak_starts_with_the_memory_in_use(watch: RegionWatch) -> None:
+    memory = FakeMemory()
     peak = AllocatorPeak(memory, watch)  # type: ignore[arg-type]
     peak.begin_iteration(0)
     memory.use(800)

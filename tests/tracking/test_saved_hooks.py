@@ -44,8 +44,8 @@ HALVED = "torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t:
 
 
 @pytest.fixture
-def older(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch before 2.8, which does not show what is on the stack."""
+def older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate torch before 2.8, which does not expose the stack."""
     place = PLACES["saved_hooks_top"]
     monkeypatch.setitem(
         PLACES, "saved_hooks_top", replace(place, path=f"{place.path}_later", since=(99, 0))
@@ -53,8 +53,8 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hooks(older: None) -> Iterator[SavedTensorHooks]:
-    """This thread's stack, watched since it was empty."""
+def hooks(older_torch: None) -> Iterator[SavedTensorHooks]:
+    """Yield this thread's stack, watched since it was empty."""
     internals, patches = TorchInternals(Anomalies()), Patches()
     internals.watch_saved_tensor_hooks(patches)
     found = internals.saved_tensor_hooks()
@@ -63,44 +63,48 @@ def hooks(older: None) -> Iterator[SavedTensorHooks]:
     patches.restore()
 
 
-def saved(workload: Workload, script: str) -> dict[str, int]:
+def activations(workload: Workload, script: str) -> dict[str, int]:
     workload.write("main.py", script)
     tracked = workload.tracked(iterations=2)
     assert tracked.anomalies == {}
-    return {one.operation_name: one.size_bytes for one in tracked.activations if one.size_bytes}
+    return {
+        record.operation_name: record.size_bytes
+        for record in tracked.activations
+        if record.size_bytes
+    }
 
 
-@pytest.mark.usefixtures("older")
-def test_an_older_torch_tells_what_is_saved(workload: Workload) -> None:
-    assert saved(workload, NET + LOOP) == {"tanh": TANH_BYTES}
+@pytest.mark.usefixtures("older_torch")
+def test_older_torch_reports_activations(workload: Workload) -> None:
+    assert activations(workload, NET + LOOP) == {"tanh": TANH_BYTES}
 
 
-@pytest.mark.usefixtures("older")
-def test_hooks_that_the_program_has_around_all_its_iterations(workload: Workload) -> None:
+@pytest.mark.usefixtures("older_torch")
+def test_hooks_of_the_program_around_all_iterations_are_counted(workload: Workload) -> None:
     around = f"with {HALVED}:\n" + "\n".join(f"    {line}" for line in LOOP.splitlines())
-    assert saved(workload, NET + around) == {"tanh": TANH_BYTES // 2}
+    assert activations(workload, NET + around) == {"tanh": TANH_BYTES // 2}
 
 
-@pytest.mark.usefixtures("older")
-def test_hooks_that_the_program_has_within_an_iteration(workload: Workload) -> None:
+@pytest.mark.usefixtures("older_torch")
+def test_hooks_of_the_program_within_an_iteration_are_counted(workload: Workload) -> None:
     inside = LOOP.replace("    net(x)", f"    with {HALVED}: y = net(x)\n    y")
-    assert saved(workload, NET + inside) == {"tanh": TANH_BYTES // 2}
+    assert activations(workload, NET + inside) == {"tanh": TANH_BYTES // 2}
 
 
-@pytest.mark.usefixtures("older")
-def test_transforms_that_allow_no_hooks(workload: Workload) -> None:
+@pytest.mark.usefixtures("older_torch")
+def test_transforms_that_disable_hooks_are_supported(workload: Workload) -> None:
     inside = LOOP.replace(
         "    net(x)", "    torch.func.grad(lambda t: t.sin().sum())(x)\n    net(x)"
     )
-    assert saved(workload, NET + inside)["tanh"] == TANH_BYTES
+    assert activations(workload, NET + inside)["tanh"] == TANH_BYTES
 
 
-@pytest.mark.parametrize("torch_is", ["older", "this"])
-def test_the_engine_is_given_no_hooks_of_ours(
-    torch_is: str, workload: Workload, request: pytest.FixtureRequest
+@pytest.mark.parametrize("is_older", [True, False])
+def test_backward_runs_without_hooks_of_the_tracker(
+    is_older: bool, workload: Workload, request: pytest.FixtureRequest
 ) -> None:
-    if torch_is == "older":
-        request.getfixturevalue("older")
+    if is_older:
+        request.getfixturevalue("older_torch")
     script = NET.replace(
         "return (self.w + x).tanh()",
         "y = (self.w + x).tanh()\n        y.register_hook(none_allowed)\n        return y",
@@ -113,10 +117,10 @@ def none_allowed(_gradient):
 
 class Net""",
     )
-    assert saved(workload, script + LOOP) == {"tanh": TANH_BYTES}
+    assert activations(workload, script + LOOP) == {"tanh": TANH_BYTES}
 
 
-def test_the_stack_is_as_it_was_pushed(hooks: SavedTensorHooks) -> None:
+def test_stack_is_popped_and_pushed_in_order(hooks: SavedTensorHooks) -> None:
     from torch.autograd.graph import saved_tensors_hooks
 
     assert hooks.pop_all() == []
@@ -130,7 +134,7 @@ def test_the_stack_is_as_it_was_pushed(hooks: SavedTensorHooks) -> None:
     assert hooks.top() is None
 
 
-def test_other_threads_have_stacks_of_their_own(hooks: SavedTensorHooks) -> None:
+def test_other_threads_have_separate_stacks(hooks: SavedTensorHooks) -> None:
     from torch.autograd.graph import saved_tensors_hooks
 
     seen = []
@@ -141,8 +145,8 @@ def test_other_threads_have_stacks_of_their_own(hooks: SavedTensorHooks) -> None
     assert seen == [None]
 
 
-@pytest.mark.usefixtures("older")
-def test_hooks_from_before_tracking_are_left_where_they_are() -> None:
+@pytest.mark.usefixtures("older_torch")
+def test_hooks_from_before_tracking_are_kept() -> None:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -162,8 +166,8 @@ def test_hooks_from_before_tracking_are_left_where_they_are() -> None:
     patches.restore()
 
 
-@pytest.mark.usefixtures("older")
-def test_a_program_that_turns_tracking_on_below_its_hooks(workload: Workload) -> None:
+@pytest.mark.usefixtures("older_torch")
+def test_tracking_started_inside_hooks_measures_no_activations(workload: Workload) -> None:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -183,7 +187,7 @@ def test_a_program_that_turns_tracking_on_below_its_hooks(workload: Workload) ->
         ("empty", "fairtorch/utils/checkpoint.py", False),
     ],
 )
-def test_what_a_checkpoint_hangs_things_on_is_no_operation(
+def test_placeholders_of_checkpoints_are_no_operations(
     name: str, path: str, expected: bool
 ) -> None:
     code = compile("pass", str(Path("/lib") / path), "exec")

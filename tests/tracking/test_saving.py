@@ -1,4 +1,4 @@
-"""Measurements are passed on while the program runs, at little cost."""
+"""Partial measurements are saved while the program runs, at little cost."""
 
 from __future__ import annotations
 
@@ -30,44 +30,48 @@ for _ in range(STEPS):
 
 
 @pytest.fixture
-def seen() -> list[TrackedRun]:
+def partial_runs() -> list[TrackedRun]:
     return []
 
 
 @pytest.fixture
-def at_any_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def save_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "SHARE", 1e9)
 
 
-def run(workload: Workload, steps: int, seen: list[TrackedRun], **options: Any) -> TrackedRun:
+def run(
+    workload: Workload, steps: int, partial_runs: list[TrackedRun], **options: Any
+) -> TrackedRun:
     workload.write("main.py", NET + LOOP.replace("STEPS", str(steps)))
-    return workload.tracked(**{"on_partial": seen.append, "iterations": 4, **options})
+    return workload.tracked(**{"on_partial": partial_runs.append, "iterations": 4, **options})
 
 
-@pytest.mark.usefixtures("at_any_cost")
-def test_each_complete_iteration_is_handed_over(workload: Workload, seen: list[TrackedRun]) -> None:
-    whole = run(workload, 30, seen)
-    assert whole.complete
-    assert [len(one.iterations) for one in seen][-2:] == [2, 3], "the last one is in the reports"
-    assert not any(one.complete for one in seen)
-    assert "first_iteration_reported" in seen[0].anomalies
-    assert "first_iteration_reported" not in seen[-1].anomalies
-    assert seen[-1].weights == whole.weights
-    assert seen[-1].activations == whole.activations
-    latest = {one.name: one.forward_ms for one in seen[-1].operations}
-    assert latest == {one.name: one.forward_ms[:3] for one in whole.operations}
+@pytest.mark.usefixtures("save_every_iteration")
+def test_each_complete_iteration_is_saved(
+    workload: Workload, partial_runs: list[TrackedRun]
+) -> None:
+    final = run(workload, 30, partial_runs)
+    assert final.complete
+    assert [len(record.iterations) for record in partial_runs][-2:] == [2, 3], "not the last"
+    assert not any(record.complete for record in partial_runs)
+    assert "first_iteration_reported" in partial_runs[0].anomalies
+    assert "first_iteration_reported" not in partial_runs[-1].anomalies
+    assert partial_runs[-1].weights == final.weights
+    assert partial_runs[-1].activations == final.activations
+    latest = {record.name: record.forward_ms for record in partial_runs[-1].operations}
+    assert latest == {record.name: record.forward_ms[:3] for record in final.operations}
 
 
-def test_the_first_is_handed_over_at_once_and_others_when_they_can_be_afforded(
-    workload: Workload, seen: list[TrackedRun], monkeypatch: pytest.MonkeyPatch
+def test_first_iteration_is_saved_at_once_and_others_within_the_share(
+    workload: Workload, partial_runs: list[TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "SHARE", 0.0)
-    run(workload, 30, seen)
-    assert len(seen) == 1
+    run(workload, 30, partial_runs)
+    assert len(partial_runs) == 1
 
 
-@pytest.mark.usefixtures("at_any_cost")
-def test_what_fails_there_is_an_anomaly(workload: Workload) -> None:
+@pytest.mark.usefixtures("save_every_iteration")
+def test_failure_to_save_is_an_anomaly(workload: Workload) -> None:
     def fail(_: TrackedRun) -> None:
         raise OSError(28, "No space left on device")
 
@@ -79,8 +83,8 @@ def test_what_fails_there_is_an_anomaly(workload: Workload) -> None:
     assert "No space left on device" in detail
 
 
-def test_saving_takes_its_share_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of our own: 1,000 iterations of 0.1 s, saving takes 0.25 s each time."""
+def test_saving_takes_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a fake clock, 1,000 iterations of 0.1 s; saving takes 0.25 s each time."""
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     pace, cost, spent = Saving(), 0.25, 0.0
@@ -93,7 +97,7 @@ def test_saving_takes_its_share_of_the_time_and_no_more(monkeypatch: pytest.Monk
     assert 0.5 * driver.SHARE < spent / now <= driver.SHARE * 1.01
 
 
-def test_what_was_saved_already_is_not_saved_again() -> None:
+def test_saved_state_is_not_saved_again() -> None:
     pace = Saving()
     answers = []
     for _ in range(2):

@@ -39,8 +39,8 @@ def train(workload: Workload, model: str, **options: Any) -> TrackedRun:
     return workload.tracked(**options)
 
 
-def library(folder: Path, package: str) -> str:
-    """Install a package with a model; return the lines that import it."""
+def install_library(folder: Path, package: str) -> str:
+    """Install a package with a model and return the lines that import it."""
     place = folder / "env" / "site-packages"
     path = place.joinpath(*package.split("."))
     path.mkdir(parents=True)
@@ -51,15 +51,15 @@ def library(folder: Path, package: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _libraries_of_this_test() -> Iterator[None]:
+def _unload_libraries() -> Iterator[None]:
     yield
     for name in list(sys.modules):
         if name.partition(".")[0] in ("timm", "transformers", "vendor"):
             del sys.modules[name]
 
 
-def at(workload: Workload, text: str) -> str:
-    """Return file and line of a piece of the script."""
+def line_with(workload: Workload, text: str) -> str:
+    """Return file and line of a text in the script."""
     lines = (workload.folder / "main.py").read_text(encoding="utf-8").splitlines()
     (number,) = [number for number, line in enumerate(lines, 1) if text in line]
     return f"main.py:{number}"
@@ -70,17 +70,17 @@ def widened(tracked: TrackedRun) -> str | None:
     return None if found is None else found[1]
 
 
-def test_a_bare_sequential_is_shown_by_the_lines_of_the_script(workload: Workload) -> None:
+def test_sequential_is_shown_by_the_lines_of_the_script(workload: Workload) -> None:
     tracked = train(workload, "model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())\n")
     assert names(tracked) == ["linear", "relu", "sum"]
-    assert [one.module_path for one in tracked.operations] == ["0", "1", None]
-    assert places(tracked.operations[0]) == [at(workload, "model(inputs)")]
+    assert [record.module_path for record in tracked.operations] == ["0", "1", None]
+    assert places(tracked.operations[0]) == [line_with(workload, "model(inputs)")]
     assert tracked.facts["scope"] == "project"
     assert widened(tracked) is None
     assert [w.module_path for w in tracked.weights] == ["0", "0"]
 
 
-def test_the_scope_that_was_asked_for_is_kept_where_it_has_anything(workload: Workload) -> None:
+def test_requested_scope_is_kept_if_it_has_operations(workload: Workload) -> None:
     tracked = train(
         workload,
         "class Net(nn.Sequential):\n    def forward(self, x):\n        return super().forward(x)\n"
@@ -91,7 +91,7 @@ def test_the_scope_that_was_asked_for_is_kept_where_it_has_anything(workload: Wo
 
 
 @pytest.mark.parametrize("scope", ["module", "project"])
-def test_where_nothing_of_the_project_runs_everything_is_shown(
+def test_scope_is_widened_to_everything_without_project_code(
     workload: Workload, scope: str
 ) -> None:
     elsewhere = workload.folder / "elsewhere"
@@ -99,7 +99,10 @@ def test_where_nothing_of_the_project_runs_everything_is_shown(
     tracked = train(
         workload, "model = nn.Sequential(nn.Linear(8, 8))\n", project_root=elsewhere, scope=scope
     )
-    assert [(one.name, one.frames) for one in tracked.operations] == [("linear", ()), ("sum", ())]
+    assert [(record.name, record.frames) for record in tracked.operations] == [
+        ("linear", ()),
+        ("sum", ()),
+    ]
     assert tracked.facts["scope"] == "everything"
     assert f"no operation was called from a file in {elsewhere}" in (widened(tracked) or "")
 
@@ -114,7 +117,9 @@ def test_where_nothing_of_the_project_runs_everything_is_shown(
         "    def forward(me, x):\n        return me.no(x) + me.lin(x)\n",
     ],
 )
-def test_a_method_is_known_by_what_it_is_called_on(workload: Workload, methods: str) -> None:
+def test_method_is_recognized_by_the_object_it_is_called_on(
+    workload: Workload, methods: str
+) -> None:
     tracked = train(
         workload,
         "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"
@@ -125,7 +130,7 @@ def test_a_method_is_known_by_what_it_is_called_on(workload: Workload, methods: 
     assert tracked.facts["scope"] == "module"
 
 
-def test_a_function_becomes_the_method_of_one_module(workload: Workload) -> None:
+def test_function_bound_to_a_module_is_a_method(workload: Workload) -> None:
     tracked = train(
         workload,
         "import types\ndef forward(net, x):\n    return net.lin(x)\n"
@@ -135,7 +140,7 @@ def test_a_function_becomes_the_method_of_one_module(workload: Workload) -> None
     assert (names(tracked), widened(tracked)) == (["linear"], None)
 
 
-def test_a_function_that_is_given_a_module_is_no_method(workload: Workload) -> None:
+def test_function_with_a_module_argument_is_no_method(workload: Workload) -> None:
     workload.write("main.py", """
 class Net(nn.Module):
     def __init__(self):
@@ -158,33 +163,36 @@ for _ in range(12):
 """)  # fmt: skip
     tracked = workload.tracked()
     assert names(tracked) == ["linear", "truediv"]
-    assert [len(one.frames) for one in tracked.operations] == [1, 1]
+    assert [len(record.frames) for record in tracked.operations] == [1, 1]
 
 
 @pytest.mark.parametrize("package", ["timm.models", "timm.models.deep", "transformers.models.x"])
 def test_models_of_known_libraries_keep_their_lines(workload: Workload, package: str) -> None:
-    tracked = train(workload, library(workload.folder, package) + "model = Block()\n")
+    tracked = train(workload, install_library(workload.folder, package) + "model = Block()\n")
     path = package.replace(".", "/") + "/net.py"
     assert names(tracked) == ["linear", "relu"]
-    # Their lines, below them those of the project that led there.
-    assert places(tracked.operations[0]) == [f"{path}:10", at(workload, "model(inputs)")]
+    # Lines of the library, then those of the project that lead there.
+    assert places(tracked.operations[0]) == [f"{path}:10", line_with(workload, "model(inputs)")]
     assert [f.file_path for f in tracked.weights[0].frames] == [path, "main.py"]
     assert widened(tracked) is None
 
 
-def test_other_libraries_keep_theirs_where_asked(workload: Workload) -> None:
-    model = library(workload.folder, "vendor.nets") + "model = Block()\n"
-    assert places(train(workload, model).operations[0]) == [at(workload, "model(inputs)")]
+def test_other_libraries_keep_their_lines_if_included(workload: Workload) -> None:
+    model = install_library(workload.folder, "vendor.nets") + "model = Block()\n"
+    assert places(train(workload, model).operations[0]) == [line_with(workload, "model(inputs)")]
     tracked = train(workload, model, include=("vendor",))
-    assert places(tracked.operations[0]) == ["vendor/nets/net.py:10", at(workload, "model(inputs)")]
+    assert places(tracked.operations[0]) == [
+        "vendor/nets/net.py:10",
+        line_with(workload, "model(inputs)"),
+    ]
     tracked = train(workload, model, include=("vend", "vendor.net"))
-    assert places(tracked.operations[0]) == [at(workload, "model(inputs)")]
+    assert places(tracked.operations[0]) == [line_with(workload, "model(inputs)")]
 
 
-def test_below_a_module_of_the_project_only_modules_are_shown(workload: Workload) -> None:
+def test_only_modules_are_shown_below_a_module_of_the_project(workload: Workload) -> None:
     tracked = train(
         workload,
-        library(workload.folder, "timm.models") + """
+        install_library(workload.folder, "timm.models") + """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -197,20 +205,20 @@ net = Net()
 model = nn.Sequential(net)
 """,
     )  # fmt: skip
-    line = at(workload, "self.body(x) * 2")
-    assert [(one.name, places(one)) for one in tracked.operations] == [
+    line = line_with(workload, "self.body(x) * 2")
+    assert [(record.name, places(record)) for record in tracked.operations] == [
         ("linear", ["timm/models/net.py:10", line]),
         ("relu", ["timm/models/net.py:10", line]),
-        ("mul", [at(workload, "self.body(x) * 2")]),
+        ("mul", [line_with(workload, "self.body(x) * 2")]),
     ]
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_an_operation_of_the_line_that_calls_it(workload: Workload) -> None:
+def test_compiled_model_is_an_operation_of_the_calling_line(workload: Workload) -> None:
     tracked = train(
         workload,
         "model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend='aot_eager')\n",
     )
     assert names(tracked) == ["torch.compile(Sequential)"]
-    assert places(tracked.operations[0]) == [at(workload, "model(inputs)")]
+    assert places(tracked.operations[0]) == [line_with(workload, "model(inputs)")]
     assert [w.size_bytes for w in tracked.weights] == [256, 32]

@@ -45,7 +45,7 @@ def test_iterations_are_found_and_the_script_runs_to_its_end(
     assert names(tracked) == ["linear", "relu"]
     assert places(tracked.operations[0]) == ["main.py:10"]
     assert len(tracked.iterations) == 4
-    assert all(one.matched for one in tracked.iterations)
+    assert all(record.matched for record in tracked.iterations)
     assert len(tracked.operations[0].forward_ms) == 4
     assert tracked.complete
     assert tracked.anomalies == {}
@@ -76,7 +76,7 @@ def test_arguments_name_and_path_are_those_of_a_script(
     ]
 
 
-def test_a_module_is_run_by_name(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+def test_module_is_run_by_name(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     workload.write("package/__init__.py", "")
     workload.write("package/part.py", NET)
     workload.write(
@@ -101,7 +101,7 @@ def test_gradient_accumulation_is_one_iteration(workload: Workload) -> None:
 @pytest.mark.parametrize(
     ("critic_steps", "expected"), [(1, ["linear", "tanh"]), (3, ["linear"] * 3 + ["tanh"])]
 )
-def test_with_two_optimizers_an_iteration_has_a_step_of_each(
+def test_iteration_with_two_optimizers_has_a_step_of_each(
     workload: Workload, critic_steps: int, expected: list[str]
 ) -> None:
     workload.write(
@@ -134,11 +134,11 @@ for _ in range(12):
     )
     tracked = workload.tracked(iterations=3)
     assert names(tracked) == expected
-    assert all(one.matched for one in tracked.iterations)
+    assert all(record.matched for record in tracked.iterations)
     assert tracked.complete
 
 
-def test_a_closure_runs_within_its_iteration(workload: Workload) -> None:
+def test_closure_runs_within_its_iteration(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -157,7 +157,7 @@ for _ in range(8):
     assert names(workload.tracked()) == ["linear", "relu"]
 
 
-def test_a_step_left_out_by_the_gradient_scaler_still_ends_the_iteration(
+def test_step_skipped_by_the_gradient_scaler_ends_the_iteration(
     workload: Workload,
 ) -> None:
     workload.write(
@@ -166,7 +166,7 @@ def test_a_step_left_out_by_the_gradient_scaler_still_ends_the_iteration(
         + """
 torch.manual_seed(0)
 net = Net()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.0)  # or all relus die
+optimizer = torch.optim.SGD(net.parameters(), lr=0.0)  # Otherwise all relus become zero.
 scaler = torch.amp.GradScaler("cpu")
 for number in range(8):
     optimizer.zero_grad()
@@ -178,11 +178,11 @@ for number in range(8):
     )
     tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
-    assert all(one.matched for one in tracked.iterations)
+    assert all(record.matched for record in tracked.iterations)
     assert tracked.anomalies["optimizer_steps_skipped"][0] == 1
 
 
-def test_a_script_that_never_steps_is_one_iteration_without_its_set_up(
+def test_script_without_steps_is_one_iteration_without_its_set_up(
     workload: Workload,
 ) -> None:
     workload.write("main.py", NET + "net = Net()\nnet(torch.ones(4, 8))\nnet(torch.ones(4, 8))\n")
@@ -193,7 +193,7 @@ def test_a_script_that_never_steps_is_one_iteration_without_its_set_up(
     assert "whole_program" in tracked.facts
 
 
-def test_a_script_marks_its_iterations_itself(workload: Workload) -> None:
+def test_step_marks_end_iterations(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -212,7 +212,7 @@ with torch.no_grad():
     assert tracked.complete
 
 
-def test_marks_count_and_steps_no_more_once_there_are_marks(workload: Workload) -> None:
+def test_optimizer_steps_end_no_iteration_in_a_script_with_marks(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET
@@ -230,7 +230,7 @@ for _ in range(10):
     assert names(workload.tracked()) == ["linear", "relu"] * 2
 
 
-def test_the_script_can_be_ended_once_all_is_measured(
+def test_script_is_stopped_after_the_measurement_on_request(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", NET + LOOP.replace("main(20)", "main(10**6)"))
@@ -239,7 +239,7 @@ def test_the_script_can_be_ended_once_all_is_measured(
     assert "the end" not in capsys.readouterr().out
 
 
-def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> None:
+def test_short_script_reports_its_iterations(workload: Workload) -> None:
     workload.write("main.py", NET + LOOP.replace("main(20)", "main(2)"))
     outcome = workload.run(iterations=5)
     assert outcome.tracked is not None
@@ -250,8 +250,8 @@ def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> N
     assert "peak_usage_not_measured" in outcome.tracked.anomalies
 
 
-def test_a_script_a_step_short_is_no_failure(workload: Workload) -> None:
-    needed = 2 + 2 * 10 + 1 + 2  # warm-up, run times, activations, peak with its lead-in
+def test_script_one_step_short_is_no_failure(workload: Workload) -> None:
+    needed = 2 + 2 * 10 + 1 + 2  # Warm-up, run times, activations, peak with its lead-in.
     workload.write("main.py", NET + LOOP.replace("main(20)", f"main({needed - 1})"))
     outcome = workload.run(warmup=2, iterations=10)
     assert outcome.failure is None
@@ -263,7 +263,7 @@ def test_a_script_a_step_short_is_no_failure(workload: Workload) -> None:
     assert workload.tracked(warmup=2, iterations=10).complete
 
 
-def test_an_iteration_gives_samples_to_the_operations_it_shares(workload: Workload) -> None:
+def test_iteration_adds_samples_to_the_operations_that_it_shares(workload: Workload) -> None:
     workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(self.lin(x))") + """
     count = 0
     def act(self, x):
@@ -277,13 +277,13 @@ def test_an_iteration_gives_samples_to_the_operations_it_shares(workload: Worklo
     assert (relu.iterations, len(relu.forward_ms)) == ((0, 1, 3, 4), 4)
     assert relu.backward_ms is not None
     assert len(relu.backward_ms) == 4
-    assert all(one.matched for one in tracked.iterations)
+    assert all(record.matched for record in tracked.iterations)
     count, detail = tracked.anomalies["iterations_with_some_other_operations"]
     assert count == 1
     assert "operation 1 is tanh at main.py:15 with backward, in most iterations relu" in detail
 
 
-def test_iterations_of_another_kind_are_told_apart(workload: Workload) -> None:
+def test_iterations_with_other_operations_are_separated(workload: Workload) -> None:
     workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(x)") + """
     count = 0
     def act(self, x):
@@ -294,13 +294,13 @@ def test_iterations_of_another_kind_are_told_apart(workload: Workload) -> None:
 """ + LOOP)  # fmt: skip
     tracked = workload.tracked(iterations=5)
     assert names(tracked) == ["linear", "relu"]
-    assert [one.matched for one in tracked.iterations] == [True, True, False, True, True]
-    assert [len(one.forward_ms) for one in tracked.operations] == [4, 4]
-    assert [one.iterations for one in tracked.operations] == [None, None]
+    assert [record.matched for record in tracked.iterations] == [True, True, False, True, True]
+    assert [len(record.forward_ms) for record in tracked.operations] == [4, 4]
+    assert [record.iterations for record in tracked.operations] == [None, None]
     assert tracked.anomalies["iterations_with_other_operations"][0] == 1
 
 
-def test_episodes_of_different_length_are_paired_by_their_order(workload: Workload) -> None:
+def test_episodes_of_different_length_are_paired_in_order(workload: Workload) -> None:
     workload.write("main.py", NET + """
 torch.manual_seed(0)
 net = Net()
@@ -314,10 +314,10 @@ for length in (3, *(n for n in (3, 3, 3, 3, 4, 6, 2, 5, 3, 3) for _ in range(2))
     optimizer.zero_grad()
 """)  # fmt: skip
     tracked = workload.tracked(iterations=5, reports=("run-time",))
-    assert [one.matched for one in tracked.iterations] == [True] * 5
+    assert [record.matched for record in tracked.iterations] == [True] * 5
     assert names(tracked) == ["linear", "relu"] * 3
     tracked = workload.tracked(iterations=7, reports=("run-time",))
-    lengths = [3, 3, 3, 3, 4, 6, 2]  # every second one from the program's 2nd
+    lengths = [3, 3, 3, 3, 4, 6, 2]  # Every second one from the program's second.
     reported = len(tracked.operations) // 2
     assert reported in lengths
     for number, linear in enumerate(tracked.operations[::2]):
@@ -327,11 +327,11 @@ for length in (3, *(n for n in (3, 3, 3, 3, 4, 6, 2, 5, 3, 3) for _ in range(2))
         assert len(linear.forward_ms) == len(shown)
 
 
-def test_everything_in_torch_is_put_back(workload: Workload) -> None:
+def test_everything_in_torch_is_restored(workload: Workload) -> None:
     import torch
     from torch.optim import optimizer
 
-    def places_in_torch() -> list[object]:
+    def patched_places() -> list[object]:
         return [
             torch.compile,
             torch.autograd._engine_run_backward,
@@ -349,16 +349,16 @@ def test_everything_in_torch_is_put_back(workload: Workload) -> None:
             torch._C._len_torch_function_stack(),
         ]
 
-    before = places_in_torch()
+    before = patched_places()
     workload.write("main.py", NET + LOOP)
     workload.tracked()
-    assert places_in_torch() == before
+    assert patched_places() == before
     workload.write("fails.py", NET + LOOP.replace("optimizer.zero_grad", "optimizer.nonsense"))
     workload.run("fails.py")
-    assert places_in_torch() == before
+    assert patched_places() == before
 
 
-def test_hooks_are_gone_while_the_script_goes_on(
+def test_hooks_are_removed_while_the_script_continues(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", NET + LOOP.replace('print("the end")', """
@@ -369,7 +369,7 @@ def test_hooks_are_gone_while_the_script_goes_on(
     assert capsys.readouterr().out.split() == ["0", "0"]
 
 
-def test_worker_processes_run_untouched(
+def test_data_loader_workers_are_not_tracked(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write(
@@ -401,7 +401,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @FORKS_TRAIN
-def test_a_forked_child_trains_untouched(
+def test_forked_child_is_not_tracked(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write(
@@ -418,7 +418,7 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for number in range(9):
     child = os.fork()
     if child == 0:
-        try:  # whatever happens, there are never two of the program that runs this
+        try:  # The child must never continue the test program.
             train(net, optimizer)
             clean = not o._global_optimizer_post_hooks and not torch._C._len_torch_function_stack()
             os._exit(0 if clean else 1)
@@ -460,23 +460,18 @@ if __name__ == "__main__":
         "          output_dir=here, project_root=here, warmup=0, iterations=1)))\n"
     )
     (workload.folder / "runner.py").write_text(runner, encoding="utf-8")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "runner.py"], capture_output=True, text=True, timeout=120, check=True
     )
-    assert "[2, 4]" in done.stdout
+    assert "[2, 4]" in result.stdout
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel_in_one_process(
+def test_distributed_data_parallel_is_tracked_in_one_process(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-    }.items():
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **ranks}.items():
         monkeypatch.setenv(name, value)
     workload.write("main.py", NET + LOOP.replace("net = Net()", """
     import tempfile, torch.distributed as dist
@@ -491,7 +486,7 @@ def test_distributed_data_parallel_in_one_process(
     assert tracked.anomalies == {}
 
 
-def test_forward_in_another_thread_is_reported_as_not_seen(workload: Workload) -> None:
+def test_forward_in_another_thread_is_an_anomaly(workload: Workload) -> None:
     workload.write("main.py", NET + LOOP.replace(
         "        net(torch.randn(4, 8)).sum().backward()",
         """
@@ -528,7 +523,7 @@ for _ in range(16):
 
 
 @pytest.mark.parametrize("hook", ["step_one", "step_many"])
-def test_an_optimizer_may_step_within_the_backward_pass(workload: Workload, hook: str) -> None:
+def test_optimizer_can_step_within_the_backward_pass(workload: Workload, hook: str) -> None:
     workload.write("main.py", NET + IN_BACKWARD.replace("HOOK", hook))
     tracked = workload.tracked(iterations=3)
     assert tracked.complete
@@ -537,11 +532,11 @@ def test_an_optimizer_may_step_within_the_backward_pass(workload: Workload, hook
         assert sum(it.parts_ms.values(), it.forward_ms or 0) + (it.backward_ms or 0) < it.total_ms
     assert len(tracked.iterations) == 3
     assert tracked.peak_usage_bytes
-    assert sum(one.size_bytes for one in tracked.weights) == 4 * (64 + 8)
+    assert sum(record.size_bytes for record in tracked.weights) == 4 * (64 + 8)
     assert tracked.anomalies == {}
 
 
-def test_a_failing_instrument_costs_only_its_own_figure(
+def test_failing_instrument_loses_only_its_figure(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload.write("main.py", NET + LOOP)
@@ -555,7 +550,7 @@ def test_a_failing_instrument_costs_only_its_own_figure(
     assert "peak_usage_not_measured" in tracked.anomalies
 
 
-def test_operations_of_a_closure_are_recorded_and_those_of_the_optimizer_are_not(
+def test_operations_of_a_closure_are_recorded_but_not_those_of_the_optimizer(
     workload: Workload,
 ) -> None:
     workload.write("main.py", NET + """
@@ -579,24 +574,24 @@ for number in range(16):
 def test_iterations_do_not_contain_the_time_of_tracking(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tracking is made to take long: the durations of iterations do not change."""
+    """Tracking is slowed down; the durations of iterations do not change."""
     from unified_prof.tracking.stack_walker import StackWalker
 
     real = StackWalker.path_from_project
 
-    def slowly(walker: StackWalker, frame: Any) -> Any:
+    def slow_path(walker: StackWalker, frame: Any) -> Any:
         time.sleep(0.02)
         return real(walker, frame)
 
-    monkeypatch.setattr(StackWalker, "path_from_project", slowly)
+    monkeypatch.setattr(StackWalker, "path_from_project", slow_path)
     workload.write("main.py", NET.replace("self.lin(x)", "self.lin(x).sin().cos()") + LOOP)
     tracked = workload.tracked(iterations=3, reports=("run-time",))
     assert len(tracked.operations) == 4
-    assert min(one.total_ms for one in tracked.iterations) < 20
-    assert min(one.forward_ms or 0 for one in tracked.iterations) < 20
+    assert min(record.total_ms for record in tracked.iterations) < 20
+    assert min(record.forward_ms or 0 for record in tracked.iterations) < 20
 
 
-def test_an_iteration_has_times_of_optimizer_zero_grad_and_data_loading(workload: Workload) -> None:
+def test_iteration_has_times_of_optimizer_zero_grad_and_data_loading(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import time
 from torch.utils.data import DataLoader
@@ -619,12 +614,12 @@ for batch in DataLoader(Data()):
     optimizer.step()
 """)  # fmt: skip
     tracked = workload.tracked(iterations=4)
-    for one in tracked.iterations:
-        parts = one.parts_ms
+    for record in tracked.iterations:
+        parts = record.parts_ms
         assert parts["data_loading"] >= 4
         assert parts["optimizer"] >= 3
         assert 0 < parts["zero_grad"] < 3
-        assert one.forward_ms is not None
-        assert one.backward_ms is not None
-        assert sum(parts.values()) + one.forward_ms + one.backward_ms <= one.total_ms
+        assert record.forward_ms is not None
+        assert record.backward_ms is not None
+        assert sum(parts.values()) + record.forward_ms + record.backward_ms <= record.total_ms
     assert int(tracked.facts["optimizer_state_bytes"]) >= 2 * 4 * (64 + 8)

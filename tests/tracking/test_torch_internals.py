@@ -1,4 +1,4 @@
-"""A torch with changed internals: the program runs on, and the report names what it lacks."""
+"""With changed torch internals, the program continues and the report names what is missing."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _no_default_device() -> Iterator[None]:
     torch.set_default_device(None)
 
 
-def not_what_it_was(*_: Any, **__: Any) -> Any:
-    raise TypeError("this takes other arguments now")
+def changed_signature(*_: Any, **__: Any) -> Any:
+    raise TypeError("takes other arguments")
 
 
 @pytest.fixture(params=sorted(PLACES))
@@ -74,7 +74,7 @@ def key(request: pytest.FixtureRequest) -> str:
 
 
 def remove(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a place one that no torch has."""
+    """Make a place one that no version of torch has."""
     path = PLACES[key].path
     monkeypatch.setitem(PLACES, key, replace(PLACES[key], path=f"{path}_until_yesterday"))
 
@@ -86,7 +86,7 @@ def is_too_new(key: str) -> bool:
     return version_of(torch) < PLACES[key].since
 
 
-def test_every_place_is_there_in_this_torch(key: str) -> None:
+def test_every_patched_place_exists_in_this_torch(key: str) -> None:
     import torch._dynamo
 
     if is_too_new(key):
@@ -109,21 +109,21 @@ def test_every_place_is_there_in_this_torch(key: str) -> None:
     assert not anomalies
 
 
-def test_replaced_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_places_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo
 
     patches = Patches()
     internals = TorchInternals(Anomalies())
     for key in sorted(key for key in REPLACED if not is_too_new(key)):
         before = internals.find(key)
-        assert internals.replace(patches, key, lambda found: not_what_it_was), key
+        assert internals.replace(patches, key, lambda found: changed_signature), key
         assert internals.find(key) != before
         patches.restore()
         assert internals.find(key) == before
     assert "__call__" not in vars(torch.nn.Linear)
 
 
-def test_an_inherited_place_is_given_back_as_inherited() -> None:
+def test_inherited_place_is_restored_as_inherited() -> None:
     class Base:
         def place(self) -> int:
             return 1
@@ -140,7 +140,7 @@ def test_an_inherited_place_is_given_back_as_inherited() -> None:
 
 
 @pytest.mark.quick(cases=3)
-def test_a_program_runs_on_where_a_place_is_missing(
+def test_program_runs_if_a_place_is_missing(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(key, monkeypatch)
@@ -150,7 +150,7 @@ def test_a_program_runs_on_where_a_place_is_missing(
     assert outcome.tracked is not None
     if is_too_new(key):
         assert f"torch_place_missing_{key}" not in outcome.tracked.anomalies
-    elif key != "compiled_original":  # no compiled module runs here
+    elif key != "compiled_original":  # No compiled module runs here.
         count, detail = outcome.tracked.anomalies[f"torch_place_missing_{key}"]
         assert count == 1
         assert detail.startswith(f"{PLACES[key].loss}: ")
@@ -168,10 +168,10 @@ def test_a_program_runs_on_where_a_place_is_missing(
 @pytest.mark.parametrize(
     "key", sorted(set(PLACES) - ON_OBJECTS - REPLACED - {"log_level", "compiler_skips"})
 )
-def test_a_program_runs_on_where_a_place_has_changed(
+def test_program_runs_if_a_place_has_changed(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = replace(PLACES[key], path=f"{__name__}:not_what_it_was")
+    changed = replace(PLACES[key], path=f"{__name__}:changed_signature")
     monkeypatch.setitem(PLACES, key, changed)
     workload.write("main.py", TRAINING)
     outcome = workload.run(iterations=2)
@@ -181,7 +181,7 @@ def test_a_program_runs_on_where_a_place_has_changed(
 
 
 @pytest.mark.quick(cases=2)
-def test_the_programs_own_failure_stays_what_the_caller_sees(
+def test_exit_code_of_the_program_is_kept(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(key, monkeypatch)
@@ -189,7 +189,7 @@ def test_the_programs_own_failure_stays_what_the_caller_sees(
     assert workload.run(iterations=2).exit_code == 3
 
 
-def test_the_absence_of_what_an_older_torch_never_had_is_no_news(
+def test_place_missing_in_an_older_torch_is_no_anomaly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     remove("compiler_stance", monkeypatch)
@@ -200,7 +200,7 @@ def test_the_absence_of_what_an_older_torch_never_had_is_no_news(
 
 
 @pytest.mark.parametrize("how", ["classmethod in C", "inherited"])
-def test_apply_of_autograd_functions_may_be_written_in_c(
+def test_autograd_function_apply_can_be_implemented_in_c(
     how: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch

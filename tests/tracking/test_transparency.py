@@ -90,13 +90,13 @@ def uprof_iteration_provider(model):
 """
 
 
-def run_alone(script: Path, *arguments: str) -> None:
-    """Run a script as Python does, without the tracker."""
+def run_untracked(script: Path, *arguments: str) -> None:
+    """Run a script as Python does, without tracking."""
     with mock.patch.object(sys, "argv", [str(script), *arguments]):
         runpy.run_path(str(script), run_name="__main__")
 
 
-def same(one: Path, other: Path) -> bool:
+def equal_tensors(one: Path, other: Path) -> bool:
     import torch
 
     pairs = list(zip(torch.load(one), torch.load(other), strict=True))
@@ -104,20 +104,20 @@ def same(one: Path, other: Path) -> bool:
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
-def test_a_training_script_ends_with_the_same_bits(workload: Workload) -> None:
+def test_training_script_computes_the_same_bits(workload: Workload) -> None:
     script = workload.write("main.py", MODEL + LOOP)
-    run_alone(script, "alone.pt")
+    run_untracked(script, "alone.pt")
     tracked = workload.tracked("main.py", "tracked.pt", iterations=3)
     assert tracked.complete
-    assert same(workload.folder / "alone.pt", workload.folder / "tracked.pt")
+    assert equal_tensors(workload.folder / "alone.pt", workload.folder / "tracked.pt")
 
 
-def test_every_iteration_of_providers_leaves_the_same_bits(workload: Workload) -> None:
+def test_every_iteration_of_providers_computes_the_same_bits(workload: Workload) -> None:
     workload.write("main.py", MODEL + PROVIDERS.replace("{NAME}", "tracked"))
     workload.tracked(iterations=2)
     count = len(list(workload.folder.glob("tracked-*.pt")))
-    assert count == 8  # warm-up, run time (2), memory, peak with its lead-in, run time (2)
-    alone = workload.write("alone.py", MODEL + PROVIDERS.replace("{NAME}", "alone") + f"""
+    assert count == 8, "warm-up, run time (2), memory, peak with its lead-in, run time (2)"
+    untracked = workload.write("alone.py", MODEL + PROVIDERS.replace("{NAME}", "alone") + f"""
 torch.set_num_threads(1)
 model = uprof_model_provider()
 inputs = uprof_input_provider()
@@ -125,10 +125,10 @@ iteration = uprof_iteration_provider(model)
 for _ in range({count}):
     iteration(*inputs)
 """)  # fmt: skip
-    run_alone(alone)
+    run_untracked(untracked)
     for number in range(1, count + 1):
         one, other = (workload.folder / f"{name}-{number}.pt" for name in ("alone", "tracked"))
-        assert same(one, other), f"after iteration {number}"
+        assert equal_tensors(one, other), f"after iteration {number}"
 
 
 def test_inference_takes_the_same_fast_path(
@@ -156,5 +156,5 @@ def test_inference_takes_the_same_fast_path(
     tracked = workload.tracked()
     assert [one.name for one in tracked.operations] == ["_transformer_encoder_layer_fwd"] * 2
     found = capsys.readouterr().out
-    run_alone(script)
+    run_untracked(script)
     assert found == capsys.readouterr().out

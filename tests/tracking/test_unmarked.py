@@ -1,4 +1,4 @@
-"""Iterations of scripts in which no optimizer steps, and messages if none are found."""
+"""Iterations of scripts without optimizer steps, and messages if none are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for _ in range(24):
 """
 
 
-def test_a_training_without_an_optimizer_has_iterations_and_a_timeline(workload: Workload) -> None:
+def test_training_without_an_optimizer_has_iterations_and_a_timeline(workload: Workload) -> None:
     workload.write("main.py", NET + BY_HAND)
     log: list[str] = []
     tracked = workload.tracked(iterations=3, instruments=[Spy(log, "a")])
@@ -35,9 +35,7 @@ def test_a_training_without_an_optimizer_has_iterations_and_a_timeline(workload:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("grad", ["torch.no_grad()", "torch.enable_grad()"])
-def test_inference_has_an_iteration_for_each_call_of_the_model(
-    workload: Workload, grad: str
-) -> None:
+def test_each_call_of_the_model_is_an_iteration_of_inference(workload: Workload, grad: str) -> None:
     workload.write("main.py", NET + f"""
 net = Net().eval()
 with {grad}:
@@ -69,11 +67,11 @@ Decoder().generate(torch.zeros(1, 1, dtype=torch.long), 20)
     tracked = workload.tracked(iterations=5)
     assert tracked.complete
     assert len(tracked.iterations) == 5
-    assert all(one.matched for one in tracked.iterations)
+    assert all(record.matched for record in tracked.iterations)
     assert "linear" in names(tracked)
 
 
-def test_an_iteration_has_all_modules_that_are_called_in_turn(workload: Workload) -> None:
+def test_iteration_contains_all_modules_called_in_turn(workload: Workload) -> None:
     workload.write("main.py", NET + """
 encoder, decoder = Net(), Net()
 with torch.no_grad():
@@ -85,7 +83,7 @@ with torch.no_grad():
     assert names(tracked) == ["linear", "relu"] * 2
 
 
-def test_an_iteration_has_all_places_that_go_backward_in_turn(workload: Workload) -> None:
+def test_iteration_contains_all_backward_passes_in_turn(workload: Workload) -> None:
     workload.write("main.py", NET + """
 net = Net()
 for _ in range(12):
@@ -97,11 +95,11 @@ for _ in range(12):
     tracked = workload.tracked(iterations=3)
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"]
-    assert all(one.matched for one in tracked.iterations)
+    assert all(record.matched for record in tracked.iterations)
 
 
-def test_validation_does_not_end_the_iterations_of_a_training(workload: Workload) -> None:
-    workload.write("main.py", NET + BY_HAND.replace("        p.data", "        p.data") + """
+def test_validation_does_not_end_iterations_of_training(workload: Workload) -> None:
+    workload.write("main.py", NET + BY_HAND + """
     if _ % 4 == 3:
         with torch.no_grad():
             for _ in range(2):
@@ -113,7 +111,7 @@ def test_validation_does_not_end_the_iterations_of_a_training(workload: Workload
     assert tracked.facts["iterations_end_with"] == "backward passes"
 
 
-def test_validation_before_a_training_by_hand_gives_way_to_it(workload: Workload) -> None:
+def test_validation_before_a_training_loop_gives_way_to_it(workload: Workload) -> None:
     workload.write("main.py", NET + BY_HAND.replace("for _ in range(24):", """
 with torch.no_grad():
     for _ in range(4):
@@ -125,13 +123,14 @@ for _ in range(24):"""))  # fmt: skip
 
 
 @pytest.mark.quick(cases=1)
-@pytest.mark.parametrize("made", ["before", "after"])
-def test_an_optimizer_that_steps_has_the_last_word(workload: Workload, made: str) -> None:
+@pytest.mark.parametrize("created", ["before", "after"])
+def test_optimizer_steps_take_precedence(workload: Workload, created: str) -> None:
     optimizer = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
-    workload.write("main.py", NET + "net = Net()\n" + (optimizer if made == "before" else "") + """
+    before, after = (optimizer, "") if created == "before" else ("", optimizer)
+    workload.write("main.py", NET + "net = Net()\n" + before + """
 for _ in range(3):
     net(torch.ones(4, 8))
-""" + (optimizer if made == "after" else "") + """
+""" + after + """
 for _ in range(12):
     optimizer.zero_grad()
     for _ in range(4):
@@ -144,7 +143,7 @@ for _ in range(12):
     assert "iterations_end_with" not in tracked.facts
 
 
-def test_marks_of_the_program_have_the_last_word(workload: Workload) -> None:
+def test_step_marks_take_precedence(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import unified_prof
 net = Net()
@@ -158,7 +157,7 @@ for _ in range(12):
     assert names(tracked) == ["linear", "relu"] * 3
 
 
-def test_a_profiler_that_looks_at_modules_sees_the_programs_own(
+def test_module_hierarchy_of_the_programs_profiler_is_unchanged(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", NET + """
@@ -176,7 +175,7 @@ print("nn.Module: Net" in text, "nn.Module: Linear" in text)
 
 
 @pytest.mark.slow
-def test_a_timeline_with_stacks_and_no_optimizer(workload: Workload) -> None:
+def test_timeline_with_stacks_works_without_an_optimizer(workload: Workload) -> None:
     from unified_prof.tracking.timeline import TimelineInstrument
 
     workload.write("main.py", NET + BY_HAND)
@@ -186,7 +185,7 @@ def test_a_timeline_with_stacks_and_no_optimizer(workload: Workload) -> None:
     assert (timeline.written, timeline.iterations) == (True, 3)
 
 
-def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(workload: Workload) -> None:
+def test_single_call_is_one_iteration_and_no_timeline(workload: Workload) -> None:
     workload.write("main.py", NET + "Net()(torch.ones(4, 8))\n")
     tracked = workload.tracked()
     assert "no iterations were found" in tracked.facts["whole_program"]
@@ -195,7 +194,7 @@ def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(workload
     assert refused.value.hint == "call unified_prof.step() after each iteration"
 
 
-def test_a_backward_pass_that_raises_ends_no_iteration(
+def test_failed_backward_pass_ends_no_iteration(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload.write("main.py", NET + """
@@ -214,7 +213,7 @@ print(torch._C._len_torch_function_stack())
     assert capsys.readouterr().out == "0\n"
 
 
-def test_work_in_another_thread_is_the_reason_that_is_told(workload: Workload) -> None:
+def test_work_in_another_thread_is_the_reported_reason(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import threading
 net = Net()
@@ -232,7 +231,7 @@ thread.join()
     assert "main thread" in str(refused.value.hint)
 
 
-def test_steps_in_another_thread_end_no_iteration_and_are_counted(workload: Workload) -> None:
+def test_steps_in_another_thread_are_counted_and_end_no_iteration(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import threading
 net, other = Net(), Net()
@@ -258,7 +257,7 @@ for _ in range(12):
 
 @pytest.mark.slow
 @FORKS_TRAIN
-def test_work_in_child_processes_is_the_reason_that_is_told(workload: Workload) -> None:
+def test_work_in_child_processes_is_the_reported_reason(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import os, time
 child = os.fork()
@@ -276,7 +275,7 @@ os.waitpid(child, 0)
     assert "torchrun" in str(refused.value.hint)
 
 
-def test_a_script_without_tensors_is_told_so(workload: Workload) -> None:
+def test_script_without_tensors_is_an_error(workload: Workload) -> None:
     workload.write("main.py", "print(1)\n")
     with pytest.raises(CaptureError, match="ran no tensor operation") as refused:
         workload.run()
@@ -292,7 +291,7 @@ def test_a_script_without_tensors_is_told_so(workload: Workload) -> None:
         "torch.func.jacrev(loss)(w)",
     ],
 )
-def test_gradients_without_backward_end_iterations(workload: Workload, gradient: str) -> None:
+def test_functional_gradients_end_iterations(workload: Workload, gradient: str) -> None:
     workload.write("main.py", f"""
 x = torch.randn(4, 8)
 w = torch.randn(8, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Time in which the thread waited for a processor is separate from the program's time."""
+"""Time that a thread waits for a processor is separate from the program's time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from tests.tracking.workloads import Workload
 from unified_prof.tracking import interference
 from unified_prof.tracking.interference import WaitingTime, waited_within
 
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.lin(x)
+"""
+
 needs_schedstat = pytest.mark.skipif(
-    not Path("/proc/thread-self/schedstat").exists(), reason="this system does not count waiting"
+    not Path("/proc/thread-self/schedstat").exists(), reason="needs /proc/thread-self/schedstat"
 )
 
 
 @needs_schedstat
-def test_waiting_only_grows_and_is_less_than_the_time_that_passed() -> None:
+def test_waiting_time_grows_by_less_than_the_elapsed_time() -> None:
     reader = WaitingTime()
     begun_ns, before = time.perf_counter_ns(), reader.read_ns()
-    time.sleep(0.01)  # sleeping is no waiting for the processor
+    time.sleep(0.01)  # Sleeping is not waiting for a processor.
     after, passed_ns = reader.read_ns(), time.perf_counter_ns() - begun_ns
     reader.close()
     assert before is not None
@@ -29,7 +38,7 @@ def test_waiting_only_grows_and_is_less_than_the_time_that_passed() -> None:
     assert 0 <= after - before < passed_ns
 
 
-def test_where_the_system_does_not_count_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_time_is_unknown_without_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interference, "_SCHEDSTAT", Path("/nonexistent"))
     reader = WaitingTime()
     assert reader.read_ns() is None
@@ -37,24 +46,14 @@ def test_where_the_system_does_not_count_it_is_unknown(monkeypatch: pytest.Monke
 
 
 @needs_schedstat
-def test_every_iteration_says_how_long_it_waited(workload: Workload) -> None:
-    run = workload.model(
-        """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lin = nn.Linear(8, 8)
-
-            def forward(self, x):
-                return self.lin(x)
-        """
-    )
+def test_every_iteration_has_its_waiting_time(workload: Workload) -> None:
+    run = workload.model(NET)
     for iteration in run.iterations:
         assert iteration.waited_ms is not None
         assert 0 <= iteration.waited_ms <= iteration.total_ms
 
 
-def test_waiting_is_charged_to_the_stretch_it_fell_into() -> None:
+def test_waiting_time_is_assigned_to_intervals() -> None:
     waits = [(100, 7), (200, 7), (300, 57), (400, 57)]
     assert waited_within(waits, [(100, 400)]) == 50
     assert waited_within(waits, [(100, 200), (300, 400)]) == 0
@@ -64,10 +63,10 @@ def test_waiting_is_charged_to_the_stretch_it_fell_into() -> None:
 
 
 @needs_schedstat
-def test_each_pass_says_how_long_it_waited_itself(
+def test_each_pass_has_its_waiting_time(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system is made to say that the thread waits for all of every backward pass."""
+    """The reported waiting time grows by the duration of every backward pass."""
     from unified_prof.tracking.passes import Passes
 
     waited_ns = 0
@@ -89,17 +88,7 @@ def test_each_pass_says_how_long_it_waited_itself(
 
     monkeypatch.setattr(WaitingTime, "read_ns", read_ns)
     monkeypatch.setattr(Passes, "run_backward", run_backward)
-    run = workload.model(
-        """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lin = nn.Linear(8, 8)
-
-            def forward(self, x):
-                return self.lin(x)
-        """
-    )
+    run = workload.model(NET)
     shares = []
     for iteration in run.iterations:
         if iteration.forward_ms is None:
@@ -110,15 +99,15 @@ def test_each_pass_says_how_long_it_waited_itself(
         passes_ms = iteration.forward_waited_ms + iteration.backward_waited_ms
         assert 0 <= passes_ms <= iteration.waited_ms * 1.001
         shares.append(iteration.backward_waited_ms / iteration.waited_ms)
-    # Other programs may interrupt the few steps around a pass, but not those of every iteration.
+    # Other programs may interrupt some passes, but not those of every iteration.
     assert max(shares) > 0.9
 
 
 @needs_schedstat
-def test_times_of_operations_do_not_contain_waiting(
+def test_times_of_operations_exclude_waiting(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system is made to say that the thread waits all the time that `slow` takes."""
+    """The reported waiting time grows by the duration of `slow`."""
     import torch
 
     waited_ns = 0
@@ -151,9 +140,9 @@ def test_times_of_operations_do_not_contain_waiting(
         """,
         reports=("run-time",),
     )
-    by_name = {one.name: one for one in run.operations}
+    by_name = {record.name: record for record in run.operations}
     assert min(by_name["slow"].forward_ms) < 10
     assert min(by_name["slow"].backward_ms or [99]) < 10
-    for one in run.iterations:
-        assert one.waited_ms is not None
-        assert one.waited_ms >= 40
+    for record in run.iterations:
+        assert record.waited_ms is not None
+        assert record.waited_ms >= 40

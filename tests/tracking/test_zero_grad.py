@@ -1,4 +1,4 @@
-"""The calls in zero_grad are not tracked, which would be slow; results are the same."""
+"""Calls within zero_grad are not tracked, which would be slow; results are the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for _ in range(8):
 
 
 @pytest.mark.parametrize("owner", ["net", "optimizer"])
-def test_no_mode_is_on_while_gradients_are_set_to_none(workload: Workload, owner: str) -> None:
+def test_gradients_are_set_to_none_without_function_modes(workload: Workload, owner: str) -> None:
     workload.write("main.py", TRAINING)
     tracked = workload.tracked("main.py", f"{owner}.zero_grad", "unseen")
     assert names(tracked) == ["linear", "sum"]
@@ -52,15 +52,13 @@ def test_no_mode_is_on_while_gradients_are_set_to_none(workload: Workload, owner
 @pytest.mark.parametrize(
     "call", ["optimizer.zero_grad(False)", "optimizer.zero_grad(set_to_none=False)"]
 )
-def test_gradients_that_are_filled_with_zeros_are_operations_as_before(
-    workload: Workload, call: str
-) -> None:
+def test_gradients_filled_with_zeros_are_operations(workload: Workload, call: str) -> None:
     workload.write("main.py", TRAINING)
     tracked = workload.tracked("main.py", f"lambda: {call}", "seen", scope="project")
     assert "zero_" in names(tracked)
 
 
-def test_what_it_raises_passes_and_what_follows_is_seen(workload: Workload) -> None:
+def test_exception_in_zero_grad_is_raised_and_tracking_continues(workload: Workload) -> None:
     workload.write(
         "main.py",
         TRAINING.replace(
@@ -83,7 +81,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
-def test_a_compiled_function_may_set_gradients_to_none(workload: Workload) -> None:
+def test_compiled_function_can_set_gradients_to_none(workload: Workload) -> None:
     workload.write(
         "main.py",
         TRAINING

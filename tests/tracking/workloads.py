@@ -1,4 +1,4 @@
-"""Write small workloads and track them in this process."""
+"""Small workloads that are tracked in this process."""
 
 from __future__ import annotations
 
@@ -40,54 +40,54 @@ import torch.nn.functional as F
 
 
 class Workload:
-    """A folder with scripts, run from inside it as a user would."""
+    """A directory with scripts, run from inside it as a user would."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, name: str, source: str) -> Path:
-        """Write a file of the project; imports of torch stand before it."""
+        """Write a file of the project, with imports of torch before it."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(HEADER.lstrip() + textwrap.dedent(source), encoding="utf-8")
         return path
 
     def run(self, target: str = "main.py", *arguments: str, **options: Any) -> Capture:
-        """Track a script that was written."""
+        """Track a script written before."""
         device, instruments = options.pop("device", "cpu"), options.pop("instruments", ())
         measured = {"reports": ("run-time", "memory"), "warmup": 1, "iterations": 2, **options}
-        spec = a_spec(self.folder, target=target, arguments=arguments, **measured)
+        spec = make_spec(self.folder, target=target, arguments=arguments, **measured)
         with fresh_imports():
             return run_workload(device, spec, instruments)
 
     def tracked(self, target: str = "main.py", *arguments: str, **options: Any) -> TrackedRun:
-        """Track a script that must succeed; return what was measured."""
+        """Track a script that must succeed and return the measurement."""
         outcome = self.run(target, *arguments, **options)
         assert outcome.exit_code == 0, outcome
         assert outcome.tracked is not None, outcome
         return outcome.tracked
 
     def model(self, source: str, *, providers: str = PROVIDERS, **options: Any) -> TrackedRun:
-        """Track a script with providers around the module `Net` of `source`."""
+        """Track a script with providers for the module `Net` of `source`."""
         self.write("main.py", textwrap.dedent(source) + providers)
         return self.tracked(**options)
 
 
 FORKS_TRAIN = pytest.mark.skipif(
     torch.cuda.is_available(),
-    reason="where torch has a GPU, no forked child may run a backward pass once its parent has",
+    reason="with a GPU, a forked child cannot run a backward pass after its parent has",
 )
 
 
-def a_spec(folder: Path, **asked: Any) -> RunSpec:
+def make_spec(folder: Path, **changes: Any) -> RunSpec:
     """Return a specification of one iteration in a project, with changes."""
-    usual = {"target": "main.py", "reports": ("run-time",), "warmup": 0, "iterations": 1}
-    return RunSpec(**{**usual, "output_dir": folder, "project_root": folder, **asked})
+    defaults = {"target": "main.py", "reports": ("run-time",), "warmup": 0, "iterations": 1}
+    return RunSpec(**{**defaults, "output_dir": folder, "project_root": folder, **changes})
 
 
 @contextmanager
 def fresh_imports() -> Iterator[None]:
-    """Forget the modules that the block imports: every workload calls its own `model`."""
+    """Unload modules that the block imports, because every workload has its own `model`."""
     before = set(sys.modules)
     path = list(sys.path)
     try:
@@ -108,18 +108,20 @@ def names(tracked: TrackedRun) -> list[str]:
 
 def in_backward(tracked: TrackedRun) -> list[str]:
     """Return the names of the operations that took part in the backward pass."""
-    return [one.name for one in tracked.operations if one.backward_ms is not None]
+    return [operation.name for operation in tracked.operations if operation.backward_ms is not None]
 
 
 def places(operation: OperationRecord) -> list[str]:
-    """Return the frames of an operation as file:line, most specific first."""
+    """Return the frames of an operation as file:line, innermost first."""
     return [f"{frame.file_path}:{frame.line_number}" for frame in operation.frames]
 
 
 def saved(tracked: TrackedRun) -> dict[str, int]:
-    """Return name -> bytes of all activations with any."""
+    """Return the bytes of activations by operation name, without zeros."""
     found: dict[str, int] = {}
-    for one in tracked.activations:
-        if one.size_bytes:
-            found[one.operation_name] = found.get(one.operation_name, 0) + one.size_bytes
+    for activation in tracked.activations:
+        if activation.size_bytes:
+            found[activation.operation_name] = (
+                found.get(activation.operation_name, 0) + activation.size_bytes
+            )
     return found

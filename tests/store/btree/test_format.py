@@ -12,7 +12,7 @@ from unified_prof.sqlite.pages import format as layout
 
 
 @pytest.mark.parametrize("page_bytes", [512, 4096, 16384, 65536])
-def test_the_header_of_a_database_is_read(tmp_path: Path, page_bytes: int) -> None:
+def test_header_of_a_database_is_read(tmp_path: Path, page_bytes: int) -> None:
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute(f"PRAGMA page_size = {page_bytes}")
@@ -32,7 +32,7 @@ def test_the_header_of_a_database_is_read(tmp_path: Path, page_bytes: int) -> No
     assert (header.lock_page - 1) * page_bytes == 2**30
 
 
-def test_other_settings_are_seen(tmp_path: Path) -> None:
+def test_encoding_auto_vacuum_and_wal_are_recognized(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for setting in ("encoding = 'UTF-16le'", "auto_vacuum = FULL", "journal_mode = WAL"):
@@ -48,7 +48,7 @@ def test_other_settings_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [slice(0, 1), slice(16, 18), slice(18, 19), slice(21, 22), slice(20, 21)]
 )
-def test_what_is_no_database_has_no_header(tmp_path: Path, damage: slice) -> None:
+def test_invalid_header_is_rejected(tmp_path: Path, damage: slice) -> None:
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA page_size = 512")
@@ -59,8 +59,12 @@ def test_what_is_no_database_has_no_header(tmp_path: Path, damage: slice) -> Non
     assert layout.read_header(b"") is None
 
 
-def test_what_of_a_long_record_stands_in_the_page() -> None:
-    assert layout.local_payload(4096, 4061) == 4061
-    assert layout.local_payload(4096, 4062) == 489  # the least there is
-    assert layout.local_payload(4096, 489 + 4092) == 489
-    assert layout.local_payload(4096, 1000 + 4092) == 1000
+@pytest.mark.parametrize(
+    ("record_bytes", "local_bytes"),
+    [
+        *((4061, 4061), (4062, 489)),  # 489 bytes is the minimum.
+        *((489 + 4092, 489), (1000 + 4092, 1000)),
+    ],
+)
+def test_local_part_of_long_records(record_bytes: int, local_bytes: int) -> None:
+    assert layout.local_payload(4096, record_bytes) == local_bytes

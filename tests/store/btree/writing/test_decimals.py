@@ -1,3 +1,5 @@
+"""Decimal texts of integers."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,6 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.sqlite.pages.row_encoder import decimals
+
+
+def check_decimals(numbers: list[int]) -> None:
+    digits, lengths = decimals(np.array(numbers, np.int64))
+    assert digits.tobytes().decode() == "".join(map(str, numbers))
+    assert lengths.tolist() == [len(str(number)) for number in numbers]
 
 
 @given(
@@ -17,16 +25,12 @@ from unified_prof.sqlite.pages.row_encoder import decimals
         min_size=1,
     )
 )
-def test_numbers_have_the_digits_that_python_gives_them(numbers: list[int]) -> None:
-    digits, lengths = decimals(np.array(numbers, np.int64))
-    assert digits.tobytes().decode() == "".join(map(str, numbers))
-    assert lengths.tolist() == [len(str(number)) for number in numbers]
+def test_decimals_equal_those_of_python(numbers: list[int]) -> None:
+    check_decimals(numbers)
 
 
 @pytest.mark.parametrize(
     "number", [0, 9, -(2**63), 2**63 - 1, 1_700_000_000_000_000_000, -10, 9999]
 )
-def test_numbers_of_one_length(number: int) -> None:
-    digits, lengths = decimals(np.full(3, number, np.int64))
-    assert digits.tobytes().decode() == str(number) * 3
-    assert set(lengths.tolist()) == {len(str(number))}
+def test_decimals_of_one_length_equal_those_of_python(number: int) -> None:
+    check_decimals([number] * 3)

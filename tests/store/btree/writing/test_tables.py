@@ -1,4 +1,4 @@
-"""Rows that become pages read back as if SQLite had inserted them, type by type."""
+"""Rows written as pages read back as if SQLite had inserted them, type by type."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from unified_prof.sqlite.pages.row_encoder import affinity_of, field_of
 from unified_prof.sqlite.pages.tree_writer import PageFile, TableTree
 
 Block = tuple[Sequence[Any], Any]
-"""Columns, and rowids or None for the next ones."""
+"""Columns, and row ids or None for consecutive ones."""
 PAGE_SIZES = (512, 1024, 4096, 16384, 65536)
 
 
-def created(path: Path, types: Sequence[str], page_bytes: int) -> int:
+def create_table(path: Path, types: Sequence[str], page_bytes: int) -> int:
     """Create a table `t` and return its root page."""
     columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
@@ -32,32 +32,27 @@ def created(path: Path, types: Sequence[str], page_bytes: int) -> int:
         return int(db.execute("SELECT rootpage FROM sqlite_master").fetchone()[0])
 
 
-def numbered(types: Sequence[str], blocks: Sequence[Block]) -> list[tuple[Any, int, Any]]:
-    """Return sources, number of rows and rowids of each block."""
+def number_rows(types: Sequence[str], blocks: Sequence[Block]) -> list[tuple[Any, int, Any]]:
+    """Return sources, number of rows and row ids of each block."""
     found = []
     done = 0
     for columns, rowids in blocks:
         named = {f"c{j}": column for j, column in enumerate(columns)}
         sources, rows = batches.read(named, table="t")
         assert len(sources) == len(types)
-        found.append(
-            (
-                list(sources.values()),
-                rows,
-                np.arange(done + 1, done + 1 + rows) if rowids is None else np.asarray(rowids),
-            )
-        )
+        ids = np.arange(done + 1, done + 1 + rows) if rowids is None else np.asarray(rowids)
+        found.append((list(sources.values()), rows, ids))
         done += rows
     return found
 
 
-def by_pages(path: Path, types: Sequence[str], blocks: Sequence[Block], page_bytes: int) -> None:
-    root = created(path, types, page_bytes)
+def write_pages(path: Path, types: Sequence[str], blocks: Sequence[Block], page_bytes: int) -> None:
+    root = create_table(path, types, page_bytes)
     file = PageFile(path)
     file.begin()
     assert file.suitable
     tree = TableTree(root, file.header.page_bytes, file.header.usable)
-    for sources, _, rowids in numbered(types, blocks):
+    for sources, _, rowids in number_rows(types, blocks):
         fields = [
             field_of(source, affinity_of(kind)) for source, kind in zip(sources, types, strict=True)
         ]
@@ -67,39 +62,39 @@ def by_pages(path: Path, types: Sequence[str], blocks: Sequence[Block], page_byt
     file.close()
 
 
-def by_statements(
+def write_statements(
     path: Path, types: Sequence[str], blocks: Sequence[Block], page_bytes: int
 ) -> None:
-    created(path, types, page_bytes)
+    create_table(path, types, page_bytes)
     names = ", ".join(["rowid", *(f"c{number}" for number in range(len(types)))])
     marks = ", ".join("?" * (len(types) + 1))
     with closing(sqlite3.connect(path)) as db, db:
-        for sources, rows, rowids in numbered(types, blocks):
+        for sources, rows, rowids in number_rows(types, blocks):
             columns = [source.part(0, rows) for source in sources]
             values = zip(rowids.tolist(), *columns, strict=True)
             db.executemany(f"INSERT INTO t ({names}) VALUES ({marks})", values)
 
 
-def contents(path: Path, types: Sequence[str]) -> list[tuple[Any, ...]]:
+def read_typed(path: Path, types: Sequence[str]) -> list[tuple[Any, ...]]:
     columns = [f"c{number}, typeof(c{number})" for number in range(len(types))]
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         return db.execute(f"SELECT rowid, {', '.join(columns)} FROM t").fetchall()
 
 
-def assert_same(types: Sequence[str], blocks: Sequence[Block], page_bytes: int = 4096) -> Path:
-    """Write the blocks both ways, compare; return a file that is gone when the test ends."""
+def check_blocks(types: Sequence[str], blocks: Sequence[Block], page_bytes: int = 4096) -> Path:
+    """Write the blocks as pages and as statements, and compare both files."""
     with TemporaryDirectory() as folder:
-        ours, theirs, copy = (Path(folder) / name for name in ("ours.db", "theirs.db", "copy.db"))
-        by_pages(ours, types, blocks, page_bytes)
-        by_statements(theirs, types, blocks, page_bytes)
-        expected = contents(theirs, types)
-        # By their text: 0.0 is not minus zero.
-        assert list(map(repr, contents(ours, types))) == list(map(repr, expected))
-        assert ours.stat().st_size % page_bytes == 0
-        with closing(sqlite3.connect(ours)) as db:
+        path, expected_path, copy = (Path(folder) / f"{n}.db" for n in ("pages", "sql", "copy"))
+        write_pages(path, types, blocks, page_bytes)
+        write_statements(expected_path, types, blocks, page_bytes)
+        expected = read_typed(expected_path, types)
+        # As text, because 0.0 == -0.0.
+        assert list(map(repr, read_typed(path, types))) == list(map(repr, expected))
+        assert path.stat().st_size % page_bytes == 0
+        with closing(sqlite3.connect(path)) as db:
             db.execute("VACUUM INTO ?", (str(copy),))
-            # SQLite finds its way from row to row as well as through all of them.
+            # SQLite finds single rows as well as all of them.
             for row in expected[:: max(1, len(expected) // 20)]:
                 found = db.execute("SELECT c0 FROM t WHERE rowid = ?", row[:1]).fetchall()
                 assert repr(found) == repr([row[1:2]])
@@ -107,35 +102,16 @@ def assert_same(types: Sequence[str], blocks: Sequence[Block], page_bytes: int =
             db.execute("INSERT INTO t (c0) VALUES (5)")
             db.commit()
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert list(map(repr, contents(copy, types))) == list(map(repr, expected))
-        return ours
+        assert list(map(repr, read_typed(copy, types))) == list(map(repr, expected))
+        return path
 
 
 EXTREMES = (-(2**63), 2**63 - 1)
 INTEGERS = st.integers(*EXTREMES) | st.sampled_from(
-    [
-        *EXTREMES,
-        *(
-            sign * 2**bits - less
-            for bits in (7, 15, 23, 31, 47)
-            for sign in (1, -1)
-            for less in (0, 1)
-        ),
-    ]
+    [*EXTREMES, *(s * 2**b - d for b in (7, 15, 23, 31, 47) for s in (1, -1) for d in (0, 1))]
 )
 FLOATS = st.floats(allow_nan=True) | st.sampled_from(
-    [
-        0.0,
-        -0.0,
-        1.0,
-        2.0**53,
-        2.0**63,
-        -(2.0**63),
-        9223372036854774784.0,
-        1e300,
-        0.1,
-        140737488355328.0,
-    ]
+    [0.0, -0.0, 1.0, 2.0**53, 2.0**63, -(2.0**63), 9223372036854774784.0, 1e300, 0.1, 2.0**47]
 )
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=70) | st.sampled_from(
     ["", "\0", "a\0b", "12", "é" * 57, "x" * 57, "x" * 58, "y" * 500, "z" * 9000]
@@ -146,7 +122,7 @@ TYPES = (*NUMERIC_TYPES, "TEXT", "VARCHAR", "", "BLOB")
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[str], list[Block]]:
-    """Draw types of columns, and blocks of columns in all forms in which they come."""
+    """Draw types of columns, and blocks of columns in all forms that writers pass."""
     types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=5))
     blocks: list[Block] = []
     for _ in range(draw(st.integers(1, 3))):
@@ -157,66 +133,59 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[Block]]:
 
 
 def columns(kind: str, rows: int, *, scalars: bool = True) -> st.SearchStrategy[Any]:
-    def several(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def lists(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return st.lists(values, min_size=rows, max_size=rows)
 
-    integers = several(INTEGERS).map(lambda values: np.array(values, np.int64))
-    booleans = several(st.integers(0, 1)).map(lambda values: np.array(values, np.int64))
-    floats = several(FLOATS).map(np.array)
-    whole = several(st.integers(-5, 5).map(float)).map(np.array)
+    integers = lists(INTEGERS).map(lambda values: np.array(values, np.int64))
+    booleans = lists(st.integers(0, 1)).map(lambda values: np.array(values, np.int64))
+    floats = lists(FLOATS).map(np.array)
+    whole = lists(st.integers(-5, 5).map(float)).map(np.array)
     masked = st.builds(
         lambda data, mask: np.ma.MaskedArray(np.array(data, np.int64), mask),
-        several(INTEGERS),
-        several(st.booleans()),
+        lists(INTEGERS),
+        lists(st.booleans()),
     )
     values: Any = st.none() | INTEGERS | FLOATS
-    forms = [
-        integers,
-        booleans,
-        floats,
-        whole,
-        masked,
-        several(values),
-        several(st.none() | INTEGERS),
-    ]
+    forms = [integers, booleans, floats, whole, masked]
+    forms += [lists(values), lists(st.none() | INTEGERS)]
     if kind not in NUMERIC_TYPES:
         values |= TEXTS
-        forms += [several(TEXTS), several(st.none() | TEXTS), several(values)]
+        forms += [lists(TEXTS), lists(st.none() | TEXTS), lists(values)]
     return st.one_of(*forms, *([values] if scalars else []))
 
 
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.sampled_from(PAGE_SIZES))
-def test_any_columns_read_back_as_sqlite_has_them(
+def test_any_columns_read_back_as_written_by_sqlite(
     table: tuple[list[str], list[Block]], page_bytes: int
 ) -> None:
-    assert_same(*table, page_bytes)
+    check_blocks(*table, page_bytes)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sets(INTEGERS, min_size=1, max_size=300), st.sampled_from(PAGE_SIZES))
-def test_rows_may_have_any_numbers_that_ascend(keys: set[int], page_bytes: int) -> None:
+def test_any_ascending_row_ids_read_back(keys: set[int], page_bytes: int) -> None:
     rowids = np.array(sorted(keys), np.int64)
-    assert_same(["INTEGER"], [([rowids[::-1].copy()], rowids)], page_bytes)
+    check_blocks(["INTEGER"], [([rowids[::-1].copy()], rowids)], page_bytes)
 
 
 @pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 @pytest.mark.parametrize("rows", [1, 2, 49, 50, 51, 4999, 20_000])
-def test_trees_of_any_height(rows: int, page_bytes: int) -> None:
+def test_trees_of_any_height_read_back(rows: int, page_bytes: int) -> None:
     number = np.arange(rows) * 1_000_003
-    assert_same(
+    check_blocks(
         ["INTEGER", "NUMERIC", "TEXT"], [([number, number % 7 / 2, None], None)], page_bytes
     )
 
 
 @pytest.mark.parametrize("sizes", [[1] * 400, [7, 300, 2] * 20, [5000, 1, 5000]])
-def test_blocks_of_any_size_follow_each_other(sizes: list[int]) -> None:
+def test_blocks_of_any_size_read_back(sizes: list[int]) -> None:
     blocks = [
         ([np.arange(size) * 10 ** (turn % 15), "x" * (turn % 20) if turn % 2 else None], None)
         for turn, size in enumerate(sizes)
     ]
-    assert_same(["INTEGER", "TEXT"], blocks, 512)
+    check_blocks(["INTEGER", "TEXT"], blocks, 512)
 
 
 @pytest.mark.quick(cases=20)
@@ -224,47 +193,47 @@ def test_blocks_of_any_size_follow_each_other(sizes: list[int]) -> None:
     "value", [*EXTREMES, None, 0, 1, -1, 0.5, float("nan"), -0.0, 3.0, 2.0**63]
 )
 @pytest.mark.parametrize("kind", TYPES)
-def test_one_number_in_every_row(value: float | None, kind: str) -> None:
+def test_constant_columns_of_any_type_read_back(value: float | None, kind: str) -> None:
     blocks: list[Block] = [([value, [value] * 9], None), ([np.array([value] * 9), value], None)]
     blocks.append(([np.ma.array([value or 0] * 9, mask=np.arange(9) % 3 == 1), value], None))
-    assert_same([kind, kind], blocks)
+    check_blocks([kind, kind], blocks)
 
 
 @pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
-def test_long_texts_go_on_in_pages_of_their_own(page_bytes: int) -> None:
+def test_long_texts_continue_in_overflow_pages(page_bytes: int) -> None:
     around = [page_bytes * k + more for k in (1, 2, 3) for more in range(-50, 20, 3)]
     texts = ["é" * (length // 2) + "x" * (length % 2) for length in around]
     short = [None if n % 3 else "short" for n in range(len(texts))]
-    assert_same(
+    check_blocks(
         ["TEXT", "INTEGER", "TEXT"], [([texts, np.arange(len(texts)), short], None)] * 2, page_bytes
     )
 
 
-def test_a_long_text_in_every_row(tmp_path: Path) -> None:
-    assert_same(["TEXT", "INTEGER"], [(["long" * 1000, np.arange(50)], None)], 512)
+def test_long_text_in_every_row_reads_back(tmp_path: Path) -> None:
+    check_blocks(["TEXT", "INTEGER"], [(["long" * 1000, np.arange(50)], None)], 512)
 
 
 @pytest.mark.parametrize("columns", [100, 126, 127, 128, 300])
 def test_records_of_many_columns_have_longer_headers(columns: int) -> None:
     block = [np.arange(20) + j for j in range(columns - 1)]
-    assert_same(
+    check_blocks(
         ["INTEGER"] * columns,
         [([*block, np.ma.array(np.arange(20), mask=np.arange(20) % 2 > 0)], None)],
     )
 
 
 @pytest.mark.slow
-def test_millions_of_rows() -> None:
+def test_millions_of_rows_read_back() -> None:
     number = np.arange(500_000)
     blocks = [([number * 977, number / 3], None)] * 5
-    assert_same(["INTEGER", "NUMERIC"], blocks, 512)
+    check_blocks(["INTEGER", "NUMERIC"], blocks, 512)
 
 
-def test_the_page_where_files_are_locked_is_left_out(tmp_path: Path) -> None:
-    """A gigabyte that is nowhere on the disk stands before the pages."""
+def test_lock_page_of_sqlite_is_skipped(tmp_path: Path) -> None:
+    """A sparse gigabyte precedes the pages."""
     path = tmp_path / "x.db"
-    root = created(path, ["INTEGER", "TEXT"], 65536)
+    root = create_table(path, ["INTEGER", "TEXT"], 65536)
     pages = 2**30 // 65536 - 3
     with path.open("r+b") as file:
         file.truncate(pages * 65536)
@@ -284,11 +253,8 @@ def test_the_page_where_files_are_locked_is_left_out(tmp_path: Path) -> None:
     written.close()
     with closing(sqlite3.connect(path)) as db:
         found = db.execute("SELECT count(*), sum(c0), sum(length(c1)) FROM t").fetchone()
-        assert found == (
-            30_003,
-            int(number.sum()) + 15,
-            int(sum(map(len, map(str, number))) + 600_000),
-        )
+        length = int(sum(map(len, map(str, number))) + 600_000)
+        assert found == (30_003, int(number.sum()) + 15, length)
         complaints = [line for (line,) in db.execute("PRAGMA integrity_check(10)")]
         assert all("never used" in line for line in complaints), complaints
     with path.open("rb") as file:
@@ -296,9 +262,9 @@ def test_the_page_where_files_are_locked_is_left_out(tmp_path: Path) -> None:
         assert file.read(65536) == bytes(65536)
 
 
-def test_sqlite_goes_on_where_pages_end_and_the_other_way_round(tmp_path: Path) -> None:
+def test_pages_and_sqlite_statements_alternate(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    root = created(path, ["INTEGER"], 1024)
+    root = create_table(path, ["INTEGER"], 1024)
     file = PageFile(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = OFF")
@@ -321,9 +287,9 @@ def test_sqlite_goes_on_where_pages_end_and_the_other_way_round(tmp_path: Path) 
     file.close()
 
 
-def test_sqlite_sees_a_root_that_it_remembers_otherwise(tmp_path: Path) -> None:
+def test_sqlite_rereads_a_changed_root_page(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    root = created(path, ["INTEGER"], 1024)
+    root = create_table(path, ["INTEGER"], 1024)
     file = PageFile(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         assert db.execute("SELECT count(*) FROM t").fetchone() == (0,)
@@ -337,7 +303,9 @@ def test_sqlite_sees_a_root_that_it_remembers_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["encoding = 'UTF-16le'", "auto_vacuum = FULL"])
-def test_files_of_other_kinds_are_not_suitable(tmp_path: Path, setting: str) -> None:
+def test_files_with_other_encoding_or_auto_vacuum_are_not_suitable(
+    tmp_path: Path, setting: str
+) -> None:
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute(f"PRAGMA {setting}")
