@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 def main() -> None:
     """Run the command line and exit; the entry point of `uprof`."""
@@ -10,20 +12,28 @@ def main() -> None:
         from unified_prof.cli.command import skip_exit_collection
     except ImportError as err:
         # A broken installation; 1 would mean a regression to a gate.
-        import sys
-
         from unified_prof.errors import BUG_EXIT_CODE, tag
 
-        if sys.stderr is not None:
-            what = f"the installation is broken: {err} {tag('broken-installation')}"
-            print(f"uprof: error: {what}", file=sys.stderr)
-        sys.exit(BUG_EXIT_CODE)
+        _end(BUG_EXIT_CODE, f"the installation is broken: {err} {tag('broken-installation')}")
+    except MemoryError:
+        _end(71, "out of memory [uprof:system-limit]")
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # Ctrl-C during the import
     try:
         run()
+    except MemoryError:  # while another error was reported
+        _end(71, "out of memory [uprof:system-limit]")
     finally:
         skip_exit_collection()
+
+
+def _end(code: int, text: str) -> NoReturn:
+    """Exit with a message, without any other module of uprof."""
+    import sys
+
+    if sys.stderr is not None:
+        print(f"uprof: error: {text}", file=sys.stderr)
+    raise SystemExit(code) from None
 
 
 if __name__ == "__main__":

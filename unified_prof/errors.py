@@ -10,12 +10,14 @@ UprofError                  1   negative result (regression, failed check), or a
 |  +- SchemaVersionError    8   the schema revision is not supported
 +- OutputError              9   the output cannot be written (exists, read-only, disk full)
 +- EngineError             10   Dask scheduler or workers unavailable or lost
++- SystemLimitError        71   out of memory, file descriptors or processes
 
 Inconclusive gate            3   not an error: too few samples, or too much variance
 Any other exception         70   a bug: one line on stderr, traceback in a file
 
-70 is EX_SOFTWARE of sysexits.h. Signals follow shell conventions: 130 Ctrl-C, 141 closed stdout,
-143 SIGTERM, 129 SIGHUP. `uprof run` returns the workload's exit code if it is not 0.
+70 and 71 are EX_SOFTWARE and EX_OSERR of sysexits.h. Signals follow shell conventions: 130 Ctrl-C,
+141 closed stdout, 143 SIGTERM, 129 SIGHUP. `uprof run` returns the workload's exit code if it is
+not 0.
 
 Every error has a slug that names its cause. It appears as `[uprof:no-report]` at the end of the
 message and as `slug` in JSON, and does not change between versions. `docs/troubleshooting.md` has
@@ -121,3 +123,10 @@ class EngineError(UprofError):
 
     exit_code = 10
     slug = "engine"
+
+
+class SystemLimitError(UprofError):
+    """Memory, file descriptors or processes ran out."""
+
+    exit_code = 71
+    slug = "system-limit"

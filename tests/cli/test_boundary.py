@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -244,6 +245,32 @@ def test_broken_installation_does_not_exit_as_a_regression() -> None:
     found = subprocess.run([sys.executable, "-c", code, "gate"], capture_output=True, text=True)
     assert found.returncode == BUG_EXIT_CODE
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "slug"),
+    [
+        (MemoryError(), 71, "system-limit"),
+        (OSError(errno.EMFILE, "Too many open files"), 71, "system-limit"),
+        (RuntimeError("can't start new thread"), 71, "system-limit"),
+        (ImportError("x.so: failed to map segment from shared object"), 71, "system-limit"),
+        (OSError(errno.ENOSPC, "No space left on device"), 9, "no-temporary-space"),
+        (FileNotFoundError(2, "No usable temporary directory found"), 9, "no-temporary-space"),
+    ],
+)
+def test_exhausted_resource_is_an_error_with_a_code_not_a_bug(
+    error: Exception, code: int, slug: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.exit_code_of(lambda: _raise(error)) == code
+    assert f"[uprof:{slug}]" in capsys.readouterr().err.splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_small_address_space_does_not_exit_as_a_regression(place: Path) -> None:
+    found = shell("ulimit -v 100000; uprof gate empty.db empty.db", place)
+    assert found.returncode == 71
+    assert "the address space is limited to 97 MB" in found.stderr
 
 
 def test_traceback_goes_to_stderr_if_its_file_cannot_be_written(

@@ -63,6 +63,15 @@ def test_garbage_collection_rarely_runs_during_a_command(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("command", ["report run.sqlite", "diff run.sqlite run.sqlite"])
+def test_commands_start_no_blas_thread(command: str, tmp_path: Path) -> None:
+    run_time_report(tmp_path / "run.sqlite")
+    after = "import os\nprint(len(os.listdir('/proc/self/task')), file=sys.stderr)\n"
+    assert ran(tuple(command.split()), tmp_path, "", after) == "1"
+
+
+@pytest.mark.slow
 def test_profiled_program_sees_default_gc_and_blas_settings(tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(
         "import gc, os\n"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.analysis.builders import training_step
 from tests.export.builders import NO_CONTEXT, Recorded
 from tests.export.conftest import Export
 from unified_prof.export.mindstudio import recording, timeline_events
@@ -381,3 +382,11 @@ def test_durations_are_the_numbers_that_they_look_like(durations: list[int]) -> 
     texts = timeline_events.decimals(np.array(durations, np.int64))
     assert [float(one) for one in texts] == [one / 1000 for one in durations]
     assert all("." in one for one in texts)
+
+
+def test_unknown_ids_of_a_task_are_null_so_that_the_file_is_json(
+    tmp_path: Path, out: Path, export: Export
+) -> None:
+    export(training_step(tmp_path / "msprof_1.db"))
+    (task, *_) = _of(_read(out), timeline_events.HARDWARE, "X")
+    assert [task["args"][name] for name in ("Model Id", "Task Id", "Subtask Id")] == [None] * 3

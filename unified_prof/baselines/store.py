@@ -297,7 +297,8 @@ def translated(place: str, *, tell: type[SQLAlchemyError] | None = None) -> Iter
         if tell is not None and isinstance(err, tell):
             raise
         reason = redact(str(getattr(err, "orig", None) or err).strip().splitlines()[0])
-        if "readonly" in reason or "full" in reason:
+        kind = getattr(getattr(err, "orig", None), "sqlite_errorname", "")  # since Python 3.11
+        if "readonly" in reason or "full" in reason or kind == "SQLITE_IOERR_WRITE":
             raise OutputError(
                 f"the store {place} cannot be written: {reason}", slug="store-unusable"
             ) from err

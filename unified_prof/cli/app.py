@@ -5,6 +5,7 @@ This is the only place where exceptions become messages and exit codes.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -30,12 +31,23 @@ from unified_prof.cli.command import (
     restore_garbage_collection,
 )
 from unified_prof.cli.output import put_error
-from unified_prof.errors import BUG_EXIT_CODE, UprofError, UsageError
+from unified_prof.errors import (
+    BUG_EXIT_CODE,
+    OutputError,
+    SystemLimitError,
+    UprofError,
+    UsageError,
+)
 from unified_prof.version import VERSION
 
 INTERRUPTED = 130
 # Exit code that shells report for a process ended by SIGPIPE.
 READER_LEFT = 141
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_EXHAUSTED = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
+# In messages of errors of other types: threads and shared libraries.
+_SIGNS_OF_EXHAUSTION = ("start new thread", "Cannot allocate memory", "failed to map segment")
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
@@ -87,8 +99,29 @@ def _unexpected_error_code(error: Exception) -> int:
             )
         )
         return UsageError.exit_code
+    if (known := _system_error(error)) is not None:
+        put_error(known)
+        return known.exit_code
     _report_bug(error)
     return BUG_EXIT_CODE
+
+
+def _system_error(error: Exception) -> UprofError | None:
+    """Return the error to show if a disk is full or memory, descriptors or processes run out."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = printable((error.strerror if isinstance(error, OSError) else None) or str(error))[:300]
+    causes = f"{error} {error.__cause__}"
+    if number in _NO_SPACE or text.startswith("No usable temporary directory"):
+        hint = "free some space, or set TMPDIR to another directory"
+        return OutputError(f"cannot write: {text}", hint=hint, slug="no-temporary-space")
+    exhausted = isinstance(error, MemoryError) or number in _EXHAUSTED
+    if exhausted or any(sign in causes for sign in _SIGNS_OF_EXHAUSTION):
+        return SystemLimitError(
+            f"memory, file descriptors or processes ran out: {text or 'out of memory'}",
+            hint="raise the limit (`ulimit -a` lists them), or use less data at once",
+            slug="system-limit",
+        )
+    return None
 
 
 def _click_error_code(error: click.ClickException) -> int:
@@ -180,6 +213,9 @@ _FORMER = {
 # Commands that run the user's program in this process.
 _RUN_PROGRAMS = frozenset({"run", "time", "memory"})
 
+# NumPy with its BLAS needs this much before anything is read.
+_MIN_ADDRESS_SPACE_MB = 128
+
 # Commands of other tools -> commands of uprof.
 _SIMILAR = {"profile": "run", "record": "run", "stat": "report", "show": "report", "open": "view"}
 
@@ -222,6 +258,9 @@ class _Root(Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that `args` name, or raise UsageError with the nearest name."""
         name = args[0]
+        if name not in _RUN_PROGRAMS:
+            _refuse_small_address_space()
+            ctx.with_resource(limit_blas_threads())  # before the command's module imports NumPy
         if name not in self.commands and not name.startswith("-"):
             near = [_SIMILAR[name]] if name in _SIMILAR else get_close_matches(name, COMMANDS)
             raise UsageError(
@@ -230,6 +269,22 @@ class _Root(Group):
                 slug="wrong-command-line",
             )
         return super().resolve_command(ctx, args)
+
+
+def _refuse_small_address_space() -> None:
+    """Raise SystemLimitError below a limit at which OpenBLAS exits with 1, a regression to CI."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < _MIN_ADDRESS_SPACE_MB << 20:
+        raise SystemLimitError(
+            f"the address space is limited to {limit >> 20} MB, expected {_MIN_ADDRESS_SPACE_MB} MB"
+            " or more",
+            hint="raise the limit (`ulimit -v`)",
+            slug="system-limit",
+        )
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -250,8 +305,6 @@ def _print_completion(context: click.Context, _: click.Parameter, shell: str | N
 def _prepare(context: click.Context) -> None:
     if context.invoked_subcommand in _RUN_PROGRAMS:
         restore_garbage_collection()
-    else:
-        context.with_resource(limit_blas_threads())
     if context.invoked_subcommand != "run":
         # `run` handles signals itself because the workload's handlers must stay in place.
         context.with_resource(signals.ended_by_signals())

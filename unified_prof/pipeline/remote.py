@@ -212,13 +212,7 @@ def fetch(location: str | Remote) -> Iterator[Path]:
         return
     url = location if isinstance(location, str) else location.url
     with ExitStack() as resources:
-        try:
-            directory = resources.enter_context(temporary_folder())
-        except OSError as err:
-            raise OutputError(
-                f"cannot create a temporary directory: {err.strerror or err}",
-                slug="no-temporary-space",
-            ) from err
+        directory = resources.enter_context(temporary_folder())
         with storage_errors(url, RawFormatError):
             system, path = _open(url)
             files = location.files if isinstance(location, Remote) else _files(system, path)

@@ -101,7 +101,7 @@ class TemporaryInputs:
         """
         stream = _standard_input()
         progress("reading standard input")
-        path = self._directory("standard input") / NAME
+        path = self._resources.enter_context(temporary_folder()) / NAME
         self._names[str(path)] = "standard input"
         size = 0
         try:
@@ -125,7 +125,8 @@ class TemporaryInputs:
             OutputError: there is no space for the files.
         """
         progress(f"unpacking {archive}")
-        target = self._directory(str(archive)) / (archive.name.partition(".")[0] or "archive")
+        folder = self._resources.enter_context(temporary_folder())
+        target = folder / (archive.name.partition(".")[0] or "archive")
         self._names = {str(target): self.display_name(str(archive)), **self._names}
         self._unpacked.append(target)
         try:
@@ -141,12 +142,6 @@ class TemporaryInputs:
         except ValueError as err:
             raise RawFormatError(f"{archive} is damaged: {err}", slug="damaged-recording") from err
         return target
-
-    def _directory(self, name: str) -> Path:
-        try:
-            return self._resources.enter_context(temporary_folder())
-        except OSError as err:
-            raise _no_space(name, err) from err
 
 
 class _Member(NamedTuple):

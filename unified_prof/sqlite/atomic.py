@@ -71,15 +71,23 @@ def temporary_folder() -> Iterator[Path]:
     """Yield a directory for temporary copies; first remove those of ended processes.
 
     Raises:
-        OSError: it cannot be made.
+        OutputError: it cannot be made.
     """
-    place = tempfile.gettempdir()
-    with suppress(OSError), os.scandir(place) as entries:
-        for entry in entries:
-            owner = entry.name.removeprefix(TEMPORARY).rpartition("-")[0]
-            if entry.name.startswith(TEMPORARY) and is_abandoned(owner):
-                shutil.rmtree(entry.path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{tag()}-", dir=place) as folder:
+    try:
+        place = tempfile.gettempdir()
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                owner = entry.name.removeprefix(TEMPORARY).rpartition("-")[0]
+                if entry.name.startswith(TEMPORARY) and is_abandoned(owner):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+        made = tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{tag()}-", dir=place)
+    except OSError as err:
+        raise OutputError(
+            f"cannot create a temporary directory: {err.strerror or err}",
+            hint="set TMPDIR to a writable directory",
+            slug="no-temporary-space",
+        ) from err
+    with made as folder:
         yield Path(folder)
 
 

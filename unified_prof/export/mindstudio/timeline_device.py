@@ -438,12 +438,12 @@ def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
         f'{{"Model Id":{model},{kind_}"Physic Stream Id":{stream},"Task Id":{number},{batch}'
         f'"Subtask Id":{context},"connection_id":{connection}{rest}}}'
         for model, kind_, stream, number, batch, context, connection, rest in zip(
-            registry.integers(tasks.model[rows]),
+            _or_null(tasks.model[rows]),
             shown_types,
             tasks.stream[rows].tolist(),
-            tasks.number[rows].tolist(),
+            _or_null(tasks.number[rows]),
             recording.batches(rows),
-            registry.integers(tasks.context[rows]),
+            _or_null(tasks.context[rows]),
             timeline_events.unsigned(tasks.connection[rows]),
             more,
             strict=True,

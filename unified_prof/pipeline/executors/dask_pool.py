@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +20,7 @@ from typing import Any, TypeVar
 
 from unified_prof.errors import EngineError
 from unified_prof.pipeline.executors.processes import WorkerDied, WorkerPool
+from unified_prof.sqlite.atomic import temporary_folder
 from unified_prof.version import VERSION
 
 T = TypeVar("T")
@@ -61,9 +60,8 @@ def local_pool(
         f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
     }
     with ExitStack() as ends:
-        folder = tempfile.mkdtemp(prefix="uprof-dask-")
-        ends.callback(shutil.rmtree, folder, ignore_errors=True)
-        ends.enter_context(dask.config.set(settings))
+        folder = str(ends.enter_context(temporary_folder()))
+        ends.enter_context(dask.config.set({**settings, "temporary-directory": folder}))
         try:
             cluster = distributed.LocalCluster(
                 n_workers=count,
