@@ -29,7 +29,7 @@ SESSIONS = ROOT / "docs" / "sessions"
 PAGE = ROOT / "docs" / "sessions.md"
 COLUMNS, ROWS = 110, 40
 LIMIT_S = 300
-ROWS_SHOWN = 3  # rows of each table on the page
+ROWS_SHOWN = 2  # rows of each table on the page
 PROMPT = "$ "
 
 
@@ -88,7 +88,7 @@ ALL = (
 _INTRODUCTION = """\
 # Recorded sessions
 
-Terminal sessions from `pip install` to a finding, recorded on two busy CPU cores without a GPU.
+Terminal sessions from `pip install` to a finding, recorded on two CPU cores without a GPU.
 Comments show the seconds since the start. Only the first rows of each table are shown; the
 asciicasts (`asciinema play`) have all output. The scripts are in `examples/sessions`.
 """

@@ -43,7 +43,6 @@ KINDS = {
     "msprof_20260520101500.db": "timeline",
     "PROF_000001_20260101000000000_00004242ABCDEFGH": "prof",
     "host_4242_20260101000000000_ascend_pt": "ascend-pt",
-    "ASCEND_PROFILER_OUTPUT": "ascend-text",
 }
 """Name in a page -> what it is, unless `<!-- with: NAME=KIND -->` above a block says otherwise."""
 
@@ -144,11 +143,6 @@ def _recordings(path: Path) -> None:
         shutil.copytree(made_of, path / f"PROF_00000{number}_20260101000000000_00004242ABCDEFGH")
 
 
-def _ascend_folders(path: Path) -> None:
-    made_of = MAKERS["ascend_pt"](path.with_name("folders-made"))
-    shutil.copytree(made_of, path / made_of.name)
-
-
 def _old_database(path: Path) -> None:
     from tests.cli.test_report import uprof
 
@@ -174,9 +168,7 @@ _MADE: dict[str, Callable[[Path], object]] = {
     "packed-export": _packed_export,
     "prof": _made("prof"),
     "ascend-pt": _made("ascend_pt"),
-    "ascend-text": _made("ascend_text"),
     "recordings": _recordings,
-    "ascend-folders": _ascend_folders,
     "old-database": _old_database,
     "ranks": ranks.databases,
     "cluster": _cluster,
