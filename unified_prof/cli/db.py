@@ -359,7 +359,7 @@ def _upgrade_data(done: Upgrade) -> dict[str, Any]:
 
 def _print_upgrade(done: Upgrade) -> None:
     if done.before == done.after:
-        _status_line(f"{done.output}: already at {done.after}")
+        _status_line(f"{done.output}: already at revision {done.after}")
     else:
         saved = f", original kept as {done.backup.name}" if done.backup else ""
         _status_line(f"{done.output}: {done.before} -> {done.after}{saved}")

@@ -241,7 +241,7 @@ def _tables(
         return
     printing.print_message(f"{output}: {len(exported.files)} files")
     for file in exported.files:
-        printing.print_message(f"  {file.name}  {file.entries:,} rows")
+        printing.print_message(f"  {file.name}  rows: {file.entries:,}")
     for one in exported.left_out:
         printing.print_message(f"  null in {one.table}.{one.column}: {one.count:,}, {one.why}")
 

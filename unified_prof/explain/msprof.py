@@ -101,7 +101,7 @@ class MsprofAnalysis(Analysis):
         if not breakdown_spec(kind).supports(self.recording):
             raise UsageError(
                 f"{self.path} has no breakdown by {by}: {kind.why_not}",
-                hint=f"it has: {', '.join(self._offered(KINDS.values())) or 'none'}",
+                hint=f"available: {', '.join(self._offered(KINDS.values())) or 'none'}",
                 slug="no-breakdown",
             )
         return breakdown_spec(kind).compute(self.recording)

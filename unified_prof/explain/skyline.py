@@ -114,7 +114,7 @@ class SkylineAnalysis(Analysis):
             why = _WHY_NOT.get(by, _NO_DEVICE)
             raise UsageError(
                 f"{self.summary.path} {self._has} no breakdown by {by}: {why}",
-                hint=f"it has: {', '.join(self.summary.available) or 'none'}",
+                hint=f"available: {', '.join(self.summary.available) or 'none'}",
                 slug="no-breakdown",
             )
         if by == "annotation":

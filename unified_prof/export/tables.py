@@ -77,7 +77,7 @@ def write(
     if unknown := [table for table in only if table not in report.tables]:
         raise UsageError(
             f"{report.path} has no table {unknown[0]}",
-            hint=f"it has: {', '.join(report.tables)}",
+            hint=f"available: {', '.join(report.tables)}",
             slug="no-such-table",
         )
     exported = Exported()

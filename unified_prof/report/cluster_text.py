@@ -122,7 +122,7 @@ def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
         Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
         Column("waiting", tuple(names.format_duration(row.wait_ns) for row in rows)),
         Column(
-            "set-up",
+            "setup",
             tuple(names.format_duration(row.setup_ns or None) for row in rows),
             importance=4,
         ),

@@ -118,7 +118,7 @@ HEADINGS: Mapping[str, str] = {
     "role": "Position of a rank in its parallel groups.",
     "runs": "Number of runs, or of executions of a kernel.",
     "saved (UTC)": "Time at which a baseline was saved.",
-    "set-up": "Additional time of the first collective of a group.",
+    "setup": "Additional time of the first collective of a group.",
     "share": "Percent of the total of the table.",
     "similar links": "Bandwidth of links of the same class.",
     "size": "Amount of data.",

@@ -305,7 +305,7 @@ class AscendText(Source):
     """Text export of torch_npu, used if the more complete raw data is no longer available."""
 
     kind = "ascend_text"
-    description = "an exported torch_npu trace_view.json, or its directory"
+    description = "a torch_npu text export (trace_view.json or its directory)"
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:

@@ -37,8 +37,8 @@ function missingRanks() {
 
 function runFigures() {
   const mean = page.run.mean_step;
-  const part = (value) => (value === null || !mean.span_ns ? "" : `${words.percent((100 * value) / mean.span_ns)} of it`);
-  const found = [["Mean step", "span_ns", `${words.count(page.run.steps)} steps, ${words.count(page.run.ranks_read)} ranks`],
+  const part = (value) => (value === null || !mean.span_ns ? "" : `${words.percent((100 * value) / mean.span_ns)} of the step`);
+  const found = [["Mean step", "span_ns", `${words.count(page.run.steps)} step${page.run.steps === 1 ? "" : "s"}, ${words.count(page.run.ranks_read)} ranks`],
     ["Compute", "compute_ns"], ["Exposed communication", "exposed_communication_ns"], ["Collective wait", "exposed_wait_ns"],
     ["Collective setup", "setup_ns"], ["Late input", "input_late_ns"], ["Idle", "idle_ns"]]
     .filter(([, key]) => mean[key] !== null && mean[key] !== undefined && (mean[key] > 0 || key !== "setup_ns"))
@@ -157,7 +157,7 @@ function groupsSection() {
   const section = card("groups", "Collectives, per step and group");
   const parts = [["transfer_ns", "transfer", "communication"], ["wait_ns", "wait for the last rank", "wait"], ["setup_ns", "setup", "copy"]];
   section.append(make("div", { class: "bars" }, ...page.groups.flatMap((row) => [
-    make("span", { class: "name", text: `${row.group_kind} of ${row.size}: ${row.kind} ${words.size(row.bytes)}` }),
+    make("span", { class: "name", text: `${row.group_kind === "other" ? `${row.size} ranks` : `${row.group_kind} of ${row.size}`}: ${row.kind} ${words.size(row.bytes)}` }),
     make("div", { class: "strip", role: "img", "aria-label": parts.map(([key, name]) => `${name} ${words.duration(row[key])}`).join(", ") },
       ...parts.filter(([key]) => row[key] > 0).map(([key, name, color]) => make("span", { title: `${name}: ${words.duration(row[key])}`, "data-ns": row[key], style: { width: `${(100 * row[key]) / most}%`, background: `var(--${color})` } }))),
     make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`, row.transfer_ns === null ? "recordings of some ranks are missing" : null].filter(Boolean).join(", ") }),

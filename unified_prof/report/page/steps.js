@@ -55,7 +55,7 @@ function stepsSection(report) {
     make("ul", { class: "legend" }, ...[...names].map(([name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))),
     chosen,
     make("p", { class: "small soft", text: `${words.count(rows.length)} steps: shortest ${words.duration(ordered[0])}, longest ${words.duration(ordered[ordered.length - 1])}. ` +
-      (rows.length > bars.length ? `Only the first ${words.count(bars.length)} are drawn. ` : "") + (report.timeline ? "Click or Enter: show the step in the timeline. Arrow keys: move." : "Arrow keys move.") }));
+      (rows.length > bars.length ? `Only the first ${words.count(bars.length)} are drawn. ` : "") + (report.timeline ? "Click or Enter: show the step in the timeline. Arrow keys: move." : "Arrow keys: move.") }));
   return section;
 }
 
