@@ -316,7 +316,7 @@ def _opened(
 def without_replays() -> UsageError:
     """Return the error for a capture given with reports that have no device tasks."""
     return UsageError(
-        "a capture applies only to device recordings, which these reports are not",
+        "a capture applies to device recordings, but these reports have host work only",
         slug="not-a-capture",
     )
 

@@ -191,7 +191,7 @@ class MsprofAnalysis(Analysis):
             return None
 
         def step(calls: Calls) -> Ints:
-            assert calls.start_ns is not None, "calls of a recording have their moments"
+            assert calls.start_ns is not None, "calls of a recording have start times"
             return step_of(calls.start_ns.astype(np.int64), steps)
 
         return len(steps), step

@@ -125,7 +125,9 @@ def _shape(table: TableSpec, facts: Facts, detection: Detection) -> Iterator[Fin
     if own != list(table.column_names):
         yield problem("schema", f"{table.name}: columns are in a different order: {', '.join(own)}")
     elif names[: len(own)] != own:
-        yield note("schema", f"{table.name}: foreign columns are in between: {', '.join(extra)}")
+        yield note(
+            "schema", f"{table.name} has columns of other tools between its own: {', '.join(extra)}"
+        )
     elif extra:
         yield note("schema", f"{table.name} has columns of other tools: {', '.join(extra)}")
     # MindStudio Insight creates a table of this name with other types.

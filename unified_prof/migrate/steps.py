@@ -5,9 +5,9 @@ by builds between two revisions have parts of the newer one. Each operation ther
 that are already present; data that cannot be converted is counted in UPROF_ANOMALIES. Released
 migrations depend on these functions, so their behavior must not change.
 
-If a table has foreign columns between those of the format, for example added by MindStudio Insight,
-`order_columns` moves them to the end, because programs that insert by position would fill the wrong
-columns. SQLite cannot move a column, so such a table is rewritten once per upgrade.
+If a table has columns of other tools between those of the format, such as those that MindStudio
+Insight adds, `order_columns` moves them to the end, because programs that insert by position would
+fill the wrong columns. SQLite cannot move a column, so such a table is rewritten once per upgrade.
 """
 
 from __future__ import annotations

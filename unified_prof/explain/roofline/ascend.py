@@ -232,7 +232,7 @@ def _inner(factor: StoredTensor, other: int) -> int:
         return columns
     if columns == other:
         return rows
-    raise UnknownCostError("its factors and its result do not match")
+    raise UnknownCostError("the shapes of its inputs and its result do not match")
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "mv"})
