@@ -51,7 +51,7 @@ def test_faster_passes() -> None:
 def test_few_samples_are_inconclusive() -> None:
     verdict = gate(scaled(1, samples=3), scaled(2, samples=3), ["total"], Limits())
     assert verdict.exit_code == 3
-    assert "3 and 3 samples" in verdict.checks[0].reason
+    assert "too few samples (3 and 3)" in verdict.checks[0].reason
 
 
 @pytest.mark.parametrize(
