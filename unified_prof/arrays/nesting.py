@@ -113,28 +113,27 @@ def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
     A range marked in `stop` (such as a structural annotation) is never the result, and its
     ancestors are ignored. The result is -1 for the ranges in `stop`.
     """
-    top = np.where(stop, NONE, np.arange(len(parent)))
-    moving = np.flatnonzero(~stop)
-    while len(moving):
-        above = parent[top[moving]]
-        goes_on = (above != NONE) & ~stop[above]
-        moving, above = moving[goes_on], above[goes_on]
-        top[moving] = above
-    return top
+    is_top = stop | (parent == NONE) | stop[parent]
+    return np.where(stop, NONE, _last(np.where(is_top, np.arange(len(parent)), parent)))
 
 
 def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
     """Return, for each range, the range itself or its nearest ancestor that is marked, or -1."""
-    result = np.where(marked, np.arange(len(parent)), NONE)
-    looking = np.flatnonzero(~marked & (parent != NONE))
-    at = parent[looking]
-    while len(looking):
-        found = marked[at]
-        result[looking[found]] = at[found]
-        looking, at = looking[~found], parent[at[~found]]
-        inside = at != NONE
-        looking, at = looking[inside], at[inside]
-    return result
+    ends = marked | (parent == NONE)
+    found = _last(np.where(ends, np.arange(len(parent)), parent))
+    return np.where(marked[found], found, NONE)
+
+
+def _last(following: Indexes) -> Indexes:
+    """Return the end of the chain that starts at each index; an end follows itself.
+
+    The steps double in each round, so that deep nesting does not take quadratic time.
+    """
+    while True:
+        further = following[following]
+        if np.array_equal(further, following):
+            return further
+        following = further
 
 
 def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes, Indexes]:
@@ -153,18 +152,28 @@ def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes
     own: list[Indexes] = [np.zeros(0, np.int64)]
     labels = int(label.max(initial=0)) + 1
     known = 0
-    level = np.flatnonzero(parent == NONE)
-    waiting = np.flatnonzero(parent != NONE)
-    while len(level):
+    depth = _depths(parent)
+    order = np.argsort(depth, kind="stable")
+    for level in np.split(order, np.flatnonzero(np.diff(depth[order])) + 1):
         up = np.where(parent[level] == NONE, NONE, number[parent[level]])
         pairs, which = np.unique((up + 1) * labels + label[level], return_inverse=True)
         number[level] = known + which
         above.append(pairs // labels - 1)
         own.append(pairs % labels)
         known += len(pairs)
-        ready = number[parent[waiting]] != NONE
-        level, waiting = waiting[ready], waiting[~ready]
     return number, np.concatenate(above), np.concatenate(own)
+
+
+def _depths(parent: Indexes) -> Indexes:
+    """Return the number of ancestors of each range."""
+    above = np.where(parent == NONE, np.arange(len(parent)), parent)
+    depth = np.where(parent == NONE, 0, 1)
+    while True:
+        further = above[above]
+        if np.array_equal(further, above):
+            return depth
+        depth += depth[above]
+        above = further
 
 
 def inherit(values: NDArray[Any], parent: Indexes) -> NDArray[Any]:

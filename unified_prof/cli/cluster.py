@@ -20,9 +20,9 @@ _EPILOG = (
     "Results of an earlier call are reused unless --force is given, so an interrupted "
     "build continues. Unreadable ranks are listed with the reason; the others are "
     "analyzed. Exit codes: 0 success, also if ranks are missing, unless --strict; 2 usage "
-    "error, or two files of one rank; 7 no rank can be read, or with --strict not all; 8 "
-    "the run was written by a newer uprof; 9 the run cannot be written; 10 the scheduler "
-    "does not respond, was lost, or has no workers."
+    "error, or two files of one rank; 6 an input is not a recording; 7 no rank can be read, "
+    "or with --strict not all; 8 the run was written by a newer uprof; 9 the run cannot be "
+    "written; 10 the scheduler does not respond, was lost, or has no workers."
 )
 
 

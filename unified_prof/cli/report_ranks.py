@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,8 +187,9 @@ def _is_of_one_process(path: Path) -> bool:
     others = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
-                return False
+            with suppress(OSError):  # a link to itself
+                if entry.is_dir() and not entry.name.startswith("."):
+                    return False
             others += not entry.name.startswith(("run_time.", "memory.", ".")) and (
                 entry.name != "run.json"
             )

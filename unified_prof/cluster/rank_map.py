@@ -112,7 +112,7 @@ class RankIdentity:
         )
 
     def _world_size(self) -> int | None:
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             info = json.loads(self._run["trace_metadata"])["distributedInfo"]
             return int(info["world_size"]) if int(info["world_size"]) > 0 else None
         size = self._arguments().get("world_size")

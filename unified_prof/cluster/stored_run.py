@@ -5,7 +5,6 @@ Field names of the records are the columns of their tables.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from unified_prof.schema.catalogue import CLUSTER
 from unified_prof.sqlite.reader import Report, open_report
 
 Record = TypeVar("Record")
+Checked = TypeVar("Checked")
 # Columns of STEP_RANK with the parts of a step.
 STEP_PARTS = (
     "compute_ns",
@@ -169,6 +170,14 @@ class AnomalyRecord:
 
 
 @dataclass(frozen=True)
+class _Drift:
+    """Drift of the ranks' clocks, from META_DATA."""
+
+    ppb: Mapping[str, float] = field(default_factory=dict)
+    at_ns: int = 0
+
+
+@dataclass(frozen=True)
 class StepTable:
     """The table STEP_RANK as columns, sorted by step and rank."""
 
@@ -212,20 +221,22 @@ class StoredRun:
 
     def clock(self, rank: RankRecord) -> CommonClock:
         """Return the conversion of a rank's times to the common clock of its island."""
-        drifts = self._drift.get("ppb", {})
-        drift = float(drifts.get(str(rank.rank), 0.0)) / 1e9
-        return CommonClock(rank.clock_offset_ns or 0, drift, int(self._drift.get("at_ns", 0)))
+        drift = self._drift.ppb.get(str(rank.rank), 0.0) / 1e9
+        return CommonClock(rank.clock_offset_ns or 0, drift, self._drift.at_ns)
 
     @cached_property
-    def _drift(self) -> dict[str, Any]:
-        found = json.loads(self.facts.get("clock_drift", "{}"))
-        return found if isinstance(found, dict) else {}
+    def _drift(self) -> _Drift:
+        found = self._json(self.facts.get("clock_drift", "{}"), "META_DATA")
+        return self._checked(found, _Drift, "META_DATA")
 
     @cached_property
     def blame(self) -> dict[int, BlameRecord]:
         """Rank -> waits that it causes."""
         names = ("rank", *_columns(BlameRecord))
-        return {int(rank): BlameRecord(*row) for rank, *row in self._rows("BLAME", names)}
+        return {
+            self._checked(rank, int, "BLAME"): self._record(BlameRecord, row, "BLAME")
+            for rank, *row in self._rows("BLAME", names)
+        }
 
     @cached_property
     def groups(self) -> tuple[GroupRecord, ...]:
@@ -235,7 +246,12 @@ class StoredRun:
     @cached_property
     def collectives(self) -> tuple[CollectiveRecord, ...]:
         """Collectives by group, kind, size and step."""
-        return self._records(CollectiveRecord, "COLLECTIVE", order="group_id, kind, bytes, step")
+        order = "group_id, kind, bytes, step"
+        found = self._records(CollectiveRecord, "COLLECTIVE", order=order)
+        known = {group.id for group in self.groups}
+        if unknown := {one.group_id for one in found} - known:
+            raise self._damaged("COLLECTIVE", f"unknown group {min(unknown)}")
+        return found
 
     @cached_property
     def links(self) -> tuple[LinkRecord, ...]:
@@ -255,6 +271,9 @@ class StoredRun:
             f"SELECT step, rank, start_ns, end_ns, {', '.join(STEP_PARTS)} FROM STEP_RANK"
             " ORDER BY step, rank"
         )
+        for name, values in found.items():
+            if values.dtype == object:
+                raise self._damaged("STEP_RANK", f"{name} has values that are not numbers")
         parts = {name: _floats(found[name]) for name in STEP_PARTS}
         step, rank, start_ns, end_ns = (
             found[name].astype(np.int64) for name in ("step", "rank", "start_ns", "end_ns")
@@ -266,17 +285,16 @@ class StoredRun:
         names = ", ".join(_columns(OperationRecord))
         where = "" if ranks is None else f" WHERE rank IN ({', '.join('?' * len(ranks))})"
         sql = f"SELECT {names} FROM OPERATION_RANK{where} ORDER BY rank, name, module"
-        return (OperationRecord(*row) for row in self._report.rows(sql, ranks or ()))
+        rows = self._report.rows(sql, ranks or ())
+        return (self._record(OperationRecord, row, "OPERATION_RANK") for row in rows)
 
     @cached_property
     def anomalies(self) -> tuple[AnomalyRecord, ...]:
         """Unused data of the recordings, and recordings that may be from different runs."""
-        left_out = json.loads(self.facts.get("left_out", "[]"))
-        return tuple(
-            AnomalyRecord(str(one["what"]), int(one["n"]), str(one["first"]))
-            for one in left_out
-            if one["n"]
-        )
+        left_out = self._json(self.facts.get("left_out", "[]"), "META_DATA")
+        found = self._checked(left_out, list[dict[str, Any]], "META_DATA")
+        named = [(one.get("what"), one.get("n"), one.get("first")) for one in found]
+        return tuple(self._record(AnomalyRecord, one, "META_DATA") for one in named if one[1])
 
     @property
     def world_size(self) -> int:
@@ -299,10 +317,32 @@ class StoredRun:
         for row in self._rows(table, names, order):
             values = list(row)
             for at in decoded:
-                found = json.loads(values[at])
-                values[at] = _as_tuple(found) if isinstance(found, list) else found
-            records.append(record(*values))
+                values[at] = self._json(values[at], table)
+            records.append(self._record(record, values, table))
         return tuple(records)
+
+    def _record(self, record: type[Record], values: Sequence[Any], table: str) -> Record:
+        """Return a row as a record.
+
+        Raises:
+            StoreError: a value does not have the type of its field.
+        """
+        return self._checked(dict(zip(_columns(record), values, strict=True)), record, table)
+
+    def _checked(self, value: Any, kind: type[Checked], table: str) -> Checked:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as err:
+            raise self._damaged(table, str(err)) from err
+
+    def _json(self, text: Any, table: str) -> Any:
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.MsgspecError, TypeError, RecursionError) as err:
+            raise self._damaged(table, str(err)) from err
+
+    def _damaged(self, table: str, why: str) -> StoreError:
+        return StoreError(f"{self.file} is damaged: table {table}: {why}", slug="damaged-file")
 
     def _rows(
         self, table: str, names: tuple[str, ...], order: str = "rowid"
@@ -345,10 +385,6 @@ def open_run(path: str | os.PathLike[str], location: str | None = None) -> Itera
 
 def _columns(record: type) -> tuple[str, ...]:
     return tuple(record.__dataclass_fields__)  # type: ignore[attr-defined]
-
-
-def _as_tuple(values: list[Any]) -> tuple[Any, ...]:
-    return tuple(_as_tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def _floats(values: NDArray[Any]) -> NDArray[np.float64]:

@@ -253,7 +253,7 @@ def _trace_versions(text: str | None) -> dict[str, str]:
     """Return the versions in the metadata of a Kineto trace, such as `12.4`."""
     try:
         metadata: Any = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(metadata, dict):
         return {}

@@ -501,8 +501,13 @@ def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return [
         info
         for info in archive.infolist()
-        if not info.is_dir() and not any(name in info.filename for name in _ARCHIVER_FILES)
+        if is_zip_file(info) and not any(name in info.filename for name in _ARCHIVER_FILES)
     ]
+
+
+def is_zip_file(info: zipfile.ZipInfo) -> bool:
+    """Return True for a file of an archive; False for a directory or an entry without a name."""
+    return bool(info.filename) and not info.is_dir()
 
 
 def count_zip_files(source: IO[bytes]) -> int:

@@ -302,7 +302,7 @@ def _existing_outcome(run: StorageDirectory, made_of: str) -> ClusterOutcome | N
             }
             bad = list(report.rows("SELECT rank, file, why, status FROM RANK ORDER BY rank"))
             findings = list(report.rows("SELECT text FROM FINDING ORDER BY place"))
-    except (UprofError, ValueError, KeyError):
+    except (UprofError, ValueError, KeyError, RecursionError):
         return None
     unread = [
         UnreadableRecording(str(file), str(why), int(str(rank)))

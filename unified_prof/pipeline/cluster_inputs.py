@@ -232,9 +232,15 @@ def _found(
         if child.name.startswith(".") or child.name.endswith(".cluster"):
             continue
         below = Path(child.path)
-        if child.is_dir():
+        try:
+            is_directory, is_file = child.is_dir(), child.is_file()
+        except OSError:  # a link to itself, or to a place that may not be read
+            if below.suffix:
+                yield Local(below)  # a file of a rank that cannot be read
+            continue
+        if is_directory:
             yield from _found(below, depth - 1, progress, visited)
-        elif child.is_file():
+        elif is_file:
             for local in _of_file(below):
                 if local.source is None or f"{local.source.stem(below)}.db" not in names:
                     yield local

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from unified_prof.base.columns import Column, Ledger, Sink, Strings
-from unified_prof.errors import OutputError, UprofError
+from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import analysis_db, discovery, output_paths, outputs
 from unified_prof.pipeline.discovery import FoundRecording
 from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN, ReportPlace
@@ -431,4 +431,7 @@ def run_task(task: _Task, progress: Progress = lambda _: None) -> Outcome:
         conversion = _convert_found(task.found, task.place, task.settings, progress)
     except UprofError as err:
         return replace(task.outcome, error=err)
+    except MemoryError:
+        what = f"{task.found.path}: not enough memory to convert it"
+        return replace(task.outcome, error=RawFormatError(what, slug="out-of-memory"))
     return replace(task.outcome, conversion=conversion)

@@ -6,12 +6,14 @@ decoded directly.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 import tarfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
@@ -26,6 +28,7 @@ from unified_prof.decoders.compression import (
     count_zip_files,
     format_of,
     head_of,
+    is_zip_file,
 )
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.sqlite.atomic import temporary_folder
@@ -39,6 +42,8 @@ MAX_BYTES = 64 << 30
 # Maximum files in an archive.
 _MAX_MEMBERS = 250_000
 _PIECE_BYTES = 1 << 20
+# Errors of names that no file of the temporary directory can have.
+_UNSUITABLE_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EILSEQ)
 # Position and text of the magic number of a tar archive.
 _TAR_MAGIC = slice(257, 262), b"ustar"
 
@@ -137,10 +142,17 @@ class TemporaryInputs:
                 if number >= _MAX_MEMBERS:
                     _raise_too_long(str(archive))
                 bytes_left -= _write(member, target, archive, bytes_left)
-        except OSError as err:
-            raise _no_space(str(archive), err) from err
-        except ValueError as err:
+        except (
+            *(tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError),
+            *(OverflowError, NotImplementedError, RuntimeError),  # unknown method, encrypted file
+        ) as err:
             raise RawFormatError(f"{archive} is damaged: {err}", slug="damaged-recording") from err
+        except OSError as err:
+            if err.errno in _UNSUITABLE_NAME:
+                raise RawFormatError(
+                    f"{archive} has an unsuitable file name: {err.strerror}", slug="unsafe-name"
+                ) from err
+            raise _no_space(str(archive), err) from err
         return target
 
 
@@ -153,33 +165,23 @@ class _Member(NamedTuple):
 
 
 def _members(archive: Path) -> Iterator[_Member]:
-    """Yield the regular files of an archive; read each file before the next one is requested.
-
-    Raises:
-        RawFormatError: the archive is damaged.
-    """
-    try:
-        with archive.open("rb") as file:
-            form = format_of(file.read(8))
-            if form is not None and form.expand is None:
-                with zipfile.ZipFile(file) as unzipped:
-                    for info in unzipped.infolist():
-                        if not info.is_dir() and not stat.S_ISLNK(info.external_attr >> 16):
-                            modified_s = time.mktime((*info.date_time, 0, 0, -1))
-                            with unzipped.open(info) as content:
-                                yield _Member(info.filename, modified_s, content)
-                return
-        pieces = PieceReader(b"", Content(archive).blocks())
-        with tarfile.open(fileobj=pieces, mode="r|") as tar:
-            for entry in tar:
-                content_or_none = tar.extractfile(entry) if entry.isreg() else None
-                if content_or_none is not None:
-                    yield _Member(entry.name, entry.mtime, content_or_none)
-    except (
-        *(tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, OverflowError),
-        *(NotImplementedError, RuntimeError),  # an unknown method, an encrypted file
-    ) as err:
-        raise RawFormatError(f"{archive} is damaged: {err}", slug="damaged-recording") from err
+    """Yield the regular files of an archive; read each file before the next one is requested."""
+    with archive.open("rb") as file:
+        form = format_of(file.read(8))
+        if form is not None and form.expand is None:
+            with zipfile.ZipFile(file) as unzipped:
+                for info in unzipped.infolist():
+                    if is_zip_file(info) and not stat.S_ISLNK(info.external_attr >> 16):
+                        modified_s = time.mktime((*info.date_time, 0, 0, -1))
+                        with unzipped.open(info) as content:
+                            yield _Member(info.filename, modified_s, content)
+            return
+    pieces = PieceReader(b"", Content(archive).blocks())
+    with tarfile.open(fileobj=pieces, mode="r|") as tar:
+        for entry in tar:
+            content_or_none = tar.extractfile(entry) if entry.isreg() else None
+            if content_or_none is not None:
+                yield _Member(entry.name, entry.mtime, content_or_none)
 
 
 def _write(member: _Member, target: Path, archive: Path, max_bytes: int) -> int:

@@ -222,7 +222,7 @@ def _environment(text: str) -> Facts:
     """Return the environment variables in the JSON that torch_npu writes."""
     try:
         variables = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     if not isinstance(variables, dict):
         return []

@@ -84,7 +84,7 @@ def _workload(path: str, facts: dict[str, str]) -> str:
     """Return the program that was run, the imported trace, or the name of the file."""
     try:
         command = json.loads(facts.get("command", ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         command = None
     if isinstance(command, list):
         for word in command:

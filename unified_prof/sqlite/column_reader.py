@@ -271,11 +271,24 @@ def read(db: sqlite3.Connection, what: Wanted, chunk: tuple[int, int]) -> list[N
     return what.narrowed(result)
 
 
+def all_rows(db: sqlite3.Connection, what: Wanted) -> str:
+    """Return SQL for all rows, of the view if there is one, in the order of the table.
+
+    An index that contains the selected columns would change the order.
+    """
+    with reading(what.path):
+        shown = db.execute(f"PRAGMA temp.table_info({quoted(what.name)})").fetchall()
+    if not shown:
+        return f"{what.in_file} NOT INDEXED"
+    by_row_id = any(name == "rowid" for _, name, *_ in shown)
+    return f"{quoted(what.name)}{' ORDER BY rowid' if by_row_id else ''}"
+
+
 def through_view(db: sqlite3.Connection, what: Wanted) -> Iterator[list[NDArray[Any]]]:
     """Yield values from the view that gives an older table the newest shape."""
     select = ", ".join(map(_integer_or_missing, what.expressions))
     with reading(what.path):
-        cursor = db.execute(f"SELECT {select} FROM {quoted(what.name)}")
+        cursor = db.execute(f"SELECT {select} FROM {all_rows(db, what)}")
         while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
             values = np.array(rows, np.int64)
             yield what.narrowed([column.copy() for column in values.T])

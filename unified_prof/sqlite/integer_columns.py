@@ -23,7 +23,7 @@ from unified_prof.errors import StoreError
 from unified_prof.sqlite import column_reader
 from unified_prof.sqlite.column_reader import Wanted
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
-from unified_prof.sqlite.statements import declared, quoted, reading, row_id_name
+from unified_prof.sqlite.statements import declared, reading, row_id_name
 
 __all__ = ["Window", "of_table", "pieces", "windows"]
 
@@ -141,7 +141,7 @@ def windows(
     what = _wanted_columns(db, path, table, columns)
     if not column_reader.is_plain(db, what):
         whole = _whole_columns(list(column_reader.through_view(db, what)), len(columns))
-        yield dict(zip(columns, whole, strict=True)), Window(quoted(table), ())
+        yield dict(zip(columns, whole, strict=True)), Window(column_reader.all_rows(db, what), ())
         return
     for part, chunk in _parts(db, what):
         window = Window(f"{what.in_file} WHERE {what.row_id} BETWEEN ? AND ?", chunk)

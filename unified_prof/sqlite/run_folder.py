@@ -22,6 +22,10 @@ from unified_prof.sqlite.atomic import replacing
 FILE_NAME = "run.json"
 _PIECES = "run.json.d"
 _FORMAT, _VERSION = "uprof-run", 1
+# Errors of a document with unexpected content, such as the integer of Infinity.
+_INVALID = (
+    ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
+)  # fmt: skip
 _MAX_BYTES = 64 << 20  # maximum size of a file that is read: a million ranks need less
 _ROUNDS = 100
 # Number of ranks that merge the entries; each reads all of them.
@@ -144,7 +148,7 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
         raise StoreError(
             f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
         ) from err
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except _INVALID as err:
         raise StoreError(
             f"{path}: not a list of a run's ranks ({err})", slug="damaged-file"
         ) from err
@@ -158,7 +162,9 @@ def _read_pieces(pieces: Path) -> dict[int, RankEntry]:
     found = {}
     for path in sorted(pieces.glob("rank*.json")):
         # Skip an invalid entry: its rank will write it again.
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if not path.is_file():  # opening a pipe would block
+            continue
+        with suppress(OSError, *_INVALID):
             entry = _entry(json.loads(path.read_bytes()))
             found[entry.rank] = entry
     return dict(sorted(found.items()))

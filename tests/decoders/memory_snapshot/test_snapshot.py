@@ -286,23 +286,6 @@ def test_block_is_named_after_the_operation_not_the_stack_recorder(
     assert sink.rows("OP_MEMORY", "name", texts=["name"]) == [(name,)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("ending", [".pickle", ".json"])
-def test_damaged_bytes_are_refused_or_decoded(tmp_path: Path, ending: str, seed: int) -> None:
-    chance = random.Random(seed)
-    intact = write(tmp_path / f"whole{ending}", small()).read_bytes()
-    path = tmp_path / f"damaged{ending}"
-    for _ in range(120):
-        damaged = bytearray(intact)
-        if chance.random() < 0.2:
-            del damaged[chance.randrange(1, len(damaged)) :]
-        for _ in range(chance.choice((1, 3, 10))):
-            damaged[chance.randrange(1, len(damaged))] = chance.randrange(256)
-        path.write_bytes(damaged)
-        with suppress(RawFormatError):
-            decode(path)
-
-
 def test_random_values_are_refused_or_decoded(tmp_path: Path) -> None:
     chance = random.Random(7)
     values: tuple[Any, ...] = (

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -140,7 +140,7 @@ def _last(data: bytes, path: Path, sink: Sink) -> Iterator[list[Event]]:
 def _typed(text: bytes, path: Path, sink: Sink) -> list[Event]:
     try:
         return _EVENTS.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     events = []
     for value in _ANYTHING.decode(text):
@@ -164,6 +164,7 @@ DERIVED = frozenset(
     " communication.json communication_matrix.json analyse.done".split()
 )
 _MAX_CELL_CHARS = 16 << 20
+_MAX_LINE_CHARS = 32 << 20
 _DEVICE = re.compile(r"NPU:(\d{1,4})")
 
 
@@ -219,7 +220,7 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
     csv.field_size_limit(_MAX_CELL_CHARS)
     try:
         with path.open(encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
-            rows = csv.reader(file)
+            rows = csv.reader(_lines(file))
             names = [cell.strip() for cell in next(rows, [])]
             if missing := [name for name in needed if name not in names]:
                 raise RawFormatError(
@@ -235,6 +236,14 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
                     sink.anomaly("damaged_row", 1, detail)
     except (OSError, csv.Error) as err:
         raise RawFormatError(f"{path}: cannot be read: {err}", slug="cannot-read") from err
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file; a file without line ends would not fit into memory."""
+    while line := file.readline(_MAX_LINE_CHARS):
+        if len(line) == _MAX_LINE_CHARS:
+            raise csv.Error(f"a line has more than {_MAX_LINE_CHARS:,} characters")
+        yield line
 
 
 def device_of(text: str) -> int | None:

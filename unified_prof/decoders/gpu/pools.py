@@ -239,5 +239,5 @@ def parse_json(text: bytes) -> Any:
     """Return a JSON value, None if the text is empty or invalid."""
     try:
         return msgspec.json.decode(text) if text else None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

@@ -152,7 +152,7 @@ def parse_collective(text: bytes) -> Collective | None:
     """Parse the collective from the arguments of an event; return None if there is none."""
     try:
         args = msgspec.json.decode(text, type=CollectiveArgs)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if args.collective is None:
         return None
@@ -499,7 +499,7 @@ class Collector(Fields):
 def _compact(text: bytes) -> bytes:
     try:
         return msgspec.json.format(text, indent=-1) if text else text
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return text
 
 

@@ -316,7 +316,7 @@ class KnownSlices:
             return None
         try:
             events: list[Event] = _decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._skip = min(self._failures, _MAX_SKIPPED)
             self._failures = 2 * self._failures + 1
             return None

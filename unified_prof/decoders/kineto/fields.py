@@ -231,7 +231,7 @@ class Fields(Parts):
             args = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
             if len(args) == len(events):
                 return args
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
         decoder = msgspec.json.Decoder(kind)
         return [self._args_of(event, decoder, kind) for event in events]
@@ -242,7 +242,7 @@ class Fields(Parts):
             return kind()
         try:
             return decoder.decode(text)  # type: ignore[no-any-return]
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self.sink.anomaly("malformed_args", 1, repr(text[:120]))
             return kind()
 

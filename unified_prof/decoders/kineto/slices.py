@@ -47,7 +47,7 @@ _OPEN, _CLOSE, _COMMA = b"[],"
 Count = Callable[[str, int, str], None]
 
 _decode_events = msgspec.json.Decoder(list[Event]).decode
-_FAILED = (msgspec.MsgspecError, UnicodeDecodeError)
+_FAILED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class TraceReader:
@@ -313,7 +313,7 @@ def _ends_within_event(text: bytes) -> bool:
         msgspec.json.decode(begun)
     except msgspec.DecodeError as err:
         return "truncated" in str(err)
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, RecursionError):
         pass
     return False
 

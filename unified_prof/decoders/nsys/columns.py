@@ -281,7 +281,12 @@ class ParquetTables:
             return ()
         if table not in self._columns:
             with self._open(table) as file:
-                self._columns[table] = tuple(file.schema_arrow.names)
+                names = tuple(file.schema_arrow.names)
+            if len({*names}) < len(names):
+                raise RawFormatError(
+                    f"{self._files[table]} has columns of the same name", slug="damaged-recording"
+                )
+            self._columns[table] = names
         return self._columns[table]
 
     def slices(
@@ -360,6 +365,8 @@ class ParquetTables:
 
     def _open(self, table: str) -> Any:
         path = self._files[table]
+        if not path.is_file():  # opening a pipe would block
+            raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
         try:
             return self._parquet.ParquetFile(path)
         except (OSError, ValueError) as err:  # errors of pyarrow are ValueErrors

@@ -297,7 +297,10 @@ def _entries_control(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.lstat().st_size > _MAX_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
+        if status.st_size > _MAX_BYTES:
             raise RawFormatError(
                 f"{path} is larger than {_MAX_BYTES >> 20} MiB",
                 slug="damaged-recording",

@@ -148,6 +148,8 @@ PIECE_BYTES = 4 << 20
 Records = NDArray[Any]
 
 _SAMPLE_RECORDS = 64
+# Maximum size of text files and dictionaries, which are read completely.
+_MAX_WHOLE_BYTES = 1 << 30
 _DONE_BYTES = 4096
 _RECORDED_SIZE = re.compile(rb"filesize:\s*(\d{1,15})\b")
 _SLICE = re.compile(r"(?P<name>.+)\.slice_(?P<index>\d{1,9})")
@@ -219,6 +221,11 @@ class RawFile:
         Raises:
             RawFormatError: a slice cannot be read.
         """
+        if self.size_bytes > _MAX_WHOLE_BYTES:
+            raise RawFormatError(
+                f"{self.paths[0]} is larger than {_MAX_WHOLE_BYTES >> 20:,} MiB",
+                slug="damaged-recording",
+            )
         try:
             return b"".join(path.read_bytes() for path in self.paths)
         except OSError as err:
@@ -359,6 +366,8 @@ def scan(folder: Path) -> DataFolder:
 
 def _recorded_size(done: Path) -> int:
     """Return the size in a `.done` file, 0 if there is none."""
+    if not done.is_file():
+        return 0
     try:
         with done.open("rb") as source:
             match = _RECORDED_SIZE.search(source.read(_DONE_BYTES))

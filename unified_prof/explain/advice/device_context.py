@@ -564,7 +564,7 @@ class DeviceContext:
     def profiler_overhead(self) -> tuple[str, ...]:
         """Profiler options of the recording that slow the host, such as `with_stack`."""
         metadata: Any = None
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             metadata = json.loads(self.facts.get("trace_metadata", ""))
         if not isinstance(metadata, dict):
             return ()

@@ -311,6 +311,6 @@ def _values(text: str | None) -> tuple[str, ...]:
         return ()
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     return tuple(str(one) for one in found) if isinstance(found, list) else ()

@@ -325,9 +325,9 @@ def known_devices(recording: Recording) -> dict[str, Device | None]:
     """Return the peaks of each device of a recording, None if unknown."""
     source = recording.source
     names = {
-        int(number): str(name)
+        number: str(name)
         for number, name in source.rows("SELECT id, name FROM NPU_INFO")
-        if number is not None and name not in (None, "", "UNKNOWN")
+        if isinstance(number, int) and name not in (None, "", "UNKNOWN")
     }
     properties = operators.gpu_properties(source)
     clocks = operators.highest_clock_mhz(source)

@@ -275,5 +275,5 @@ def _describe(
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return text

@@ -115,7 +115,7 @@ def _parse_ranks(text: str) -> Ranks:
     """Parse a list of ranks such as `[0, 1]`; return () if the list is truncated in the trace."""
     try:
         ranks = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     is_complete = isinstance(ranks, list) and all(type(rank) is int for rank in ranks)
     return tuple(ranks) if is_complete else ()

@@ -170,7 +170,7 @@ def _copy_device_info(recording: Path, directory: Path) -> None:
 def _with_rank(info: bytes) -> bytes:
     try:
         document = json.loads(info)
-    except ValueError:
+    except (ValueError, RecursionError):
         return info
     if not isinstance(document, dict) or "rank_id" in document:
         return info
