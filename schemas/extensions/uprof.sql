@@ -28,6 +28,9 @@ CREATE TABLE "UPROF_ITERATIONS" (
   waited_ms DOUBLE,
   forward_waited_ms DOUBLE,
   backward_waited_ms DOUBLE,
+  cpu_ms DOUBLE,
+  forward_cpu_ms DOUBLE,
+  backward_cpu_ms DOUBLE,
   PRIMARY KEY (iteration)
 );
 CREATE TABLE "UPROF_ITERATION_PARTS" (

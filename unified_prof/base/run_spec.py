@@ -123,6 +123,13 @@ class IterationRecord:
     forward_waited_ms: float | None = None
     # The same for the backward time.
     backward_waited_ms: float | None = None
+    # CPU time of all threads of the process within the total; None if unknown, or if times are
+    # device times.
+    cpu_ms: float | None = None
+    # The same for the forward time.
+    forward_cpu_ms: float | None = None
+    # The same for the backward time.
+    backward_cpu_ms: float | None = None
     # Times outside the passes: optimizer, zero_grad, data_loading.
     parts_ms: Mapping[str, float] = field(default_factory=dict)
 

@@ -22,8 +22,8 @@ from unified_prof.compare import runs
 from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Place, Run, Sized
 from unified_prof.errors import StoreError, UsageError
 
-_VERSION = 3
-# First version with the fields of `Run`; version 2 has no run boundaries.
+_VERSION = 4
+# First version with the fields of `Run`; version 2 has no run boundaries, version 3 no CPU times.
 _SINCE = 2
 # Maximum size of a decompressed document; a million operations with ten samples take 0.2 GB.
 _MAX_BYTES = 1 << 28

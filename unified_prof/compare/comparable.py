@@ -4,15 +4,17 @@ A report, several reports of the same workload, and a stored baseline all become
 input of `diff` and `gate`.
 
 On a shared machine, a thread that is ready to run may wait for a processor. This time is not a
-property of the program. It is subtracted if it is known for all compared times (total, forward and
-backward) on both sides; otherwise nothing is subtracted, so that parts never exceed their total.
+property of the program. Whole iterations on a host are therefore compared by the CPU time of the
+process, which other programs affect least, unless the program is idle for a part of them (input,
+sleep, other processes). In that case, the time spent waiting for a processor is subtracted. Either
+requires that it is known for all compared times (total, forward and backward) on both sides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -176,6 +178,8 @@ class Run:
     totals: Samples  # Whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes.
     # Part of those times spent waiting for a processor, in nanoseconds; NaN or missing if unknown.
     waited: Samples = field(default_factory=dict)
+    # CPU time of the process within those times, in nanoseconds; NaN or missing if unknown.
+    cpu: Samples = field(default_factory=dict)
     # Kernels by operation name, if recorded; average of a step if there are steps.
     kernels: Kernels = field(default_factory=dict)
     # Number of steps of a device recording that the samples cover; None if the samples are
@@ -247,6 +251,7 @@ def pool(runs: Sequence[Run]) -> Run:
         operations=_pooled_operations([run.operations for run in runs]),
         totals=_concatenated([run.totals for run in runs]),
         waited=_concatenated([run.waited for run in runs]),
+        cpu=_concatenated([run.cpu for run in runs]),
         lengths=_lengths(runs),
         steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
         outside_steps_ns=sum(run.outside_steps_ns for run in runs),
@@ -294,10 +299,43 @@ def _concatenated(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
 class Waiting:
     """Treatment of the time spent waiting for a processor in a comparison."""
 
-    left_out: bool  # True if the wait time was subtracted from the compared times.
+    left_out: bool  # True if the compared times do not contain it.
     # Waiting as a share of the iterations' time, 0 to 1; None if unknown.
     base_share: float | None
     new_share: float | None
+    # Clock of the compared times of whole iterations.
+    clock: Literal["cpu", "wall"] = "wall"
+
+
+# Largest share of an iteration in which the process neither ran nor waited for a processor. Above
+# it, CPU time could hide a slowdown.
+MAX_IDLE = 0.05
+
+
+def program_times(base: Run, new: Run) -> tuple[Run, Run, Waiting | None]:
+    """Return both runs with CPU times if possible, else as `exclude_waiting` does."""
+    common = [metric for metric in TIMES if metric in base.totals and metric in new.totals]
+    known = common and all(
+        _is_known(found, run, metric)
+        for run in (base, new)
+        for metric in common
+        for found in (run.cpu, run.waited)
+    )
+    if not known or max(_idle_share(base), _idle_share(new)) > MAX_IDLE:
+        return exclude_waiting(base, new)
+    waiting = Waiting(True, _share(base), _share(new), "cpu")
+    base, new = (
+        replace(run, totals={**run.totals, **{one: run.cpu[one] for one in common}})
+        for run in (base, new)
+    )
+    return base, new, waiting
+
+
+def _idle_share(run: Run) -> float:
+    total = run.totals.get(TOTAL)
+    if total is None or not total.sum():
+        return 0.0
+    return float(np.median((total - run.waited[TOTAL] - run.cpu[TOTAL]) / np.maximum(total, 1.0)))
 
 
 def exclude_waiting(base: Run, new: Run) -> tuple[Run, Run, Waiting | None]:
@@ -309,23 +347,23 @@ def exclude_waiting(base: Run, new: Run) -> tuple[Run, Run, Waiting | None]:
     if shares == (None, None):
         return base, new, None
     common = [metric for metric in TIMES if metric in base.totals and metric in new.totals]
-    left_out = all(_has_waiting(run, metric) for run in (base, new) for metric in common)
+    left_out = all(_is_known(run.waited, run, metric) for run in (base, new) for metric in common)
     if left_out:
         base, new = _without_waiting(base), _without_waiting(new)
     return base, new, Waiting(left_out, *shares)
 
 
-def _has_waiting(run: Run, metric: str) -> bool:
-    waited = run.waited.get(metric)
+def _is_known(found: Samples, run: Run, metric: str) -> bool:
+    values = found.get(metric)
     return (
-        waited is not None and len(waited) == len(run.totals[metric]) and not np.isnan(waited).any()
+        values is not None and len(values) == len(run.totals[metric]) and not np.isnan(values).any()
     )
 
 
 def _without_waiting(run: Run) -> Run:
     totals: Mapping[str, Floats] = {
         metric: np.maximum(values - run.waited[metric], 0.0)
-        if metric in TIMES and _has_waiting(run, metric)
+        if metric in TIMES and _is_known(run.waited, run, metric)
         else values
         for metric, values in run.totals.items()
     }
@@ -334,7 +372,7 @@ def _without_waiting(run: Run) -> Run:
 
 def _share(run: Run) -> float | None:
     """Return the share of the measured time that was wait time, or None if unknown."""
-    if TOTAL not in run.totals or not _has_waiting(run, TOTAL):
+    if TOTAL not in run.totals or not _is_known(run.waited, run, TOTAL):
         return None
     total = float(run.totals[TOTAL].sum())
     return float(run.waited[TOTAL].sum()) / total if total > 0 else None

@@ -9,7 +9,14 @@ import numpy as np
 
 from unified_prof.base.display import Displayed
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.compare.comparable import PEAK, Operations, Run, Waiting, exclude_waiting, pair
+from unified_prof.compare.comparable import (
+    PEAK,
+    Operations,
+    Run,
+    Waiting,
+    pair,
+    program_times,
+)
 from unified_prof.compare.confidence import Noise, NoiseModel
 from unified_prof.compare.operation_changes import (
     By,
@@ -239,7 +246,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         changes = changes_of(base, new, group_by(single, by), model)
     if identical:
         changes = [replace(change, status="same") for change in changes]
-    base, new, waiting = exclude_waiting(base, new)
+    base, new, waiting = program_times(base, new)
     return Difference(
         base=base,
         new=new,

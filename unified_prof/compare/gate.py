@@ -29,7 +29,7 @@ from unified_prof.compare.comparable import (
     TOTAL,
     Run,
     Waiting,
-    exclude_waiting,
+    program_times,
 )
 from unified_prof.compare.confidence import UNLEARNED, Noise, NoiseModel, Sample
 from unified_prof.compare.diff import (
@@ -147,7 +147,7 @@ def _refuse_incomparable(base: Run, new: Run) -> None:
 def _verdict(
     base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None
 ) -> Verdict:
-    base, new, waiting = exclude_waiting(base, new)
+    base, new, waiting = program_times(base, new)
     model = NoiseModel.for_clock(new.clock, noise)
     checks = tuple(_check(base, new, metric, limits, model) for metric in metrics)
     return Verdict(checks, limits, waiting)
@@ -463,7 +463,7 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
 def compare_each(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None:
     """Return the change of the geometric mean, None if a workload lacks the metric."""
     sides = [
-        tuple(samples(run, metric) for run in exclude_waiting(*pair)[:2]) for pair in pairs.values()
+        tuple(samples(run, metric) for run in program_times(*pair)[:2]) for pair in pairs.values()
     ]
     if any(not len(one) for side in sides for one in side):
         return None
@@ -474,7 +474,7 @@ def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises) -> Ch
     unit: Unit = "B" if metric == PEAK else "ns"
     sides = []
     for name, pair in pairs.items():
-        base, new, _ = exclude_waiting(*pair)
+        base, new, _ = program_times(*pair)
         before, after = samples(base, metric), samples(new, metric)
         if not len(before) or not len(after):
             return Check(metric, "inconclusive", f"not measured in {name}", unit, None)

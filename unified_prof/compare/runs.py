@@ -91,7 +91,8 @@ def _run(label: str, analysis: Analysis) -> Run:
         operations=_operations(analysis, calls) if stepped is None else stepped,
         sizes=_sizes(calls),
         totals=_totals(analysis),
-        waited=_waited(analysis),
+        waited=_within(analysis, "waited_ns"),
+        cpu=_within(analysis, "cpu_ns"),
         kernels=_kernels(analysis, steps or 1),
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
@@ -380,16 +381,16 @@ def _totals(analysis: Analysis) -> dict[str, Floats]:
     return {name: np.array(values, np.float64) for name, values in known.items() if values}
 
 
-def _waited(analysis: Analysis) -> dict[str, Floats]:
-    """Return the processor wait time within the times of `_totals`, NaN if unknown."""
-    steps = _iterations(analysis)
-    found: dict[str, list[tuple[int | None, int | None]]] = {
-        TOTAL: [(step.total_ns, step.waited_ns) for step in steps],
-        FORWARD: [(step.forward_ns, step.forward_waited_ns) for step in steps],
-        BACKWARD: [(step.backward_ns, step.backward_waited_ns) for step in steps],
-    }
-    waited = {
-        name: np.array([one for time_ns, one in values if time_ns is not None], np.float64)
-        for name, values in found.items()
-    }
-    return {name: values for name, values in waited.items() if not np.isnan(values).all()}
+def _within(analysis: Analysis, part: str) -> dict[str, Floats]:
+    """Return the part `waited_ns` or `cpu_ns` of the times of `_totals`, NaN if unknown."""
+    found = {}
+    for metric, prefix in ((TOTAL, ""), (FORWARD, "forward_"), (BACKWARD, "backward_")):
+        values = [
+            getattr(step, f"{prefix}{part}")
+            for step in _iterations(analysis)
+            if getattr(step, f"{prefix or 'total_'}ns") is not None
+        ]
+        array = np.array(values, np.float64)
+        if not np.isnan(array).all():
+            found[metric] = array
+    return found

@@ -258,6 +258,7 @@ def _step_row(step: Step) -> Row:
         extra={
             "peak_bytes": step.peak_bytes,
             "waited_ns": step.waited_ns,
+            "cpu_ns": step.cpu_ns,
             **{f"{part}_ns": value for part, value in step.parts_ns.items()},
         },
     )

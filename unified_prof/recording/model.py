@@ -116,6 +116,9 @@ class Step:
     waited_ns: int | None = None
     forward_waited_ns: int | None = None
     backward_waited_ns: int | None = None
+    cpu_ns: int | None = None  # CPU time of all threads of the process.
+    forward_cpu_ns: int | None = None
+    backward_cpu_ns: int | None = None
     # Times outside the passes: optimizer, zero_grad, data_loading.
     parts_ns: Mapping[str, int] = field(default_factory=dict)
 

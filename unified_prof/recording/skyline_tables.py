@@ -267,6 +267,9 @@ _ITERATION_TIMES = (
     "waited_ms",
     "forward_waited_ms",
     "backward_waited_ms",
+    "cpu_ms",
+    "forward_cpu_ms",
+    "backward_cpu_ms",
 )
 
 
@@ -275,8 +278,7 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
     if "UPROF_ITERATIONS" not in source.tables:
         return None
     rows = source.rows(
-        "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms,"
-        " backward_ms, waited_ms, forward_waited_ms, backward_waited_ms"
+        f"SELECT iteration, matched, peak_usage_bytes, {', '.join(_ITERATION_TIMES)}"
         " FROM UPROF_ITERATIONS ORDER BY iteration"
     )
     columns = list(zip(*rows, strict=True)) or [()] * (3 + len(_ITERATION_TIMES))
@@ -302,6 +304,9 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
             waited_ns=_possible_values(times_ns[3]),
             forward_waited_ns=_possible_values(times_ns[4]),
             backward_waited_ns=_possible_values(times_ns[5]),
+            cpu_ns=_possible_values(times_ns[6]),
+            forward_cpu_ns=_possible_values(times_ns[7]),
+            backward_cpu_ns=_possible_values(times_ns[8]),
             parts_ns=parts.get(iteration, {}),
         )
         for iteration, matched, size, *times_ns in zip(*columns[:3], *times, strict=True)

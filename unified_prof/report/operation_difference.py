@@ -386,6 +386,11 @@ def waiting_text(waiting: Waiting | None) -> str | None:
     if waiting is None:
         return None
     shares = f"base {_waiting_share(waiting.base_share)}, new {_waiting_share(waiting.new_share)}"
+    if waiting.clock == "cpu":
+        return (
+            f"{_TIMES} are CPU times, without waiting for a processor ({shares}); those of single "
+            "operations are wall times"
+        )
     if waiting.left_out:
         return (
             f"{_TIMES} exclude waiting for a processor ({shares}); times of single "

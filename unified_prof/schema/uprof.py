@@ -60,6 +60,11 @@ class Iteration(UprofBase):
     )
     forward_waited_ms: Mapped[float | None] = mapped_column(doc="the same part of forward_ms, ms")
     backward_waited_ms: Mapped[float | None] = mapped_column(doc="the same part of backward_ms, ms")
+    cpu_ms: Mapped[float | None] = mapped_column(
+        doc="CPU time of all threads of the process, ms; NULL: unknown, or total_ms is device time"
+    )
+    forward_cpu_ms: Mapped[float | None] = mapped_column(doc="the same within forward_ms, ms")
+    backward_cpu_ms: Mapped[float | None] = mapped_column(doc="the same within backward_ms, ms")
 
 
 class IterationPart(UprofBase):

@@ -340,6 +340,9 @@ def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, st
                 iteration.waited_ms,
                 iteration.forward_waited_ms,
                 iteration.backward_waited_ms,
+                iteration.cpu_ms,
+                iteration.forward_cpu_ms,
+                iteration.backward_cpu_ms,
             )
             for number, iteration in enumerate(run.iterations)
         ),

@@ -11,14 +11,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unified_prof.base.run_spec import ActivationRecord, GapRecord, IterationRecord, OperationRecord
 from unified_prof.tracking.call_sites import Site, SiteTable
 from unified_prof.tracking.code_entries import Stack
-from unified_prof.tracking.raw_calls import MAX_CALLS, NO_REGION, MeasuredIteration, Span
+from unified_prof.tracking.raw_calls import (
+    MAX_CALLS,
+    NO_REGION,
+    IterationTimes,
+    MeasuredIteration,
+    Span,
+)
 from unified_prof.tracking.torch_names import Anomalies
 
 # A reported operation, and True if it took part in the backward pass.
@@ -81,8 +87,19 @@ def build_operations(
     ]
     operations = tuple(one for one in found if one is not None)
     records = tuple(
-        _record(one, matched=number in matched) for number, one in enumerate(iterations)
+        _record(one, next(iter(one.iteration.untracked), None), matched=number in matched)
+        for number, one in enumerate(iterations)
     )
+    more = tuple(
+        _record(iterations[number], whole, matched=True)
+        for number in matched
+        for whole in iterations[number].iteration.untracked[1:]
+    )
+    if more:  # they have no samples of operations
+        operations = tuple(
+            replace(one, iterations=one.iterations or tuple(matched)) for one in operations
+        )
+    records += more
     return operations, records, reference
 
 
@@ -209,11 +226,11 @@ def _stacks(
     return (before, after) if before or iteration.begins_with_forward else None
 
 
-def _record(one: SelectedCalls, *, matched: bool) -> IterationRecord:
+def _record(one: SelectedCalls, whole: IterationTimes | None, *, matched: bool) -> IterationRecord:
     iteration = one.iteration
     forward = _forward_spans(iteration, one.calls)
     backward = _backward_spans(iteration)
-    total_ms, whole = iteration.total_ms, iteration.untracked
+    total_ms = iteration.total_ms
     forward_ms = _total_ms(forward) if forward else None
     backward_ms = sum(each.ms for each in iteration.passes) if backward else None
     if whole is not None:
@@ -238,6 +255,9 @@ def _record(one: SelectedCalls, *, matched: bool) -> IterationRecord:
         waited_ms=waited_ms,
         forward_waited_ms=forward_waited_ms,
         backward_waited_ms=backward_waited_ms,
+        cpu_ms=None if whole is None else whole.cpu_ms,
+        forward_cpu_ms=None if whole is None else whole.forward_cpu_ms,
+        backward_cpu_ms=None if whole is None else whole.backward_cpu_ms,
         parts_ms={} if whole is None else whole.parts_ms,
     )
 

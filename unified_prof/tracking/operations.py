@@ -43,9 +43,9 @@ ITERATIONS_PER_SAMPLE = 2
 class OperationTracker:
     """Records the operations of iterations and their times.
 
-    A sample takes two iterations (`ITERATIONS_PER_SAMPLE`). In the first one, every operation is
-    timed, with a device kept behind the host. In the second one, only the passes are timed, so that
-    the duration of an iteration does not contain the overhead of tracking. If the program ends
+    A sample takes `iterations_per_sample` iterations. In the first one, every operation is timed,
+    with a device kept behind the host. In the others, only the passes are timed, so that the
+    duration of an iteration does not contain the overhead of tracking. If the program ends
     after the first iteration of the only sample, that iteration is the result.
     """
 
@@ -76,7 +76,7 @@ class OperationTracker:
             self.events = EventClock(device.kind, device.module, internals.anomalies, device.used)
         self.clock: Clock = self.events or HostClock()
         self.iterations_per_sample = 1
-        """ITERATIONS_PER_SAMPLE if every second iteration is timed only as a whole, otherwise 1."""
+        """1, or more if all but the first iteration of a sample are timed only as a whole."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
         self._measured: list[MeasuredIteration] = []
@@ -139,8 +139,9 @@ class OperationTracker:
             passes, self._passes = self._passes, None
             passes.end()
             self._interception.deactivate()
-            self._raw[-1].untracked = passes
-            if self.device.is_cpu and sum(one.size for one in self._raw) > _MAX_RAW:
+            self._raw[-1].untracked.append(passes)
+            is_complete = (index + 1) % self.iterations_per_sample == 0
+            if self.device.is_cpu and is_complete and self._raw_size > _MAX_RAW:
                 self._convert()
             return
         iteration = self._recorder.iteration
@@ -194,9 +195,13 @@ class OperationTracker:
         self.clock.forget()
 
     @property
+    def _raw_size(self) -> int:
+        return sum(one.size for one in self._raw)
+
+    @property
     def _is_half(self) -> bool:
         """True if the last sample is half complete: only its first iteration is."""
-        is_open = bool(self._raw) and self._raw[-1].untracked is None
+        is_open = bool(self._raw) and not self._raw[-1].untracked
         return self.iterations_per_sample > 1 and is_open
 
     def _lag(self) -> Lag | None:
@@ -212,7 +217,7 @@ class OperationTracker:
     def _convert(self) -> None:
         """Convert marks to times, which need far less memory."""
         raw, self._raw = self._raw, []
-        if raw and self.iterations_per_sample > 1 and raw[-1].untracked is None:
+        if raw and self.iterations_per_sample > 1 and not raw[-1].untracked:
             half = raw.pop()
             if self._recorder is not None:
                 self._raw = [half]  # in the middle of a sample

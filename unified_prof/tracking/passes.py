@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
+from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
@@ -39,6 +40,8 @@ class Passes:
         self._clock = clock
         self._waiting = waiting
         self._waits: Waits = []
+        # Readings of the CPU time of all threads of the process.
+        self._cpu: Waits = []
         # The hook, as long as it waits for the first module call.
         self._first_call: Any = None
         self._begin: Moment = {}
@@ -147,6 +150,12 @@ class Passes:
             self._waited_ms([(self._begin, self._end)]),
             self._waited_ms(self._forward),
             _difference(self._waited_ms(self._backward), self._waited_ms(self._within_backward)),
+            self._within(self._cpu, [(self._begin, self._end)]),
+            self._within(self._cpu, self._forward),
+            _difference(
+                self._within(self._cpu, self._backward),
+                self._within(self._cpu, self._within_backward),
+            ),
             {name: ms for name, spans in self._parts.items() if (ms := self._sum(spans))},
         )
 
@@ -163,6 +172,7 @@ class Passes:
     def _moment(self) -> Moment:
         if self._waiting is not None:
             self._waiting.note(self._waits)
+            self._cpu.append((perf_counter_ns(), process_time_ns()))
         return self._clock.moment()
 
     def _sum(self, spans: Sequence[_Span]) -> float | None:
@@ -171,10 +181,14 @@ class Passes:
         return sum(known) if known else None
 
     def _waited_ms(self, spans: Sequence[_Span]) -> float | None:
+        return self._within(self._waits, spans)
+
+    def _within(self, readings: Waits, spans: Sequence[_Span]) -> float | None:
+        """Return by how much a counter of the host rose within spans, in ms; None if unknown."""
         if not spans or self._waiting is None:
             return None
-        waited_ns = waited_within(self._waits, [(start[0], end[0]) for start, end in spans])
-        return None if waited_ns is None else waited_ns / NS_PER_MS
+        found_ns = waited_within(readings, [(start[0], end[0]) for start, end in spans])
+        return None if found_ns is None else found_ns / NS_PER_MS
 
     def _forward_ends(self, end: Moment) -> None:
         if self._forward_begin is not None:

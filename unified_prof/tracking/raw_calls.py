@@ -230,6 +230,10 @@ class IterationTimes:
     """Part of the total in which the thread waited for a processor; None on a device."""
     forward_waited_ms: float | None
     backward_waited_ms: float | None
+    cpu_ms: float | None
+    """CPU time of all threads of the process within the total; None on a device."""
+    forward_cpu_ms: float | None
+    backward_cpu_ms: float | None
     parts_ms: Mapping[str, float]
     """Times outside of the passes: optimizer, zero_grad, data_loading."""
 
@@ -270,8 +274,8 @@ class Iteration:
     """True if the iteration contains the program's setup: the first iteration of a script."""
     begins_with_forward: bool = False
     """True if the iteration begins with the forward pass, without other work before it."""
-    untracked: IterationTimer | None = None
-    """Times of the sample's other iteration, in which only the passes were timed."""
+    untracked: list[IterationTimer] = field(default_factory=list)
+    """Times of the sample's other iterations, in which only the passes were timed."""
     regions: array[int] = field(default_factory=lambda: array("q"))
     """Three numbers per change of the open regions: number of calls before it, innermost region
     after it, opened region."""
@@ -410,8 +414,8 @@ class MeasuredIteration:
     """True if the forward or backward time of the call may contain other time."""
     untimed: NDArray[np.bool_]
     """True if the forward or backward time of the call could not be read."""
-    untracked: IterationTimes | None
-    """Times of the iteration without timed operations."""
+    untracked: tuple[IterationTimes, ...]
+    """Times of iterations without timed operations."""
     regions: NDArray[np.int32] | None
     """Innermost region around each call, -1 outside of regions; None if there are no regions."""
     opened: Mapping[int, int]
@@ -497,12 +501,11 @@ def measure(
     )
 
 
-def _untracked_times(iteration: Iteration) -> IterationTimes | None:
-    """Return the times of the sample's other iteration; None if it ran other passes."""
+def _untracked_times(iteration: Iteration) -> tuple[IterationTimes, ...]:
+    """Return the times of the sample's other iterations that ran the same passes."""
     counts = len(iteration.backwards), len(iteration.optimizer_steps)
-    if iteration.untracked is None or iteration.untracked.counts != counts:
-        return None
-    return iteration.untracked.times()
+    found = (one.times() for one in iteration.untracked if one.counts == counts)
+    return tuple(one for one in found if one is not None)
 
 
 def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:

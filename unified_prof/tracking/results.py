@@ -216,7 +216,7 @@ class Results:
     def _note_device(self) -> None:
         """Record limits of the times of operations on a device."""
         for one in self._session.run_time.available_iterations:
-            if one.untracked is None:
+            if not one.untracked:
                 self._anomalies.add(
                     "iteration_not_timed_as_a_whole",
                     "its duration contains the overhead of tracking its operations",
