@@ -151,7 +151,7 @@ def test_until_sure_runs_every_workload_in_every_round(
     out = capsys.readouterr().out
     assert code == 1
     assert out.count("regression  ") == 3
-    assert measured == ["old", "new"] * 2 + ["new", "old"] * 2 + ["old", "new"] * 2
+    assert measured == ["old", "new"] * 2 * 3, "both workloads in each of three rounds"
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["cnn", "mlp"]
     assert len(list((tmp_path / "kept" / "mlp").iterdir())) == 6
 

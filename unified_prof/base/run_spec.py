@@ -6,8 +6,10 @@ Every option of a run is a field of `RunSpec`, which is passed unchanged from wh
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -155,6 +157,45 @@ class TrackedRun:
     regions: tuple[RegionRecord, ...] = ()
 
 
+# Variable with the `Turns` of a run, as JSON.
+TURNS_VARIABLE = "UPROF_TURNS"
+# Prefix of facts with exact counts of an iteration, and the fact that names counts that vary.
+COUNTED, VARYING = "counted ", "counts that vary"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A run that steps in turn with another one; see `tracking.lockstep`."""
+
+    # File descriptors of the pipes from and to the gate.
+    read: int
+    write: int
+    # Descriptor that is closed when the gate ends, even if it is killed.
+    lifeline: int
+    # True if exact metrics and memory are measured, too.
+    is_first: bool
+    # Number of iterations per sample of the run time; all but one are timed only as a whole.
+    per_sample: int
+
+    @classmethod
+    def of_environment(cls) -> Turns | None:
+        """Return what the gate set for this process, which its children do not inherit."""
+        text = os.environ.pop(TURNS_VARIABLE, None)
+        if text is None:
+            return None
+        turns = cls(**json.loads(text))
+        for descriptor in (turns.read, turns.write, turns.lifeline):
+            os.set_inheritable(descriptor, False)
+        return turns
+
+    def applied_to(self, spec: RunSpec) -> RunSpec:
+        """Return the specification of a run that takes turns and ends after the measurement."""
+        if RUN_TIME not in spec.reports:
+            return spec  # it has no iterations to take turns with
+        reports = spec.reports if self.is_first else (RUN_TIME,)
+        return replace(spec, reports=reports, stop_after=True, turns=self)
+
+
 MODULE = "module"
 PROJECT = "project"
 SCOPES = (MODULE, PROJECT)
@@ -230,6 +271,8 @@ class RunSpec:
     batch_size: int | None = None
     # End the script after the requested iterations.
     stop_after: bool = False
+    # Set if another run steps in turn with this one.
+    turns: Turns | None = None
     # Options of one backend, checked by it before anything starts.
     options: Mapping[str, object] = field(default_factory=dict)
     # Command recorded in reports; None for the command line of this process.
@@ -299,7 +342,7 @@ class RunSpec:
 
 
 def _data_names() -> list[str]:
-    listeners = {"progress", "on_measured", "on_partial", "relay"}
+    listeners = {"progress", "on_measured", "on_partial", "relay", "turns"}
     return [one.name for one in fields(RunSpec) if one.name not in listeners]
 
 

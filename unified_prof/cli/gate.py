@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from unified_prof.base import streams
+from unified_prof.base import signals, streams
 from unified_prof.cli import output, workloads
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import FORMAT, AsJsonFormat, Force, Group, OutputFile, Quiet, option
@@ -29,7 +30,19 @@ if TYPE_CHECKING:
     from unified_prof.compare.comparable import Run
     from unified_prof.compare.confidence import Noise
     from unified_prof.compare.gate import Limits, Pairs, Verdict, Verdicts
-    from unified_prof.pipeline.rounds import Workload
+    from unified_prof.pipeline.rounds import Messages, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Results of a self-test."""
+
+    run: Run
+    noise: Noise
+    # Number of rounds -> smallest change that is usually detected.
+    smallest: dict[int, float]
+    seconds_per_round: float
+    file: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,8 @@ class Rounds:
         str | None,
         option(
             metavar="COMMAND",
-            help="BASE and NEW are checkouts: run this command in both in turn until the "
-            "verdict is certain. Takes the arguments of `uprof run`, quoted; for several "
+            help="BASE and NEW are checkouts: run this command in both, stepping in turn, until "
+            "the verdict is certain. Takes the arguments of `uprof run`, quoted; for several "
             "workloads one NAME=COMMAND per line.",
         ),
     ] = None
@@ -50,8 +63,8 @@ class Rounds:
         option(
             metavar="COMMAND",
             help=(
-                "Run this command several times unchanged, and show the smallest change that "
-                "this machine can detect."
+                "Run this command against itself, and show the smallest change that this machine "
+                "can detect."
             ),
         ),
     ] = None
@@ -59,10 +72,14 @@ class Rounds:
         int | None,
         option(
             min=1,
-            help="Maximum runs per side; with --self-test in total.",
-            show_default="10; 6 with --self-test",
+            help="Maximum number of rounds; each starts both sides anew.",
+            show_default="12; 6 with --self-test",
         ),
     ] = None
+    timeout: Annotated[
+        float,
+        option(metavar="SECONDS", help="Fail if a run makes no progress for this long."),
+    ] = 600.0
     keep: Annotated[
         Path | None,
         option(metavar="DIR", help="Keep the reports of these runs in a new directory."),
@@ -127,21 +144,21 @@ class Rounds:
         """Return the workloads of --until-sure by name."""
         return workloads.commands(self.until_sure or "")
 
-    def judged_each(
+    def judged(
         self,
-        base: Path,
-        new: Path,
+        checkouts: list[Path],
         metrics: list[str],
         limits: Limits,
         *,
         noise: Noise | None,
         quiet: bool,
     ) -> tuple[Verdicts, Pairs]:
-        """Measure several workloads as `judged` does; see `rounds.until_all_sure`."""
+        """Measure two checkouts in lock-step until the verdict is certain."""
         from unified_prof.pipeline import rounds
 
+        base, new = checkouts
         with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
-            return rounds.until_all_sure(
+            return rounds.until_sure(
                 base,
                 new,
                 {name: self._workload(text) for name, text in self.commands().items()},
@@ -149,50 +166,24 @@ class Rounds:
                 limits,
                 noise=noise,
                 most=self.rounds or rounds.MAX_ROUNDS,
-                progress=progress,
+                messages=_messages(progress, quiet=quiet),
             )
 
-    def judged(
-        self,
-        base: Path,
-        new: Path,
-        metrics: list[str],
-        limits: Limits,
-        *,
-        noise: Noise | None,
-        quiet: bool,
-    ) -> tuple[Verdict, Run, Run]:
-        """Measure two checkouts in turn until the verdict is certain; see `rounds.until_sure`."""
-        from unified_prof.pipeline import rounds
-
-        with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
-            return rounds.until_sure(
-                base,
-                new,
-                self._workload(next(iter(self.commands().values()), "")),
-                metrics,
-                limits,
-                noise=noise,
-                most=self.rounds or rounds.MAX_ROUNDS,
-                progress=progress,
-            )
-
-    def learned(self, limits: Limits, *, quiet: bool) -> tuple[Run, Noise, dict[int, float], Path]:
-        """Store the measured run-to-run variation; return detectable changes by number of runs."""
+    def learned(self, limits: Limits, *, quiet: bool) -> SelfTest:
+        """Store the run-to-run variation; return the smallest changes that are detected."""
         from unified_prof.baselines import noise
         from unified_prof.pipeline import rounds
 
         with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
-            run = rounds.several(
-                self._workload(self.self_test or ""), self.rounds or 6, progress=progress
+            pair, effort = rounds.with_itself(
+                self._workload(self.self_test or ""),
+                self.rounds or 6,
+                messages=_messages(progress, quiet=True),
             )
-        found = noise.learn(run)
-        file = noise.save(run, found)
-        return (
-            run,
-            found,
-            {count: rounds.seen(found, limits, count) for count in (1, 3, 5, 10)},
-            file,
+        run, found = pair[0], noise.learn(pair[0])
+        smallest = {count: rounds.smallest_change(pair, limits, count) for count in (5, 10)}
+        return SelfTest(
+            run, found, smallest, effort.seconds / effort.rounds, noise.save(run, found)
         )
 
     def _workload(self, text: str) -> Workload:
@@ -215,7 +206,17 @@ class Rounds:
         pythons = [
             str(one.absolute()) if one else here for one in (self.base_python, self.new_python)
         ]
-        return Workload(command, self.keep, (pythons[0], pythons[1]))
+        return Workload(command, self.keep, (pythons[0], pythons[1]), self.timeout)
+
+
+def _messages(progress: Callable[[str], None], *, quiet: bool) -> Messages:
+    from unified_prof.pipeline.rounds import Messages
+
+    def relay(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(text)
+
+    return Messages(progress, relay)
 
 
 def register(app: Group) -> None:
@@ -223,8 +224,8 @@ def register(app: Group) -> None:
     app.command(
         "gate",
         epilog="Exit codes: 0 passed; 1 regression; 2 usage error; 3 inconclusive (too few "
-        "samples, or too much variance); 6 recording unreadable; 7 report missing or "
-        "unreadable.",
+        "samples, or too much variance); 5 a run failed or hung; 6 recording unreadable; 7 report "
+        "missing or unreadable.",
     )(gate)
 
 
@@ -254,7 +255,8 @@ def gate(
         printing.choose_format(context, SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     limits = allowed.limits()
-    analysis.check_metrics(allowed.metrics)
+    if allowed.metrics:
+        analysis.check_metrics(allowed.metrics)
     source = context.get_parameter_source("store")
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # If it is set for a project or machine, it applies only where it is needed.
@@ -269,17 +271,35 @@ def gate(
             slug="contradicting-options",
         )
     if rounds.self_test is not None:
-        _print_learned_noise(rounds, limits, shape, quiet=quiet)
+        _print_self_test(rounds, limits, shape, quiet=quiet)
         return
-    several = _gate_several(sides, allowed, rounds, limits, quiet=quiet, output=file)
-    if several is not None:
-        verdicts, pairs = several
+    verdicts: Verdicts | None = None
+    pairs: Pairs = {}
+    if rounds.until_sure is not None:
+        with signals.ended_by_signals():
+            verdicts, pairs = rounds.judged(
+                sides.files or [],
+                allowed.metrics,
+                limits,
+                noise=allowed.given_noise(),
+                quiet=quiet,
+            )
+    elif sides.workload:
+        pairs = sides.pairs(quiet=quiet, output=file)
+        noises = workloads.noises(allowed.noise, pairs)
+        verdicts = analysis.gate_each(pairs, allowed.metrics_of(pairs.values()), limits, noises)
+    if verdicts is not None and len(pairs) > 1:
         exit_code = verdicts.exit_code
 
         def text(shape: FormatOption, to_file: bool = False) -> str:
             return verdicts_text(verdicts, pairs, shape, to_file=to_file)
     else:
-        verdict, base, new = _gate_one(sides, allowed, rounds, limits, quiet=quiet, output=file)
+        if verdicts is not None:
+            ((name, verdict),) = verdicts.each.items()
+            verdict = replace(verdict, effort=verdicts.effort)
+            base, new = pairs[name]
+        else:
+            verdict, base, new = _gate_one(sides, allowed, limits, quiet=quiet, output=file)
         pairs, exit_code = {"": (base, new)}, verdict.exit_code
         labels = (base.label, new.label)
 
@@ -299,88 +319,46 @@ def gate(
 
 
 def _gate_one(
-    sides: Sides,
-    allowed: Allowed,
-    rounds: Rounds,
-    limits: Limits,
-    *,
-    quiet: bool,
-    output: Path | None,
+    sides: Sides, allowed: Allowed, limits: Limits, *, quiet: bool, output: Path | None
 ) -> tuple[Verdict, Run, Run]:
-    """Judge one workload from its reports, or by measuring it."""
+    """Judge one workload from its reports."""
     from unified_prof.compare import gate as analysis
 
-    if rounds.until_sure is not None:
-        base_folder, new_folder = sides.files or []
-        return rounds.judged(
-            base_folder,
-            new_folder,
-            allowed.metrics,
-            limits,
-            noise=allowed.given_noise(),
-            quiet=quiet,
-        )
     base, new = sides.load(quiet=quiet, output=output)
     noise = workloads.noise(allowed.noise, new)
-    metrics = allowed.metrics_of(base, new)
+    metrics = allowed.metrics_of([(base, new)])
     return analysis.gate(base, new, metrics, limits, noise), base, new
 
 
-def _gate_several(
-    sides: Sides,
-    allowed: Allowed,
-    rounds: Rounds,
-    limits: Limits,
-    *,
-    quiet: bool,
-    output: Path | None,
-) -> tuple[Verdicts, Pairs] | None:
-    """Judge several workloads; return None if there is only one."""
-    if sides.workload:
-        from unified_prof.compare.gate import gate_each
-
-        pairs = sides.pairs(quiet=quiet, output=output)
-        noises = workloads.noises(allowed.noise, pairs)
-        metrics = allowed.metrics_of(*(run for pair in pairs.values() for run in pair))
-        return gate_each(pairs, metrics, limits, noises), pairs
-    if rounds.until_sure is None or len(rounds.commands()) < 2:
-        return None
-    base, new = sides.files or []
-    return rounds.judged_each(
-        base, new, allowed.metrics, limits, noise=allowed.given_noise(), quiet=quiet
-    )
-
-
-def _print_learned_noise(
-    rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool
-) -> None:
-    """Measure the run-to-run variation and print the detectable changes."""
-    run, noise, seen, file = rounds.learned(limits, quiet=quiet)
+def _print_self_test(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool) -> None:
+    """Run a workload against itself and print the smallest detectable change."""
+    found = rounds.learned(limits, quiet=quiet)
+    run, noise = found.run, found.noise
     if shape is FormatOption.JSON:
         document = {
-            "format_version": 1,
+            "format_version": 2,
             "host": run.facts.get("host"),
             "device": run.facts.get("device"),
             "workload": run.facts.get("workload"),
             "runs": int(noise.degrees) + 1,
             "relative_noise": noise.relative,
             "max_regress": limits.max_regress,
-            "smallest_regression_seen": {str(count): share for count, share in seen.items()},
-            "file": str(file),
+            "smallest_change": {str(rounds): one for rounds, one in found.smallest.items()},
+            "seconds_per_round": found.seconds_per_round,
+            "file": str(found.file),
         }
         printing.put(printing.json_text(document))
         return
-    lines = [
-        f"{run.facts.get('workload', '?')} on {run.facts.get('device', '?')}: run-to-run "
-        f"variation {noise.relative:.1%} (n = {int(noise.degrees) + 1})",
-        f"with a limit of {limits.max_regress:.0%}, a regression is detected from about",
-        *(
-            f"  {_share(share):>8}  with {count} run{'s' * (count > 1)} per side"
-            for count, share in seen.items()
-        ),
-        f"saved to {file}",
-    ]
-    printing.put("\n".join(lines) + "\n", for_people=True)
+    smallest = ", ".join(
+        f"{_share(one)} in {count} rounds ({count * found.seconds_per_round:.0f} s)"
+        for count, one in found.smallest.items()
+    )
+    text = (
+        f"smallest change that this machine detects: {smallest}\n"
+        f"{run.facts.get('workload', '?')} on {run.facts.get('device', '?')}: run-to-run variation "
+        f"{noise.relative:.1%} (n = {int(noise.degrees) + 1}), saved to {found.file}\n"
+    )
+    printing.put(text, for_people=True)
 
 
 def _share(share: float) -> str:

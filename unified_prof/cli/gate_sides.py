@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -13,8 +14,12 @@ from unified_prof.cli import output, report_input, workloads
 from unified_prof.cli.command import MoreBase, MoreNew, Noise, argument, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.cli.workloads import WorkloadOption
-from unified_prof.compare.comparable import PEAK, TOTAL
-from unified_prof.compare.gate import parse_absolute_limits, parse_fraction, parse_noise
+from unified_prof.compare.gate import (
+    default_metrics,
+    parse_absolute_limits,
+    parse_fraction,
+    parse_noise,
+)
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -123,10 +128,11 @@ class Allowed:
         option(
             metavar="METRIC",
             help=(
-                "Metric to judge: total, forward, backward, peak-memory or operation:GLOB "
-                "(name, module or line). Repeatable."
+                "Metric to judge: total, forward, backward, peak-memory, operation:GLOB "
+                "(name, module or line), or an exact count such as flops, synchronizations or "
+                "activation-bytes, whose limit is 0. NAME=5% sets its limit. Repeatable."
             ),
-            show_default="total, or peak-memory of reports without times",
+            show_default="recorded exact counts and total; peak-memory of reports without times",
         ),
     ] = None
 
@@ -134,14 +140,12 @@ class Allowed:
 
     @property
     def metrics(self) -> list[str]:
-        """Return the metrics to judge."""
-        return self.metric or [TOTAL]
+        """Return the metrics to judge, empty for the default."""
+        return [_split_limit(text)[0] for text in self.metric or []]
 
-    def metrics_of(self, *runs: Run) -> list[str]:
-        """Return the metrics to judge: peak memory by default if no run has times."""
-        if self.metric or any(len(run.sample(TOTAL)) for run in runs):
-            return self.metrics
-        return [PEAK] if any(len(run.sample(PEAK)) for run in runs) else [TOTAL]
+    def metrics_of(self, pairs: Iterable[tuple[Run, Run]]) -> list[str]:
+        """Return the metrics to judge these runs by."""
+        return self.metrics or default_metrics(pairs)
 
     def given_noise(self) -> NoiseOfRuns | None:
         """Return the run-to-run variation given by --noise, or None."""
@@ -157,11 +161,19 @@ class Allowed:
 
         time_ns, size_bytes = parse_absolute_limits(self.min_abs or [])
         limits = Limits(max_regress=parse_fraction(self.max_regress))
+        own = dict(_split_limit(text) for text in self.metric or [])
         return replace(
             limits,
+            by_metric={name: parse_fraction(one, "--metric") for name, one in own.items() if one},
             min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
             min_abs_bytes=limits.min_abs_bytes if size_bytes is None else size_bytes,
         )
+
+
+def _split_limit(text: str) -> tuple[str, str]:
+    """Return a metric and its own limit, which may be empty."""
+    name, equals, limit = text.rpartition("=")
+    return (name, limit) if equals and re.fullmatch(r"[\d.]+ ?%?", limit) else (text, "")
 
 
 class FormatOption(str, Enum):

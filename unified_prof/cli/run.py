@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from unified_prof.base import signals, streams
-from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import Force, Group, Quiet, argument, option
@@ -239,6 +239,8 @@ def run(
     if dry_run:
         _show_command(chosen, spec)
         return
+    if (turns := Turns.of_environment()) is not None:
+        spec = turns.applied_to(spec)
     if not force and (hint := printing.recovery_hint(spec.output_dir)) is not None:
         say(f"uprof: hint: {printable(hint)}")
     spec = replace(spec, relay=_say_all_but_info if said.quiet else streams.tell)

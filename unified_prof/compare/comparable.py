@@ -34,6 +34,21 @@ Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
 
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
 TIMES = (TOTAL, FORWARD, BACKWARD)
+# Metrics that do not depend on how busy the machine is, and their units. Peak memory is one, too.
+EXACT: Mapping[str, Literal["n", "B"]] = {
+    "operation-calls": "n",
+    "aten-calls": "n",
+    "kernels": "n",
+    "flops": "n",
+    "bytes": "B",
+    "activation-bytes": "B",
+    "copies": "n",
+    "synchronizations": "n",
+    "graph-breaks": "n",
+    "recompilations": "n",
+}
+# Those that do not depend on the shapes of the inputs, which may be random.
+SHAPELESS = ("operation-calls", "aten-calls", "copies", "synchronizations")
 OPERATIONS = "operations"  # Key of the operation matrices in `Run.lengths`.
 
 # Kinds of places whose name alone does not identify them.
@@ -180,6 +195,8 @@ class Run:
     waited: Samples = field(default_factory=dict)
     # CPU time of the process within those times, in nanoseconds; NaN or missing if unknown.
     cpu: Samples = field(default_factory=dict)
+    # Exact counts of one iteration, by metric; see EXACT.
+    counts: Annotated[Mapping[str, float], _MANY] = field(default_factory=dict)
     # Kernels by operation name, if recorded; average of a step if there are steps.
     kernels: Kernels = field(default_factory=dict)
     # Number of steps of a device recording that the samples cover; None if the samples are

@@ -99,6 +99,8 @@ ALPHA = 0.005
 # temperature; used if the noise was not learned. See docs/performance.md.
 MAX_RATIO_ON_DEVICE = 1.25
 MAX_RATIO_ON_HOST = 2.0  # The same on a host that other programs may use.
+MIN_PAIRS = 3  # Minimum iterations per side for the change in one round.
+MIN_PAIRED_ROUNDS = 3  # Minimum rounds for a verdict: two may agree by chance.
 # Weight, in degrees of freedom, of the variance of all operations in that of a single one.
 _POOLED_DEGREES = 4.0
 
@@ -149,11 +151,16 @@ class NoiseModel:
     noise: Noise | None = None  # Noise learned on this machine; None if there is none.
     # Ratio by which two single runs may differ if the noise was not learned.
     max_ratio: float = MAX_RATIO_ON_HOST
+    # True if the n-th runs of both sides stepped in turn, so that their drift cancels.
+    paired: bool = False
 
     @classmethod
-    def for_clock(cls, clock: str, noise: Noise | None = None) -> NoiseModel:
+    def for_clock(
+        cls, clock: str, noise: Noise | None = None, *, paired: bool = False
+    ) -> NoiseModel:
         """Return the model for runs timed by `clock` (a value of `Run.clock`)."""
-        return cls(noise, MAX_RATIO_ON_DEVICE if clock == "device" else MAX_RATIO_ON_HOST)
+        ratio = MAX_RATIO_ON_DEVICE if clock == "device" else MAX_RATIO_ON_HOST
+        return cls(noise, ratio, paired)
 
 
 UNLEARNED = NoiseModel()  # Host times on a machine whose noise was not learned.
@@ -200,6 +207,33 @@ def spread(
     beyond = max(0.0, abs(centre) - allowed)
     t = beyond / error if error > 0 else math.inf if beyond > 0 else 0.0
     return Spread(quantile(ALPHA, degrees) * error + allowed, two_sided(t, degrees))
+
+
+def paired_changes(base: Sample, new: Sample) -> list[float]:
+    """Return the change in each round in which both sides stepped in turn.
+
+    It is the median of the logarithms of the ratios of iterations that followed one another. Rounds
+    with fewer than MIN_PAIRS iterations are left out.
+    """
+    found = []
+    for before, after in zip(base.runs, new.runs, strict=False):
+        count = min(len(before), len(after))
+        if count >= MIN_PAIRS:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                found.append(float(np.median(np.log(after[:count] / before[:count]))))
+    return [one for one in found if math.isfinite(one)]
+
+
+def paired_spread(changes: Sequence[float], noise: Noise | None = None) -> Spread:
+    """Return the uncertainty of the mean of `paired_changes`, at least two of them."""
+    noise = noise and Noise(noise.relative * math.sqrt(2), noise.degrees)
+    half = half_width(changes, 0.0, noise)
+    assert half is not None
+    degrees = len(changes) - 1 + (noise.degrees if noise else 0.0)
+    centre = abs(sum(changes) / len(changes))
+    error = half / quantile(ALPHA, degrees)
+    t = centre / error if error > 0 else math.inf if centre > 0 else 0.0
+    return Spread(half, two_sided(t, degrees))
 
 
 def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> float | None:

@@ -12,9 +12,10 @@ one run of the whole.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -22,16 +23,26 @@ from typing import Literal
 import numpy as np
 
 from unified_prof.base.display import Displayed
+from unified_prof.base.run_spec import VARYING
 from unified_prof.compare.comparable import (
     BACKWARD,
+    EXACT,
     FORWARD,
     PEAK,
+    SHAPELESS,
     TOTAL,
     Run,
     Waiting,
     program_times,
 )
-from unified_prof.compare.confidence import UNLEARNED, Noise, NoiseModel, Sample
+from unified_prof.compare.confidence import (
+    ALPHA,
+    UNLEARNED,
+    Noise,
+    NoiseModel,
+    Sample,
+    quantile,
+)
 from unified_prof.compare.diff import (
     different_clocks_error,
     different_families_error,
@@ -42,12 +53,15 @@ from unified_prof.compare.statistics import Comparison, Shift, compare, compare_
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Outcome = Literal["pass", "regression", "inconclusive"]
-Unit = Literal["ns", "B", "x"]  # Nanoseconds, bytes, or a ratio.
+Unit = Literal["ns", "B", "n", "x"]  # Nanoseconds, bytes, a count, or a ratio.
 
 OPERATION = "operation:"
 # A pass requires that a change of this many times the limit is excluded.
 RULED_OUT = 3.0
-METRICS = (TOTAL, FORWARD, BACKWARD, PEAK, f"{OPERATION}GLOB")
+_KNOWN = (TOTAL, FORWARD, BACKWARD, PEAK, *EXACT)
+METRICS = (*_KNOWN, f"{OPERATION}GLOB")
+# Maximum number of further rounds that an inconclusive verdict names.
+_MAX_MORE_ROUNDS = 100
 
 EXIT_CODES: dict[Outcome, int] = {
     "pass": 0,
@@ -64,6 +78,12 @@ class Limits:
     # Absolute limits of times and of memory.
     min_abs_ns: float = 50_000.0
     min_abs_bytes: float = 1 << 20
+    # Relative limits of single metrics.
+    by_metric: Mapping[str, float] = field(default_factory=dict)
+
+    def share(self, metric: str) -> float:
+        """Return the relative limit of a metric; counts may not rise at all by default."""
+        return self.by_metric.get(metric, 0.0 if metric in EXACT else self.max_regress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,14 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """Number of rounds and duration of a measurement."""
+
+    rounds: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict(Displayed):
     """Verdict of the gate on one workload."""
 
@@ -97,6 +125,8 @@ class Verdict(Displayed):
     limits: Limits
     # How waiting for a processor was treated; None if neither side recorded it.
     waiting: Waiting | None = None
+    # None if existing reports were judged.
+    effort: Effort | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -113,7 +143,13 @@ class Verdict(Displayed):
 
 
 def gate(
-    base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None = None
+    base: Run,
+    new: Run,
+    metrics: Sequence[str],
+    limits: Limits,
+    noise: Noise | None = None,
+    *,
+    paired: bool = False,
 ) -> Verdict:
     """Judge `new` against `base` by each of `metrics`.
 
@@ -123,6 +159,7 @@ def gate(
         metrics: Metrics to judge.
         limits: Limits of a change.
         noise: Run-to-run variation learned on this machine.
+        paired: True if the n-th runs of both sides stepped in turn.
 
     Raises:
         UsageError: A metric does not exist or was not measured on any side, or the runs are not
@@ -130,7 +167,7 @@ def gate(
     """
     _refuse_incomparable(base, new)
     require_measured([(base, new)], metrics)
-    return _verdict(base, new, metrics, limits, noise)
+    return _verdict(base, new, metrics, limits, noise, paired)
 
 
 def _refuse_incomparable(base: Run, new: Run) -> None:
@@ -145,21 +182,47 @@ def _refuse_incomparable(base: Run, new: Run) -> None:
 
 
 def _verdict(
-    base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None
+    base: Run,
+    new: Run,
+    metrics: Sequence[str],
+    limits: Limits,
+    noise: Noise | None,
+    paired: bool,
 ) -> Verdict:
     base, new, waiting = program_times(base, new)
-    model = NoiseModel.for_clock(new.clock, noise)
+    model = NoiseModel.for_clock(new.clock, noise, paired=paired)
     checks = tuple(_check(base, new, metric, limits, model) for metric in metrics)
     return Verdict(checks, limits, waiting)
 
 
+def default_metrics(pairs: Iterable[tuple[Run, Run]]) -> list[str]:
+    """Return the metrics to judge if none are given: exact ones first, then the total time.
+
+    Exact metrics are judged if the runs counted operators, and if they cannot depend on random
+    shapes of the inputs. If no run has times, peak memory is judged.
+    """
+    runs = [run for pair in pairs for run in pair]
+    varying = {one for run in runs for one in run.facts.get(VARYING, "").split(", ") if one}
+    found = []
+    if all("aten-calls" in run.counts or "graph-breaks" in run.counts for run in runs):
+        found = [
+            one
+            for one in (*EXACT, PEAK)
+            if one not in varying
+            and (one in SHAPELESS or not varying)
+            and all(len(samples(run, one)) for run in runs)
+        ]
+    timed = any(len(run.sample(TOTAL)) for run in runs)
+    sized = any(len(run.sample(PEAK)) for run in runs)
+    return [*found, TOTAL] if timed or not sized else [PEAK]
+
+
 def check_metrics(metrics: Sequence[str]) -> None:
     """Raise UsageError if `metrics` is empty or one of them does not exist."""
-    known = (TOTAL, FORWARD, BACKWARD, PEAK)
     unknown = [
         metric
         for metric in metrics
-        if metric not in known and not (metric.startswith(OPERATION) and metric != OPERATION)
+        if metric not in _KNOWN and not (metric.startswith(OPERATION) and metric != OPERATION)
     ]
     if unknown or not metrics:
         message = f"no metric {unknown[0]!r}" if unknown else "no metric given"
@@ -179,11 +242,7 @@ def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -
         if any(len(samples(run, metric)) for run in runs):
             continue
         labels = " and ".join(dict.fromkeys(run.label for run in runs))
-        known = [
-            one
-            for one in (TOTAL, FORWARD, BACKWARD, PEAK)
-            if any(len(samples(run, one)) for run in runs)
-        ]
+        known = [one for one in _KNOWN if any(len(samples(run, one)) for run in runs)]
         if metric.startswith(OPERATION):
             names = {
                 text
@@ -203,10 +262,14 @@ def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -
 
 
 def _check(base: Run, new: Run, metric: str, limits: Limits, model: NoiseModel) -> Check:
-    unit: Unit = "B" if metric == PEAK else "ns"
-    sides = (base.label, new.label)
+    unit, sides = unit_of(metric), (base.label, new.label)
     before, after = samples(base, metric), samples(new, metric)
     return check_samples(metric, before, after, unit, limits, sides, model)
+
+
+def unit_of(metric: str) -> Unit:
+    """Return the unit of a metric."""
+    return "B" if metric == PEAK else EXACT.get(metric, "ns")
 
 
 def check_samples(
@@ -238,7 +301,8 @@ def check_samples(
             reason += f", but in {sides[0]}: renamed or removed?"
         return Check(metric, "inconclusive", reason, unit, None)
     found = compare(before, after, model)
-    changes = shifts(before, after, model) if unit != "B" and found.conclusive else None
+    timed = unit in ("ns", "x") and found.conclusive
+    changes = shifts(before, after, model) if timed else None
     return check_comparison(metric, found, changes, unit, limits)
 
 
@@ -259,9 +323,11 @@ def check_comparison(
         unit: Unit of the samples; a ratio has no absolute limit.
         limits: Limits of a change.
     """
-    if unit == "B":
-        # Peak memory hardly varies, so one value per side is enough.
-        outcome, reason = _judge_size(found, limits)
+    limit = limits.share(metric)
+    if unit in ("B", "n"):
+        # It hardly varies, so one value per side is enough.
+        minimum = limits.min_abs_bytes if unit == "B" else 0.0
+        outcome, reason = _judge_size(found, limit, minimum)
         return Check(metric, outcome, reason, unit, found)
     if changes is None:
         percent = _percent(found.new_median, found.base_median)
@@ -269,17 +335,32 @@ def check_comparison(
         return Check(metric, "inconclusive", reason, unit, found)
     decisive, other = changes
     minimum = 0.0 if unit == "x" else limits.min_abs_ns
-    outcome, reason = _judge_times(decisive, other, limits.max_regress, minimum)
+    outcome, reason = _judge_times(decisive, other, limit, minimum)
+    if outcome == "inconclusive" and decisive.rounds:
+        reason += _more_rounds(decisive, limit)
     if outcome == "inconclusive" and found.lacks_runs:
         reason += ", and one run per side does not show run-to-run variation"
     return Check(metric, outcome, reason, unit, found, decisive)
 
 
-def _judge_size(found: Comparison, limits: Limits) -> tuple[Outcome, str]:
+def _more_rounds(shift: Shift, limit: float) -> str:
+    """Estimate how many more rounds a verdict takes, from the spread of the rounds so far."""
+    centre, half = math.log(shift.ratio), math.log(shift.high / shift.ratio)
+    bound, ruled_out = math.log1p(limit), math.log1p(RULED_OUT * limit)
+    allowed = ruled_out - centre if centre <= bound else centre - bound
+    deviation = half / quantile(ALPHA, shift.rounds - 1) * math.sqrt(shift.rounds)
+    for rounds in range(shift.rounds + 1, shift.rounds + _MAX_MORE_ROUNDS):
+        if quantile(ALPHA, rounds - 1) * deviation / math.sqrt(rounds) < allowed:
+            more = rounds - shift.rounds
+            return f"; about {more} more round{'s' * (more > 1)} needed"
+    return f"; more than {_MAX_MORE_ROUNDS} more rounds needed"
+
+
+def _judge_size(found: Comparison, limit: float, minimum: float) -> tuple[Outcome, str]:
     percent = _percent(found.new_median, found.base_median)
-    if found.new_median <= found.base_median * (1 + limits.max_regress):
+    if found.new_median <= found.base_median * (1 + limit):
         return "pass", f"{percent}, within the limit"
-    if found.new_median - found.base_median <= limits.min_abs_bytes:
+    if found.new_median - found.base_median <= minimum:
         return "pass", f"{percent}, but less than the absolute limit"
     return "regression", f"{percent}, above the limit"
 
@@ -341,6 +422,8 @@ def samples(run: Run, metric: str) -> Sample:
         chosen = run.operations.total_ns[rows]
         summed = np.where(np.isnan(chosen).all(axis=0), np.nan, np.nansum(chosen, axis=0))
         return run.sample_of(summed)
+    if metric in EXACT:
+        return Sample.from_values([run.counts[metric]] if metric in run.counts else [])
     return run.sample(metric)
 
 
@@ -425,6 +508,8 @@ class Verdicts:
     # Verdict on the geometric mean of all workloads, one per metric.
     together: tuple[Check, ...]
     limits: Limits
+    # None if existing reports were judged.
+    effort: Effort | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -443,7 +528,14 @@ class Verdicts:
         return EXIT_CODES[self.outcome]
 
 
-def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Noises) -> Verdicts:
+def gate_each(
+    pairs: Pairs,
+    metrics: Sequence[str],
+    limits: Limits,
+    noises: Noises,
+    *,
+    paired: bool = False,
+) -> Verdicts:
     """Judge each workload, and the geometric mean of all workloads, by each of `metrics`.
 
     Raises:
@@ -453,10 +545,10 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
         _refuse_incomparable(*pair)
     require_measured(pairs.values(), metrics)
     each = {
-        name: _verdict(base, new, metrics, limits, noises.get(name))
+        name: _verdict(base, new, metrics, limits, noises.get(name), paired)
         for name, (base, new) in pairs.items()
     }
-    together = tuple(_check_mean(pairs, metric, limits, noises) for metric in metrics)
+    together = tuple(_check_mean(pairs, metric, limits, noises, paired) for metric in metrics)
     return Verdicts(each, together, limits)
 
 
@@ -470,16 +562,16 @@ def compare_each(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None
     return compare_together([(base, new) for base, new in sides], _noise_model(pairs, noises))[0]
 
 
-def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises) -> Check:
-    unit: Unit = "B" if metric == PEAK else "ns"
-    sides = []
+def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises, paired: bool) -> Check:
+    unit, sides = unit_of(metric), []
     for name, pair in pairs.items():
         base, new, _ = program_times(*pair)
         before, after = samples(base, metric), samples(new, metric)
         if not len(before) or not len(after):
             return Check(metric, "inconclusive", f"not measured in {name}", unit, None)
         sides.append((before, after))
-    found, changes = compare_together(sides, _noise_model(pairs, noises))
+    model = replace(_noise_model(pairs, noises), paired=paired)
+    found, changes = compare_together(sides, model)
     return check_comparison(metric, found, changes, unit, limits)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import AnyInts, FirstSeen, Floats
+from unified_prof.base.run_spec import COUNTED
 from unified_prof.compare.comparable import (
     BACKWARD,
+    EXACT,
     FORWARD,
     PEAK,
     TOTAL,
@@ -83,20 +85,41 @@ def _run(label: str, analysis: Analysis) -> Run:
     summary = analysis.summary
     stepped = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
+    sizes, kernels = _sizes(calls), _kernels(analysis, steps or 1)
+    operations = _operations(analysis, calls) if stepped is None else stepped
     return Run(
         label=label,
         families=frozenset(summary.family.split(" + ")),
         clock=summary.clock,
         facts=dict(summary.facts),
-        operations=_operations(analysis, calls) if stepped is None else stepped,
-        sizes=_sizes(calls),
+        operations=operations,
+        sizes=sizes,
         totals=_totals(analysis),
         waited=_within(analysis, "waited_ns"),
         cpu=_within(analysis, "cpu_ns"),
-        kernels=_kernels(analysis, steps or 1),
+        counts=_counts(dict(summary.facts), operations, sizes),
+        kernels=kernels,
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
     )
+
+
+def _counts(
+    facts: Mapping[str, str], operations: Operations, sizes: Sequence[Sized]
+) -> dict[str, float]:
+    """Return the exact counts of an iteration of a tracked workload."""
+    found = {
+        name: float(facts[f"{COUNTED}{name}"])
+        for name in EXACT
+        if facts.get(f"{COUNTED}{name}", "").isdecimal()
+    }
+    calls = sum(place.kind == "operation" for place in operations.places)
+    activations = [one.size_bytes for one in sizes if one.place.kind == "activation"]
+    if calls:
+        found["operation-calls"] = float(calls)
+    if activations:
+        found["activation-bytes"] = float(sum(activations))
+    return found
 
 
 def _left_out(calls: SomeCalls, stepped: Operations) -> float:

@@ -17,12 +17,15 @@ import numpy as np
 from unified_prof.arrays.grouping import Floats
 from unified_prof.compare.confidence import (
     ALPHA,
+    MIN_PAIRED_ROUNDS,
     STATISTICS,
     UNLEARNED,
     Noise,
     NoiseModel,
     Sample,
     Statistic,
+    paired_changes,
+    paired_spread,
     ratio_interval,
     spread,
     statistic_by_run,
@@ -43,6 +46,7 @@ class Shift:
     low: float
     high: float
     p_value: float  # Two-sided probability of a ratio at least this far from 1 if nothing changed.
+    rounds: int = 0  # Rounds in which both sides stepped in turn; 0 if they did not.
 
     @property
     def width(self) -> float:
@@ -59,8 +63,35 @@ def shifts(base: Sample, new: Sample, model: NoiseModel = UNLEARNED) -> tuple[Sh
     estimate. Interference by other programs only adds time, so it affects the minimum less than the
     median.
     """
+    if model.paired and (paired := _paired_shift([(base, new)], model)) is not None:
+        return paired, paired
     median, fastest = (_shift(base, new, one, model) for one in STATISTICS)
     return (fastest, median) if fastest.width < median.width else (median, fastest)
+
+
+def _paired_shift(pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel) -> Shift | None:
+    """Return the change of the geometric mean of workloads whose sides stepped in turn.
+
+    None if fewer than MIN_PAIRED_ROUNDS rounds are long enough.
+    """
+    each = [paired_changes(*pair) for pair in pairs]
+    changes = [sum(one) / len(one) for one in zip(*each, strict=False)]
+    if len(changes) < MIN_PAIRED_ROUNDS:
+        return None
+    found, centre = paired_spread(changes, model.noise), sum(changes) / len(changes)
+    medians = [[float(np.median(run)) for run in base.runs] for base, _ in pairs]
+    logarithms = [math.log(max(one, 1e-300)) for runs in medians for one in runs]
+    before = math.exp(sum(logarithms) / len(logarithms))
+    return Shift(
+        "median",
+        before,
+        before * math.exp(centre),
+        math.exp(centre),
+        math.exp(centre - found.half_width),
+        math.exp(centre + found.half_width),
+        found.p_value,
+        len(changes),
+    )
 
 
 def _shift(base: Sample, new: Sample, statistic: Statistic, model: NoiseModel) -> Shift:
@@ -110,6 +141,8 @@ def shifts_together(
     Returns:
         The statistic with the smaller interval first; None if a run took no time.
     """
+    if model.paired and (paired := _paired_shift(pairs, model)) is not None:
+        return paired, paired
     found = [_shift_together(pairs, one, model) for one in STATISTICS]
     median, fastest = found
     if median is None or fastest is None:

@@ -1,29 +1,77 @@
-"""Runs workloads in two checkouts until a verdict is certain, or in one to measure noise."""
+"""Run workloads in two checkouts in lock-step until a verdict is certain.
+
+In each round, both checkouts are started anew as live processes that step in turn: base, candidate,
+candidate, base, and so on. Slow changes of the machine therefore affect both equally, and the
+rounds average out what differs between processes. See `tracking.lockstep` for the other side.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import select
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
+from typing import IO
 
-from unified_prof.compare import confidence, runs
-from unified_prof.compare.comparable import Run
-from unified_prof.compare.confidence import ALPHA, Noise
-from unified_prof.compare.gate import Limits, Verdict, Verdicts, gate, gate_each, require_measured
+import numpy as np
+
+from unified_prof.base.run_spec import TURNS_VARIABLE, Turns
+from unified_prof.compare import runs
+from unified_prof.compare.comparable import PEAK, TOTAL, Run, pool, program_times
+from unified_prof.compare.confidence import (
+    ALPHA,
+    MIN_PAIRED_ROUNDS,
+    Noise,
+    paired_changes,
+    quantile,
+)
+from unified_prof.compare.gate import (
+    OPERATION,
+    Effort,
+    Limits,
+    Verdicts,
+    default_metrics,
+    gate_each,
+    require_measured,
+)
 from unified_prof.errors import CaptureError, UsageError
+from unified_prof.pipeline.outputs import output_directory
 
-# Minimum rounds for a verdict, and default maximum.
-MIN_ROUNDS = 3
-MAX_ROUNDS = 10
+# Minimum rounds for a verdict on times, and default maximum.
+MIN_ROUNDS = MIN_PAIRED_ROUNDS
+MAX_ROUNDS = 12
+# Minimum and maximum CPU time that a round measures per side, and maximum wall time of both.
+_MIN_S, _MAX_S, _MAX_WALL_S = 1.0, 4.0, 12.0
+# Standard error of a round's change at which more iterations add little to the verdict.
+_GOOD_ERROR = 0.01
+# Aim for the duration of a turn: long enough to refill caches, short against drift.
+_TURN_S = 0.03
+_MIN_TURNS = 6
+# Settings that make the CPU time of processes vary less, unless the environment sets them. Threads
+# that wait for others sleep. Freed memory stays with the process (glibc): otherwise, the layout of
+# its heap decides how many pages each iteration has to get from the kernel, up to 30 % of its time.
+_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
 # Lines of the output of a failed workload that an error contains, and bytes in which they are
 # searched.
 _SHOWN_LINES, _SHOWN_BYTES = 3, 20_000
+# Seconds between checks whether a process that sends nothing has ended.
+_CHECK_S = 0.2
+# Default limit of the time without progress.
+TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +84,21 @@ class Workload:
     """Directory for the reports; None: the reports are not kept."""
     pythons: tuple[str, str] = (sys.executable, sys.executable)
     """Python interpreters for baseline and candidate."""
+    timeout_s: float = TIMEOUT_S
+    """Maximum time without progress of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Receivers of messages while runs are in progress."""
+
+    progress: Callable[[str], None] = lambda _: None
+    """Called with a short description of the current step."""
+    relay: Callable[[str], None] = lambda _: None
+    """Called with the output of each run of the first round."""
 
 
 def until_sure(
-    base: Path,
-    new: Path,
-    workload: Workload,
-    metrics: Sequence[str],
-    limits: Limits,
-    *,
-    noise: Noise | None = None,
-    most: int = MAX_ROUNDS,
-    progress: Callable[[str], None] = lambda _: None,
-) -> tuple[Verdict, Run, Run]:
-    """Run the workload in two checkouts in turn until the verdict is certain.
-
-    In every other round the candidate runs first, so that slow changes of the machine affect both
-    sides equally.
-
-    Returns:
-        The verdict, and the measurements of both sides.
-
-    Raises:
-        UsageError: a checkout is not a directory, or `most` is below MIN_ROUNDS.
-        CaptureError: the workload failed, or could not be measured.
-        OutputError: the reports cannot be written.
-    """
-    with _reports(workload.keep) as folder:
-        for found in _in_turn((base, new), {folder: workload}, metrics, most, progress):
-            before, after = found[folder]
-            verdict = gate(before, after, metrics, limits, noise)
-            if verdict.outcome != "inconclusive":
-                break
-    return verdict, before, after
-
-
-def until_all_sure(
     base: Path,
     new: Path,
     workloads: Mapping[str, Workload],
@@ -80,49 +107,102 @@ def until_all_sure(
     *,
     noise: Noise | None = None,
     most: int = MAX_ROUNDS,
-    progress: Callable[[str], None] = lambda _: None,
+    messages: Messages | None = None,
 ) -> tuple[Verdicts, dict[str, tuple[Run, Run]]]:
-    """Like `until_sure`, with several workloads in every round and their geometric mean.
+    """Run workloads in two checkouts in lock-step until the verdict is certain.
 
-    The rounds end when the verdict for all workloads is certain or one of them has regressed. All
-    reports are kept in the directory of the first workload, in one subdirectory per workload.
+    The rounds end when the verdict for all workloads is certain or one of them has regressed.
+    Reports are kept in the directory of the first workload; if there are several workloads, each
+    has a subdirectory.
+
+    Args:
+        base: Checkout of the baseline.
+        new: Checkout of the candidate.
+        workloads: Workloads by name.
+        metrics: Metrics to judge; empty for the default, in which memory may not rise either.
+        limits: Limits of a change.
+        noise: Run-to-run variation given by the user.
+        most: Maximum number of rounds.
+        messages: Receivers of messages.
 
     Returns:
         The verdicts, and the measurements of each workload on both sides.
 
     Raises:
-        UsageError: as for `until_sure`, or there is no workload.
-        CaptureError: a workload failed, or could not be measured.
+        UsageError: a checkout is not a directory, there is no workload, or `most` is below
+            MIN_ROUNDS.
+        CaptureError: a workload failed, hung, or could not be measured.
         OutputError: the reports cannot be written.
     """
-    if not workloads:
-        raise UsageError("no workload to run", slug="wrong-command")
-    keep = next(iter(workloads.values())).keep
-    with _reports(keep) as folder:
-        folders = {folder / name: workload for name, workload in workloads.items()}
-        for found in _in_turn((base, new), folders, metrics, most, progress):
-            pairs = {path.name: sides for path, sides in found.items()}
-            verdicts = gate_each(pairs, metrics, limits, dict.fromkeys(pairs, noise))
-            if verdicts.outcome != "inconclusive":
-                break
-    return verdicts, pairs
+    if not metrics:
+        limits = replace(limits, by_metric={PEAK: 0.0, **limits.by_metric})
+    began, number = time.monotonic(), 0
+    for pairs, paired in _rounds((base, new), workloads, metrics, most, messages or Messages()):
+        number += 1
+        judged = metrics or default_metrics(pairs.values())
+        noises = dict.fromkeys(pairs, noise)
+        verdicts = gate_each(pairs, judged, limits, noises, paired=paired)
+        if verdicts.outcome != "inconclusive":
+            break
+    return replace(verdicts, effort=Effort(number, time.monotonic() - began)), pairs
 
 
-def _in_turn(
+def with_itself(
+    workload: Workload, rounds: int, *, messages: Messages | None = None
+) -> tuple[tuple[Run, Run], Effort]:
+    """Run one workload against itself in the current directory, in `rounds` rounds.
+
+    Raises:
+        UsageError: too few rounds.
+        CaptureError: the workload failed, hung, or could not be measured.
+    """
+    here, began = Path.cwd(), time.monotonic()
+    *_, (pairs, _) = _rounds((here, here), {"": workload}, [], rounds, messages or Messages())
+    return pairs[""], Effort(rounds, time.monotonic() - began)
+
+
+def smallest_change(pair: tuple[Run, Run], limits: Limits, rounds: int) -> float:
+    """Return the smallest regression that is usually detected in `rounds` rounds.
+
+    A regression of this size is detected in half of the cases, a slightly larger one nearly always.
+
+    Args:
+        pair: Both sides of a workload that was run against itself.
+        limits: Limits of a change.
+        rounds: Number of rounds.
+
+    Raises:
+        UsageError: The workload has no times, or too few rounds had enough iterations.
+    """
+    base, new, _ = program_times(*pair)
+    changes = paired_changes(base.sample(TOTAL), new.sample(TOTAL))
+    if len(changes) < MIN_ROUNDS:
+        raise UsageError(
+            f"only {len(changes)} rounds had enough iterations, at least {MIN_ROUNDS} needed",
+            hint="let the script run more iterations",
+            slug="too-few-runs",
+        )
+    error = float(np.std(changes, ddof=1)) / math.sqrt(rounds)
+    return (1 + limits.max_regress) * math.exp(quantile(ALPHA, len(changes) - 1) * error) - 1
+
+
+def _rounds(
     checkouts: tuple[Path, Path],
-    workloads: Mapping[Path, Workload],
+    workloads: Mapping[str, Workload],
     metrics: Sequence[str],
     most: int,
-    progress: Callable[[str], None],
-) -> Iterator[dict[Path, tuple[Run, Run]]]:
-    """Run each workload in both checkouts in turn; yield the runs so far after each round.
+    messages: Messages,
+) -> Iterator[tuple[dict[str, tuple[Run, Run]], bool]]:
+    """Run each workload in both checkouts; yield the runs so far after each round.
+
+    The second value is True if all of them stepped in turn.
 
     Args:
         checkouts: Directories of baseline and candidate.
-        workloads: Report directory -> workload.
+        workloads: Workloads by name.
         metrics: Metrics to compare; the first round checks that they are measured.
         most: Maximum number of rounds.
-        progress: Called with a short description of the current step.
+        messages: Receivers of messages.
     """
     for checkout in checkouts:
         if not checkout.is_dir():
@@ -133,109 +213,297 @@ def _in_turn(
         raise UsageError(
             f"--rounds {most}: a verdict needs at least {MIN_ROUNDS} rounds", slug="too-few-runs"
         )
-    sides = tuple(zip(("base", "new"), checkouts, strict=True))
-    for number in range(1, most + 1):
-        for folder, workload in workloads.items():
-            for name, where in sides if number % 2 else reversed(sides):
-                what = f" of {folder.name}" if len(workloads) > 1 else ""
-                progress(f"round {number} of at most {most}: {name}{what}")
-                python = workload.pythons[name == "new"]
-                measure(workload.command, where, folder / f"{name}-{number}", python=python)
-        if 1 < number < MIN_ROUNDS:
-            continue
-        pairs = {
-            folder: (
-                _loaded(folder, "base", checkouts[0], number),
-                _loaded(folder, "new", checkouts[1], number),
-            )
-            for folder in workloads
-        }
-        if number == 1:
-            require_measured(pairs.values(), metrics)
-        else:
-            yield pairs
-
-
-def _loaded(folder: Path, side: str, checkout: Path, rounds: int) -> Run:
-    found = runs.load([folder / f"{side}-{number}" for number in range(1, rounds + 1)])
-    return found.with_label(f"{checkout} ({rounds} runs)")
-
-
-def several(
-    workload: Workload,
-    rounds: int,
-    *,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Run:
-    """Run one workload `rounds` times in the current directory and return the measurements.
-
-    Raises:
-        UsageError: too few rounds.
-        CaptureError: the workload failed, or could not be measured.
-    """
-    if rounds < MIN_ROUNDS:
-        raise UsageError(
-            f"--rounds {rounds}: at least {MIN_ROUNDS} needed",
-            slug="too-few-runs",
-        )
-    with _reports(workload.keep) as folder:
-        paths = [folder / f"run-{number}" for number in range(1, rounds + 1)]
-        for number, path in enumerate(paths, start=1):
-            progress(f"run {number} of {rounds}")
-            measure(workload.command, Path.cwd(), path, python=workload.pythons[0])
-        return runs.load(paths)
-
-
-def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
-    """Return the smallest regression that is usually detected with `runs_a_side` runs per side.
-
-    A regression of this size is detected in half of the cases, a slightly larger one nearly always.
-    """
-    degrees = noise.degrees + 2 * (runs_a_side - 1)
-    error = noise.relative * math.sqrt(2 / runs_a_side)
-    return (1 + limits.max_regress) * math.exp(confidence.quantile(ALPHA, degrees) * error) - 1
+    if not workloads:
+        raise UsageError("no workload to run", slug="wrong-command")
+    loaded: dict[str, tuple[list[Run], list[Run]]] = {one: ([], []) for one in workloads}
+    timed_whole = not any(one.startswith(OPERATION) for one in metrics)
+    paired = True
+    with _reports(next(iter(workloads.values())).keep) as kept:
+        for number in range(1, most + 1):
+            for name, workload in workloads.items():
+                what = f" of {name}" if len(workloads) > 1 else ""
+                messages.progress(f"round {number} of at most {most}{what}")
+                folder = kept / name if len(workloads) > 1 else kept
+                targets = (folder / f"base-{number}", folder / f"new-{number}")
+                paired &= measure(
+                    workload,
+                    checkouts,
+                    targets,
+                    messages if number == 1 else None,
+                    swapped=number % 2 == 0,
+                    timed_whole=timed_whole,
+                    together=paired and number > 1,
+                )
+                for side, target in zip(loaded[name], targets, strict=True):
+                    side.append(runs.load([target]))
+            pairs = {
+                name: (
+                    pool(base).with_label(f"{checkouts[0]} ({number} runs)"),
+                    pool(new).with_label(f"{checkouts[1]} ({number} runs)"),
+                )
+                for name, (base, new) in loaded.items()
+            }
+            if number == 1 and metrics:
+                require_measured(pairs.values(), metrics)
+            yield pairs, paired
 
 
 def measure(
-    command: Sequence[str], folder: Path, target: Path, *, python: str = sys.executable
-) -> None:
-    """Run the workload in a separate process in `folder`, and write its reports to `target`.
+    workload: Workload,
+    checkouts: tuple[Path, Path],
+    targets: tuple[Path, Path],
+    first: Messages | None = None,
+    *,
+    swapped: bool = False,
+    timed_whole: bool = True,
+    together: bool = False,
+) -> bool:
+    """Run the workload once in each checkout, and write the reports to `targets`.
+
+    Args:
+        workload: The workload.
+        checkouts: Directories of baseline and candidate.
+        targets: Directories for the reports of baseline and candidate.
+        first: Measure exact metrics and memory too, and relay the output.
+        swapped: True if the candidate starts first.
+        timed_whole: True if times of operations are not needed.
+        together: True if both may set up at the same time, because they are known to take turns.
+
+    Returns:
+        True if the runs stepped in turn. If a backend has no iterations to take turns with, they
+        run one after the other.
 
     Raises:
-        CaptureError: the workload failed (the message contains the end of its output), or wrote no
+        CaptureError: a run failed (the message contains the end of its output), hung, or wrote no
             report.
     """
-    full = [python, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
-    # A file, because a pipe stays open as long as any process that the workload started.
-    with TemporaryFile() as printed:
+    per_sample = sys.maxsize if timed_whole else 2
+    order = (1, 0) if swapped else (0, 1)
+    with ExitStack() as stack:
+        sides: dict[int, _Process] = {}
+        for one in order:
+            process = _Process(
+                workload, one, checkouts[one], targets[one], first is not None, per_sample
+            )
+            sides[one] = stack.enter_context(process)
+            if not together:
+                process.await_ready()
+        if together:
+            for one in order:
+                sides[one].await_ready()
+        pair = sides[0], sides[1]
+        in_turn = all(one.is_waiting for one in pair)
+        if in_turn:
+            _step_in_turn(pair, 1 if timed_whole else per_sample)
+        for process in pair:
+            process.end_turns()
+        for process in pair:
+            process.finish()
+            if first is not None:
+                first.relay(process.output())
+    return in_turn
+
+
+def _step_in_turn(sides: tuple[_Process, _Process], unit: int) -> None:
+    """Let two runs step in turn until enough was measured or one has ended.
+
+    Args:
+        sides: The runs.
+        unit: Minimum number of iterations of a turn.
+    """
+    size, longest = unit, 1e-6
+    took: tuple[list[float], list[float]] = ([], [])
+    began = time.monotonic()
+    while len(took[0]) < _MIN_TURNS or not (
+        time.monotonic() - began > _MAX_WALL_S
+        or min(map(sum, took)) > (_MIN_S if _error(*took) < _GOOD_ERROR else _MAX_S)
+    ):
+        for one in (0, 1) if len(took[0]) % 2 == 0 else (1, 0):
+            seconds = sides[one].take_turn(size)
+            if seconds is None:
+                return
+            took[one].append(seconds)
+            longest = max(longest, seconds / size)
+        size = unit * max(1, math.ceil(_TURN_S / unit / longest))
+
+
+def _error(base_s: list[float], new_s: list[float]) -> float:
+    """Return the standard error of the median change of the turns so far."""
+    changes = np.log(np.maximum(new_s, 1e-9)) - np.log(np.maximum(base_s, 1e-9))
+    deviation = float(np.median(np.abs(changes - np.median(changes))))
+    # 1.4826: standard deviation by MAD; 1.2533: standard error of the median by that of the mean.
+    return 1.4826 * 1.2533 * deviation / math.sqrt(len(changes))
+
+
+class _Process:
+    """A run in one checkout.
+
+    Args:
+        workload: The workload.
+        side: 0 for the baseline, 1 for the candidate.
+        folder: Working directory.
+        target: Directory for the reports.
+        is_first: True if exact metrics are measured, too.
+        per_sample: Number of iterations per sample.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        side: int,
+        folder: Path,
+        target: Path,
+        is_first: bool,
+        per_sample: int,
+    ) -> None:
+        self._workload, self._folder, self._target = workload, folder, target
+        self._python = workload.pythons[side]
+        self._turns = is_first, per_sample
+        self._what = f"`uprof run {' '.join(workload.command)}` in {folder}"
+        self._received = b""
+        self._code = 0
+        self.is_waiting = False
+        """True if the run waits for its turn."""
+
+    def __enter__(self) -> _Process:
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        theirs = (read, write, lifeline)
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        log = self._target.with_name(f"output-{self._target.name}.txt")
+        self._printed: IO[bytes] = log.open("wb+")
+        environment = {
+            **_ENVIRONMENT,
+            **os.environ,
+            TURNS_VARIABLE: json.dumps(asdict(Turns(*theirs, *self._turns))),
+        }
+        options = ("-m", "unified_prof", "run", "--quiet", "-o", str(self._target))
         try:
-            code = subprocess.run(
-                full,
-                cwd=folder,
+            self._process = subprocess.Popen(
+                [self._python, *options, *self._workload.command],
+                cwd=self._folder,
+                env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=printed,
+                stdout=self._printed,
                 stderr=subprocess.STDOUT,
-                check=False,
-            ).returncode
+                pass_fds=theirs,
+                start_new_session=True,
+            )
         except OSError as err:
+            self._close()
             raise CaptureError(
-                f"cannot start the interpreter {python}: {err.strerror or err}",
+                f"cannot start the interpreter {self._python}: {err.strerror or err}",
                 slug="round-failed",
             ) from None
-        if code:
-            printed.seek(max(0, printed.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-            text = printed.read().decode(errors="replace")
-    if code:
-        told = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
+        finally:
+            for one in theirs:
+                os.close(one)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the run and all processes that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._printed.close()
+        for one in (self._read, self._write, self._lifeline):
+            os.close(one)
+
+    def await_ready(self) -> None:
+        """Wait until the run waits for its first turn, or has ended."""
+        self.is_waiting = self._line() is not None
+
+    def take_turn(self, iterations: int) -> float | None:
+        """Let the run take a turn; return the seconds it took, None if the run has ended."""
+        line = "ready"
+        while line == "ready":  # the run has found other iterations and measures anew
+            self._send(iterations)
+            answer = self._line()
+            if answer is None:
+                self.is_waiting = False
+                return None
+            line = answer
+        return int(line.split()[0]) / 1e9
+
+    def end_turns(self) -> None:
+        """End the measurement, so that the run writes its reports."""
+        if self.is_waiting:
+            self._send(0)
+
+    def finish(self) -> None:
+        """Wait for the end of the run."""
+        while (line := self._line()) is not None:
+            if line == "ready":
+                self._send(0)
+        if self._code:
+            shown = [one.strip() for one in self.output().splitlines() if one.strip()]
+            ended = f"exited with code {self._code}"
+            if self._code < 0:
+                ended = f"was killed by signal {-self._code}"
+            raise CaptureError(
+                f"{self._what} {ended}"
+                + (f": {' / '.join(shown[-_SHOWN_LINES:])}" if shown else ""),
+                slug="round-failed",
+            )
+        if not self._target.exists():
+            raise CaptureError(
+                f"{self._what} wrote no report: does {self._python} have uprof installed?",
+                slug="round-failed",
+            )
+
+    def output(self) -> str:
+        """Return the end of what the run has printed."""
+        self._printed.seek(max(0, self._printed.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        return self._printed.read().decode(errors="replace")
+
+    def _send(self, iterations: int) -> None:
+        with suppress(BrokenPipeError):  # it has ended, which the next read notices
+            os.write(self._write, f"{iterations}\n".encode())
+
+    def _line(self) -> str | None:
+        """Return the next message, None if the run has ended.
+
+        Raises:
+            CaptureError: It made no progress.
+        """
+        deadline = time.monotonic() + self._workload.timeout_s
+        while b"\n" not in self._received:
+            if select.select([self._read], [], [], _CHECK_S)[0]:
+                data = os.read(self._read, 4096)
+                if not data:
+                    self._await_end(deadline)
+                    return None
+                self._received += data
+            elif self._has_exited():  # processes that it started may still hold the pipe
+                return None
+            elif time.monotonic() > deadline:
+                self._raise_hung()
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode()
+
+    def _await_end(self, deadline: float) -> None:
+        while not self._has_exited():
+            if time.monotonic() > deadline:
+                self._raise_hung()
+            time.sleep(_CHECK_S / 10)
+
+    def _has_exited(self) -> bool:
+        # Not reaped, so that the process group keeps its number until it is killed.
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        found = os.waitid(os.P_PID, self._process.pid, options)
+        if found is not None:
+            exited = found.si_code == os.CLD_EXITED
+            self._code = found.si_status if exited else -found.si_status
+        return found is not None
+
+    def _raise_hung(self) -> None:
         raise CaptureError(
-            f"`uprof run {' '.join(command)}` in {folder} exited with code {code}"
-            + (f": {' / '.join(line.strip() for line in told)}" if told else ""),
-            slug="round-failed",
-        )
-    if not target.exists():
-        raise CaptureError(
-            f"`uprof run {' '.join(command)}` in {folder} wrote no report: does {python} "
-            "have uprof installed?",
+            f"{self._what} made no progress for {self._workload.timeout_s:g} s and was ended",
+            hint="raise --timeout if its set-up takes longer",
             slug="round-failed",
         )
 
@@ -247,8 +515,6 @@ def _reports(keep: Path | None) -> Iterator[Path]:
         with TemporaryDirectory(prefix="uprof-rounds-") as folder:
             yield Path(folder)
         return
-    from unified_prof.pipeline.outputs import output_directory
-
     if keep.exists() and not keep.is_dir():
         raise UsageError(
             f"--keep {keep} is a file, expected a new directory", slug="already-exists"

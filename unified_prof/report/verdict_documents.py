@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from unified_prof.compare.comparable import Run
-from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
+from unified_prof.compare.gate import Check, Effort, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
 from unified_prof.report.operation_difference import (
@@ -23,6 +23,7 @@ from unified_prof.report.operation_difference import (
 _FORMATTERS: dict[Unit, Callable[[float], str]] = {
     "ns": names.format_duration,
     "B": names.format_size,
+    "n": "{:,.0f}".format,
     "x": "{:.3f} x".format,
 }
 _MARKS: dict[Outcome, str] = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
@@ -38,6 +39,7 @@ def gate_document(verdict: Verdict, base: str = "", new: str = "") -> Document:
     if base:
         document.fact("compared", f"{base} -> {new}")
     document.fact("limits", limits_text(verdict.limits))
+    _add_effort(document, verdict.effort)
     document.table(check_columns(verdict.checks))
     if (line := waiting_text(verdict.waiting)) is not None:
         document.note(line)
@@ -52,6 +54,7 @@ def verdicts_document(verdicts: Verdicts) -> Document:
     _add_title(document, verdicts.outcome)
     document.fact("compared", f"{len(verdicts.each)} workloads")
     document.fact("limits", limits_text(verdicts.limits))
+    _add_effort(document, verdicts.effort)
     rows = list(_all_checks(verdicts))
     workloads = Column("workload", tuple(names.neutral(name) for name, _ in rows), is_name=True)
     document.table([workloads, *check_columns([check for _, check in rows])])
@@ -66,6 +69,12 @@ def _add_title(document: Document, outcome: Outcome) -> None:
     document.title(f"uprof gate: {outcome}", mark=_MARKS[outcome])
 
 
+def _add_effort(document: Document, effort: Effort | None) -> None:
+    if effort is not None:
+        rounds = f"{effort.rounds} round{'s' * (effort.rounds > 1)}"
+        document.fact("measured", f"{rounds} in {effort.seconds:.0f} s")
+
+
 def gate_fields(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
     """Return a verdict as plain data for JSON."""
     found: dict[str, Any] = {
@@ -76,6 +85,7 @@ def gate_fields(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
         "exit_code": verdict.exit_code,
         "limits": asdict(verdict.limits),
         "waiting": waiting_fields(verdict.waiting),
+        "effort": verdict.effort and asdict(verdict.effort),
         "checks": [asdict(check) for check in verdict.checks],
     }
     plain: dict[str, Any] = finite_or_none(found)
@@ -162,6 +172,7 @@ def verdicts_fields(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
         "outcome": verdicts.outcome,
         "exit_code": verdicts.exit_code,
         "limits": asdict(verdicts.limits),
+        "effort": verdicts.effort and asdict(verdicts.effort),
         "workloads": {
             name: {
                 "base": pairs[name][0].label,

@@ -40,6 +40,8 @@ class Stage:
     """Description for progress messages."""
     instruments: tuple[Instrument, ...]
     iterations: int
+    is_over: Callable[[], bool] = lambda: False
+    """Returns True if the stage ends before that number of iterations."""
 
 
 class Driver:
@@ -102,7 +104,8 @@ class Driver:
             for instrument in reversed(self._open):
                 instrument.end_iteration(self._done)
             self._done += 1
-            if self._done < self._stages[self._at].iterations:
+            stage = self._stages[self._at]
+            if self._done < stage.iterations and not stage.is_over():
                 self._on_iteration(self._open)
                 self._begin_iteration()
                 return

@@ -29,6 +29,7 @@ from unified_prof.tracking.assemble import (
     select_calls,
 )
 from unified_prof.tracking.call_sites import ReportRegions, SiteTable
+from unified_prof.tracking.lockstep import note_compiled
 from unified_prof.tracking.operations import ActivationTracker
 from unified_prof.tracking.raw_calls import MeasuredIteration
 from unified_prof.tracking.stack_walker import Scope
@@ -82,6 +83,8 @@ class Results:
         self._note_peak()
         self._note_device()
         self._note_end()
+        if session.spec.turns is not None:
+            note_compiled(self._facts)
         return TrackedRun(
             device=session.device.describe(),
             operations=regions.renumber(operations) if times else (),

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import Any
 
-from unified_prof.base.run_spec import MEMORY, RUN_TIME, Capture, RunSpec, TrackedRun
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, Capture, RunSpec, TrackedRun, Turns
 from unified_prof.errors import CaptureError
 from unified_prof.tracking.code_entries import MODEL_CODE, Project
 from unified_prof.tracking.device import Device, DeviceFault, GraphReplays
 from unified_prof.tracking.driver import Driver, Instrument, Saving, Stage
 from unified_prof.tracking.interception import Interception
+from unified_prof.tracking.lockstep import (
+    COUNTED_ITERATIONS,
+    OperatorCounts,
+    TurnTaker,
+    use_one_thread,
+)
 from unified_prof.tracking.modules import Weights
 from unified_prof.tracking.operations import (
     ITERATIONS_PER_SAMPLE,
@@ -136,18 +143,41 @@ class Session:
                 self.first_iteration.on_call = recorders[0].count_operation
             warmup -= 1
         stages.append(Stage("warm-up", (), max(0, warmup)))
+        if asked.turns is not None:
+            stages += self._stages_in_turn(asked.turns)
+            return [stage for stage in stages if stage.iterations > 0]
         remaining = asked.iterations if RUN_TIME in asked.reports else 0
         each = self.run_time.iterations_per_sample = ITERATIONS_PER_SAMPLE
         if remaining:
             stages.append(Stage("run time", (self.run_time,), each))
-        if MEMORY in asked.reports:
-            stages.append(Stage("activations and weights", (self.memory,), 1))
-            stages.append(Stage("peak memory", (self.peak,), self.peak.lead_in + 1))
+        stages += self._memory_stages()
         stages.append(Stage("run time", (self.run_time,), each * (remaining - 1)))
         if self.instruments:
             lead_in = max(getattr(one, "lead_in", 0) for one in self.instruments)
             stages.append(Stage("timeline", self.instruments, lead_in + asked.iterations))
         return [stage for stage in stages if stage.iterations > 0]
+
+    def _memory_stages(self) -> list[Stage]:
+        if MEMORY not in self.spec.reports:
+            return []
+        return [
+            Stage("activations and weights", (self.memory,), 1),
+            Stage("peak memory", (self.peak,), self.peak.lead_in + 1),
+        ]
+
+    def _stages_in_turn(self, turns: Turns) -> list[Stage]:
+        """Return the stages of a run that takes turns until the gate ends the measurement."""
+        synchronize = None if self.device.is_cpu else self.run_time.clock.synchronize
+        if self.device.is_cpu:
+            use_one_thread()
+        taker = TurnTaker(turns, synchronize)
+        self.run_time.iterations_per_sample = turns.per_sample
+        stages = self._memory_stages()
+        if turns.is_first:
+            counts = OperatorCounts(self.device.kind, self.facts)
+            stages.append(Stage("counts", (counts,), COUNTED_ITERATIONS))
+        steps = Stage("in turn", (taker, self.run_time), sys.maxsize, lambda: taker.is_over)
+        return [*stages, steps]
 
     def driver(self, *, setup_first: bool) -> Driver:
         """Return a driver for the stages; patches are removed after the last one."""
