@@ -1,6 +1,7 @@
-# Reading and CI: everything of uprof that needs no device. Measuring belongs into an image with
-# torch and the vendor's libraries, where `pip install unified-prof` adds uprof.
-#   docker run --rm -v "$PWD:/work" ghcr.io/unified-prof/uprof report RUN
+# Image that converts, reads and gates reports. To measure, install uprof in an image with torch and the
+# vendor's libraries instead.
+#   docker build -t uprof .                    (the image is not published yet)
+#   docker run --rm -v "$PWD:/work" uprof report RUN
 FROM python:3.13.1-slim-bookworm AS build
 WORKDIR /source
 RUN python -m venv /opt/uprof
@@ -17,7 +18,7 @@ FROM python:3.13.1-slim-bookworm
 LABEL org.opencontainers.image.title="uprof" \
       org.opencontainers.image.source="https://github.com/unified-prof/uprof" \
       org.opencontainers.image.licenses="Apache-2.0"
-# `uprof gate --until-sure` measures two checkouts; git says which.
+# `uprof gate --until-sure` reads the revisions of both checkouts with git.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends git \

@@ -1,9 +1,9 @@
 # make demo   set up, profile the bundled example on the CPU, show where its time went
-# make test   set up, then everything CI runs: lint, types, import contracts, all tests
-# make check  the fast part of `make test`, without installing anything
-# make docs   the documentation as a site in .cache/site; every warning and dead link fails
+# make test   set up, then run everything that CI runs: lint, types, import contracts, all tests
+# make check  run the fast part of `make test`, without installing anything
+# make docs   build the documentation site in .cache/site; fails on warnings and dead links
 # make compat TORCH=2.6.0 [PYTHON=python3.12] [WILD=1] [KEEP=1]
-#             the tests that touch torch, on another torch, in an environment of its own
+#             run the tests that need torch with another release, in a separate environment
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -14,7 +14,7 @@ STAMP  := $(VENV)/.installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp a set of extras, made again when what is to be installed changes.
+# One stamp per set of extras; a change of the requirements installs again.
 $(STAMP)-run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	touch $@
@@ -34,7 +34,7 @@ test: $(STAMP)-dev
 	$(MAKE) lint types contracts
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not clients and not timing'
 
-# Alone, and on a machine that is otherwise idle.
+# Needs an otherwise idle machine.
 timing: $(STAMP)-dev
 	$(BIN)/python -m pytest -n 0 -m timing
 
@@ -45,7 +45,7 @@ compat:
 docs: $(STAMP)-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# What looks at the code takes one processor each, so two of it go beside one another.
+# The static checks use one processor each, so two run in parallel.
 check:
 	$(MAKE) --no-print-directory -j 2 lint types contracts
 	$(MAKE) --no-print-directory unit
@@ -61,11 +61,11 @@ types:
 contracts:
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
-# At the end: what the tests took of the processor, which of them are too dear for here.
+# Prints the CPU time of the tests, and those that belong to `make test` only.
 unit:
 	$(BIN)/python -m pytest -n 2 --dist worksteal --costs 190
 
-# The wheel and the sdist, as they are published, in dist/.
+# Build wheel and sdist in dist/.
 dist:
 	$(PYTHON) -m venv .cache/dist
 	.cache/dist/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt build twine

@@ -1,4 +1,4 @@
-"""A small convolutional network with batch normalisation, driven through providers.
+"""A small convolutional network with batch normalization, with providers.
 
 Try it: uprof run examples/cnn.py
 """

@@ -1,4 +1,4 @@
-"""A residual multilayer perceptron, driven through providers.
+"""A residual multilayer perceptron, with providers.
 
 Try it: uprof run examples/mlp.py
 """

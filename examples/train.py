@@ -1,4 +1,4 @@
-"""A plain training script that knows nothing of uprof: it is profiled as it is.
+"""A plain training script without any reference to uprof.
 
 Try it: uprof run examples/train.py --epochs 2
 """

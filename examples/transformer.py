@@ -1,4 +1,4 @@
-"""A small GPT-like language model, driven through providers: what `make demo` profiles.
+"""A small GPT-like language model, with providers; `make demo` profiles it.
 
 Try it: uprof run examples/transformer.py
 """
