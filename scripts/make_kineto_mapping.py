@@ -444,7 +444,9 @@ def as_markdown() -> str:
         kinds = ", ".join(kind.value for kind in mapping.kinds) or "top-level keys"
         lines += [f"### {mapping.table}", "", f"From: {kinds}. {mapping.note}".rstrip(), ""]
         lines += ["| column | source |", "|---|---|"]
-        lines += [f"| {column} | {source} |" for column, source in mapping.columns.items()]
+        for column, source in mapping.columns.items():
+            cell = source.replace("|", "\\|")
+            lines.append(f"| {column} | {cell} |")
         lines.append("")
     lines += ["## Not kept", "", "| event | reason |", "|---|---|"]
     lines += [f"| {event} | {reason} |" for event, reason in NOT_KEPT.items()]

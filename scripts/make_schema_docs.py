@@ -46,7 +46,8 @@ def page() -> str:
     lines = [INTRODUCTION, "| revision | SCHEMA_VERSION | what changed |\n|---|---|---|\n"]
     for revision, text in runner.history(catalogue.MSPROF):
         version = catalogue.load(catalogue.MSPROF, revision).schema_version or "none"
-        lines.append(f"| {revision} | {version} | {text.partition(chr(10))[0]} |\n")
+        change = text.partition("\n")[0].replace("<", "&lt;")
+        lines.append(f"| {revision} | {version} | {change} |\n")
     lines.append("\n## Tables of msprof\n")
     for model in MSPROF_MODELS:
         lines += _table(model)
