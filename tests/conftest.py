@@ -1,4 +1,4 @@
-"""What every test can use."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -19,63 +19,59 @@ pytest_plugins = ["tests.costs"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# No example has a deadline: other programs on the machine would decide whether a test passes.
+# Without deadlines: other programs on the machine would decide whether a test passes.
 settings.register_profile("uprof", deadline=None)
 settings.load_profile("uprof")
 SETTINGS = "_hypothesis_internal_use_settings"
 
-# Where Python may not keep bytecode, each worker rewrites the assertions of all tests, and each
-# process that a test starts compiles all of uprof: a third of what the quick suite takes.
+# Without bytecode each worker rewrites all assertions and each started process compiles the
+# package, which takes a third of the quick suite.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Under nohup a hang-up is ignored, in the background of a shell Ctrl-C, by the processes that tests
-# start as well; tests send both.
+# Tests send SIGHUP and Ctrl-C, which nohup and background jobs ignore, also in child processes.
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What was learned of this machine's noise is not what tests are judged by.
+# Tests do not use the run-to-run variation learned on this machine.
 os.environ["XDG_STATE_HOME"] = str(ROOT / ".cache" / "no state of tests")
 
-# Processes that a test starts import this checkout, whatever is installed.
+# Processes started by tests import this checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
 )
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name bytes by their length: a packed file holds the time at which it was packed.
+    """Name bytes by their length.
 
-    Two workers that collect the same test under two names refuse to run any.
+    Packed files contain their creation time, and workers must collect tests under equal names.
     """
     return f"{argname}-{len(val)}-bytes" if isinstance(val, bytes) else None
 
 
-def with_fewer_examples(item: pytest.Item) -> None:
-    """Have a test of properties try fewer examples: what the quick suite finds, it finds soon."""
+def reduce_examples(item: pytest.Item) -> None:
+    """Reduce the examples of a property test to an eighth, for the quick suite."""
     test = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
     if test is None or not is_hypothesis_test(test) or hasattr(test, "tries_fewer"):
         return
-    # Where `settings` as a decorator keeps them; a test that was made cannot be decorated again.
-    asked = getattr(test, SETTINGS, None) or settings()
-    fewer = max(5, asked.max_examples // 8)
-    setattr(test, SETTINGS, settings(asked, max_examples=min(fewer, asked.max_examples)))
+    # Settings are stored on the test; a wrapped test cannot be decorated again.
+    current = getattr(test, SETTINGS, None) or settings()
+    fewer = max(5, current.max_examples // 8)
+    setattr(test, SETTINGS, settings(current, max_examples=min(fewer, current.max_examples)))
     test.tries_fewer = True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make those cases slow that a test with many has beyond its ``quick(cases=...)``.
-
-    Where slow tests are left out, properties are tried with an eighth of their examples.
-    """
+    """Mark cases beyond ``quick(cases=...)`` as slow; reduce examples in the quick suite."""
     seen: Counter[str] = Counter()
     for item in items:
         if "not slow" in item.config.option.markexpr:
-            with_fewer_examples(item)
+            reduce_examples(item)
         if (quick := item.get_closest_marker("quick")) is not None:
             test = item.nodeid.partition("[")[0]
             seen[test] += 1
@@ -84,11 +80,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_old_is_looked_through() -> None:
-    """Hide from the garbage collector what earlier modules and imports have left alive.
+def freeze_earlier_objects() -> None:
+    """Hide objects of earlier modules from the garbage collector.
 
-    Tracking looks for tensors through all objects that there are: in a program these are the
-    program's, here they would be a million of pytest's, of all tests collected.
+    Tracking searches all live objects for tensors; pytest would add a million of them.
     """
     gc.collect()
     gc.freeze()
@@ -96,7 +91,7 @@ def nothing_old_is_looked_through() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Return the folder of recordings made by others; skip where it is not present."""
+    """Return the directory of recordings made by others, or skip if it does not exist."""
     folder = ROOT.parent / "shared"
     if not (folder / "README.md").is_file():
         pytest.skip("needs recordings that are kept outside the repository")
@@ -105,6 +100,6 @@ def shared() -> Path:
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[Browser]:
-    """Give the tests of a module one browser."""
+    """Return a browser for the tests of a module."""
     with Browser() as browser:
         yield browser

@@ -1,4 +1,4 @@
-"""Tracked runs made by hand, for everything that comes after tracking."""
+"""Hand-written tracked runs for the tests of everything after tracking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unified_prof.base.run_spec import (
 
 
 def tracked_run(**changes: Any) -> TrackedRun:
-    """Return three iterations, the second of which differs, of `linear`, `relu` and `linear`."""
+    """Return a run of `linear`, `relu`, `linear` with three iterations, the second unmatched."""
     fields: dict[str, Any] = {
         "device": "cpu: a processor",
         "operations": (
@@ -67,7 +67,7 @@ def tracked_run(**changes: Any) -> TrackedRun:
 
 
 def run_with_regions() -> TrackedRun:
-    """Return the same with `first` in `model` in `step`, `first` recursive, and `data` beside."""
+    """Return this run with regions: `first`, recursive, in `model` in `step`; and `data`."""
     run = tracked_run()
     linear, relu, last = run.operations
     (activation,) = run.activations

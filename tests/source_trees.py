@@ -1,4 +1,4 @@
-"""The package's source as syntax trees, parsed once for all tests that look at it."""
+"""Syntax trees of the package, parsed once for all tests that use them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.conftest import ROOT
 
 @cache
 def trees(folder: str) -> dict[Path, ast.Module]:
-    """Return the tree of every module in a folder of the repository."""
+    """Return the tree of every module in a directory of the repository."""
     collects = gc.isenabled()
-    gc.disable()  # looks through all that grows, three times as long as parsing takes
+    gc.disable()  # triples the parsing time
     try:
         return {
             path: ast.parse(path.read_bytes()) for path in sorted((ROOT / folder).rglob("*.py"))
@@ -27,5 +27,5 @@ def trees(folder: str) -> dict[Path, ast.Module]:
 
 @cache
 def nodes(folder: str) -> dict[Path, tuple[ast.AST, ...]]:
-    """Return all nodes of every module in a folder of the repository."""
+    """Return all nodes of every module in a directory of the repository."""
     return {path: tuple(ast.walk(tree)) for path, tree in trees(folder).items()}

@@ -1,4 +1,4 @@
-"""Everything but live profiling works where torch is not installed, and starts fast."""
+"""Everything except live profiling works and starts fast without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALLBACKS = ("integrations/lightning.py", "integrations/transformers.py")
 HEAVY = {"torch", "numpy", "sqlalchemy", "alembic"}
 PACKAGE = Path(unified_prof.__file__).parent
 
-# Refuses torch as if it were not installed, before anything of ours is imported.
+# Refuses torch as if it were not installed, before the package is imported.
 BLOCK_TORCH = """\
 import sys
 
@@ -42,7 +42,7 @@ def test_every_module_imports_without_torch() -> None:
         for path in sorted(PACKAGE.rglob("*.py"))
         if path.stem != "__main__"
         and "_resources" not in path.parts
-        # Callbacks are classes of the trainer they are for: they need its package.
+        # Callbacks subclass classes of their trainer and need its package.
         and path.relative_to(PACKAGE).as_posix() not in CALLBACKS
     ]
     code = f"""{BLOCK_TORCH}
@@ -57,26 +57,23 @@ for name in {[name.removesuffix(".__init__") for name in names]!r}:
 MAIN = "\nfrom unified_prof.cli.app import main\nmain(sys.argv[1:])\n"
 
 
-def test_doctor_answers_without_torch() -> None:
+def test_doctor_works_without_torch() -> None:
     done = python(BLOCK_TORCH + MAIN, "doctor", "--json")
     assert done.returncode == 0, done.stderr
     backends = json.loads(done.stdout)["backends"]
-    assert backends["cpu"] == {
-        "available": False,
-        "reason": "PyTorch is not installed",
-        "doubt": None,
-    }
+    unavailable = {"available": False, "reason": "PyTorch is not installed", "doubt": None}
+    assert backends["cpu"] == unavailable
 
 
 @pytest.mark.slow
-def test_doctor_says_without_torch_what_is_missing() -> None:
+def test_doctor_reports_that_torch_is_missing() -> None:
     done = python(BLOCK_TORCH + MAIN, "doctor")
     assert "PyTorch is not installed" in done.stdout
 
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "auto"])
-def test_run_without_torch_says_how_to_get_it(backend: str) -> None:
+def test_run_without_torch_fails_with_an_explanation(backend: str) -> None:
     script = ROOT / "examples" / "train.py"
     done = python(BLOCK_TORCH + MAIN, "run", "--backend", backend, str(script))
     assert done.returncode == 4
@@ -85,7 +82,7 @@ def test_run_without_torch_says_how_to_get_it(backend: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_help_is_there_at_once_and_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_is_fast_and_imports_nothing_heavy(arguments: list[str]) -> None:
     code = f"""
 import sys, atexit
 atexit.register(lambda: print(sorted({HEAVY} & {{*sys.modules}})))

@@ -1,4 +1,4 @@
-"""The report of what tests cost."""
+"""The report of the CPU time of tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import costs
-from tests.conftest import with_fewer_examples
+from tests.conftest import reduce_examples
 
 CASES = {"a.py::test_x[1]": 0.9, "a.py::test_x[2]": 0.3, "a.py::test_y": 0.7, "b.py::test_z": 1.5}
 
 
-def test_what_is_dear_is_named_the_dearest_first() -> None:
-    assert costs.told(CASES, 5.0) == [
+def test_expensive_tests_are_listed_by_cost() -> None:
+    assert costs.report_lines(CASES, 5.0) == [
         "3 s, within the budget of 5 s",
         "  1.50 s  b.py::test_z",
         "  1.20 s  a.py::test_x (2 cases)",
@@ -25,11 +25,11 @@ def test_what_is_dear_is_named_the_dearest_first() -> None:
     ]
 
 
-def test_a_budget_that_is_exceeded_is_said() -> None:
-    assert costs.told({"a.py::test_y": 0.7}, 0.6) == ["1 s, over the budget of 1 s"]
+def test_exceeded_budget_is_reported() -> None:
+    assert costs.report_lines({"a.py::test_y": 0.7}, 0.6) == ["1 s, over the budget of 1 s"]
 
 
-def test_a_test_costs_what_it_computes_and_not_what_it_waits(
+def test_cost_is_cpu_time_and_not_waiting_time(
     request: pytest.FixtureRequest,
 ) -> None:
     before = costs.processor_s()
@@ -37,10 +37,10 @@ def test_a_test_costs_what_it_computes_and_not_what_it_waits(
     assert costs.processor_s() - before < 0.05
     while costs.processor_s() - before < 0.05:
         pass
-    assert request.node.stash[costs.begun] <= before
+    assert request.node.stash[costs.start_s] <= before
 
 
-def test_properties_are_tried_with_fewer_examples_in_the_quick_suite() -> None:
+def test_property_tests_try_fewer_examples_in_the_quick_suite() -> None:
     tried: list[int] = []
 
     @settings(max_examples=40, database=None)
@@ -49,7 +49,7 @@ def test_properties_are_tried_with_fewer_examples_in_the_quick_suite() -> None:
         tried.append(number)
 
     item: Any = SimpleNamespace(obj=whole)
-    with_fewer_examples(item)
-    with_fewer_examples(item)
+    reduce_examples(item)
+    reduce_examples(item)
     whole()
     assert 1 < len(tried) <= 10

@@ -1,4 +1,4 @@
-"""What the package index shows, and what is installed with uprof."""
+"""Metadata of the package and its dependencies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.source_trees import nodes
+from unified_prof import errors
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,14 +22,14 @@ else:
 DOCUMENT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, TOOLS = DOCUMENT["project"], DOCUMENT["tool"]
 REPOSITORY = PROJECT["urls"]["Repository"]
-# Part of Ascend's toolkit, on no package index.
-WITH_THE_TOOLKIT = {"mstx", "acl"}
-OTHERWISE_NAMED = {"google": "protobuf", "IPython": "ipython"}
-"""What the distribution is called whose module has another name."""
+# Installed with the Ascend toolkit, not from a package index.
+TOOLKIT_MODULES = {"mstx", "acl"}
+DISTRIBUTIONS = {"google": "protobuf", "IPython": "ipython"}
+"""Module -> distribution, if their names differ."""
 
 
 def distribution(requirement: str) -> str:
-    """Return the name in a requirement."""
+    """Return the distribution name of a requirement."""
     match = re.match(r"[A-Za-z0-9_.-]+", requirement)
     assert match is not None
     return match[0].lower()
@@ -36,7 +37,7 @@ def distribution(requirement: str) -> str:
 
 @cache
 def imported() -> frozenset[str]:
-    """Return the top-level names of everything that the package imports, at any depth."""
+    """Return the top-level names of all imports of the package, at any depth."""
     names: set[str] = set()
     for folder in ("unified_prof", "migrations"):
         for found in nodes(folder).values():
@@ -46,7 +47,7 @@ def imported() -> frozenset[str]:
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     names.add(node.module.partition(".")[0])
     names -= {*sys.stdlib_module_names, "tomllib", "unified_prof"}
-    return frozenset(OTHERWISE_NAMED.get(name, name) for name in names)
+    return frozenset(DISTRIBUTIONS.get(name, name) for name in names)
 
 
 REQUIRED = {distribution(one) for one in PROJECT["dependencies"]}
@@ -58,15 +59,15 @@ EXTRAS = {
 }
 
 
-def test_what_is_required_is_imported() -> None:
+def test_every_requirement_is_imported() -> None:
     assert REQUIRED - imported() == set()
 
 
-def test_what_is_imported_is_required_or_an_extra() -> None:
-    assert imported() - REQUIRED - EXTRAS - WITH_THE_TOOLKIT == set()
+def test_every_import_is_a_requirement_or_an_extra() -> None:
+    assert imported() - REQUIRED - EXTRAS - TOOLKIT_MODULES == set()
 
 
-def test_links_of_the_readme_work_on_the_package_index() -> None:
+def test_readme_links_work_on_the_package_index() -> None:
     hook = TOOLS["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     (fragment,) = hook["fragments"]
     text = (ROOT / fragment["path"]).read_text(encoding="utf-8")
@@ -81,15 +82,15 @@ def test_links_of_the_readme_work_on_the_package_index() -> None:
             assert target[1:] in anchors, target
             continue
         assert target.startswith("https://"), target
-        own = re.match(
+        local = re.match(
             rf"(?:{REPOSITORY}/blob|{REPOSITORY.replace('github', 'raw.githubusercontent')})"
             r"/main/([^#]+)",
             target,
         )
-        assert own is None or (ROOT / own[1]).is_file(), target
+        assert local is None or (ROOT / local[1]).is_file(), target
 
 
-def test_there_is_a_license_and_it_is_the_one_declared() -> None:
+def test_license_file_is_the_declared_license() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert PROJECT["license"] == "Apache-2.0"
     assert "Apache License" in text.split("\n", 3)[1]
@@ -98,11 +99,11 @@ def test_there_is_a_license_and_it_is_the_one_declared() -> None:
 
 
 @pytest.mark.parametrize("name", ["Homepage", "Repository", "Issues", "Changelog", "Documentation"])
-def test_project_addresses(name: str) -> None:
+def test_project_urls_are_in_the_repository(name: str) -> None:
     assert PROJECT["urls"][name].startswith(REPOSITORY)
 
 
-def test_classifiers_name_the_supported_pythons() -> None:
+def test_classifiers_name_the_supported_python_versions() -> None:
     oldest = PROJECT["requires-python"].removeprefix(">=")
     named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if ":: Python :: 3." in one]
     assert named[0] == oldest
@@ -110,8 +111,6 @@ def test_classifiers_name_the_supported_pythons() -> None:
 
 
 def test_exit_codes_are_documented() -> None:
-    from unified_prof import errors
-
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     table = page.partition("## Exit codes")[2]
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
@@ -130,8 +129,7 @@ ALLOWED = {
 }
 
 
-def test_import_contracts_say_what_they_check() -> None:
-    """Every module that a contract's name does not except is among those it looks at."""
+def test_import_contracts_cover_every_package_except_the_named_ones() -> None:
     names = {path.stem for path in (ROOT / "unified_prof").glob("*.py")}
     names |= {path.parent.name for path in (ROOT / "unified_prof").glob("*/__init__.py")}
     names = {name for name in names if not name.startswith("__")} - {"version"}

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end uprof as `sys.exit` would, and wait while reports get their names."""
+"""SIGTERM and SIGHUP end uprof like `sys.exit`, and wait while reports are renamed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from unified_prof.base import signals
 
 
 @pytest.mark.parametrize("number", signals.ENDING)
-def test_the_signal_raises_system_exit_with_the_code_of_the_shell(number: signal.Signals) -> None:
+def test_signal_raises_system_exit_with_the_shells_exit_code(number: signal.Signals) -> None:
     with pytest.raises(SystemExit) as ended, signals.ended_by_signals():
         os.kill(os.getpid(), number)
     assert ended.value.code == 128 + number
 
 
-def test_afterwards_the_signal_has_its_default_action_again() -> None:
+def test_default_action_is_restored_after_the_block() -> None:
     with signals.ended_by_signals():
         pass
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_handler_of_the_program_stays() -> None:
-    came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+def test_handler_of_the_program_is_kept() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with signals.ended_by_signals():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert came == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
+def test_signal_ignored_by_nohup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals.ended_by_signals(), signals.held_back():
@@ -44,7 +44,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_handler_that_the_block_set_is_left_to_it() -> None:
+def test_handler_set_within_the_block_is_kept() -> None:
     try:
         with signals.ended_by_signals():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -53,7 +53,7 @@ def test_a_handler_that_the_block_set_is_left_to_it() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_a_held_signal_is_delivered_when_the_block_ends() -> None:
+def test_held_signal_is_delivered_at_the_end_of_the_block() -> None:
     done: list[str] = []
 
     def write_while_signals_come() -> None:
@@ -69,7 +69,7 @@ def test_a_held_signal_is_delivered_when_the_block_ends() -> None:
     assert ended.value.code == 143
 
 
-def test_ctrl_c_waits_too() -> None:
+def test_ctrl_c_is_held_too() -> None:
     done: list[str] = []
 
     def write_while_interrupted() -> None:
@@ -82,7 +82,7 @@ def test_ctrl_c_waits_too() -> None:
     assert done == ["written"]
 
 
-def test_other_threads_change_nothing() -> None:
+def test_blocks_in_other_threads_change_no_handler() -> None:
     seen: list[object] = []
 
     def work() -> None:
@@ -95,7 +95,7 @@ def test_other_threads_change_nothing() -> None:
     assert seen == [signal.SIG_DFL]
 
 
-def test_signals_wait_from_the_end_of_the_workload_and_not_before() -> None:
+def test_signals_are_held_from_the_end_of_the_workload() -> None:
     done: list[str] = []
 
     def run() -> None:
@@ -118,7 +118,7 @@ def test_signals_wait_from_the_end_of_the_workload_and_not_before() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_without_such_a_block_the_end_of_a_workload_changes_nothing() -> None:
+def test_end_of_workload_without_a_block_changes_no_handler() -> None:
     before = signal.getsignal(signal.SIGTERM)
     signals.workload_ended()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -126,9 +126,9 @@ def test_without_such_a_block_the_end_of_a_workload_changes_nothing() -> None:
 
 @pytest.mark.parametrize("in_children", [True, False])
 @pytest.mark.parametrize("before", [True, False])
-def test_forked_children_end_as_they_were_told(in_children: bool, before: bool) -> None:
+def test_forked_children_get_the_requested_action(in_children: bool, before: bool) -> None:
     with signals.ended_by_signals(in_children=before):
-        pass  # a block that is over says nothing of this one
+        pass  # an ended block does not affect the next one
     with signals.ended_by_signals(in_children=in_children):
         child = os.fork()
         if not child:

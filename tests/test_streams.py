@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or gone."""
+"""Standard streams that are closed, full or missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unified_prof.errors import OutputError
 
 
 class Full(io.StringIO):
-    """A stream that takes nothing."""
+    """A stream on a full disk."""
 
     encoding = "utf-8"
 
@@ -29,7 +29,7 @@ def closed() -> io.StringIO:
 
 
 @pytest.mark.parametrize("stream", [None, Full(), closed()], ids=["none", "full", "closed"])
-def test_what_people_cannot_be_told_is_lost_without_a_word(
+def test_message_to_a_broken_stderr_is_dropped(
     stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
@@ -38,7 +38,7 @@ def test_what_people_cannot_be_told_is_lost_without_a_word(
 
 
 @pytest.mark.parametrize("stream", [None, Full(), closed()], ids=["none", "full", "closed"])
-def test_data_that_cannot_be_handed_over_is_an_error(
+def test_data_for_a_broken_stdout_is_an_error(
     stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", stream)
@@ -46,7 +46,7 @@ def test_data_that_cannot_be_handed_over_is_an_error(
         streams.hand_over("{}")
 
 
-def test_what_the_stream_cannot_encode_is_shown_as_an_escape(
+def test_unencodable_characters_are_escaped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -65,7 +65,7 @@ print(number, [os.path.exists(f"/dev/fd/{n}") for n in (0, 1, 2)])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs descriptors")
-def test_no_file_of_ours_becomes_standard_error(tmp_path: object) -> None:
+def test_closed_descriptors_are_not_reused_by_files(tmp_path: object) -> None:
     done = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -c "$0" "$1" 2>&- <&-', OPENS_A_FILE, f"{tmp_path}/x"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Size and wording of the package stay within what pyproject.toml allows."""
+"""Size and wording of the package stay within the limits of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def totals() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("figure", TOOLS["structure"])
-def test_growth_is_a_decision_in_a_diff(figure: str, totals: dict[str, int]) -> None:
-    """If this fails, shorten the code; or raise the limit in [tool.structure] and say why."""
+def test_structure_is_within_its_limits(figure: str, totals: dict[str, int]) -> None:
+    """If this fails, shorten the code, or raise the limit in [tool.structure] and say why."""
     limit = TOOLS["structure"][figure]
     assert totals[figure] <= limit, f"{figure}: {totals[figure]:,}, at most {limit:,} allowed"
 
 
-def test_phrases_and_names_of_the_old_dialect_do_not_come_back() -> None:
+def test_language_check_passes() -> None:
     script = Path("scripts/check_language.py")
     run = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5000:]

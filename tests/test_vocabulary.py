@@ -1,4 +1,4 @@
-"""The values that stand for something else have one place, and the database knows them."""
+"""Reserved values are defined in one module and known to the database."""
 
 import ast
 
@@ -8,22 +8,22 @@ from tests.source_trees import nodes
 from unified_prof.base import columns as vocabulary
 from unified_prof.schema import catalogue
 
-SPELLED = {
+RESERVED = {
     vocabulary.HOST_ONLY_CONNECTION,
     vocabulary.FIRST_MARK_CONNECTION,
     vocabulary.TYPE_NOT_AVAILABLE,
     vocabulary.API_OPERATION,
     vocabulary.NOT_AVAILABLE,
 }
-"""Values that mean nothing but what the vocabulary says."""
+"""Values with no other meaning than that in the vocabulary."""
 
 
-def test_no_other_module_spells_them() -> None:
+def test_reserved_values_are_used_by_name_only() -> None:
     spelling = [
         path.name
         for path, found in nodes("unified_prof").items()
         if path.name != "columns.py"
-        and {node.value for node in found if isinstance(node, ast.Constant)} & SPELLED
+        and {node.value for node in found if isinstance(node, ast.Constant)} & RESERVED
     ]
     assert spelling == []
 
@@ -36,5 +36,5 @@ def test_no_other_module_spells_them() -> None:
         ("ENUM_MEMCPY_OPERATION", vocabulary.COPY_OTHER, "other"),
     ],
 )
-def test_enums_of_the_newest_revision_have_them(enum: str, number: int, name: str) -> None:
+def test_newest_enumerations_contain_the_reserved_values(enum: str, number: int, name: str) -> None:
     assert (number, name) in catalogue.load(catalogue.MSPROF, "latest").rows[enum]

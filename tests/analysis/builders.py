@@ -1,4 +1,4 @@
-"""Small reports for the tests of analysis and report: a training step, written out by hand."""
+"""Hand-written Skyline reports and msprof databases for the tests of analysis and report."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.schema.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
 from unified_prof.sqlite.writer import ReportWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Frame = tuple[str, int]
 
@@ -93,7 +96,7 @@ def _add_uprof_tables(
     facts: Mapping[str, str] | None,
     anomalies: Sequence[tuple[str, int, str]],
 ) -> None:
-    """Add the tables of uprof's own, if there is anything for one of them."""
+    """Add the UPROF_ tables if one of them has rows."""
     if not (any(modules.values()) or iterations or facts or anomalies):
         return
     db.executescript(UPROF_TABLES)
@@ -108,7 +111,7 @@ def _add_uprof_tables(
 
 
 class Device:
-    """An msprof database in the making; times in ns after an arbitrary moment."""
+    """Writes an msprof database; times are in ns after T0."""
 
     T0 = 1_700_000_000_000_000_000
 
@@ -119,7 +122,7 @@ class Device:
         self._connections = 0
         self._calls = 0
 
-    def __enter__(self) -> Device:
+    def __enter__(self) -> Self:
         self.writer.__enter__()
         return self
 
@@ -200,7 +203,7 @@ class Device:
         self.writer.write("MEMORY_RECORD", row)
 
     def groups(self, **about: Mapping[str, Any]) -> None:
-        """Say what the framework calls each communicator, and its ranks."""
+        """Record the framework's description of each communicator."""
         row = {"name": "parallel_group_info", "value": json.dumps(about)}
         self.writer.write("META_DATA", row)
 
@@ -218,7 +221,7 @@ class Device:
         kind: int = 50001,
         inputs: tuple[str, str] | None = None,
     ) -> None:
-        """Add a host range; `launches` is the connection id of the work it launched.
+        """Add a host range; `launches` is the connection id of the tasks that it launched.
 
         `inputs` are the texts of the shapes and of the types of its arguments.
         """
@@ -244,7 +247,7 @@ class Device:
             self.writer.write("CONNECTION_IDS", row)
 
     def runtime(self, start: int, end: int, name: str, connection: int, *, thread: int = 1) -> None:
-        """Add a call of the runtime on the host, which launched the work of `connection`."""
+        """Add a runtime call on the host that launched the tasks of `connection`."""
         self.writer.write(
             "CANN_API",
             {
@@ -256,6 +259,16 @@ class Device:
                 "name": self.text(name),
             },
         )
+
+    def row(self, table: str, **columns: Any) -> None:
+        """Add one row; `startNs` and `endNs` are relative to T0."""
+        for name in columns.keys() & {"startNs", "endNs"}:
+            columns[name] += self.T0
+        self.writer.write(table, {name: [value] for name, value in columns.items()})
+
+    def step(self, number: int, start: int, end: int) -> None:
+        """Add a step of the profiler."""
+        self.row("STEP_TIME", id=number, startNs=start, endNs=end)
 
     def chain(self, number: int, *frames: str) -> None:
         """Add a call chain, innermost frame first, such as `/home/me/train.py(12): step`."""
@@ -296,8 +309,6 @@ def training_step(path: Path) -> Path:
         device.task(4000, 4040, "MEMCPY_ASYNC", copy=4096)
         device.task(2100, 2700, "EVENT_WAIT", stream=3)
         device.collective(2690, 2890, "hcom_allReduce__1", "hcom_allReduce_")
-        device.writer.write(
-            "STEP_TIME", {"id": [4], "startNs": device.T0, "endNs": device.T0 + 5000}
-        )
+        device.step(4, 0, 5000)
         device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
     return path

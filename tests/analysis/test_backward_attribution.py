@@ -1,4 +1,4 @@
-"""Time of backward passes counts for the forward operations, and no time is lost."""
+"""Backward time counts for the forward operation, and totals are preserved."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from tests.decoders.kineto import builders
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
-TABLES_OF_ALL_WORK = ("operation", "module", "line", "kernel", "class", "self", "shape", "sequence")
+TASK_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+COMPLETE_BREAKDOWNS = (
+    "operation",
+    "module",
+    "line",
+    "kernel",
+    "class",
+    "self",
+    "shape",
+    "sequence",
+)
 ENGINE = "autograd::engine::evaluate_function: "
 
 
-def imported(tmp_path: Path, *events: builders.Event) -> Path:
+def convert_events(tmp_path: Path, *events: builders.Event) -> Path:
     convert(builders.write(tmp_path / "trace.json", events), tmp_path / "trace.db")
     return tmp_path / "trace.db"
 
@@ -55,8 +64,8 @@ def backward_ns(report: Path) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize("flows", [True, False])
-def test_equal_sequence_numbers_of_two_threads_are_two_nodes(tmp_path: Path, flows: bool) -> None:
-    # Without flows the names of convolution and linear do not say which thread is which.
+def test_equal_sequence_numbers_on_two_threads_are_two_nodes(tmp_path: Path, flows: bool) -> None:
+    # Without flows nothing relates the backward threads to the forward threads.
     forward = (operation("aten::conv2d", 11, 0, 10, 0), operation("aten::linear", 12, 20, 10, 0))
     backward = (
         operation(ENGINE + "ConvolutionBackward0", 21, 100, 20, 0, forward=1),
@@ -71,10 +80,10 @@ def test_equal_sequence_numbers_of_two_threads_are_two_nodes(tmp_path: Path, flo
     else:
         expected = {"ConvolutionBackward0": 15_000, "AddmmBackward0": 5_000}
         expected |= {"aten::conv2d": None, "aten::linear": None}  # type: ignore[dict-item]
-    assert backward_ns(imported(tmp_path, *events)) == expected
+    assert backward_ns(convert_events(tmp_path, *events)) == expected
 
 
-def test_without_flows_names_tell_the_forward_thread(tmp_path: Path) -> None:
+def test_operation_names_identify_the_forward_thread_if_there_are_no_flows(tmp_path: Path) -> None:
     events: list[builders.Event] = []
     for thread, name, node in ((11, "mm", "Mm"), (12, "relu", "Relu")):
         events += with_kernel(operation(f"aten::{name}", thread, 10 * thread, 5, 0), 1)
@@ -87,23 +96,23 @@ def test_without_flows_names_tell_the_forward_thread(tmp_path: Path) -> None:
             operation("SumBackward0", thread + 10, start_us + 5, 5, 1, forward), 2 * thread
         )
     expected = {"aten::mm": 11_000, "aten::relu": 12_000, "aten::add": 46_000}
-    assert backward_ns(imported(tmp_path, *events)) == expected
+    assert backward_ns(convert_events(tmp_path, *events)) == expected
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_node_of_a_users_function_keeps_its_name(tmp_path: Path, recorded: bool) -> None:
+def test_node_of_a_custom_function_keeps_its_name(tmp_path: Path, recorded: bool) -> None:
     forward = [operation("aten::zero_", 11, 0, 10, 0)]
     if recorded:
         forward.append(operation("CompiledFunction", 11, 20, 10, 0))
     node = operation(ENGINE + "CompiledFunctionBackward", 21, 100, 20, 0, forward=1)
     events = [*with_kernel(forward[0], 5), *forward[1:], *with_kernel(node, 15)]
     expected = {"aten::zero_": None, "CompiledFunctionBackward": 15_000}
-    assert backward_ns(imported(tmp_path, *events)) == expected
+    assert backward_ns(convert_events(tmp_path, *events)) == expected
 
 
-def test_work_below_a_mark_within_a_node_counts_for_the_node(tmp_path: Path) -> None:
+def test_work_in_an_annotation_within_a_node_counts_for_the_node(tmp_path: Path) -> None:
     forward = operation("aten::pow", 11, 0, 10, 3)
-    report = imported(
+    report = convert_events(
         tmp_path,
         *with_kernel(forward, 5),
         operation("torch::jit::DifferentiableGraphBackward", 21, 100, 50, 3, forward=1),
@@ -114,8 +123,8 @@ def test_work_below_a_mark_within_a_node_counts_for_the_node(tmp_path: Path) -> 
     assert backward_ns(report) == expected
 
 
-def test_a_recording_of_the_host_has_the_backward_time_of_each_operation(tmp_path: Path) -> None:
-    report = imported(
+def test_host_only_recording_has_backward_time_by_operation(tmp_path: Path) -> None:
+    report = convert_events(
         tmp_path,
         operation("aten::conv2d", 11, 0, 50, 0),
         operation("aten::convolution", 11, 10, 30, 0),
@@ -141,7 +150,7 @@ def test_a_recording_of_the_host_has_the_backward_time_of_each_operation(tmp_pat
 
 
 def outermost_ns(trace: Path) -> int:
-    """Return the time of all outermost operations of a trace, of each thread."""
+    """Return the total time of the outermost operations of each thread."""
     events: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()), strict=False)[
         "traceEvents"
     ]
@@ -173,7 +182,7 @@ def outermost_ns(trace: Path) -> int:
 def test_host_times_add_up_to_the_outermost_operations(
     shared: Path, tmp_path: Path, name: str
 ) -> None:
-    """Kernels are left out, so that times are those of the host."""
+    """Kernels are removed so that times are host times."""
     trace = shared / "samples" / "kineto" / f"{name}.json.gz"
     document = json.loads(gzip.decompress(trace.read_bytes()), strict=False)
     host = [
@@ -189,26 +198,26 @@ def test_host_times_add_up_to_the_outermost_operations(
 
 
 @pytest.mark.slow
-def test_every_table_adds_up_to_the_device_time_of_the_trace(shared: Path, tmp_path: Path) -> None:
+def test_every_breakdown_adds_up_to_the_device_time(shared: Path, tmp_path: Path) -> None:
     wrong = []
     for trace in sorted((shared / "samples" / "kineto").glob("*.json.gz")):
         events = json.loads(gzip.decompress(trace.read_bytes()), strict=False)["traceEvents"]
         expected = sum(
             round(float(event["dur"]) * 1000)
             for event in events
-            if event.get("ph") == "X" and str(event.get("cat")).lower() in DEVICE_WORK
+            if event.get("ph") == "X" and str(event.get("cat")).lower() in TASK_CATEGORIES
         )
         convert(trace, tmp_path / f"{trace.name}.db")
         with open_analyses(tmp_path / f"{trace.name}.db") as (analysis,):
             for by in analysis.summary.available:
-                if expected and by in TABLES_OF_ALL_WORK:
+                if expected and by in COMPLETE_BREAKDOWNS:
                     total = analysis.breakdown(by).total_ns
                     if total != expected:
                         wrong.append((trace.name, by, total, expected))
     assert not wrong
 
 
-def test_collectives_are_grouped_by_their_kernel(shared: Path, tmp_path: Path) -> None:
+def test_collectives_are_grouped_by_kernel(shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz"
     convert(trace, tmp_path / "trace.db")
     rows = by_name(breakdown_of(tmp_path / "trace.db", "kernel"))

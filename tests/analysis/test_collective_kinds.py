@@ -1,4 +1,4 @@
-"""Kinds of communication have one name, whoever recorded them."""
+"""Collective kinds have one name across vendors and versions."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from unified_prof.recording.collectives import bus_factor, canonical
         ("send_receive", "SendRecv hcom_batchSendRecv_"),
     ],
 )
-def test_a_kind_has_one_name_over_vendors_and_versions(kind: str, names: str) -> None:
+def test_kind_of_a_collective_is_the_same_for_all_vendors(kind: str, names: str) -> None:
     assert {canonical(name) for name in names.split()} == {kind}
 
 
-def test_a_kind_nobody_knows_keeps_its_name() -> None:
+def test_unknown_kind_keeps_its_name() -> None:
     assert canonical("Halo_Exchange") == "halo_exchange"
     assert canonical("") == "unknown"
 
 
-def test_no_kind_has_the_number_of_an_instance() -> None:
+def test_instance_numbers_are_removed_from_the_kind() -> None:
     assert canonical("hcom_haloExchange__428_0_1") == canonical("hcom_haloExchange__428_7_1")
     assert {canonical("N/A__N/A_4_1"), canonical("N/A")} == {"unknown"}
 
 
-def test_bus_bandwidth_is_that_of_the_ring() -> None:
+def test_bus_factor_is_that_of_a_ring() -> None:
     assert bus_factor("all_reduce", 4) == 1.5
     assert bus_factor("all_gather", 4) == 0.75
     assert bus_factor("barrier", 4) is None
@@ -58,5 +58,7 @@ def test_bus_bandwidth_is_that_of_the_ring() -> None:
         ("void at::native::reduce_kernel<512, 1>(at::native::ReduceOp<float>)", False),
     ],
 )
-def test_kernels_of_libraries_and_of_servers_are_communication(kernel: str, expected: bool) -> None:
+def test_communication_kernels_of_libraries_and_servers_are_recognized(
+    kernel: str, expected: bool
+) -> None:
     assert is_communication(kernel) == expected

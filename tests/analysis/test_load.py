@@ -1,4 +1,4 @@
-"""Opening files and folders as analyses: summaries of clusters are not reports of a process."""
+"""Cluster summaries are not opened as reports of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unified_prof.explain.api import open_reports
 from unified_prof.migrate.upgrade import create
 
 
-def test_a_clusters_summary_alone_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
+def test_cluster_summary_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
     create(tmp_path / "cluster.sqlite", "cluster", "latest")
     summary = tmp_path / "cluster.sqlite"
     with pytest.raises(UsageError, match="of a multi-rank run") as caught, open_reports(summary):
@@ -22,7 +22,7 @@ def test_a_clusters_summary_alone_is_refused_with_the_command_that_reads_it(tmp_
         pass
 
 
-def test_one_beside_reports_is_passed_over(tmp_path: Path) -> None:
+def test_cluster_summary_beside_reports_is_ignored(tmp_path: Path) -> None:
     create(tmp_path / "cluster.sqlite", "cluster", "latest")
     run_time_report(tmp_path / "run_time.sqlite")
     with open_reports(tmp_path) as opened:

@@ -1,4 +1,4 @@
-"""Device work attributed to framework operations."""
+"""Device time is attributed to the operations, modules and lines that launched it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return training_step(tmp_path_factory.mktemp("msprof") / "msprof_1.db")
 
 
-def test_a_backward_kernel_belongs_to_the_forward_operation(step: Path) -> None:
+def test_backward_kernel_counts_for_its_forward_operation(step: Path) -> None:
     rows = by_name(breakdown_of(step, "operation"))
     linear, relu = rows["aten::linear"], rows["aten::relu"]
     assert (linear.count, linear.forward_ns, linear.backward_ns) == (1, 100, 150)
     assert (relu.total_ns, relu.forward_ns, relu.backward_ns) == (120, 50, 70)
 
 
-def test_the_optimizer_is_in_neither_pass(step: Path) -> None:
+def test_optimizer_time_is_neither_forward_nor_backward(step: Path) -> None:
     row = by_name(breakdown_of(step, "operation"))["aten::_foreach_add_"]
     assert (row.total_ns, row.forward_ns, row.backward_ns) == (30, None, None)
     totals = summary_of(step).totals
@@ -35,19 +35,14 @@ def test_the_optimizer_is_in_neither_pass(step: Path) -> None:
     assert totals.other_ns == 30
 
 
-def test_collectives_and_copies_are_rows_of_their_own(step: Path) -> None:
+def test_collectives_and_copies_have_separate_rows(step: Path) -> None:
     rows = by_name(breakdown_of(step, "operation"))
-    assert (rows["hcom_allReduce_"].kind, rows["hcom_allReduce_"].total_ns) == (
-        "communication",
-        200,
-    )
-    assert (rows["memcpy host to device"].kind, rows["memcpy host to device"].total_ns) == (
-        "copy",
-        40,
-    )
+    collective, copy = rows["hcom_allReduce_"], rows["memcpy host to device"]
+    assert (collective.kind, collective.total_ns) == ("communication", 200)
+    assert (copy.kind, copy.total_ns) == ("copy", 40)
 
 
-def test_backward_work_counts_for_the_forward_operations_module_and_line(step: Path) -> None:
+def test_backward_time_counts_for_module_and_line_of_the_forward_operation(step: Path) -> None:
     modules = by_name(breakdown_of(step, "module"))
     assert modules["Net_0.Linear_0"].total_ns == 250
     assert modules["Net_0.Linear_0"].detail == "Linear"
@@ -62,7 +57,7 @@ def test_kernels_are_grouped_by_name(step: Path) -> None:
     assert (row.forward_ns, row.backward_ns) == (100, 150)
 
 
-def test_kernels_are_listed_under_their_operation(step: Path) -> None:
+def test_kernels_are_listed_by_operation(step: Path) -> None:
     with open_analyses(step) as (analysis,):
         under = {(op, row.name): row.total_ns for op, row in analysis.kernels_of_operations()}
     assert under["aten::linear", "mm_kernel"] == 250
@@ -70,7 +65,7 @@ def test_kernels_are_listed_under_their_operation(step: Path) -> None:
     assert sum(time or 0 for time in under.values()) == 640
 
 
-def test_device_time_is_a_union_of_intervals(step: Path) -> None:
+def test_busy_time_is_the_union_of_task_intervals(step: Path) -> None:
     (device,) = summary_of(step).devices
     assert device.device == "device 0 (Ascend910B)"
     assert (device.compute_ns, device.communication_ns, device.copy_ns) == (400, 200, 40)
@@ -79,7 +74,7 @@ def test_device_time_is_a_union_of_intervals(step: Path) -> None:
     assert (device.window_ns, device.idle_ns) == (3040, 3040 - 580)
 
 
-def test_the_window_runs_over_work_not_over_the_profilers_marks(tmp_path: Path) -> None:
+def test_device_window_excludes_profiler_markers_and_waits(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 20, "PROFILING_ENABLE", stream=0)
         device.task(400, 900, "EVENT_WAIT", stream=3)
@@ -93,17 +88,14 @@ def test_the_window_runs_over_work_not_over_the_profilers_marks(tmp_path: Path) 
         traced = [track for track in analysis.tracks() if track.group == "device 0"]
     assert (found.window_ns, found.idle_ns, found.busy_ns, found.tasks) == (350, 200, 150, 5)
     assert found.steps is None
-    assert [streams[f"stream {number}"].extra["window_ns"] for number in (0, 2, 3)] == [
-        None,
-        350,
-        None,
-    ]
+    windows = [streams[f"stream {number}"].extra["window_ns"] for number in (0, 2, 3)]
+    assert windows == [None, 350, None]
     assert drawn is not None
     assert (drawn.start_ns, drawn.duration_ns) == (Device.T0 + 400, 950)
-    assert sum(len(track) for track in traced) == 5, "a trace leaves nothing out"
+    assert sum(len(track) for track in traced) == 5, "a trace contains every task"
 
 
-def test_a_device_that_only_waited_has_no_window(tmp_path: Path) -> None:
+def test_device_with_waits_only_has_no_window(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 20, "PROFILING_ENABLE")
         device.task(400, 900, "EVENT_WAIT")
@@ -111,17 +103,14 @@ def test_a_device_that_only_waited_has_no_window(tmp_path: Path) -> None:
     assert (found.window_ns, found.idle_ns, found.tasks) == (0, 0, 2)
 
 
-def test_idle_of_steps_is_told_of_the_steps(tmp_path: Path) -> None:
-    """Work before the first step and between two is of no step, whatever the window holds."""
+def test_idle_time_of_steps_excludes_time_between_steps(tmp_path: Path) -> None:
+    """Tasks before the first step and between two steps belong to no step."""
     with Device(tmp_path / "msprof_1.db") as device:
         for number, start in ((1, 1000), (2, 3000)):
-            device.writer.write(
-                "STEP_TIME",
-                {"id": [number], "startNs": device.T0 + start, "endNs": device.T0 + start + 1000},
-            )
+            device.step(number, start, start + 1000)
         device.task(0, 500, kernel=("a", "A"))
         device.task(1100, 1400, kernel=("a", "A"))
-        device.task(1900, 2200, kernel=("late", "A"))  # begins in step 1 and outlasts it
+        device.task(1900, 2200, kernel=("late", "A"))  # starts in step 1 and ends after it
         device.task(3000, 3100, kernel=("a", "A"))
     (found,) = summary_of(tmp_path / "msprof_1.db").devices
     assert (found.window_ns, found.compute_ns, found.idle_ns) == (3100, 1200, 1900)
@@ -134,35 +123,31 @@ def test_idle_of_steps_is_told_of_the_steps(tmp_path: Path) -> None:
     assert found.share_basis is found.steps
 
 
-def test_a_step_is_not_idle_while_another_steps_work_runs(tmp_path: Path) -> None:
+def test_step_is_not_idle_while_tasks_of_another_step_run(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for number, start in ((1, 0), (2, 1000)):
-            at = device.T0 + start
-            device.writer.write("STEP_TIME", {"id": [number], "startNs": at, "endNs": at + 1000})
-            call: dict[str, Any] = {"startNs": [at + 1], "endNs": at + 2, "connectionId": number}
-            device.writer.write("CANN_API", call)
+            device.step(number, start, start + 1000)
+            device.row("CANN_API", startNs=start + 1, endNs=start + 2, connectionId=number)
         device.task(100, 1500, kernel=("a", "A"), connection=1)
-        device.task(1200, 1900, kernel=("b", "B"), connection=2, stream=5)  # beside step 1
+        device.task(1200, 1900, kernel=("b", "B"), connection=2, stream=5)  # overlaps step 1
     first, second = breakdown_of(tmp_path / "msprof_1.db", "step").rows
     assert (first.extra["compute_ns"], second.extra["compute_ns"]) == (1400, 700)
     assert (first.extra["idle_ns"], second.extra["idle_ns"]) == (100, 100)
 
 
-def test_a_collective_lasts_from_its_first_task_to_its_last(tmp_path: Path) -> None:
-    """Waiting for other ranks in between is part of it, as with NCCL's one kernel."""
+def test_collective_lasts_from_its_first_to_its_last_task(tmp_path: Path) -> None:
+    """Waits for other ranks in between count, as they do within a single NCCL kernel."""
     with Device(tmp_path / "msprof_1.db") as device:
         parts = [device.task(0, 10, "SDMA"), device.task(90, 100, "SDMA")]
         device.task(10, 90, "Notify Wait")
         device.collective(0, 100, "hcom_allReduce__1", "hcom_allReduce_")
         for part in parts:
-            row: dict[str, Any] = {"opId": [1], "globalTaskId": part}
-            device.writer.write("COMMUNICATION_TASK_INFO", row)
-        # Another device has no collectives: their parts stand for them, everywhere alike.
-        alone = device.task(0, 30, "SDMA", device=1)
-        row = {"opId": [2], "globalTaskId": alone}
-        device.writer.write("COMMUNICATION_TASK_INFO", row)
+            device.row("COMMUNICATION_TASK_INFO", opId=1, globalTaskId=part)
+        # The other device has no collective rows: its communication tasks are listed instead.
+        task = device.task(0, 30, "SDMA", device=1)
+        device.row("COMMUNICATION_TASK_INFO", opId=2, globalTaskId=task)
     path = tmp_path / "msprof_1.db"
-    assert communication(path) == {"device 0": 100, "device 1": 30}
+    assert communication_ns(path) == {"device 0": 100, "device 1": 30}
     rows = breakdown_of(path, "operation").rows
     assert {(row.name, row.kind, row.total_ns) for row in rows} == {
         ("hcom_allReduce_", "communication", 100),
@@ -170,18 +155,17 @@ def test_a_collective_lasts_from_its_first_task_to_its_last(tmp_path: Path) -> N
     }
 
 
-def test_a_step_without_collectives_has_none_not_nothing_known(tmp_path: Path) -> None:
+def test_step_without_collectives_has_zero_communication_time(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
-        for number, start in ((1, 0), (2, 1000)):
-            at = device.T0 + start
-            device.writer.write("STEP_TIME", {"id": [number], "startNs": at, "endNs": at + 1000})
+        device.step(1, 0, 1000)
+        device.step(2, 1000, 2000)
         device.collective(100, 200, "hcom_allReduce__1", "hcom_allReduce_")
         device.task(1100, 1200, kernel=("a", "A"))
     rows = breakdown_of(tmp_path / "msprof_1.db", "step").rows
     assert [row.extra["communication_ns"] for row in rows] == [100, 0]
 
 
-def test_waiting_is_not_work(step: Path) -> None:
+def test_waits_do_not_count_as_stream_time(step: Path) -> None:
     rows = by_name(breakdown_of(step, "stream"))
     assert rows["stream 3"].total_ns == 0
     assert rows["stream 3"].extra["wait_ns"] == 600
@@ -189,43 +173,33 @@ def test_waiting_is_not_work(step: Path) -> None:
     assert rows["stream 2"].extra["copy_ns"] == 40
 
 
-def test_steps_hold_what_ran_between_their_ends(step: Path) -> None:
+def test_step_contains_the_tasks_that_run_in_it(step: Path) -> None:
     (row,) = breakdown_of(step, "step").rows
     assert (row.name, row.total_ns) == ("4", 5000)
     assert row.extra["compute_ns"] == 400
     assert row.extra["idle_ns"] == 5000 - 580
 
 
-def test_work_is_of_the_step_that_launched_it_whenever_it_runs(tmp_path: Path) -> None:
-    """The device runs a step behind the host; the last of its work ends after both."""
+def test_task_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
+    """The device runs one step behind the host, and its last task ends after both steps."""
     path = tmp_path / "msprof_1.db"
     with Device(path) as device:
         for step in (0, 1):
-            start = device.T0 + 1000 * step
-            device.writer.write(
-                "STEP_TIME", {"id": [step], "startNs": start, "endNs": start + 1000}
-            )
-            device.writer.write(
-                "CANN_API",
-                {
-                    "startNs": [start + 10],
-                    "endNs": start + 20,
-                    "connectionId": 7 + step,
-                    "name": device.text("launch"),
-                },
-            )
+            start = 1000 * step
+            device.step(step, start, start + 1000)
+            device.runtime(start + 10, start + 20, "launch", 7 + step)
         device.task(900, 1700, kernel=("first", "MatMul"), connection=7)
         device.task(1700, 2400, kernel=("second", "MatMul"), connection=8)
-        device.task(2000, 2100, copy=64)  # of no call: it belongs to no step that is over
+        device.task(2000, 2100, copy=64)  # without a launch: it belongs to no step that has ended
     first, second = breakdown_of(path, "step").rows
     assert (first.extra["compute_ns"], second.extra["compute_ns"]) == (800, 700)
-    assert first.extra["idle_ns"] == 1700 - 800  # until the last of its work is done
-    assert second.extra["idle_ns"] == 0  # from there on
+    assert first.extra["idle_ns"] == 1700 - 800  # until its last task ends
+    assert second.extra["idle_ns"] == 0  # from then on
     assert (first.total_ns, second.total_ns) == (1000, 1000)
 
 
 @pytest.mark.parametrize("revision", ["1.0.0_20240516", "1.1.1_20250620", "latest"])
-def test_without_framework_tables_operators_are_the_operations(
+def test_operator_types_are_the_operations_if_framework_tables_are_missing(
     tmp_path: Path, revision: str
 ) -> None:
     with Device(tmp_path / "msprof_1.db", revision) as device:
@@ -244,7 +218,7 @@ def test_without_framework_tables_operators_are_the_operations(
     assert [device.communication_ns for device in found.devices] == [None, None]
 
 
-def test_task_types_decide_where_no_operator_was_recorded(tmp_path: Path) -> None:
+def test_task_type_names_the_operation_if_no_operator_was_recorded(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for index, kind in enumerate(
             ["AI_CORE", "KERNEL_AIVEC", "MEMCPY_ASYNC", "Notify Wait", "PROFILING_ENABLE"]
@@ -258,21 +232,19 @@ def test_task_types_decide_where_no_operator_was_recorded(tmp_path: Path) -> Non
     }
 
 
-def test_impossible_times_are_counted_not_added(tmp_path: Path) -> None:
+def test_tasks_with_impossible_times_are_counted_as_anomalies(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 10, kernel=("a", "A"))
         device.task(20, 5, kernel=("a", "A"))
         device.writer.write("TASK", {"startNs": [None, 0, -5], "endNs": [7, 2**63 - 1, 6]})
-    (breakdown, found) = (
-        breakdown_of(tmp_path / "msprof_1.db", "operation"),
-        summary_of(tmp_path / "msprof_1.db"),
-    )
+    breakdown = breakdown_of(tmp_path / "msprof_1.db", "operation")
+    found = summary_of(tmp_path / "msprof_1.db")
     assert [(row.name, row.total_ns) for row in breakdown.rows] == [("A", 10)]
     assert [(one.name, one.count) for one in found.anomalies] == [("impossible_task_time", 4)]
 
 
-def test_an_operation_at_the_moment_zero_is_one(tmp_path: Path) -> None:
-    """Traces without `baseTimeNanoseconds` may count from their own begin."""
+def test_operation_that_starts_at_time_zero_is_counted(tmp_path: Path) -> None:
+    """Traces without `baseTimeNanoseconds` may start at 0."""
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(-Device.T0, 10 - Device.T0, "aten::mm", launches=1)
         device.task(20 - Device.T0, 30 - Device.T0, connection=1, kernel=("gemm", "MatMul"))
@@ -281,19 +253,19 @@ def test_an_operation_at_the_moment_zero_is_one(tmp_path: Path) -> None:
     assert not summary_of(tmp_path / "msprof_1.db").anomalies
 
 
-def test_a_start_that_is_no_number_is_not_the_moment_zero(tmp_path: Path) -> None:
+def test_invalid_host_start_times_are_counted_as_anomalies(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100, "aten::linear")
         for text in ("", "unknown", None, "-5"):
-            row: dict[str, Any] = {"startNs": [text], "endNs": "10"}
-            row |= {"name": device.text("aten::mm")}
-            device.writer.write("PYTORCH_API", row)
+            device.writer.write(
+                "PYTORCH_API", {"startNs": [text], "endNs": "10", "name": device.text("aten::mm")}
+            )
     found = summary_of(tmp_path / "msprof_1.db")
     assert found.totals.total_ns == 100
     assert [(one.name, one.count) for one in found.anomalies] == [("impossible_host_time", 4)]
 
 
-def test_a_database_without_device_work_reports_host_ranges(tmp_path: Path) -> None:
+def test_recording_without_device_tasks_reports_host_time(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100, "aten::linear")
         device.call(10, 50, "aten::addmm")
@@ -306,7 +278,7 @@ def test_a_database_without_device_work_reports_host_ranges(tmp_path: Path) -> N
         breakdown_of(tmp_path / "msprof_1.db", "kernel")
 
 
-def test_an_empty_database_has_no_zero(tmp_path: Path) -> None:
+def test_empty_database_has_unknown_total_time(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db"):
         pass
     found = summary_of(tmp_path / "msprof_1.db")
@@ -315,38 +287,32 @@ def test_an_empty_database_has_no_zero(tmp_path: Path) -> None:
     assert found.available == ()
 
 
-def test_launch_delay_counts_from_the_launching_call(tmp_path: Path) -> None:
+def test_launch_latency_counts_from_the_launching_call(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(150, 160, connection=9, kernel=("a", "A"))
         device.task(160, 170, connection=9, kernel=("a", "A"))
         device.task(400, 410, connection=10, kernel=("a", "A"))
         device.task(400, 410, connection=-1, kernel=("a", "A"))
-        start = [device.T0 + 100, device.T0 + 380, device.T0]
-        row: dict[str, Any] = {
-            "connectionId": [9, 10, 4294967295],
-            "startNs": start,
-            "endNs": start,
-        }
-        device.writer.write("CANN_API", row)
+        for start, connection in ((100, 9), (380, 10), (0, 4294967295)):
+            device.row("CANN_API", startNs=start, endNs=start, connectionId=connection)
     with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
-        delay = analysis.launch_delay()
-    assert delay is not None
-    assert (delay.count, delay.max_ns, delay.total_ns) == (2, 50, 70)
+        latency = analysis.launch_delay()
+    assert latency is not None
+    assert (latency.count, latency.max_ns, latency.total_ns) == (2, 50, 70)
 
 
-def test_counters_over_time_and_by_operator(tmp_path: Path) -> None:
+def test_counters_are_reported_over_time_and_by_operator(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         task = device.task(0, 10, kernel=("a", "MatMul"))
         for name, value in (("aic_mac_ratio", 0.5), ("aic_total_cycles", 900)):
-            row: dict[str, Any] = {
-                "globalTaskId": [task],
-                "name": device.text(name),
-                "value": value,
-            }
-            device.writer.write("TASK_PMU_INFO", row)
+            device.row("TASK_PMU_INFO", globalTaskId=task, name=device.text(name), value=value)
         times = [device.T0 + 20, device.T0 + 10]
-        row = {"type": device.text("device"), "hbm": [7, 5], "timestampNs": times, "deviceId": 0}
-        device.writer.write("NPU_MEM", row)
+        columns: dict[str, Any] = {
+            "type": device.text("device"),
+            "hbm": [7, 5],
+            "timestampNs": times,
+        }
+        device.writer.write("NPU_MEM", {**columns, "deviceId": 0})
     with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
         (hbm,) = analysis.memory_series()
         ratio, cycles = analysis.pmu()
@@ -357,7 +323,7 @@ def test_counters_over_time_and_by_operator(tmp_path: Path) -> None:
     assert peak == 7
 
 
-def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) -> None:
+def test_allocation_counts_for_the_operation_running_at_that_time(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100, "aten::linear")
         device.call(10, 50, "aten::addmm", launches=3)
@@ -365,22 +331,22 @@ def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) ->
         device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
         names = [device.text(name) for name in ("aten::addmm", "aten::relu", "aten::relu")]
         times = [device.T0 + 20, device.T0 + 210, None]
-        row: dict[str, Any] = {"name": names, "size": [512, 1024, 77], "allocationTime": times}
-        device.writer.write("OP_MEMORY", row)
+        columns: dict[str, Any] = {"name": names, "size": [512, 1024, 77], "allocationTime": times}
+        device.writer.write("OP_MEMORY", columns)
     rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
     linear, relu = rows["aten::linear"], rows["aten::relu"]
     assert (linear.count, linear.total_ns, linear.allocated_bytes) == (1, 10, 512)
-    # It allocated memory, but has no recorded device work: its time is unknown, not 0.
+    # It allocated memory but has no recorded tasks: its time is unknown, not 0.
     assert (relu.total_ns, relu.allocated_bytes) == (None, 1024)
 
 
-def test_marks_of_other_tools_annotate_like_the_frameworks_own(tmp_path: Path) -> None:
+def test_mstx_ranges_annotate_like_framework_ranges(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         marks = {"Optimizer.step#SGD.step": (300, 400), "nn.Module: Linear_0": (0, 200)}
         for name, (start, end) in marks.items():
-            row: dict[str, Any] = {"message": [device.text(name)], "globalTid": 1}
-            row |= {"startNs": device.T0 + start, "endNs": device.T0 + end}
-            device.writer.write("MSTX_EVENTS", row)
+            device.row(
+                "MSTX_EVENTS", startNs=start, endNs=end, message=device.text(name), globalTid=1
+            )
         device.call(10, 100, "aten::linear", launches=3)
         device.call(310, 390, "aten::add_", launches=4)
         device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
@@ -391,8 +357,8 @@ def test_marks_of_other_tools_annotate_like_the_frameworks_own(tmp_path: Path) -
     assert by_name(breakdown_of(tmp_path / "msprof_1.db", "module"))["Linear_0"].total_ns == 10
 
 
-def test_a_step_that_begins_in_the_last_ones_optimizer_is_not_of_it(tmp_path: Path) -> None:
-    """Hooks that run after an optimizer's step end an iteration within its range."""
+def test_step_that_starts_within_an_optimizer_range_is_not_optimizer_time(tmp_path: Path) -> None:
+    """Hooks after an optimizer step end the iteration within the range of the optimizer."""
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100_000, "ProfilerStep#0")
         device.call(90_000, 110_000, "Optimizer.step#SGD.step")
@@ -407,8 +373,8 @@ def test_a_step_that_begins_in_the_last_ones_optimizer_is_not_of_it(tmp_path: Pa
     assert summary_of(tmp_path / "msprof_1.db").totals.other_ns == 300
 
 
-def test_a_step_lasts_until_its_device_is_done(tmp_path: Path) -> None:
-    """A host that runs ahead is done with each step in a microsecond, the device in ten."""
+def test_step_ends_when_its_last_device_task_ends(tmp_path: Path) -> None:
+    """The host enqueues a step in 1 us, the device takes 10 us for it."""
     with Device(tmp_path / "msprof_1.db") as device:
         for step in range(4):
             begin = 1_000 * step
@@ -422,7 +388,7 @@ def test_a_step_lasts_until_its_device_is_done(tmp_path: Path) -> None:
     assert summary_of(tmp_path / "msprof_1.db").totals.iteration_ns == 10_000
 
 
-def test_a_node_written_in_cpp_is_not_pinned_on_the_aten_operation_before_it(
+def test_custom_cpp_node_is_not_attributed_to_the_preceding_operation(
     tmp_path: Path,
 ) -> None:
     engine = "autograd::engine::evaluate_function: "
@@ -440,8 +406,8 @@ def test_a_node_written_in_cpp_is_not_pinned_on_the_aten_operation_before_it(
     assert (rows[node].forward_ns, rows[node].backward_ns) == (None, 10)
 
 
-def old_collectives(path: Path, *, devices: tuple[int, ...]) -> Path:
-    """Write collectives as exporters did before they named the device: operator 2 has no task."""
+def collectives_without_device(path: Path, *, devices: tuple[int, ...]) -> Path:
+    """Write collectives without deviceId, as old exporters did; operator 2 has no task."""
     with Device(path) as device:
         for number, where in enumerate(devices):
             device.task(100 * number, 100 * number + 10, device=where)
@@ -451,32 +417,31 @@ def old_collectives(path: Path, *, devices: tuple[int, ...]) -> Path:
         ]
         for number, start in enumerate((1000, 2000, 3000), start=1):
             device.collective(start, start + 200, f"hcom_{number}", "Reduce")
-        for number, task in ((1, parts[0]), (3, parts[1])):
-            row: dict[str, Any] = {"opId": [number], "globalTaskId": task}
-            device.writer.write("COMMUNICATION_TASK_INFO", row)
+        device.row("COMMUNICATION_TASK_INFO", opId=1, globalTaskId=parts[0])
+        device.row("COMMUNICATION_TASK_INFO", opId=3, globalTaskId=parts[1])
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE COMMUNICATION_OP SET deviceId = NULL")
     return path
 
 
-def communication(path: Path) -> dict[str, int | None]:
+def communication_ns(path: Path) -> dict[str, int | None]:
     with open_analyses(path) as (analysis,):
         return {one.device: one.communication_ns for one in analysis.summary.devices}
 
 
-def test_a_collective_without_a_device_is_on_that_of_its_tasks(tmp_path: Path) -> None:
-    found = communication(old_collectives(tmp_path / "a.db", devices=(0, 1)))
+def test_collective_without_device_id_is_on_the_device_of_its_tasks(tmp_path: Path) -> None:
+    found = communication_ns(collectives_without_device(tmp_path / "a.db", devices=(0, 1)))
     assert (found["device 0"], found["device 1"]) == (200, 200)
-    assert found["unknown device"] == 200, (
-        "with two devices, collectives without tasks have no known device"
-    )
+    assert found["unknown device"] == 200, "the collective without tasks"
 
 
-def test_a_collective_without_a_device_is_on_the_only_one_there_is(tmp_path: Path) -> None:
-    assert communication(old_collectives(tmp_path / "a.db", devices=(3,))) == {"device 3": 600}
+def test_collective_without_device_id_is_on_the_only_device(tmp_path: Path) -> None:
+    assert communication_ns(collectives_without_device(tmp_path / "a.db", devices=(3,))) == {
+        "device 3": 600
+    }
 
 
-def test_memory_of_an_impossible_size_is_no_peak_and_hides_none(tmp_path: Path) -> None:
+def test_impossible_memory_sizes_do_not_affect_the_peak(tmp_path: Path) -> None:
     def peak(sizes: list[object]) -> int | None:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
         with Device(path) as device:
@@ -497,28 +462,16 @@ def test_memory_of_an_impossible_size_is_no_peak_and_hides_none(tmp_path: Path) 
     assert peak([0, -1, 1 << 62]) is None
 
 
-def test_an_allocation_of_an_impossible_size_or_time_is_left_out(tmp_path: Path) -> None:
+def test_allocations_of_impossible_size_or_time_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         device.call(100, 200, "aten::linear", launches=1)
         device.task(150, 160, connection=1)
-        sizes = [512, 0, -512, 1 << 53, (1 << 53) - 1024]
-        device.writer.write(
-            "OP_MEMORY",
-            {
-                "name": [device.text("aten::linear")] * len(sizes),
-                "size": sizes,
-                "allocationTime": [device.T0 + 150] * len(sizes),
-            },
-        )
-        device.writer.write(
-            "OP_MEMORY",
-            {
-                "name": [device.text("aten::linear")] * 2,
-                "size": 7,
-                "allocationTime": [0, (1 << 62) + 1],
-            },
-        )
+        names = device.text("aten::linear")
+        for size in (512, 0, -512, 1 << 53, (1 << 53) - 1024):
+            device.row("OP_MEMORY", name=names, size=size, allocationTime=device.T0 + 150)
+        for at in (0, (1 << 62) + 1):
+            device.row("OP_MEMORY", name=names, size=7, allocationTime=at)
     with open_analyses(path) as (analysis,):
         (row,) = [row for row in analysis.breakdown("operation").rows if row.allocated_bytes]
     assert row.allocated_bytes == 512 + (1 << 53) - 1024

@@ -1,4 +1,4 @@
-"""Databases from real devices: the figures are those of SQL written out here."""
+"""Figures of databases from real devices equal those computed by SQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sample(request: pytest.FixtureRequest, shared: Path) -> Path:
     return shared / "samples" / "ascend" / str(request.param)
 
 
-def test_kernels_are_those_of_a_join_written_by_hand(sample: Path) -> None:
+def test_kernel_times_equal_a_sql_join(sample: Path) -> None:
     expected = query(
         sample,
         """
@@ -45,7 +45,7 @@ def test_kernels_are_those_of_a_join_written_by_hand(sample: Path) -> None:
     assert sorted(found) == expected
 
 
-def test_collectives_are_those_of_the_table(sample: Path) -> None:
+def test_collective_times_equal_the_communication_table(sample: Path) -> None:
     expected = query(
         sample,
         """
@@ -59,7 +59,7 @@ def test_collectives_are_those_of_the_table(sample: Path) -> None:
 
 
 @pytest.mark.quick(cases=1)
-def test_all_device_work_is_in_every_breakdown(sample: Path) -> None:
+def test_every_breakdown_contains_all_device_time(sample: Path) -> None:
     ((compute,),) = query(
         sample,
         "SELECT sum(endNs - startNs) FROM TASK WHERE globalTaskId IN"
@@ -84,7 +84,7 @@ def test_all_device_work_is_in_every_breakdown(sample: Path) -> None:
     assert sum(part or 0 for part in parts) <= (totals.total_ns or 0)
 
 
-def test_the_overlap_is_what_the_vendors_own_analysis_says(shared: Path) -> None:
+def test_overlap_equals_the_vendors_analysis(shared: Path) -> None:
     path = shared / "samples" / "ascend" / RANKS[1]
     ((compute, communication, overlapped),) = query(
         path.with_name("analysis.db"),
@@ -99,7 +99,7 @@ def test_the_overlap_is_what_the_vendors_own_analysis_says(shared: Path) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_vendors_steps_stand_beside_ours(shared: Path, rank: int) -> None:
+def test_vendor_step_trace_is_reproduced(shared: Path, rank: int) -> None:
     path = shared / "samples" / "ascend" / RANKS[rank]
     ((step, *expected),) = query(
         path.with_name("analysis.db"),
@@ -115,14 +115,14 @@ def test_the_vendors_steps_stand_beside_ours(shared: Path, rank: int) -> None:
         *(found.overlapped_ns, found.free_ns, found.stage_ns, found.bubble_ns, found.preparing_ns),
     )
     assert [ns / 1000 for ns in figures] == pytest.approx(expected, abs=0.001)
-    # Ours counts copies as work and runs from the first of them: no 30 ms of the profiler's own.
+    # Our idle time counts copies as busy and starts at the first task.
     assert found.free_ns < device.idle_ns < 1.25 * found.free_ns
 
 
-def test_a_convolutions_backward_kernels_are_found(shared: Path) -> None:
+def test_convolution_has_its_backward_kernels(shared: Path) -> None:
     path = shared / "samples" / "ascend" / RANKS[1]
     conv = by_name(breakdown_of(path, "operation"))["aten::conv2d"]
-    # Five convolutions; the first needs no gradient of its input.
+    # Five convolutions; the first one computes no input gradient.
     assert conv.count == 5
     ((forward,),) = query(
         path,
@@ -139,7 +139,7 @@ def test_a_convolutions_backward_kernels_are_found(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["report_0_prehistory.db", "msprof_0_edited_by_viewer.db"])
-def test_odd_databases_are_read_for_what_they_have(shared: Path, name: str) -> None:
+def test_incomplete_databases_have_the_recorded_compute_time(shared: Path, name: str) -> None:
     path = shared / "samples" / "ascend" / name
     ((expected,),) = query(
         path,
@@ -150,7 +150,7 @@ def test_odd_databases_are_read_for_what_they_have(shared: Path, name: str) -> N
     assert device.compute_ns == expected
 
 
-def test_a_folder_of_ranks_is_read_as_a_whole(shared: Path) -> None:
+def test_directory_of_ranks_is_opened_as_one_analysis_per_rank(shared: Path) -> None:
     with open_analyses(shared / "samples" / "ascend" / "level1") as analyses:
         assert [Path(one.summary.path).name for one in analyses] == [
             "ascend_pytorch_profiler_0.db",

@@ -1,4 +1,4 @@
-"""Skyline reports of any maker become the same breakdowns; what is not there is not zero."""
+"""Skyline reports become breakdowns; missing values stay unknown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_name(breakdown: Breakdown) -> dict[str, Row]:
     return {row.name: row for row in breakdown.rows}
 
 
-def test_times_add_up_per_operation(tmp_path: Path) -> None:
+def test_times_add_up_by_operation(tmp_path: Path) -> None:
     breakdown = breakdown_of(run_time_report(tmp_path / "r.sqlite"), "operation")
     assert [row.name for row in breakdown.rows] == ["linear", "relu"]
     linear, relu = breakdown.rows
@@ -38,11 +38,11 @@ def test_times_add_up_per_operation(tmp_path: Path) -> None:
     assert (linear.forward_ns, linear.backward_ns) == (2_000_000, 4_000_000)
     assert breakdown.total_ns == 6_250_000
     assert breakdown.percent(linear) == pytest.approx(96.0)
-    # It took no part in the backward pass: that is not a backward pass of no time.
+    # relu has no backward time: unknown, not 0.
     assert (relu.forward_ns, relu.backward_ns) == (250_000, None)
 
 
-def test_lines_are_the_frames_closest_to_the_operations(tmp_path: Path) -> None:
+def test_line_is_the_innermost_frame(tmp_path: Path) -> None:
     rows = by_name(breakdown_of(run_time_report(tmp_path / "r.sqlite"), "line"))
     assert {name: row.total_ns for name, row in rows.items()} == {
         "model.py:12": 4_500_000,
@@ -51,8 +51,8 @@ def test_lines_are_the_frames_closest_to_the_operations(tmp_path: Path) -> None:
     }
 
 
-def shuffled(path: Path) -> Path:
-    """Store the frames from the outermost to the innermost, as a file may have them."""
+def with_reversed_frames(path: Path) -> Path:
+    """Store the frames from the outermost to the innermost."""
     with closing(sqlite3.connect(path)) as db, db:
         rows = db.execute("SELECT * FROM stack_frames ORDER BY ordering DESC").fetchall()
         db.execute("DELETE FROM stack_frames")
@@ -61,13 +61,13 @@ def shuffled(path: Path) -> Path:
     return path
 
 
-def test_frames_are_in_the_order_of_their_numbers_not_of_their_rows(tmp_path: Path) -> None:
+def test_frames_are_ordered_by_number_not_by_row(tmp_path: Path) -> None:
     for make in (run_time_report, memory_report):
-        path = shuffled(make(tmp_path / f"{make.__name__}.sqlite"))
+        path = with_reversed_frames(make(tmp_path / f"{make.__name__}.sqlite"))
         assert "model.py:30" not in by_name(breakdown_of(path, "line"))
 
 
-def test_an_operation_without_frames_keeps_its_time(tmp_path: Path) -> None:
+def test_operation_without_frames_counts_as_no_source_line(tmp_path: Path) -> None:
     path = run_time_report(
         tmp_path / "r.sqlite", [("a", 1.0, None, [("f.py", 1)]), ("b", 2.0, None, [])]
     )
@@ -75,7 +75,7 @@ def test_an_operation_without_frames_keeps_its_time(tmp_path: Path) -> None:
     assert rows["(no source line)"].total_ns == 2_000_000
 
 
-def test_modules_come_from_uprofs_own_table(tmp_path: Path) -> None:
+def test_modules_come_from_the_uprof_modules_table(tmp_path: Path) -> None:
     path = run_time_report(
         tmp_path / "r.sqlite", modules=[("layers.0", "Linear"), None, ("", "Net")]
     )
@@ -106,7 +106,7 @@ def test_iterations_are_steps(tmp_path: Path) -> None:
     assert (totals.iteration_ns, totals.iterations) == (6_000_000, 3)
 
 
-def test_memory_is_told_apart_by_what_it_is_for(tmp_path: Path) -> None:
+def test_memory_is_divided_into_weights_gradients_and_activations(tmp_path: Path) -> None:
     path = memory_report(tmp_path / "m.sqlite")
     totals = summary_of(path).totals
     assert (totals.weight_bytes, totals.gradient_bytes) == (4040, 4000)
@@ -120,7 +120,7 @@ def test_memory_is_told_apart_by_what_it_is_for(tmp_path: Path) -> None:
     assert breakdown.percent(rows["weight"]) == pytest.approx(100 * 8000 / 8840)
 
 
-def test_the_two_reports_of_a_run_are_one(tmp_path: Path) -> None:
+def test_time_and_memory_report_of_a_run_are_one_analysis(tmp_path: Path) -> None:
     run_time_report(tmp_path / "run_time.sqlite")
     memory_report(tmp_path / "memory.sqlite")
     with open_analyses(tmp_path) as (analysis,):
@@ -131,7 +131,7 @@ def test_the_two_reports_of_a_run_are_one(tmp_path: Path) -> None:
         assert (line.total_ns, line.size_bytes) == (4_500_000, 800)
 
 
-def test_reports_of_several_ranks_stay_apart(tmp_path: Path) -> None:
+def test_reports_of_two_ranks_are_separate_analyses(tmp_path: Path) -> None:
     for rank in (0, 1):
         run_time_report(tmp_path / f"run_time_rank{rank}.sqlite")
         memory_report(tmp_path / f"memory_rank{rank}.sqlite")
@@ -144,20 +144,20 @@ def test_reports_of_several_ranks_stay_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["module", "kernel", "stream", "step"])
-def test_what_is_not_there_is_refused_with_a_reason(tmp_path: Path, by: str) -> None:
+def test_missing_breakdown_raises_a_usage_error_with_the_reason(tmp_path: Path, by: str) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     with pytest.raises(UsageError, match=f"has no breakdown by {by}: "):
         breakdown_of(path, by)
 
 
-def test_an_empty_report_says_so(tmp_path: Path) -> None:
+def test_empty_report_has_no_breakdown(tmp_path: Path) -> None:
     found = summary_of(run_time_report(tmp_path / "r.sqlite", []))
     assert found.totals.total_ns is None
     assert found.available == ()
     assert "the report has no operations" in [missing.why for missing in found.not_measured]
 
 
-def test_impossible_values_are_counted_not_added(tmp_path: Path) -> None:
+def test_impossible_times_are_counted_as_anomalies(tmp_path: Path) -> None:
     path = run_time_report(
         tmp_path / "r.sqlite",
         [("a", 1.0, float("inf"), []), ("a", -3.0, None, []), ("b", "soon", 2.0, [])],
@@ -170,7 +170,7 @@ def test_impossible_values_are_counted_not_added(tmp_path: Path) -> None:
     assert (anomaly.name, anomaly.count, anomaly.source) == ("impossible_time", 3, "found")
 
 
-def test_what_the_maker_noted_is_passed_on(tmp_path: Path) -> None:
+def test_recorded_facts_and_anomalies_are_passed_on(tmp_path: Path) -> None:
     path = run_time_report(
         tmp_path / "r.sqlite",
         facts={"device": "cpu: X", "torch": "2.13"},
@@ -183,7 +183,7 @@ def test_what_the_maker_noted_is_passed_on(tmp_path: Path) -> None:
     ]
 
 
-def test_what_both_reports_of_a_run_hold_is_told_once(tmp_path: Path) -> None:
+def test_anomaly_in_both_reports_of_a_run_is_listed_once(tmp_path: Path) -> None:
     run = tracked_run(anomalies={"scope_widened": (1, "nothing was there"), "odd": (2, "")})
     skyline_writer.write_run_time(tmp_path / "run_time.sqlite", run, {})
     skyline_writer.write_memory(tmp_path / "memory.sqlite", run, {})
@@ -192,8 +192,7 @@ def test_what_both_reports_of_a_run_hold_is_told_once(tmp_path: Path) -> None:
     assert sorted(found) == [("odd", 2), ("scope_widened", 1)]
 
 
-def test_a_memory_report_alone_counts_the_operations_that_keep_memory(tmp_path: Path) -> None:
-    """Its weights are no operations, and what was not measured is no zero."""
+def test_memory_report_counts_operations_and_has_unknown_times(tmp_path: Path) -> None:
     path = memory_report(tmp_path / "memory.sqlite")
     with open_analyses(path) as (analysis,):
         totals, summary = analysis.summary.totals, analysis.summary
@@ -210,9 +209,7 @@ def test_a_memory_report_alone_counts_the_operations_that_keep_memory(tmp_path: 
 @pytest.mark.parametrize(
     ("peak", "expected"), [((1 << 53) + 1, None), (1 << 53, 1 << 53), (-1, None), (0, 0)]
 )
-def test_a_peak_of_an_impossible_size_is_none(
-    tmp_path: Path, peak: int, expected: int | None
-) -> None:
+def test_impossible_peak_memory_is_unknown(tmp_path: Path, peak: int, expected: int | None) -> None:
     path = memory_report(tmp_path / "memory.sqlite", peak=peak)
     with open_analyses(path) as (analysis,):
         assert analysis.summary.totals.peak_bytes == expected

@@ -1,10 +1,10 @@
-"""TraceLens' own reference figures of its public traces, beside ours of the same traces.
+"""Figures of public traces equal TraceLens' published reference figures.
 
-Transcribed from the reference tables that lie beside the traces in AMD-AGI/TraceLens, in
-`tests/traces`: `ops_summary`, `ops_summary_by_category`, `GEMM`, `CONV_fwd`, `CONV_bwd`,
+Transcribed from the reference tables in `tests/traces` of AMD-AGI/TraceLens:
+`ops_summary`, `ops_summary_by_category`, `GEMM`, `CONV_fwd`, `CONV_bwd`,
 `SDPA_fwd`, `Normalization`, `BinaryElementwise`, `UnaryElementwise`, `InferenceAttention_fwd`,
-`RMSNorm_fwd` and `RoPE_fwd`. Times there are differences of timestamps of some 5e12 microseconds,
-which floating point keeps to a thousandth.
+`RMSNorm_fwd` and `RoPE_fwd`. Their times are differences of timestamps of about 5e12 us, for
+which float64 has a resolution of a thousandth.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CAPTURES = {
     "sglang_decode_graph_replay": "sglang_decode_graph_capture",
 }
 
-# Device time in microseconds, in tracelens.json: of what an operation launched itself (`direct`;
-# launches of the runtime under no operation are "(launched by no operation)"), the part of it that
-# checkpointing recomputed (`recomputed`), and by category, if our classes hold the same operations.
+# Device time in us, from tracelens.json: tasks launched by the operation itself (`direct`; without
+# an operation "(launched by no operation)"), the recomputed part (`recomputed`), and time by
+# category where our classes contain the same operations.
 REFERENCE = json.loads(Path(__file__).with_name("tracelens.json").read_text("utf-8"))
 DIRECT: dict[str, dict[str, float]] = REFERENCE["direct"]
 RECOMPUTED: dict[str, float] = REFERENCE["recomputed"]
@@ -40,14 +40,14 @@ CATEGORIES: dict[str, dict[str, float]] = REFERENCE["categories"]
 
 
 class Work(NamedTuple):
-    """Work of one call of an operation."""
+    """Reference figures for one call of an operation."""
 
     name: str
     shapes: str
     """Start of the text of its inputs."""
     calls: int
     gflop: float | None
-    """With the bias of a product; None: counted by another convention."""
+    """Includes the bias; None: counted by another convention."""
     mib: float | None
 
 
@@ -56,7 +56,7 @@ WORK = {name: [Work(*row) for row in rows] for name, rows in REFERENCE["work"].i
 
 @contextmanager
 def analysis_of(name: str, shared: Path, folder: Path) -> Iterator[MsprofAnalysis]:
-    """Import a trace, with the trace of its graphs' capture where there is one."""
+    """Import a trace and, if it exists, the trace that captured its graphs."""
     found: dict[str, Path] = {}
     for one in (name, CAPTURES.get(name)):
         if one is not None:
@@ -71,20 +71,20 @@ def analysis_of(name: str, shared: Path, folder: Path) -> Iterator[MsprofAnalysi
         yield analysis
 
 
-def told_ns(expected_us: float, pieces: int) -> object:
-    """Return a time as their arithmetic leaves it: each piece is off by up to a nanosecond."""
+def within_rounding(expected_us: float, pieces: int) -> object:
+    """Return the time within TraceLens' rounding, up to 1 ns per task."""
     return pytest.approx(expected_us * 1000, abs=1 + pieces)
 
 
 @pytest.mark.parametrize("name", DIRECT)
-def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path: Path) -> None:
+def test_times_flops_and_bytes_equal_the_reference(name: str, shared: Path, tmp_path: Path) -> None:
     with analysis_of(name, shared, tmp_path) as analysis:
         rows = {row.name: row for row in analysis.breakdown("self").rows}
-        agree_in_time(name, rows)
+        check_times(name, rows)
         classes = {row.name: row for row in analysis.breakdown("class").rows}
         for category, expected_us in CATEGORIES.get(name, {}).items():
             row = classes[category]
-            assert row.total_ns == told_ns(expected_us, row.count), category
+            assert row.total_ns == within_rounding(expected_us, row.count), category
         found = breakdown.roofline_of(analysis.recording).rows
         for work in WORK[name]:
             placed = [
@@ -103,30 +103,30 @@ def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path:
                 assert one.cost.moved_bytes == pytest.approx(work.mib * 2**20 * one.count), work
 
 
-def agree_in_time(name: str, rows: Mapping[str, Row]) -> None:
-    """Compare the time of each operation; theirs are all that launched work, but for what is ours.
+def check_times(name: str, rows: Mapping[str, Row]) -> None:
+    """Compare the time of each operation that launched tasks.
 
-    For the training they drop work without a launch, and name collectives elsewhere.
+    TraceLens drops tasks without a launch in training, and names collectives differently.
     """
     for operation, expected_us in DIRECT[name].items():
         row = rows[operation]
         pieces = int(row.extra.get("launches") or row.count)
-        assert row.total_ns == told_ns(expected_us, pieces), operation
-    more = {one for one, row in rows.items() if row.total_ns} - set(DIRECT[name])
-    assert more <= {"(launched by no operation)"}
+        assert row.total_ns == within_rounding(expected_us, pieces), operation
+    extra = {one for one, row in rows.items() if row.total_ns} - set(DIRECT[name])
+    assert extra <= {"(launched by no operation)"}
     if name == "mi300_resnet_act_checkpoint":
         for operation, expected_us in RECOMPUTED.items():
-            again = rows[operation].extra["recomputed_ns"]
-            assert again == told_ns(expected_us, 400), operation
+            recomputed = rows[operation].extra["recomputed_ns"]
+            assert recomputed == within_rounding(expected_us, 400), operation
     else:
-        assert more == set()
+        assert extra == set()
 
 
-# Kernel -> runs, mean, median, standard deviation of a sample, smallest and largest, in us.
+# Kernel -> count, mean, median, sample standard deviation, minimum and maximum, in us.
 KERNELS = REFERENCE["kernels"]
 
 
-def test_statistics_of_kernels_are_those_of_their_reference(shared: Path, tmp_path: Path) -> None:
+def test_kernel_statistics_equal_the_reference(shared: Path, tmp_path: Path) -> None:
     with analysis_of("h100_bert-small", shared, tmp_path) as analysis:
         found = analysis.statistics("kernel")
         counts = {row.name: row for row in analysis.breakdown("kernel").rows}
@@ -134,17 +134,20 @@ def test_statistics_of_kernels_are_those_of_their_reference(shared: Path, tmp_pa
             (key,) = (one for one in found if part in one[0])
             row, figures = counts[key[0]], found[key]
             assert row.count == count
-            assert row.total_ns == told_ns(mean * count, count)
-            assert figures["median_ns"] == told_ns(median, 1)
-            assert figures["stddev_ns"] == told_ns(deviation, 1)
-            assert (figures["min_ns"], figures["max_ns"]) == (told_ns(least, 1), told_ns(most, 1))
+            assert row.total_ns == within_rounding(mean * count, count)
+            assert figures["median_ns"] == within_rounding(median, 1)
+            assert figures["stddev_ns"] == within_rounding(deviation, 1)
+            assert (figures["min_ns"], figures["max_ns"]) == (
+                within_rounding(least, 1),
+                within_rounding(most, 1),
+            )
 
 
-# Difference of two BERTs: kernels under the lowest common operation, in us on each side.
+# MI300 and H100 BERT: kernel time by lowest common operation, in us on each side.
 DIFFERENCE = REFERENCE["difference"]
 
 
-def test_the_difference_of_two_vendors_is_theirs(shared: Path, tmp_path: Path) -> None:
+def test_difference_between_vendors_equals_the_reference(shared: Path, tmp_path: Path) -> None:
     sides = []
     for name in ("mi300_bert-small", "h100_bert-small"):
         sides.append(tmp_path / f"{name}.db")
@@ -155,4 +158,4 @@ def test_the_difference_of_two_vendors_is_theirs(shared: Path, tmp_path: Path) -
     assert {row["name"] for row in found} == set(DIFFERENCE)
     for row in found:
         for side, expected_us in zip(("base", "new"), DIFFERENCE[row["name"]], strict=True):
-            assert row[side]["total_ns"] == told_ns(expected_us, row[side]["runs"])
+            assert row[side]["total_ns"] == within_rounding(expected_us, row[side]["runs"])

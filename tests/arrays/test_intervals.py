@@ -1,4 +1,4 @@
-"""Unions and intersections agree with counting every nanosecond."""
+"""Unions and intersections equal those of the covered nanoseconds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def moments(one: IntervalSet) -> set[int]:
 
 
 def is_canonical(one: IntervalSet) -> bool:
-    apart = bool((one.start_ns[1:] > one.end_ns[:-1]).all())
-    return apart and bool((one.end_ns > one.start_ns).all())
+    separate = bool((one.start_ns[1:] > one.end_ns[:-1]).all())
+    return separate and bool((one.end_ns > one.start_ns).all())
 
 
 @given(RAW)
@@ -41,18 +41,20 @@ def test_merging_keeps_the_covered_time(raw: list[tuple[int, int]]) -> None:
 
 @given(RAW, RAW)
 @settings(max_examples=200)
-def test_intersection_and_union_are_those_of_the_moments(
+def test_intersection_and_union_equal_those_of_the_covered_times(
     a: list[tuple[int, int]], b: list[tuple[int, int]]
 ) -> None:
-    both = intervals.intersect(merged(a), merged(b))
-    assert moments(both) == covered(a) & covered(b)
-    assert both.total_ns == len(covered(a) & covered(b))
+    intersection = intervals.intersect(merged(a), merged(b))
+    assert moments(intersection) == covered(a) & covered(b)
+    assert intersection.total_ns == len(covered(a) & covered(b))
     assert moments(intervals.union(merged(a), merged(b))) == covered(a) | covered(b)
 
 
 @given(RAW, st.integers(0, 40), st.integers(0, 40))
 @settings(max_examples=100)
-def test_clipping_keeps_what_lies_inside(raw: list[tuple[int, int]], low: int, high: int) -> None:
+def test_clipping_keeps_the_time_within_the_bounds(
+    raw: list[tuple[int, int]], low: int, high: int
+) -> None:
     assert moments(intervals.clip(merged(raw), low, high)) == {
         moment for moment in covered(raw) if low <= moment < high
     }

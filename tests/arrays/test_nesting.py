@@ -1,4 +1,4 @@
-"""The call tree found by sweeping agrees with comparing every pair of ranges."""
+"""The call tree equals that of comparing every pair of ranges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ranges = list[tuple[int, int, int]]
 
 @st.composite
 def nested_ranges(draw: st.DrawFn) -> Ranges:
-    """Ranges (thread, start, end) that nest properly and never share a start."""
+    """Generate (thread, start, end) of ranges that nest and have different starts."""
     ranges: Ranges = []
 
     def fill(thread: int, low: int, high: int, depth: int) -> None:
@@ -40,11 +40,11 @@ def columns(ranges: Ranges) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @given(nested_ranges())
 @settings(max_examples=100)
-def test_the_parent_is_the_shortest_range_around(ranges: Ranges) -> None:
+def test_parent_is_the_shortest_enclosing_range(ranges: Ranges) -> None:
     thread, start, end = columns(ranges)
     parent = nesting.parents(thread, start, end)
     for index in range(len(thread)):
-        around = [
+        enclosing = [
             other
             for other in range(len(thread))
             if other != index
@@ -52,23 +52,23 @@ def test_the_parent_is_the_shortest_range_around(ranges: Ranges) -> None:
             and start[other] < start[index]
             and end[index] <= end[other]
         ]
-        shortest = min(around, key=lambda other: end[other] - start[other], default=nesting.NONE)
+        shortest = min(enclosing, key=lambda other: end[other] - start[other], default=nesting.NONE)
         assert parent[index] == shortest
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 12)), max_size=10))
 @settings(max_examples=300)
-def test_ranges_that_do_not_nest_belong_to_the_innermost_open_one(raw: Ranges) -> None:
+def test_parent_of_a_crossing_range_is_the_innermost_open_range(raw: Ranges) -> None:
     thread, start, end = columns([(one, low, low + length) for one, low, length in raw])
     parent = nesting.parents(thread, start, end)
-    open_ones: list[int] = []
+    open_ranges: list[int] = []
     for index in range(len(thread)):
-        while open_ones and (
-            thread[open_ones[-1]] != thread[index] or end[open_ones[-1]] <= start[index]
+        while open_ranges and (
+            thread[open_ranges[-1]] != thread[index] or end[open_ranges[-1]] <= start[index]
         ):
-            open_ones.pop()
-        assert parent[index] == (open_ones[-1] if open_ones else nesting.NONE)
-        open_ones.append(index)
+            open_ranges.pop()
+        assert parent[index] == (open_ranges[-1] if open_ranges else nesting.NONE)
+        open_ranges.append(index)
 
 
 @given(
@@ -76,25 +76,23 @@ def test_ranges_that_do_not_nest_belong_to_the_innermost_open_one(raw: Ranges) -
     st.integers(0, 4),
 )
 @settings(max_examples=300)
-def test_a_range_that_outlasts_another_by_more_than_rounding_only_crosses_it(
-    raw: Ranges, rounding: int
-) -> None:
+def test_enclosing_range_may_end_earlier_by_rounding_only(raw: Ranges, rounding: int) -> None:
     thread, start, end = columns([(one, low, low + length) for one, low, length in raw])
     found = nesting.around(thread, start, end, rounding)
     for index in range(len(thread)):
-        around = [
+        enclosing = [
             other
             for other in range(index)
             if thread[other] == thread[index]
             and end[other] > start[index]
             and end[other] >= end[index] - rounding
         ]
-        assert found[index] == (around[-1] if around else nesting.NONE)
+        assert found[index] == (enclosing[-1] if enclosing else nesting.NONE)
 
 
 @given(nested_ranges(), st.integers(1, 3), st.integers(0, 45))
 @settings(max_examples=100)
-def test_the_innermost_range_at_a_moment(ranges: Ranges, at_thread: int, moment: int) -> None:
+def test_innermost_range_at_a_time_is_found(ranges: Ranges, at_thread: int, moment: int) -> None:
     thread, start, end = columns(ranges)
     found = nesting.innermost_at(
         thread,
@@ -104,23 +102,23 @@ def test_the_innermost_range_at_a_moment(ranges: Ranges, at_thread: int, moment:
         np.array([at_thread]),
         np.array([moment]),
     )[0]
-    around = [
+    enclosing = [
         index
         for index in range(len(thread))
         if thread[index] == at_thread and start[index] <= moment <= end[index]
     ]
-    # Of two ranges that meet at this moment the later one is running.
-    assert found == max(around, key=lambda index: start[index], default=nesting.NONE)
+    # Of two ranges that meet at this time the later one counts.
+    assert found == max(enclosing, key=lambda index: start[index], default=nesting.NONE)
 
 
-def test_climbing_stops_at_an_annotation() -> None:
+def test_climb_stops_below_a_marked_range() -> None:
     #          0 step > 1 op > 2 op > 3 annotation > 4 op > 5 op
     parent = np.array([-1, 0, 1, 2, 3, 4])
     stop = np.array([True, False, False, True, False, False])
     assert nesting.climb(parent, stop).tolist() == [-1, 1, 1, -1, 4, 4]
 
 
-def test_the_nearest_mark_may_be_the_range_itself() -> None:
+def test_nearest_marked_range_includes_the_range_itself() -> None:
     parent = np.array([-1, 0, 1, -1])
     marked = np.array([False, True, False, False])
     assert nesting.nearest_marked(parent, marked).tolist() == [-1, 1, 1, -1]
@@ -128,7 +126,7 @@ def test_the_nearest_mark_may_be_the_range_itself() -> None:
 
 @given(nested_ranges(), st.data())
 @settings(max_examples=100)
-def test_a_path_is_the_labels_from_the_outermost_range(ranges: Ranges, data: st.DataObject) -> None:
+def test_path_has_the_labels_from_the_outermost_range(ranges: Ranges, data: st.DataObject) -> None:
     thread, start, end = columns(ranges)
     parent = nesting.parents(thread, start, end)
     label = np.array([data.draw(st.integers(0, 2)) for _ in ranges], np.int64)
@@ -138,10 +136,69 @@ def test_a_path_is_the_labels_from_the_outermost_range(ranges: Ranges, data: st.
         up = [] if parent[index] == nesting.NONE else labels(int(parent[index]))
         return [*up, int(label[index])]
 
-    def told(path: int) -> list[int]:
-        up = [] if above[path] == nesting.NONE else told(int(above[path]))
+    def path_labels(path: int) -> list[int]:
+        up = [] if above[path] == nesting.NONE else path_labels(int(above[path]))
         return [*up, int(own[path])]
 
-    assert [told(int(one)) for one in number] == [labels(index) for index in range(len(ranges))]
-    assert len({tuple(told(path)) for path in range(len(own))}) == len(own)
+    assert [path_labels(int(one)) for one in number] == [
+        labels(index) for index in range(len(ranges))
+    ]
+    assert len({tuple(path_labels(path)) for path in range(len(own))}) == len(own)
     assert (above < np.arange(len(own))).all()
+
+
+interval = st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 25))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(interval, max_size=40), st.data())
+def test_containing_ranges_and_inherited_values_equal_those_of_a_search(
+    intervals: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    table = np.array(intervals, dtype=np.int64).reshape(-1, 3)
+    thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
+    order = nesting.call_order(thread, start, end, np.arange(len(table)))
+    thread, start, end = thread[order], start[order], end[order]
+    parent = nesting.containing(thread, end)
+    for child in range(len(table)):
+        enclosing = [k for k in range(child) if thread[k] == thread[child] and end[k] >= end[child]]
+        assert parent[child] == (enclosing[-1] if enclosing else nesting.NONE)
+
+    own_values = data.draw(
+        st.lists(st.sampled_from([nesting.NONE, 5, 6]), min_size=len(table), max_size=len(table))
+    )
+    inherited = nesting.inherit(np.array(own_values, dtype=np.int64), parent)
+    for child in range(len(table)):
+        at = child
+        while at != nesting.NONE and own_values[at] == nesting.NONE:
+            at = int(parent[at])
+        assert inherited[child] == (own_values[at] if at != nesting.NONE else nesting.NONE)
+
+
+def test_parent_of_many_siblings_is_found_quickly() -> None:
+    count = 200_000
+    start = np.append(0, np.arange(1, count))
+    end = np.append(2 * count, np.arange(1, count))
+    parent = nesting.containing(np.zeros(count, dtype=np.int64), end)
+    assert start[0] == 0
+    assert (parent[1:] == 0).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(interval, max_size=40))
+def test_parents_and_containing_ranges_differ_only_if_ranges_cross(
+    intervals: list[tuple[int, int, int]],
+) -> None:
+    table = np.array(intervals, dtype=np.int64).reshape(-1, 3)
+    thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
+    order = nesting.call_order(thread, start, end)
+    thread, start, end = thread[order], start[order], end[order]
+    opened, enclosing = nesting.parents(thread, start, end), nesting.containing(thread, end)
+    for child in range(len(table)):
+        earlier = [k for k in range(child) if thread[k] == thread[child]]
+        still_open = [k for k in earlier if end[k] > start[child]]
+        assert opened[child] == (still_open[-1] if still_open else nesting.NONE)
+        crossed = any(start[child] < end[k] < end[child] for k in earlier)
+        empty = start[child] == end[child]
+        if not crossed and not empty:
+            assert opened[child] == enclosing[child]

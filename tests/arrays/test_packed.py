@@ -1,4 +1,4 @@
-"""Columns in little memory are the columns that were put in."""
+"""Packed columns contain the original values in little memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _columns() -> dict[str, np.ndarray]:
     mixed = np.arange(ROWS) * 7 - 1
     mixed[BLOCK:][::3] = -1
     late = np.where(rng.random(ROWS) < 0.005, 10**8, rng.integers(0, 20_000, ROWS))
-    turns = np.arange(ROWS) + np.where(np.arange(ROWS) % 500 < 250, 0, 60_000)
+    alternating = np.arange(ROWS) + np.where(np.arange(ROWS) % 500 < 250, 0, 60_000)
     return {
-        "in turns": turns,
-        "late ones": np.cumsum(late),
-        "falling": -3 * np.arange(ROWS),
+        "alternating": alternating,
+        "outliers": np.cumsum(late),
+        "descending": -3 * np.arange(ROWS),
         "times": 1_736_410_576_000_000_000 + np.cumsum(rng.integers(0, 20_000, ROWS)),
         "constant": np.full(ROWS, 4_294_967_295),
         "small": rng.integers(-7, 40, ROWS),
@@ -39,7 +39,7 @@ def _columns() -> dict[str, np.ndarray]:
 @pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("name", _columns())
 @pytest.mark.parametrize("hole", [NOWHERE, LEAST])
-def test_a_column_is_given_back(name: str, hole: int) -> None:
+def test_packed_column_has_the_original_values(name: str, hole: int) -> None:
     values = _columns()[name]
     if hole == NOWHERE and (values == LEAST).any():
         hole = LEAST  # a hole is below all other values
@@ -62,18 +62,18 @@ def test_a_column_is_given_back(name: str, hole: int) -> None:
     assert [*most] == [part.max() for part in joined]
 
 
-def test_columns_of_tasks_take_few_bytes() -> None:
+def test_typical_task_columns_take_few_bytes() -> None:
     columns = _columns()
     assert pack(columns["times"]).nbytes <= 2 * ROWS
-    assert pack(columns["late ones"]).nbytes <= 2.1 * ROWS
-    assert pack(columns["in turns"]).nbytes <= 0.1 * ROWS
+    assert pack(columns["outliers"]).nbytes <= 2.1 * ROWS
+    assert pack(columns["alternating"]).nbytes <= 0.1 * ROWS
     assert pack(np.arange(ROWS) // 2).nbytes <= ROWS
-    assert pack(columns["falling"]).nbytes == 0
+    assert pack(columns["descending"]).nbytes == 0
     assert pack(columns["small"]).nbytes == ROWS
     assert pack(columns["constant"]).nbytes == 0
 
 
-def test_values_come_as_narrow_as_all_of_them_allow() -> None:
+def test_column_has_the_narrowest_type_for_its_values() -> None:
     assert pack(np.array([1, -1]), np.int16, np.int32).dtype == np.int16
     assert pack(np.array([1, 40_000]), np.int16, np.int32).dtype == np.int32
     assert pack(np.array([1, 2**40]), np.int16, np.int32).dtype == np.int64
@@ -85,35 +85,35 @@ def test_values_come_as_narrow_as_all_of_them_allow() -> None:
 def _keys(kind: str) -> np.ndarray:
     rng = np.random.default_rng(3)
     return {
-        "in order": np.arange(ROWS) * 2 + 5,
+        "ascending": np.arange(ROWS) * 2 + 5,
         "repeated": np.arange(ROWS) // 3,
-        "mixed up": rng.permutation(ROWS),
+        "shuffled": rng.permutation(ROWS),
         "sparse": np.sort(rng.integers(0, 2**60, ROWS)),
-        "unknown among them": np.append(np.arange(ROWS), LEAST),
+        "with missing keys": np.append(np.arange(ROWS), LEAST),
         "empty": np.zeros(0, np.int64),
     }[kind]
 
 
 @pytest.mark.parametrize(
-    "kind", ["in order", "repeated", "mixed up", "sparse", "unknown among them", "empty"]
+    "kind", ["ascending", "repeated", "shuffled", "sparse", "with missing keys", "empty"]
 )
-def test_rows_are_those_of_a_plain_lookup(kind: str) -> None:
+def test_packed_lookup_equals_the_plain_lookup(kind: str) -> None:
     keys = _keys(kind)
     packed: Packed = pack(keys, hole=LEAST)
     lookup, plain = PackedLookup(packed), Lookup(keys)
     rng = np.random.default_rng(4)
-    asked = [
+    queries = [
         np.arange(BLOCK - 50, BLOCK + 50),
         np.array([-1, LEAST, 2**62, 0]),
         keys[: BLOCK // 2],
         rng.permutation(keys)[:500],
         np.zeros(0, np.int64),
     ]
-    for wanted in asked:
-        assert (lookup.rows(wanted) == plain.rows(wanted)).all()
+    for query in queries:
+        assert (lookup.rows(query) == plain.rows(query)).all()
 
 
-def test_numbers_are_kept_from_one_call_to_the_next() -> None:
+def test_numbering_keeps_its_numbers_between_calls() -> None:
     numbering = Numbering()
     rng = np.random.default_rng(5)
     seen: list[int] = []

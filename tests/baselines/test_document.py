@@ -1,3 +1,5 @@
+"""Stored runs as documents: round trip, damage, earlier versions and size limits."""
+
 from __future__ import annotations
 
 import subprocess
@@ -28,7 +30,7 @@ places = st.builds(Place, text, maybe, maybe, text)
     st.lists(st.builds(Sized, places, st.integers(0, 2**62)), max_size=3),
     st.dictionaries(text, text, max_size=3),
 )
-def test_what_is_kept_comes_back(
+def test_document_of_a_run_is_unchanged_after_dump_and_load(
     found: list[Place], samples: int, sizes: list[Sized], facts: dict[str, str]
 ) -> None:
     matrix = np.random.default_rng(1).normal(size=(len(found), samples))
@@ -59,23 +61,23 @@ def test_what_is_kept_comes_back(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
-def test_damage_is_told_and_never_a_traceback(position: int, value: int) -> None:
+def test_damaged_document_is_a_store_error(position: int, value: int) -> None:
     data = bytearray(api.dump(run_of(STEP)))
     data[position % len(data)] = value
     try:
-        said = api.load(bytes(data), where="baseline 'x'").label
+        text = api.load(bytes(data), where="baseline 'x'").label
     except StoreError as err:
-        said = str(err)
-    assert said == "run.sqlite" or "baseline 'x'" in said
+        text = str(err)
+    assert text == "run.sqlite" or "baseline 'x'" in text
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", zlib.compress(b""), zlib.compress(b"\x80")])
-def test_what_is_no_run_is_refused(data: bytes) -> None:
+def test_invalid_document_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="damaged"):
         api.load(data, where="here")
 
 
-def test_a_later_version_is_refused_by_its_number() -> None:
+def test_document_of_a_newer_version_is_refused() -> None:
     raw = msgspec.msgpack.decode(zlib.decompress(api.dump(run_of(STEP))))
     raw["version"] = 99
     with pytest.raises(StoreError, match="version 99"):
@@ -87,7 +89,7 @@ def packed(raw: object) -> bytes:
 
 
 def version_1(**other: object) -> dict[str, object]:
-    """Return a document as uprof wrote it before waiting was known of each pass."""
+    """Return a document as written before waits were known for each pass."""
     places = [("linear", "net", "model.py:1", "operation"), ("relu", None, None, "operation")]
     return {
         "version": 1,
@@ -108,12 +110,12 @@ def version_1(**other: object) -> dict[str, object]:
     }
 
 
-def test_what_an_earlier_version_kept_is_read() -> None:
+def test_document_of_an_earlier_version_is_read() -> None:
     run = api.load(packed(version_1()), where="here")
     assert [place.name for place in run.operations.places] == ["linear", "relu"]
     assert run.operations.forward_ns.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert run.sizes == (Sized(Place("w", "net", None, "weight"), 4),)
-    # Its total was without waiting, its forward time with it: they cannot stand side by side.
+    # Its total excluded waits and its forward time included them: only one can be kept.
     assert sorted(run.totals) == ["total"]
     assert run.waited["total"].tolist() == [0] * 5
     device = api.load(packed(version_1(facts={"device": "cuda: x"})), where="here")
@@ -124,7 +126,7 @@ HOSTILE = {
     "zeros": lambda: zlib.compress(bytes(1 << 31)),
     "places": lambda: packed(version_1(places=[("", None, None, "")] * 20_000_000)),
     "facts": lambda: packed(version_1(facts={str(n): "" for n in range(2_000_000)})),
-    "places of today": lambda: packed(
+    "places of version 2": lambda: packed(
         {
             "version": 2,
             "run": {
@@ -147,7 +149,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_small_document_does_not_take_gigabytes(kind: str, tmp_path: Path) -> None:
+def test_hostile_document_takes_less_than_600_mb(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "document"
     path.write_bytes(HOSTILE[kind]())
     program = """
@@ -165,12 +167,12 @@ except StoreError as err:
     ran = subprocess.run(
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
     )
-    kibibytes, _, said = ran.stdout.partition(" ")
-    assert "damaged" in said
+    kibibytes, _, message = ran.stdout.partition(" ")
+    assert "damaged" in message
     assert int(kibibytes) < 600_000
 
 
-def test_a_document_beyond_its_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_beyond_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = api.dump(run_of(STEP))
     monkeypatch.setattr(api, "_MAX_BYTES", 100)
     with pytest.raises(StoreError, match="expands to more than 100 bytes"):

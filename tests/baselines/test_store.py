@@ -1,10 +1,11 @@
-"""The baseline store: the same specification for SQLite and, where its server is, PostgreSQL."""
+"""The baseline store: the same specification for SQLite and, if installed, PostgreSQL."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,9 +14,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from alembic import command as alembic_command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, func, text
+from sqlalchemy.exc import IntegrityError
 
-from unified_prof.baselines.store import BaselineStore, NewBaseline, open_store
+from unified_prof.baselines import store as baseline_store
+from unified_prof.baselines.store import (
+    WRITE,
+    BaselineBase,
+    BaselineStore,
+    NewBaseline,
+    engine_for,
+    open_store,
+)
 from unified_prof.errors import SchemaVersionError, StoreError, UprofError, UsageError
+from unified_prof.migrate.runner import config_of
 
 PROCESSES, EACH = 4, 5
 
@@ -26,11 +41,11 @@ def baseline(name: str = "main", document: bytes = b"\x00run") -> NewBaseline:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """Start a PostgreSQL server of our own, listening on a socket in a folder of its own."""
+    """Start a PostgreSQL server that listens on a socket in a temporary directory."""
     tools = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not tools:
         pytest.skip("PostgreSQL's server is not installed (Debian: apt-get install postgresql)")
-    # The server refuses to run as root, and a socket's path must be short.
+    # The server refuses to run as root, and the path of a socket must be short.
     folder = Path("/tmp") / f"uprof-pg-{os.getpid()}"
     folder.mkdir(mode=0o700)
     as_user: list[str] = []
@@ -76,7 +91,7 @@ def store(place: str) -> Iterator[BaselineStore]:
     opened.close()
 
 
-def test_what_is_saved_can_be_loaded(store: BaselineStore) -> None:
+def test_saved_baseline_is_loaded(store: BaselineStore) -> None:
     saved = store.save(baseline())
     entry, document = store.document("main")
     assert document == b"\x00run"
@@ -97,7 +112,7 @@ def test_saving_again_adds_a_version_and_keeps_the_old_one(store: BaselineStore)
 
 
 @pytest.mark.parametrize(("name", "version"), [("nobody", None), ("main", 2), ("main", 0)])
-def test_an_unknown_baseline_is_wrong_use_and_says_what_there_is(
+def test_unknown_baseline_is_a_usage_error_that_lists_the_known_ones(
     store: BaselineStore, name: str, version: int | None
 ) -> None:
     store.save(baseline())
@@ -107,13 +122,13 @@ def test_an_unknown_baseline_is_wrong_use_and_says_what_there_is(
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 201, "a\nb"])
-def test_a_name_that_nobody_could_type_is_refused(store: BaselineStore, name: str) -> None:
+def test_unusable_name_is_refused(store: BaselineStore, name: str) -> None:
     with pytest.raises(UsageError):
         store.save(baseline(name))
 
 
 @pytest.mark.slow
-def test_concurrent_writers_lose_nothing_not_even_when_the_store_is_new(place: str) -> None:
+def test_concurrent_writers_to_a_new_store_lose_nothing(place: str) -> None:
     program = f"""
 import sys
 from unified_prof.baselines.store import open_store
@@ -134,7 +149,7 @@ for _ in range({EACH}):
 
 
 @pytest.mark.slow
-def test_concurrent_writers_are_told_different_versions_that_stay_their_own(place: str) -> None:
+def test_concurrent_writers_get_different_versions(place: str) -> None:
     open_store(place, create=True).close()
     program = f"""
 import sys
@@ -156,8 +171,8 @@ store.close()
         )
         for number in range(PROCESSES)
     ]
-    told: dict[int, str] = {}
-    time.sleep(1)  # until all wait at the start
+    documents: dict[int, str] = {}
+    time.sleep(1)  # until all writers wait
     for writer in writers:
         assert writer.stdin is not None
         writer.stdin.write("go\n")
@@ -165,18 +180,16 @@ store.close()
     for writer in writers:
         for line in writer.communicate(timeout=100)[0].splitlines():
             version, document = line.split()
-            assert int(version) not in told
-            told[int(version)] = document
-    assert sorted(told) == list(range(1, PROCESSES * EACH + 1))
+            assert int(version) not in documents
+            documents[int(version)] = document
+    assert sorted(documents) == list(range(1, PROCESSES * EACH + 1))
     store = open_store(place, create=False)
-    assert {number: store.document("main", number)[1].hex() for number in told} == told
+    assert {number: store.document("main", number)[1].hex() for number in documents} == documents
     store.close()
 
 
-def test_a_writer_that_takes_no_lock_cannot_take_a_number_twice(place: str) -> None:
-    """An older uprof, or somebody's SQL; the next save takes the number after it."""
-    from sqlalchemy import create_engine, text
-    from sqlalchemy.exc import IntegrityError
+def test_version_number_is_unique_even_for_writers_without_a_lock(place: str) -> None:
+    """An older uprof or a user's SQL may write; the next save gets the next number."""
 
     store = open_store(place, create=True)
     store.save(baseline())
@@ -186,21 +199,19 @@ def test_a_writer_that_takes_no_lock_cannot_take_a_number_twice(place: str) -> N
         " document) VALUES ('main', :version, '2026-01-01', 'x', '0', 1, :document)"
     )
     with pytest.raises(IntegrityError), engine.begin() as connection:
-        connection.execute(insert, {"version": 1, "document": b"theirs"})
+        connection.execute(insert, {"version": 1, "document": b"other"})
     with engine.begin() as connection:
-        connection.execute(insert, {"version": 2, "document": b"theirs"})
+        connection.execute(insert, {"version": 2, "document": b"other"})
     engine.dispose()
     assert store.save(baseline()).version == 3
-    assert store.document("main", 2)[1] == b"theirs"
+    assert store.document("main", 2)[1] == b"other"
     store.close()
 
 
-def test_a_version_that_is_taken_meanwhile_is_tried_again(
+def test_version_taken_by_another_writer_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a database that has no lock of ours: the table refuses, the next number fits."""
-    from sqlalchemy import func
-
+    """As in a database without locks: the table refuses the number, and the next one is used."""
     store = open_store(str(tmp_path / "baselines.sqlite"), create=True)
     store.save(baseline())
     tries = 0
@@ -216,9 +227,7 @@ def test_a_version_that_is_taken_meanwhile_is_tried_again(
     store.close()
 
 
-def test_a_removed_version_is_not_given_again_while_newer_ones_exist(place: str) -> None:
-    from sqlalchemy import create_engine, text
-
+def test_removed_version_is_not_reused_while_newer_ones_exist(place: str) -> None:
     store = open_store(place, create=True)
     for document in (b"1", b"2", b"3"):
         store.save(baseline(document=document))
@@ -234,22 +243,15 @@ def test_a_removed_version_is_not_given_again_while_newer_ones_exist(place: str)
     store.close()
 
 
-def test_a_store_of_the_first_version_keeps_the_numbers_that_people_know(place: str) -> None:
-    from alembic import command
-    from sqlalchemy import text
-
-    from unified_prof.baselines import store as migrate
-    from unified_prof.baselines.store import WRITE, engine_for
-    from unified_prof.migrate.runner import config_of
-
+def test_store_of_the_first_schema_keeps_its_version_numbers(place: str) -> None:
     if "://" not in place:
         Path(place).parent.mkdir()
     engine, _ = engine_for(place)
-    config = config_of(migrate.FAMILY)
+    config = config_of(baseline_store.FAMILY)
     with engine.connect().execution_options(**{WRITE: True}) as connection, connection.begin():
         config.attributes["connection"] = connection
         config.attributes["configure"] = {"version_table": "uprof_baselines_version"}
-        command.upgrade(config, "0001")
+        alembic_command.upgrade(config, "0001")
         for name, document in (("main", b"1"), ("other", b"o"), ("main", b"2")):
             connection.execute(
                 text(
@@ -260,27 +262,24 @@ def test_a_store_of_the_first_version_keeps_the_numbers_that_people_know(place: 
             )
     engine.dispose()
     store = open_store(place, create=False)
-    assert [(entry.name, entry.version) for entry in store.entries()] == [
-        ("main", 1),
-        ("other", 1),
-        ("main", 2),
-    ]
+    versions = [(entry.name, entry.version) for entry in store.entries()]
+    assert versions == [("main", 1), ("other", 1), ("main", 2)]
     assert store.document("main", 1)[1] == b"1"
     assert store.save(baseline()).version == 3
     store.close()
 
 
-def test_a_store_that_is_not_there_is_made_only_to_save(tmp_path: Path) -> None:
+def test_missing_store_is_created_only_to_save(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no baseline store"):
         open_store(str(tmp_path / "none.sqlite"), create=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_read_only_store_can_be_read(tmp_path: Path) -> None:
+def test_read_only_store_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "baselines.sqlite"
-    with_entry = open_store(str(path), create=True)
-    with_entry.save(baseline())
-    with_entry.close()
+    writable = open_store(str(path), create=True)
+    writable.save(baseline())
+    writable.close()
     path.chmod(0o444)
     tmp_path.chmod(0o555)
     try:
@@ -291,25 +290,19 @@ def test_a_read_only_store_can_be_read(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"), [(b"not a database, but long enough " * 40, "not a database")]
-)
-def test_what_is_no_store_is_refused_and_left_as_it_was(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
+def test_file_that_is_no_database_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
+    content = b"not a database, but long enough " * 40
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match="not a database"):
         open_store(str(path), create=True)
     assert path.read_bytes() == content
 
 
-def test_somebody_elses_database_gets_no_tables_of_ours(tmp_path: Path) -> None:
-    import sqlite3
-
-    path = tmp_path / "theirs.sqlite"
+def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE theirs (x)")
+        db.execute("CREATE TABLE other (x)")
     db.close()
     before = path.read_bytes()
     with pytest.raises(StoreError, match="another database"):
@@ -317,9 +310,7 @@ def test_somebody_elses_database_gets_no_tables_of_ours(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_store_of_a_newer_build_is_refused_by_its_version(tmp_path: Path) -> None:
-    import sqlite3
-
+def test_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "baselines.sqlite"
     open_store(str(path), create=True).close()
     with sqlite3.connect(path) as db:
@@ -331,7 +322,7 @@ def test_a_store_of_a_newer_build_is_refused_by_its_version(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("postgresql+psycopg://nobody@127.0.0.1:1/none?connect_timeout=2", "cannot be used"),
         ("nosuchdatabase://x", "cannot be used"),
@@ -339,8 +330,8 @@ def test_a_store_of_a_newer_build_is_refused_by_its_version(tmp_path: Path) -> N
         ("://", "is not valid"),
     ],
 )
-def test_what_cannot_be_reached_is_told_in_one_line(url: str, said: str) -> None:
-    with pytest.raises(UprofError, match=said) as caught:
+def test_unreachable_store_is_reported_on_one_line(url: str, message: str) -> None:
+    with pytest.raises(UprofError, match=message) as caught:
         open_store(url, create=False)
     assert "\n" not in str(caught.value)
 
@@ -356,19 +347,13 @@ def test_what_cannot_be_reached_is_told_in_one_line(url: str, said: str) -> None
         "nosuchdatabase://me:s3cret@x?password=s3cret",
     ],
 )
-def test_a_password_is_never_shown(url: str) -> None:
+def test_password_in_a_url_is_never_shown(url: str) -> None:
     with pytest.raises(UprofError) as caught:
         open_store(url, create=False)
     assert "s3cret" not in f"{caught.value} {caught.value.hint}"
 
 
-def test_the_migrated_schema_is_that_of_the_models(tmp_path: Path) -> None:
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-    from sqlalchemy import create_engine
-
-    from unified_prof.baselines.store import BaselineBase
-
+def test_migrated_schema_equals_that_of_the_models(tmp_path: Path) -> None:
     path = tmp_path / "baselines.sqlite"
     open_store(str(path), create=True).close()
     engine = create_engine(f"sqlite:///{path}")

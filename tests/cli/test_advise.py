@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import unified_prof
-from tests.analysis.advice.plants import US, Plant
+from tests.analysis.advice.faulty_runs import US, FaultyRun
 from tests.cluster import summaries
 from tests.cluster.ranks import databases
 from unified_prof.cli.app import main
@@ -16,11 +16,11 @@ from unified_prof.cli.app import main
 
 @pytest.fixture
 def slow_host(tmp_path: Path) -> Path:
-    """Write a recording whose device waits for its host, below a name with markup."""
-    with Plant(tmp_path / "msprof_1.db") as plant:
+    """Write a recording of a host-bound device, with kernel names that contain markup."""
+    with FaultyRun(tmp_path / "msprof_1.db") as recording:
         for at in range(100):
             begin = at * 50 * US
-            plant.kernel(begin + US, begin + 11 * US, launched=begin, name="a|b")
+            recording.kernel(begin + US, begin + 11 * US, launched=begin, name="a|b")
     return tmp_path / "msprof_1.db"
 
 
@@ -45,13 +45,13 @@ def test_text_output_lists_cost_and_advice_of_each_finding(
 def test_skipped_rules_with_the_same_missing_data_are_abbreviated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Plant(tmp_path / "msprof_1.db") as plant:
-        plant.call(0, 100, "aten::add")
+    with FaultyRun(tmp_path / "msprof_1.db") as recording:
+        recording.call(0, 100, "aten::add")
     lines = run(capsys, str(tmp_path / "msprof_1.db")).splitlines()
-    (said,) = [line for line in lines if line.endswith(": no device tasks recorded")]
-    assert said.count(", ") == 3
-    assert "more (--json)" in said
-    assert len(said) < 160
+    (line,) = [line for line in lines if line.endswith(": no device tasks recorded")]
+    assert line.count(", ") == 3
+    assert "more (--json)" in line
+    assert len(line) < 160
 
 
 def test_json_extends_the_format_of_cluster_findings(
@@ -61,8 +61,8 @@ def test_json_extends_the_format_of_cluster_findings(
     assert (document["format"], document["version"]) == ("uprof-advice", 1)
     (report,) = document["reports"]
     (finding,) = report["findings"]
-    of_cluster = {"kind", "ranks", "hosts", "links", "steps", "cost_ms_per_step", "text", "figures"}
-    assert set(finding) == of_cluster | {"advice", "sure", "evidence"}
+    cluster_keys = "kind ranks hosts links steps cost_ms_per_step text figures".split()
+    assert set(finding) == {*cluster_keys, "advice", "sure", "evidence"}
     assert finding["cost_ms_per_step"] == 3.96
     assert "input_wait" in {one["kind"] for one in report["not_judged"]}
     assert document["coverage"]["whole"] == 1
@@ -80,8 +80,8 @@ def test_markdown_escapes_names(
 def test_directory_is_analyzed_report_by_report(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Plant(slow_host.parent / "msprof_2.db") as plant:
-        plant.kernel(0, 1000)
+    with FaultyRun(slow_host.parent / "msprof_2.db") as recording:
+        recording.kernel(0, 1000)
     document = json.loads(run(capsys, str(slow_host.parent), "--format", "json"))
     assert [len(one["findings"]) for one in document["reports"]] == [1, 0]
 
@@ -129,11 +129,11 @@ def test_run_findings_precede_findings_of_single_ranks(
 def test_built_run_is_analyzed_without_its_recordings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = summaries.make(tmp_path / "run.cluster", summaries.Made(slow={3: 1.5}))
-    text = run(capsys, str(made))
+    path = summaries.write_summary(tmp_path / "run.cluster", summaries.Contents(slow={3: 1.5}))
+    text = run(capsys, str(path))
     assert text.startswith("Findings of the multi-rank run")
     assert "rank" in text
-    document = json.loads(run(capsys, str(made), "--json"))
+    document = json.loads(run(capsys, str(path), "--json"))
     assert document["run"]
     assert document["reports"] == []
-    assert "Findings of the multi" in run(capsys, str(made), "--format", "markdown")
+    assert "Findings of the multi" in run(capsys, str(path), "--format", "markdown")

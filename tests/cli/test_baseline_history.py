@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.compare.test_history import of
+from tests.analysis.compare.test_history import versions_at
 from tests.cli.test_import import uprof
-from tests.cluster.test_page import data_of
 from tests.report import browser
 from tests.report.browser import Browser
+from tests.report.on_page import embedded_data
 from unified_prof.baselines import api
 
 HOSTILE = "</script><script>document.title='x'</script>=1+1"
@@ -22,11 +22,11 @@ HOSTILE = "</script><script>document.title='x'</script>=1+1"
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a store of nine versions, of which the sixth is a fifth slower."""
+    """Write a store of nine versions, where the sixth is slower by 20 %."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, levels in (("main", [10] * 5 + [12] * 4), (HOSTILE, [5, 5])):
-        new = [api.to_save(name, run) for run in of(levels)]
+        new = [api.to_save(name, run) for run in versions_at(levels)]
         api.save_all(new, api.DEFAULT_STORE)
     return tmp_path
 
@@ -46,7 +46,7 @@ def test_each_version_has_a_row_with_its_change_marked(
     assert len(rows) == 9
     assert all("●" in row and "├" in row for row in rows)
     assert [" slower +" in row for row in rows] == [False] * 5 + [True] + [False] * 3
-    assert rows[0].index("●") < rows[5].index("●"), "slower stands further to the right"
+    assert rows[0].index("●") < rows[5].index("●"), "slower is further to the right"
     assert "limits: 5 %" in lines[-1]
 
 
@@ -56,19 +56,20 @@ def test_unmeasured_metric_has_no_scale(store: Path, capsys: pytest.CaptureFixtu
 
 
 def test_all_formats_have_the_same_points(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = document(capsys, "main", "--last", "6", "--metric", "total", "--metric", "peak-memory")
-    assert [one["metric"] for one in told["series"]] == ["total", "peak-memory"]
-    points = told["series"][0]["points"]
+    found = document(capsys, "main", "--last", "6", "--metric", "total", "--metric", "peak-memory")
+    assert [one["metric"] for one in found["series"]] == ["total", "peak-memory"]
+    points = found["series"][0]["points"]
     assert [one["version"] for one in points] == [4, 5, 6, 7, 8, 9]
     assert [one["change"] for one in points] == [None, None, "worse", None, None, None]
     assert points[2]["low"] < points[2]["value"] < points[2]["high"]
-    assert told["series"][1]["points"][0]["value"] is None
+    assert found["series"][1]["points"][0]["value"] is None
     assert uprof("baseline", "history", "main", "--last", "6", "--format", "csv") == 0
     rows = list(csv.DictReader(StringIO(capsys.readouterr().out)))
     assert [float(row["value"]) for row in rows] == [one["value"] for one in points]
     assert rows[2]["change"] == "worse"
     assert uprof("baseline", "history", "main", "--last", "6", "-o", "page.html") == 0
-    sent = data_of(Path("page.html"))["series"][0]["points"]
+    page = Path("page.html").read_text(encoding="utf-8")
+    sent = embedded_data(page)["series"][0]["points"]
     assert [{name: one[name] for name in points[0]} for one in sent] == points
 
 

@@ -71,24 +71,24 @@ def test_invalid_sizes_are_refused(sizes: str | None, memory: str | None) -> Non
 
 
 def test_sizes_run_once_each_in_ascending_order() -> None:
-    wanted = batch_sizes.BatchSizes.parse("32, 8,8", "2GiB", spec())
-    assert [one.batch_size for one in wanted.specs] == [8, 32]
-    assert wanted.memory_bytes == 2 << 30
+    batches = batch_sizes.BatchSizes.parse("32, 8,8", "2GiB", spec())
+    assert [one.batch_size for one in batches.specs] == [8, 32]
+    assert batches.memory_bytes == 2 << 30
 
 
 def test_script_runs_once_for_each_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    script = providers(inputs="print('asked', batch_size); return (torch.ones(batch_size, 4),)")
+    script = providers(inputs="print('batch', batch_size); return (torch.ones(batch_size, 4),)")
     Path("net.py").write_text(script)
     words = "run --backend cpu -o out --iterations 2 --batch-sizes 4,2 --memory 1GiB --json net.py"
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert not ended.value.code
-    said = capfd.readouterr()
-    assert "asked 4" in said.err
-    document = json.loads(said.out)  # and nothing else is there
+    printed = capfd.readouterr()
+    assert "batch 4" in printed.err
+    document = json.loads(printed.out)  # and nothing else
     assert [one["batch_size"] for one in document["batch_sizes"]] == [2, 4]
     for one in document["batch_sizes"]:
         assert one["samples_per_s"] == pytest.approx(one["batch_size"] / one["iteration_ms"] * 1e3)
@@ -108,8 +108,7 @@ def test_failing_size_ends_the_series_and_is_reported(
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 1
-    told = capfd.readouterr().err
-    assert "batch 4: the workload exited with code 1" in told
+    assert "batch 4: the workload exited with code 1" in capfd.readouterr().err
     assert not Path("out/batch-8").exists()
 
 

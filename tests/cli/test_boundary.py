@@ -1,4 +1,4 @@
-"""How commands end: exit codes, one line a mistake, and streams that are closed or full."""
+"""How commands end: exit codes, one-line errors, and closed or full streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /d
 
 
 def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a line of shell in which `uprof` is this checkout's."""
+    """Run a shell line in which `uprof` is this checkout."""
     function = f'uprof() {{ "{sys.executable}" -m unified_prof "$@"; }}\n'
     return subprocess.run(
         ["bash", "-c", function + line],
@@ -39,12 +39,12 @@ def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a folder with an empty report, and a program that needs no torch."""
+    """Return a directory with an empty report."""
     create(tmp_path / "empty.db", "msprof", "latest")
     return tmp_path
 
 
-# Each command, with what it takes to end well; where one writes to stdout, True.
+# Commands that succeed, and whether they write to stdout.
 COMMANDS = [
     ("db current empty.db", True),
     ("db check empty.db", True),
@@ -66,7 +66,7 @@ COMMANDS = [
 
 
 def mostly_slow(commands: list[str]) -> list[Any]:
-    """Return the commands as cases: each starts processes, so only two run every time."""
+    """Mark all but two commands as slow, because each starts processes."""
     return [
         command if index < 2 else pytest.param(command, marks=pytest.mark.slow)
         for index, command in enumerate(commands)
@@ -182,7 +182,7 @@ def test_names_that_are_not_utf_8_work(place: Path, command: str) -> None:
         assert os.path.exists(os.fsencode(place) + b"/out\xe9.db")  # noqa: PTH110 (bytes)
 
 
-# A command that fails as nobody foresaw.
+# A command that fails unexpectedly.
 BUG = (
     "import sys; from unified_prof.sqlite import detect\n"
     "def broken(path): raise KeyError('token=abc\\x1b[2J of ' + str(path))\n"
@@ -215,7 +215,7 @@ def test_unexpected_exception_exits_with_code_70_and_saves_its_traceback(
     assert details.stat().st_mode & 0o077 == 0
 
 
-# A command that a scheduler ends in the middle, with an output half written.
+# A command that is terminated while its output is half written.
 ENDED = (
     "import signal, sys; from unified_prof.sqlite import atomic\n"
     "import unified_prof.migrate.upgrade as create\n"
@@ -369,7 +369,7 @@ def test_workload_is_profiled_for_any_state_of_its_streams(
 
 @pytest.mark.slow
 def test_workload_sees_the_stderr_of_an_unprofiled_run(place: Path) -> None:
-    """Python has None for a stream that is closed when it starts."""
+    """Python sets a stream that is closed at startup to None."""
     (place / "train.py").write_text(
         TRAIN + "import sys\nopen('said', 'w').write(repr(sys.stderr))\n"
     )
@@ -381,7 +381,7 @@ def test_workload_sees_the_stderr_of_an_unprofiled_run(place: Path) -> None:
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("report empty.db --top x", "invalid value for '--top': expected a whole number"),
         ("report empty.db --top 0", "invalid value for '--top': expected 1 or more"),
@@ -390,11 +390,11 @@ def test_workload_sees_the_stderr_of_an_unprofiled_run(place: Path) -> None:
     ],
 )
 def test_unparsable_option_value_has_an_error_message_of_uprof(
-    place: Path, command: str, told: str
+    place: Path, command: str, message: str
 ) -> None:
     done = shell(f"uprof {command}", place)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"uprof: error: {told}"), done.stderr
+    assert done.stderr.startswith(f"uprof: error: {message}"), done.stderr
     assert len(done.stderr.splitlines()) == 2
 
 

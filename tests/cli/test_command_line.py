@@ -35,18 +35,18 @@ COMMANDS = dict(commands())
 
 
 def long_name(option: Any) -> str:
-    """Return an option's name as people read it in the help."""
+    """Return the long name of an option."""
     return str(next(name for name in option.opts if name.startswith("--")))
 
 
 def settable(command: Any) -> list[Any]:
-    """Return the options that say how a command works, not that it shows help."""
+    """Return the options that affect what a command does, without help and completion."""
     options = [one for one in command.params if one.param_type_name == "option"]
     return [one for one in options if one.expose_value and not one.is_eager]
 
 
 def parsed(path: str, arguments: tuple[str, ...] = ()) -> Any:
-    """Return the context of a command after it has read its options and variables."""
+    """Return the context of a command after parsing its options and environment variables."""
     context = ROOT.make_context("uprof", [], resilient_parsing=True, auto_envvar_prefix="UPROF")
     command = ROOT
     for name in path.split():
@@ -71,8 +71,7 @@ def test_each_option_can_be_set_by_its_environment_variable(
 ) -> None:
     name = f"{path} {long_name(option)[2:]}".replace(" ", "_").replace("-", "_").upper()
     choices = getattr(option.type, "choices", None)
-    chosen = choices[-1] if choices else None
-    text = chosen or "1"
+    text = choices[-1] if choices else "1"
     monkeypatch.setenv(f"UPROF_{name}", text)
     context = parsed(path)
     assert context.get_parameter_source(option.name).name == "ENVIRONMENT"
@@ -96,7 +95,7 @@ def test_each_option_can_be_set_by_its_environment_variable(
         ("run", "UPROF_RUN_TASK_TIME", "l1"),
     ],
 )
-def test_the_documented_variables_are_read(
+def test_documented_environment_variables_are_read(
     path: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = parsed(path).params
@@ -365,12 +364,12 @@ def test_completion_script_completes_commands_in_each_shell(shell: str) -> None:
     ],
 )
 @pytest.mark.parametrize("words", [("-o", ""), ("--output=",)])
-def test_an_empty_output_is_refused(
+def test_empty_output_is_refused(
     path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a path it would be the current folder."""
+    """It would mean the current directory."""
     with pytest.raises(SystemExit) as end:
-        app_module.main([*path.split(), *words, "given"])
+        app_module.main([*path.split(), *words, "path"])
     assert end.value.code == 2
     assert "-o is empty, expected a path [uprof:empty-output]" in capsys.readouterr().err
 
@@ -380,8 +379,8 @@ def test_an_empty_output_is_refused(
     [["report", ""], ["gate", "", ""], ["diff", "x", ""], ["view", ""], ["db", "check", ""],
      ["report", "x", "--with", ""], ["gate", "a", "b", "--base", ""], ["convert", ""]],
 )  # fmt: skip
-def test_an_empty_path_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unset shell variable; as a path it would be the current directory."""
+def test_empty_path_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset shell variable would mean the current directory."""
     with pytest.raises(SystemExit) as end:
         app_module.main(words)
     assert end.value.code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,9 @@ def write_run(
     device: str = "cpu",
     waited_ms: float | None = None,
 ) -> Path:
-    """Write both Skyline reports of a model whose second operation can be made slower.
+    """Write both Skyline reports of a model whose second operation is slower by `slow_line`.
 
-    Its iterations wait `waited_ms` for the processor in their forward pass; None: not known.
+    Its forward pass waits `waited_ms` for a processor; None: unknown.
     """
     generator = np.random.default_rng(seed)
     waited = waited_ms or 0.0
@@ -106,11 +107,11 @@ def same(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    # What runs of these makers differ by: one a side is then enough.
+    # With a known run-to-run variation one run per side is enough.
     monkeypatch.setenv("UPROF_GATE_NOISE", "1%")
     monkeypatch.setenv("UPROF_DIFF_NOISE", "1%")
 
@@ -146,12 +147,8 @@ def test_time_between_operations_is_compared_by_source_line(base: Path, tmp_path
 
 def test_diff_json_contains_every_operation(base: Path, slower: Path) -> None:
     document = json.loads(uprof("diff", base, slower, "--json", "--quiet").stdout)
-    assert [change["status"] for change in document["changes"]] == [
-        "slower",
-        "same",
-        "same",
-        "same",
-    ]
+    statuses = [change["status"] for change in document["changes"]]
+    assert statuses == ["slower", "same", "same", "same"]
     assert document["changes"][0]["delta_ns"] == pytest.approx(1.5e6, rel=0.1)
     assert document["totals"]["total"]["verdict"] == "slower"
 
@@ -162,14 +159,14 @@ def test_cpu_wait_time_is_excluded_from_all_metrics(base: Path, tmp_path: Path) 
     document = json.loads(uprof("diff", quiet, busy, "--json").stdout)
     assert {one["verdict"] for one in document["totals"].values()} == {"same"}
     assert document["waiting"]["left_out"] is True
-    said = "total, forward and backward exclude waiting for a processor"
-    assert f"{said} (base 0.0 %, new 7" in uprof("diff", quiet, busy).stdout
+    message = "total, forward and backward exclude waiting for a processor"
+    assert f"{message} (base 0.0 %, new 7" in uprof("diff", quiet, busy).stdout
     result = uprof("gate", quiet, busy, "--metric", "forward")
     assert result.exit_code == 0
-    assert said in result.stdout
+    assert message in result.stdout
     assert "; times of single operations include it\n" in result.stdout
-    assert said in uprof("gate", quiet, busy, "--format", "markdown").stdout
-    assert said not in uprof("diff", base, base).stdout, "where nobody knows, nobody says"
+    assert message in uprof("gate", quiet, busy, "--format", "markdown").stdout
+    assert message not in uprof("diff", base, base).stdout, "unknown waits are not mentioned"
 
 
 def test_hidden_rows_are_counted_with_the_reason(base: Path, same: Path) -> None:
@@ -200,9 +197,9 @@ def test_diff_warns_if_devices_differ(base: Path, tmp_path: Path) -> None:
 
 def test_gate_warns_on_stderr_if_devices_differ(base: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "npu", device="npu: Ascend910B", seed=3)
-    told = uprof("gate", base, other)
-    assert "warning: the runs differ in device: cpu and npu: Ascend910B" in told.stderr
-    assert "differ" not in told.stdout
+    result = uprof("gate", base, other)
+    assert "warning: the runs differ in device: cpu and npu: Ascend910B" in result.stderr
+    assert "differ" not in result.stdout
     assert not uprof("gate", base, other, "--quiet").stderr
 
 
@@ -270,11 +267,13 @@ def test_metric_of_unknown_operation_is_a_usage_error(base: Path, same: Path) ->
 
 def test_gate_refuses_reports_of_different_kinds(base: Path, tmp_path: Path) -> None:
     create(tmp_path / "timeline.db", "msprof", "latest")
-    told = [str(error(uprof(command, base, "timeline.db"))) for command in ("diff", "gate")]
-    assert "are reports of different families" in told[1]
+    for command in ("diff", "gate"):
+        assert "are reports of different families" in str(
+            error(uprof(command, base, "timeline.db"))
+        )
 
 
-def test_a_metric_that_matches_no_operation_is_a_usage_error(base: Path, same: Path) -> None:
+def test_metric_that_matches_no_operation_is_a_usage_error(base: Path, same: Path) -> None:
     found = error(uprof("gate", base, same, "--metric", "operation:nosuch*"))
     assert (found.exit_code, found.slug) == (2, "unknown-metric")
 
@@ -312,10 +311,10 @@ def test_existing_output_file_is_not_replaced_without_force(
     base: Path, same: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "gate.xml"
-    out.write_text("mine")
+    out.write_text("other")
     result = uprof("gate", base, same, "--format", "junit", "-o", out)
     assert error(result).exit_code == 9
-    assert out.read_text() == "mine"
+    assert out.read_text() == "other"
     assert uprof("gate", base, same, "--format", "junit", "-o", out, "--force").exit_code == 0
     assert "<testsuite" in out.read_text()
 
@@ -342,7 +341,7 @@ def test_format_follows_the_output_extension(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("diff", "-o", "o.pdf"), "o.pdf: unknown extension .pdf"),
         (("diff", "-o", "o.html"), "--format html needs two recordings of dev"),
@@ -356,11 +355,11 @@ def test_format_follows_the_output_extension(
     ],
 )
 def test_unknown_or_contradicting_output_extension_is_refused(
-    base: Path, same: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
+    base: Path, same: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     command, *options = arguments
     found = error(uprof(command, base, same, *options))
-    assert (found.exit_code, str(found)[: len(told)]) == (2, told)
+    assert (found.exit_code, str(found)[: len(message)]) == (2, message)
     assert not list(tmp_path.glob("o.*"))
 
 
@@ -370,10 +369,8 @@ def test_text_output_never_replaces_a_report(base: Path, same: Path, command: st
     before = report.read_bytes()
     sides = (base,) if command == "report" else (base, same)
     found = error(uprof(command, *sides, "--format", "text", "-o", report, "--force"))
-    assert (found.exit_code, str(found)) == (
-        9,
-        f"{report} is a database and is not overwritten with text",
-    )
+    message = f"{report} is a database and is not overwritten with text"
+    assert (found.exit_code, str(found)) == (9, message)
     assert report.read_bytes() == before
 
 
@@ -422,9 +419,7 @@ def test_unknown_baseline_error_lists_the_baselines(base: Path) -> None:
         assert "main" in str(problem.hint)
 
 
-def test_a_report_without_samples_is_inconclusive(base: Path, slower: Path) -> None:
-    import sqlite3
-
+def test_report_without_samples_is_inconclusive(base: Path, slower: Path) -> None:
     for folder in (base, slower):
         with sqlite3.connect(folder / "run_time.sqlite") as db:
             db.execute("DROP TABLE UPROF_RUN_TIME_SAMPLES")
@@ -452,10 +447,8 @@ def test_invalid_report_exits_with_code_7(
 IMPOSSIBLE = (-1.0, float("inf"), 1e300, -5.0, "text", 0.0)
 
 
-def spoil(folder: Path) -> None:
-    """Put values into every time of a run that no clock gives."""
-    import sqlite3
-
+def write_impossible_times(folder: Path) -> None:
+    """Replace all times of a run by impossible values."""
     with closing(sqlite3.connect(folder / "run_time.sqlite")) as db, db:
         for number in range(ITERATIONS):
             values = [IMPOSSIBLE[(number + shift) % len(IMPOSSIBLE)] for shift in range(3)]
@@ -472,7 +465,7 @@ def spoil(folder: Path) -> None:
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("form", ["text", "json", "markdown"])
 def test_impossible_times_are_not_samples(base: Path, slower: Path, form: str) -> None:
-    spoil(slower)
+    write_impossible_times(slower)
     for sides in ((base, slower), (slower, base), (slower, slower)):
         assert uprof("diff", *sides, "--format", form).exit_code == 0
         assert uprof("gate", *sides, "--format", form).exit_code == 3
@@ -480,8 +473,6 @@ def test_impossible_times_are_not_samples(base: Path, slower: Path, form: str) -
 
 def test_json_handles_a_baseline_without_any_time(base: Path, tmp_path: Path) -> None:
     zero = write_run(tmp_path / "zero", slow_line=0)
-    import sqlite3
-
     with closing(sqlite3.connect(zero / "run_time.sqlite")) as db, db:
         db.execute("UPDATE UPROF_ITERATIONS SET total_ms = 0")
     document = json.loads(uprof("gate", zero, base, "--json").stdout)
@@ -491,8 +482,6 @@ def test_json_handles_a_baseline_without_any_time(base: Path, tmp_path: Path) ->
 
 
 def test_runs_without_common_operations_give_a_warning(base: Path, tmp_path: Path) -> None:
-    import sqlite3
-
     other = write_run(tmp_path / "other")
     with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:
         db.execute("UPDATE run_time_entries SET operation_name = 'other ' || id")

@@ -1,4 +1,4 @@
-"""Settings: a command of its own, so that the tests depend on no real one."""
+"""Settings files, with a test command."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from unified_prof.cli import config
+from unified_prof.cli.app import app as uprof
 from unified_prof.cli.command import Group, Option, option
 from unified_prof.errors import UsageError
 
@@ -60,7 +61,7 @@ def test_precedence_is_option_then_variable_then_file_then_default(
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("[tool.uprof.gate]\nspeed = 1\n", "unknown setting 'speed'"),
         ("[tool.uprof.race]\n", "unknown setting 'race'"),
@@ -70,10 +71,10 @@ def test_precedence_is_option_then_variable_then_file_then_default(
     ],
 )
 def test_invalid_setting_is_refused_and_names_the_file(
-    project: Path, text: str, complaint: str
+    project: Path, text: str, message: str
 ) -> None:
     project.write_text(text)
-    with pytest.raises(UsageError, match=complaint) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         run("gate")
     assert str(project) in str(caught.value)
 
@@ -98,7 +99,7 @@ def test_every_toml_syntax_is_accepted(project: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("tool = 1\n# uprof\n", "`tool` is not a table"),
         ("a = " + "[" * 50_000 + "]" * 50_000 + "\n# uprof\n", "nested too deeply|not a TOML file"),
@@ -106,9 +107,9 @@ def test_every_toml_syntax_is_accepted(project: Path, text: str) -> None:
         ("[tool.uprof]\nhelp = true\n", "unknown setting 'help'"),
     ],
 )
-def test_malformed_file_is_refused_with_a_message(project: Path, text: str, complaint: str) -> None:
+def test_malformed_file_is_refused_with_a_message(project: Path, text: str, message: str) -> None:
     project.write_text(text)
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(UsageError, match=message):
         run("gate")
 
 
@@ -152,8 +153,6 @@ def test_git_worktree_counts_as_a_repository(tmp_path: Path) -> None:
 
 
 def test_settings_cannot_disable_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unified_prof.cli.app import app as uprof
-
     for setting in ("version", "show-completion", "help"):
         project.write_text(f"[tool.uprof]\n{setting} = true\n")
         result = CliRunner().invoke(uprof, ["db", "history"])
@@ -183,8 +182,6 @@ def settings_of(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[
 
 def test_project_file_sets_only_options_that_are_listed_as_harmless(project: Path) -> None:
     """A new option is in neither list, so that someone has to decide."""
-    from unified_prof.cli.app import app as uprof
-
     refused = {name for names in UNTRUSTED.values() for name in names.split()}
     known = [*settings_of(uprof)]
     assert not refused & config.PROJECT_SETTINGS

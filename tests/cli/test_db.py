@@ -1,3 +1,5 @@
+"""`uprof db` commands."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,7 @@ from unified_prof.sqlite.detect import detect
 
 
 class Result:
-    """What one run of the command line printed, and its exit code."""
+    """Exit code and output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -138,7 +140,7 @@ def test_upgrade_of_files_requires_a_directory(tmp_path: Path, old: Path, uprof:
 
 
 @pytest.mark.parametrize(
-    ("family", "asked", "revision"),
+    ("family", "schema", "revision"),
     [
         ("msprof", "documented", "1.2.0_20251226"),
         ("msprof", "pre_20240328", "pre_20240328"),
@@ -147,16 +149,16 @@ def test_upgrade_of_files_requires_a_directory(tmp_path: Path, old: Path, uprof:
     ],
 )
 def test_create_creates_every_table_of_a_revision(
-    uprof: Uprof, tmp_path: Path, family: str, asked: str, revision: str
+    uprof: Uprof, tmp_path: Path, family: str, schema: str, revision: str
 ) -> None:
     path = tmp_path / "new.db"
-    result = uprof("create", path, "--family", family, "--schema", asked, "--json")
+    result = uprof("create", path, "--family", family, "--schema", schema, "--json")
     assert result.code == 0
     assert result.json == {"file": str(path), "family": family, "revision": revision}
     found = detect(path)
     assert (found.family, found.revision) == (family, revision)
-    assert uprof("create", path, "--family", family, "--schema", asked).code == 9
-    assert uprof("create", path, "--family", family, "--schema", asked, "--force").code == 0
+    assert uprof("create", path, "--family", family, "--schema", schema).code == 9
+    assert uprof("create", path, "--family", family, "--schema", schema, "--force").code == 0
 
 
 @pytest.mark.parametrize(
@@ -181,11 +183,11 @@ def test_detection_imports_neither_sqlalchemy_nor_alembic(old: Path) -> None:
     assert run.stdout.rstrip().endswith("[]")
 
 
-ODD_NAMES = [b"caf\xe9.db", b"\x1b]0;title\x07.db", b"a\nuprof: error: forged.db", b"[red]x.db"]
+UNUSUAL_NAMES = [b"caf\xe9.db", b"\x1b]0;title\x07.db", b"a\nuprof: error: forged.db", b"[red]x.db"]
 
 
 @pytest.mark.quick(cases=4)
-@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("name", UNUSUAL_NAMES)
 @pytest.mark.parametrize("command", ["current", "check", "upgrade"])
 def test_any_file_name_works_and_prints_as_one_safe_line(
     uprof: Uprof, tmp_path: Path, command: str, name: bytes
@@ -194,7 +196,7 @@ def test_any_file_name_works_and_prints_as_one_safe_line(
     path = path.rename(tmp_path / os.fsdecode(name))
     result = uprof(command, path)
     assert result.code == 0, result.err
-    shown = {ODD_NAMES[0]: r"caf\xe9.db", ODD_NAMES[1]: r"\x1b]0;title\x07.db"}.get(name)
+    shown = {UNUSUAL_NAMES[0]: r"caf\xe9.db", UNUSUAL_NAMES[1]: r"\x1b]0;title\x07.db"}.get(name)
     assert (shown or name.decode().replace("\n", r"\x0a")) in result.out
     assert all(line.isprintable() for line in (result.out + result.err).splitlines())
     assert not any(line.startswith("uprof: error") for line in result.out.splitlines())
@@ -202,7 +204,7 @@ def test_any_file_name_works_and_prints_as_one_safe_line(
     assert as_json.json[0]["file"] == str(path)
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("name", UNUSUAL_NAMES)
 def test_output_with_any_name_is_written(uprof: Uprof, tmp_path: Path, name: bytes) -> None:
     path = make(tmp_path / "old.db", "1.0.0_20241112")
     target = tmp_path / os.fsdecode(name)

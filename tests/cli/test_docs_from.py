@@ -1,4 +1,4 @@
-"""The pages "From X to uprof": their commands work as they are written."""
+"""Commands on the pages "From X to uprof" work as written."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ ASCEND = "host_4242_20260101000000000_ascend_pt"
 
 
 def put(kind: str, *names: str) -> None:
-    """Make recordings of a kind under the names that a page has."""
+    """Write recordings of a kind under the names that a page uses."""
     for number, name in enumerate(names):
-        made = MAKERS[kind](Path(".made") / f"{kind}{number}")
+        recording = MAKERS[kind](Path(".recordings") / f"{kind}{number}")
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        made.rename(name)
+        recording.rename(name)
 
 
-def of_torch() -> None:
+def write_torch_files() -> None:
     put("kineto", "trace.json.gz", "rank0/trace.json", "rank1/trace.json")
     Path("trace.json.xz").write_bytes(lzma.compress(Path("trace.json.gz").read_bytes()))
 
 
-def of_nsys() -> None:
+def write_nsys_files() -> None:
     put("nsys", "run.sqlite")
     Path("run.sqlite.xz").write_bytes(lzma.compress(Path("run.sqlite").read_bytes()))
 
 
 PREPARED: dict[str, Callable[[], None]] = {
-    "torch-profiler.md": of_torch,
+    "torch-profiler.md": write_torch_files,
     "msprof.md": lambda: put("prof", PROF, f"cluster/a/{PROF}", "cluster/b/c/PROF_2"),
-    "nsight-systems.md": of_nsys,
+    "nsight-systems.md": write_nsys_files,
     "memory-snapshots.md": lambda: put("memory_snapshot", "memory.pickle"),
     "rocprofv3.md": lambda: put("rocm", "results.db"),
     "torch-npu.md": lambda: put("ascend_pt", ASCEND, f"cluster/{ASCEND}"),
@@ -50,20 +50,20 @@ PREPARED: dict[str, Callable[[], None]] = {
 
 
 def commands(page: Path) -> list[str]:
-    """Return what a page tells people to type, of uprof, comments left out."""
+    """Return the uprof commands of a page, without comments."""
     lines = (line[2:] for line in page.read_text().splitlines() if line.startswith("$ "))
     return [line.partition(" #")[0].strip() for line in lines if "uprof" in line]
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Done:
-    before, _, ours = command.rpartition(" | ")
+    before, _, last = command.rpartition(" | ")
     if before:
         tool, option, path = shlex.split(before)
         assert (tool, option) == ("xz", "-dc")
         test_standard_input.set_standard_input(
             monkeypatch, lzma.decompress(Path(path).read_bytes())
         )
-    name, *arguments = shlex.split(ours)
+    name, *arguments = shlex.split(last)
     assert name == "uprof"
     return uprof(*arguments)
 
@@ -80,7 +80,7 @@ def test_commands_of_a_page_work_as_documented(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     PREPARED[page.name]()
-    shutil.rmtree(".made", ignore_errors=True)
+    shutil.rmtree(".recordings", ignore_errors=True)
     monkeypatch.setattr(sys, "stdin", None)
     found = commands(page)
     assert found

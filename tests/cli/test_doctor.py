@@ -1,3 +1,5 @@
+"""`uprof doctor` and detection of the Ascend toolkit."""
+
 from __future__ import annotations
 
 import json

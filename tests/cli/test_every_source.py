@@ -1,4 +1,4 @@
-"""Every kind of recording all the way: imported or given as it is, to each command that reads."""
+"""Every kind of recording, converted or passed directly to each command."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return MAKERS[request.param](tmp_path / "in")
 
 
-def well(done: Done) -> Done:
+def succeeded(done: Done) -> Done:
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done
 
 
-def read_all(given: Path, folder: Path, *more: str) -> None:
-    """Show a report, or a recording, in every way."""
-    text = well(uprof("report", given, *more)).stdout
+def read_all(path: Path, folder: Path, *more: str) -> None:
+    """Read a report or a recording with every command."""
+    text = succeeded(uprof("report", path, *more)).stdout
     assert "msprof database" in text
-    (document,) = json.loads(well(uprof("report", given, "--json", *more)).stdout)["reports"]
+    (document,) = json.loads(succeeded(uprof("report", path, "--json", *more)).stdout)["reports"]
     assert document["family"] == "msprof"
     page = folder / "page.html"
-    well(uprof("report", given, "-o", page, "--force", *more))
+    succeeded(uprof("report", path, "-o", page, "--force", *more))
     assert page.read_text().startswith("<!doctype html>")
     timeline = folder / "timeline.json"
-    well(uprof("trace", given, "-o", timeline, "--force", *more))
+    succeeded(uprof("trace", path, "-o", timeline, "--force", *more))
     assert json.loads(timeline.read_text())["traceEvents"]
-    difference = json.loads(well(uprof("diff", given, given, "--json", *more)).stdout)
+    difference = json.loads(succeeded(uprof("diff", path, path, "--json", *more)).stdout)
     assert difference
-    verdict = uprof("gate", given, given, "--json", *more)
+    verdict = uprof("gate", path, path, "--json", *more)
     assert verdict.returncode in (0, 3), verdict.stderr
     assert json.loads(verdict.stdout)["exit_code"] == verdict.returncode
 
@@ -52,25 +52,25 @@ def read_all(given: Path, folder: Path, *more: str) -> None:
 @pytest.mark.quick(cases=3)
 def test_every_recording_can_be_imported_and_read(recording: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.db"
-    told = well(uprof("import", recording, "-o", report)).stderr
-    assert f"{recording} -> {report}" in told
+    message = succeeded(uprof("import", recording, "-o", report)).stderr
+    assert f"{recording} -> {report}" in message
     read_all(report, tmp_path)
 
 
 @pytest.mark.quick(cases=1)
 def test_every_recording_can_be_read_with_convert(recording: Path, tmp_path: Path) -> None:
     read_all(recording, tmp_path, "--convert")
-    told = uprof("report", recording)
-    assert told.returncode == 7
-    assert "first, or use --convert" in told.stderr
+    message = uprof("report", recording)
+    assert message.returncode == 7
+    assert "first, or use --convert" in message.stderr
 
 
 def test_conversion_is_noted_once_and_never_with_quiet(tmp_path: Path) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
-    told = well(uprof("report", trace, "--convert")).stderr
-    assert told.startswith(f"uprof: note: {trace} is a torch.profiler trace; its report is ")
-    assert told.count("\n") == 1
-    assert well(uprof("report", trace, "--convert", "-q")).stderr == ""
+    message = succeeded(uprof("report", trace, "--convert")).stderr
+    assert message.startswith(f"uprof: note: {trace} is a torch.profiler trace; its report is ")
+    assert message.count("\n") == 1
+    assert succeeded(uprof("report", trace, "--convert", "-q")).stderr == ""
 
 
 def test_bad_trace_of_a_rank_is_reported_as_a_damaged_report(tmp_path: Path) -> None:
@@ -88,21 +88,21 @@ def test_bad_trace_of_a_rank_is_reported_as_a_damaged_report(tmp_path: Path) -> 
 
 def test_comparison_shows_the_names_of_the_original_recordings(tmp_path: Path) -> None:
     traces = [MAKERS["kineto"](tmp_path / "runs" / name) for name in ("base", "new")]
-    text = well(uprof("diff", *traces, "--convert")).stdout
+    text = succeeded(uprof("diff", *traces, "--convert")).stdout
     assert f"{traces[0]} -> {traces[1]}" in text
-    both = uprof("gate", traces[0].parent, tmp_path / "runs", "--convert")
-    assert both.returncode == 2
-    assert "has 2 recordings" in both.stderr
+    ambiguous = uprof("gate", traces[0].parent, tmp_path / "runs", "--convert")
+    assert ambiguous.returncode == 2
+    assert "has 2 recordings" in ambiguous.stderr
 
 
 def test_recording_can_be_saved_as_baseline_with_convert(tmp_path: Path) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
-    store = ("--store", tmp_path / "kept.sqlite")
+    store = ("--store", tmp_path / "store.sqlite")
     refused = uprof("baseline", "save", "main", trace, *store)
     assert refused.returncode != 0
     assert "--convert" in refused.stderr
-    well(uprof("baseline", "save", "main", trace, *store, "--convert"))
-    (entry,) = json.loads(well(uprof("baseline", "list", "--json", *store)).stdout)
+    succeeded(uprof("baseline", "save", "main", trace, *store, "--convert"))
+    (entry,) = json.loads(succeeded(uprof("baseline", "list", "--json", *store)).stdout)
     assert entry["label"] == str(trace)
     verdict = uprof("gate", trace, "--baseline", "main", *store, "--convert")
     assert verdict.returncode in (0, 3), verdict.stderr
@@ -115,7 +115,7 @@ def test_ascend_recordings_are_exported_during_conversion(kind: str, tmp_path: P
     assert done.returncode in (0, 2), done.stderr
     if kind == "prof":
         assert done.returncode == 0
-        assert not (tmp_path / "cache").exists(), "it is built for the time, with all there is"
+        assert not (tmp_path / "cache").exists(), "a temporary database is used"
     else:
         assert (tmp_path / "cache").exists()
 
@@ -132,7 +132,9 @@ def test_databases_of_mindspore_and_msmonitor_are_read_directly(
 ) -> None:
     database = make(tmp_path / name)
     for arguments in ((), ("--convert",)):
-        (one,) = json.loads(well(uprof("report", database, "--json", *arguments)).stdout)["reports"]
+        (one,) = json.loads(succeeded(uprof("report", database, "--json", *arguments)).stdout)[
+            "reports"
+        ]
         assert one["path"] == str(database)
         assert one["family"] == "msprof"
     done = uprof("import", database)

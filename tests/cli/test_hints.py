@@ -1,4 +1,4 @@
-"""Who gives a command something else than a report is told which command takes it."""
+"""Commands that get no report name the command for the given file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return chosen
 
 
-def given(command: tuple[str, ...], path: Path) -> list[str]:
+def with_path(command: tuple[str, ...], path: Path) -> list[str]:
     return [part.format(path) for part in command]
 
 
 def test_hint_for_a_trace_is_to_import_it(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": []}).encode()))
-    done = uprof(*given(command, path))
+    done = uprof(*with_path(command, path))
     refused(done, 7, "is not a report (a SQLite database) but a gzip-compressed file")
     assert f"run `uprof convert {path}` first" in done.stderr
     assert "\\x1f" not in done.stderr
@@ -45,25 +45,21 @@ def test_hint_for_a_raw_recording_is_to_build_it(command: tuple[str, ...], tmp_p
     (folder / "host" / "data").mkdir(parents=True)
     (folder / "host" / "info.json").write_text("{}")
     for path in (folder, tmp_path):
-        refused(
-            uprof(*given(command, path)),
-            7,
-            "no readable report",
-            f"run `uprof convert {folder if path == folder else tmp_path}` first",
-        )
+        first = f"run `uprof convert {folder if path == folder else tmp_path}` first"
+        refused(uprof(*with_path(command, path)), 7, "no readable report", first)
 
 
 def test_nsight_recordings_are_recognized(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "export.sqlite"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
-    refused(uprof(*given(command, path)), 7, "is not a report but an Nsight Systems export")
-    assert f"run `uprof convert {path}` first" in uprof(*given(command, path)).stderr
+    refused(uprof(*with_path(command, path)), 7, "is not a report but an Nsight Systems export")
+    assert f"run `uprof convert {path}` first" in uprof(*with_path(command, path)).stderr
     raw = tmp_path / "run.nsys-rep"
     raw.write_bytes(b"\x00\x01\x02 something")
-    said = uprof(*given(command, raw)).stderr
-    assert "it is an Nsight Systems recording" in said
-    assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in said
+    printed = uprof(*with_path(command, raw)).stderr
+    assert "it is an Nsight Systems recording" in printed
+    assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in printed
 
 
 def test_damaged_report_gets_no_hint_for_another_kind(
@@ -71,7 +67,7 @@ def test_damaged_report_gets_no_hint_for_another_kind(
 ) -> None:
     path = run_time_report(tmp_path / "run_time.sqlite")
     path.write_bytes(path.read_bytes()[:3000])
-    done = uprof(*given(command, path))
+    done = uprof(*with_path(command, path))
     refused(done, 7, "is cut off")
     assert "import" not in done.stderr
     assert "build" not in done.stderr

@@ -1,4 +1,4 @@
-"""`uprof convert` as a user sees it."""
+"""`uprof convert` of torch.profiler traces."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_report_is_named_after_the_trace_and_written_to_the_working_directory(
     monkeypatch.chdir(tmp_path)
     assert uprof("import", trace) == 0
     assert {"TASK", "STRING_IDS", "PYTORCH_API"} <= tables(tmp_path / "rank0.db")
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "rank0.db" in told.err
-    assert "1 device tasks, 1 matched to their launch" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "rank0.db" in printed.err
+    assert "1 device tasks, 1 matched to their launch" in printed.err
 
 
 def test_provenance_names_the_device_as_a_gpu(trace: Path, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_quiet_prints_only_json_on_stdout(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof("import", trace, "-o", tmp_path / "r.db", "-q", "--json") == 0
-    told = capsys.readouterr()
-    (record,) = json.loads(told.out)
-    assert told.err == ""
+    printed = capsys.readouterr()
+    (record,) = json.loads(printed.out)
+    assert printed.err == ""
     assert record["report"].endswith("r.db")
     assert record["events"] == 4
     assert record["rows"]["TASK"] == 1
@@ -81,9 +81,9 @@ def test_quiet_prints_only_json_on_stdout(
 
 def test_report_is_replaced_only_with_force(trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.db"
-    report.write_text("mine")
+    report.write_text("other")
     assert uprof("import", trace, "-o", report) == 9
-    assert report.read_text() == "mine"
+    assert report.read_text() == "other"
     assert uprof("import", trace, "-o", report, "--force") == 0
     assert "TASK" in tables(report)
 
@@ -96,13 +96,13 @@ def test_bad_trace_does_not_stop_the_others_and_leaves_no_file(
     out = tmp_path / "out"
     assert uprof("import", bad, trace, "-o", out, "--json") == 6
     assert [path.name for path in out.iterdir()] == ["rank0.db"]
-    told = capsys.readouterr()
-    failed, made = json.loads(told.out)
+    printed = capsys.readouterr()
+    failed, converted = json.loads(printed.out)
     assert failed["exit_code"] == 6
     assert "cut off" in failed["error"]
-    assert "report" in made
-    assert "uprof: error: " + str(bad) in told.err
-    assert "uprof: hint: " in told.err
+    assert "report" in converted
+    assert "uprof: error: " + str(bad) in printed.err
+    assert "uprof: hint: " in printed.err
 
 
 def test_complete_part_of_a_truncated_trace_is_imported_with_an_anomaly(
@@ -186,7 +186,7 @@ def test_layout_of_torch_npu_is_imported(tmp_path: Path) -> None:
         steps = db.execute("SELECT step, computing, free, stage FROM StepTraceTime").fetchall()
     db.close()
     assert steps == [("3", 2, 0, 2)]
-    assert "COMMUNICATION_OP" in tables(folder / names[1]), "readers fail where it is missing"
+    assert "COMMUNICATION_OP" in tables(folder / names[1]), "readers require it"
     assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q") == 9
     assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q", "--force") == 0
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -204,10 +204,10 @@ def test_file_names_with_arbitrary_bytes_are_imported(
     (tmp_path / "in").mkdir()
     for name in (b"a\xe9\x1b]0;x\x07.trace.json", b"b\xe9\nuprof: done.trace.json"):
         shutil.copy(trace, tmp_path / "in" / os.fsdecode(name))
-    for told in ("matched to their launch", ": already converted"):
+    for printed in ("matched to their launch", ": already converted"):
         assert uprof("import", tmp_path / "in", "-o", tmp_path / "out") == 0
         err = capfd.readouterr().err
-        assert err.count(told) == 2
+        assert err.count(printed) == 2
         assert r"a\xe9\x1b]0;x\x07.trace.json ->" in err
         assert r"b\xe9\x0auprof: done.trace.json ->" in err
         assert "\x1b" not in err

@@ -1,4 +1,4 @@
-"""The stand-in for msprof that docs/from/torch-npu.md has: torch_npu's calls of it."""
+"""The msprof replacement in docs/from/torch-npu.md serves the calls of torch_npu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_stand_in_msprof_serves_the_analysis_of_torch_npu(tmp_path: Path) -> Non
         ).stdout
 
     assert "--type" in run("--help")
-    for _ in range(2):  # torch_npu analyses a folder again without asking
+    for _ in range(2):  # torch_npu may analyze a directory twice
         run("--export=on", "--type=db", f"--output={prof}")
         assert len(list(prof.glob("msprof_*.db"))) == 1
     run("--analyze=on", "--type=db", f"--output={prof}")

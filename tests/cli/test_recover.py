@@ -1,4 +1,4 @@
-"""What a run that was killed had measured is not lost: `uprof db recover`."""
+"""`uprof db recover`: data of killed runs is not lost."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def train(steps, pause=0.0):
         optimizer.zero_grad()
         time.sleep(pause)
 """
+NAMES = {"run-time": "run_time", "memory": "memory"}
 REPORTS = ["memory.sqlite", "run_time.sqlite"]
 
 
@@ -70,8 +71,8 @@ def facts(path: str) -> dict[str, str | None]:
         return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
 
 
-def left(suffix: str = "", tag: str = "0badc0de-7-7", **changes: object) -> Path:
-    """Leave a spool as a process that cannot be seen from here would."""
+def write_spool(suffix: str = "", tag: str = "0badc0de-7-7", **changes: object) -> Path:
+    """Write a spool as a process on another host leaves it."""
     fields: dict[str, object] = {
         "reports": ("run-time", "memory"),
         "rank": int(suffix.removeprefix("_rank")) if suffix else None,
@@ -87,7 +88,7 @@ def left(suffix: str = "", tag: str = "0badc0de-7-7", **changes: object) -> Path
     return path
 
 
-def tag_of_the_dead() -> str:
+def tag_of_ended_process() -> str:
     """Return the tag of a process of this machine that has ended."""
     process = subprocess.run([sys.executable, "-c", PRINT_TAG], stdout=subprocess.PIPE, check=True)
     return process.stdout.decode().strip()
@@ -216,31 +217,29 @@ def test_each_rank_gets_its_reports_and_is_listed_as_recovered() -> None:
     assert record["rank"] == 1
     assert record["files"]["memory"] == "out/memory_rank1.sqlite"
     entry = json.loads(Path("out/run.json").read_text())["ranks"]["1"]
-    assert entry["files"] == {
-        "run-time": ["run_time_rank1.sqlite"],
-        "memory": ["memory_rank1.sqlite"],
-    }
+    files = {name: [f"{file}_rank1.sqlite"] for name, file in NAMES.items()}
+    assert entry["files"] == files
     assert "the process ended before it wrote its reports" in entry["failure"]
     assert uprof("report", "out").returncode == 0
 
 
 @pytest.mark.slow
 def test_other_commands_on_the_directory_suggest_recover() -> None:
-    left(tag=tag_of_the_dead())
+    write_spool(tag=tag_of_ended_process())
     done = uprof("report", "out")
     assert done.returncode == 7
     assert "recover them with `uprof db recover out`" in done.stderr
     process = start("train(5)\n")
     assert "recover them with `uprof db recover out`" in end(process)
-    assert len(files()) == 3, "what is not recovered stays"
+    assert len(files()) == 3, "the spool is kept"
     process = start("train(5)\n", "--force")
     assert "recover" not in end(process)
-    assert files() == REPORTS, "--force is for what earlier runs left"
+    assert files() == REPORTS, "--force replaces files of earlier runs"
 
 
 def test_reports_of_another_run_are_not_replaced_without_force() -> None:
-    path = left()
-    Path("out/memory.sqlite").write_bytes(b"mine")
+    path = write_spool()
+    Path("out/memory.sqlite").write_bytes(b"other")
     done = uprof("recover", "out")
     assert done.returncode == 9
     assert "memory.sqlite already exists" in done.stderr
@@ -250,23 +249,23 @@ def test_reports_of_another_run_are_not_replaced_without_force() -> None:
 
 
 def test_spool_of_a_process_on_another_host_is_recovered_with_a_note() -> None:
-    left()
+    write_spool()
     done = uprof("recover", "out")
     assert done.returncode == 0
     assert "process 7 of node7 may still be running" in done.stderr
 
 
 def test_newer_of_two_attempts_gets_the_usual_names() -> None:
-    older = left(tag="0badc0de-10-1", facts={"started": "1", "host": "a"})
+    older = write_spool(tag="0badc0de-10-1", facts={"started": "1", "host": "a"})
     os.utime(older, (1, 1))
-    left(tag="0badc0de-11-1", facts={"started": "2", "host": "a"})
+    write_spool(tag="0badc0de-11-1", facts={"started": "2", "host": "a"})
     assert uprof("recover", "out").returncode == 0
     assert files() == ["memory.sqlite", "memory_16.sqlite", "run_time.sqlite", "run_time_16.sqlite"]
     assert facts("out/run_time.sqlite")["started"] == "2"
 
 
 def test_run_killed_between_two_reports_keeps_the_first() -> None:
-    path = left()
+    path = write_spool()
     content = path.read_bytes()
     assert uprof("recover", "out").returncode == 0
     Path("out/run_time.sqlite").unlink()
@@ -278,7 +277,7 @@ def test_run_killed_between_two_reports_keeps_the_first() -> None:
 
 
 def test_damaged_spool_is_named_and_the_others_are_recovered() -> None:
-    whole = left("_rank1")
+    whole = write_spool("_rank1")
     cut = Path("out", ".uprof_rank0.0badc0de-8-8.spool")
     cut.write_bytes(whole.read_bytes()[:-1])
     done = uprof("recover", "out")
@@ -305,7 +304,7 @@ def test_path_that_is_no_directory_is_a_usage_error() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 def test_full_disk_adds_an_anomaly_and_does_not_stop_the_program() -> None:
-    """The limit allows no spool; it is lifted before the reports are written."""
+    """The size limit prevents the spool and is lifted before the reports are written."""
     process = start(
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))\n"
@@ -355,7 +354,7 @@ def test_file_names_that_are_not_utf_8_are_recovered() -> None:
 
 @pytest.mark.slow
 def test_recovery_does_not_import_torch() -> None:
-    left()
+    write_spool()
     script = (
         "import sys; sys.modules['torch'] = None\n"
         "from unified_prof.cli.app import main\nmain(['recover', 'out'])\n"

@@ -1,4 +1,4 @@
-"""`uprof report` as its users call it, also in ways that it cannot mean."""
+"""`uprof report`: output, formats and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unified_prof.cli.app import main
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command left: its exit code and what it printed."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
@@ -27,7 +27,7 @@ class Done:
 
 
 def uprof(*arguments: str | Path) -> Done:
-    """Run a command as the shell would, in this process."""
+    """Run a command in this process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
         main([*map(str, arguments)])
@@ -42,6 +42,7 @@ def uprof(*arguments: str | Path) -> Done:
 
 def refused(done: Done, code: int, *words: str) -> None:
     assert done.returncode == code, done.stderr
+    """Check that a command failed with a code and a message without output."""
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     for word in words:
@@ -73,9 +74,9 @@ def test_format_follows_the_output_extension(tmp_path: Path) -> None:
 def test_existing_file_is_not_replaced_without_force(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     output = tmp_path / "o.md"
-    output.write_text("mine", encoding="utf-8")
+    output.write_text("other", encoding="utf-8")
     refused(uprof("report", path, "-o", output), 9, "o.md already exists", "--force")
-    assert output.read_text(encoding="utf-8") == "mine"
+    assert output.read_text(encoding="utf-8") == "other"
     assert uprof("report", path, "-o", output, "--force").returncode == 0
     assert output.read_text(encoding="utf-8").startswith("## ")
 

@@ -1,4 +1,4 @@
-"""`uprof run` in this process, with a backend that invents its records."""
+"""`uprof run` in this process, with a backend that returns prepared records."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.backends import toy
 from tests.records import tracked_run
+from unified_prof.backends import registry
+from unified_prof.backends.msprof_options import OPTIONS
 from unified_prof.backends.registry import Capture, RunSpec
 from unified_prof.cli.app import main
 
@@ -25,10 +27,10 @@ Path("arguments").write_text("|".join(sys.argv[1:]))
 
 
 class Recording(toy.ToyBackend):
-    """Keeps the specification it was given."""
+    """Stores the specification of the run."""
 
     name = "recording"
-    specs: list[RunSpec] = []  # noqa: RUF012 (one list for the test that looks at it)
+    specs: list[RunSpec] = []  # noqa: RUF012 (shared with the test)
     result = Capture(0, tracked_run())
 
     def run(self, spec: RunSpec) -> Capture:
@@ -57,7 +59,7 @@ def uprof(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def the_spec(*arguments: str) -> RunSpec:
+def spec_of(*arguments: str) -> RunSpec:
     assert uprof("--backend", "recording", "-o", "out", *arguments) == 0
     (spec,) = Recording.specs
     return spec
@@ -70,12 +72,12 @@ def test_arguments_after_the_script_belong_to_the_script(place: Path) -> None:
 
 
 def test_double_dash_ends_the_options_of_uprof() -> None:
-    spec = the_spec("--", "-odd.py", "--force")
+    spec = spec_of("--", "-odd.py", "--force")
     assert (spec.target, spec.is_module, spec.arguments) == ("-odd.py", False, ("--force",))
 
 
 def test_arguments_after_a_module_belong_to_the_module() -> None:
-    spec = the_spec("-m", "pkg.train", "--warmup", "9", "-q")
+    spec = spec_of("-m", "pkg.train", "--warmup", "9", "-q")
     assert (spec.target, spec.is_module) == ("pkg.train", True)
     assert spec.arguments == ("--warmup", "9", "-q")
     assert spec.warmup == 2
@@ -83,7 +85,7 @@ def test_arguments_after_a_module_belong_to_the_module() -> None:
 
 def test_options_reach_the_backend(place: Path) -> None:
     (place / "proj").mkdir()
-    spec = the_spec(
+    spec = spec_of(
         *("--report", "memory", "--warmup", "0", "--iterations", "4"),
         *("--project-root", "proj", "--scope", "project", "--stop-after"),
         *("--include", "mine.nets", "--include", "theirs", "work.py"),
@@ -97,7 +99,7 @@ def test_options_reach_the_backend(place: Path) -> None:
 
 def test_project_is_the_working_directory_or_that_of_the_script(place: Path) -> None:
     (place / "sub").mkdir()
-    assert the_spec("sub/train.py").project_root == place
+    assert spec_of("sub/train.py").project_root == place
     Recording.specs.clear()
     elsewhere = place.parent / "elsewhere.py"
     assert uprof("--backend", "recording", "-o", "out2", str(elsewhere)) == 0
@@ -197,8 +199,6 @@ def test_existing_report_is_replaced_only_with_force(
 def test_auto_prints_the_chosen_backend(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from unified_prof.backends import registry
-
     monkeypatch.setattr(registry, "choose", Recording)
     assert uprof("-o", "out", "work.py") == 0
     assert "uprof: backend recording\n" in capfd.readouterr().err
@@ -240,8 +240,6 @@ def test_dry_run_prints_the_command_and_does_nothing(
 
 
 def test_help_lists_every_option_of_msprof(capfd: pytest.CaptureFixture[str]) -> None:
-    from unified_prof.backends.msprof_options import OPTIONS
-
     assert uprof("--help-npu") == 0
     text = capfd.readouterr().out
     assert all(f"--{option.flag}" in text for option in OPTIONS)

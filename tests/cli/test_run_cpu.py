@@ -1,4 +1,4 @@
-"""`uprof run --backend cpu` for real: the examples, and everything that can go wrong."""
+"""`uprof run --backend cpu`: the examples, and failures of the workload."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from unified_prof import open_report
 from unified_prof.cli.app import main
 
-# A provider script whose parts a test replaces.
+# A provider script with replaceable parts.
 PROVIDERS = """\
 import torch
 
@@ -46,7 +47,7 @@ def uprof_iteration_provider(model):
 
     return iteration
 """
-SOUND = {
+VALID_PARTS = {
     "forward": "return self.linear(x).relu()",
     "model": "return Net()",
     "inputs": "return (torch.ones(batch_size, 4),)",
@@ -55,7 +56,7 @@ SOUND = {
 
 
 def providers(**changes: str) -> str:
-    return PROVIDERS.format(**{**SOUND, **changes})
+    return PROVIDERS.format(**{**VALID_PARTS, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -90,20 +91,14 @@ def test_every_example_runs_unchanged(name: str, place: Path) -> None:
 
 
 def test_reports_are_readable_through_the_public_interface(place: Path) -> None:
-    from unified_prof import open_report
-
     (place / "model.py").write_text(providers())
     assert uprof("-q", "model.py") == 0
     with open_report(place / "out" / "run_time.sqlite") as report:
-        assert report.rows("SELECT operation_name FROM run_time_entries ORDER BY id") == [
-            ("linear",),
-            ("relu",),
-        ]
+        found = report.rows("SELECT operation_name FROM run_time_entries ORDER BY id")
+        assert found == [("linear",), ("relu",)]
     with open_report(place / "out" / "memory.sqlite") as report:
-        assert report.rows("SELECT name, size_bytes FROM weight_entries") == [
-            ("weight", 32),
-            ("bias", 8),
-        ]
+        found = report.rows("SELECT name, size_bytes FROM weight_entries")
+        assert found == [("weight", 32), ("bias", 8)]
 
 
 def test_every_file_name_contains_the_rank(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +134,7 @@ def test_failures_print_one_message_and_leave_no_file(
     err = capfd.readouterr().err
     for word in words:
         assert word in err
-    assert "unified_prof" not in err  # nothing of ours in a traceback
+    assert "unified_prof" not in err  # no frames of uprof in the traceback
     assert [p.name for p in place.iterdir() if p.name != "__pycache__"] == ["model.py"]
 
 
@@ -163,8 +158,8 @@ def test_failure_after_some_iterations_leaves_reports_marked_as_partial(
 def test_workload_that_changes_directory_and_streams_is_reported(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    turning = "import os, sys\nos.chdir('/')\nsys.stdout = sys.stderr = None\n"
-    (place / "model.py").write_text(turning + providers())
+    changing = "import os, sys\nos.chdir('/')\nsys.stdout = sys.stderr = None\n"
+    (place / "model.py").write_text(changing + providers())
     assert uprof("model.py") == 0
     assert "linear" in capfd.readouterr().err
     assert (place / "out" / "run_time.sqlite").exists()

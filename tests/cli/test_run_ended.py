@@ -1,4 +1,4 @@
-"""`uprof run` that is ended, killed, or run with broken streams: what was measured is kept."""
+"""`uprof run` that is terminated, killed, or run with broken streams keeps its measurements."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def train(steps):
         optimizer.step()
         optimizer.zero_grad()
 """
-MEASURED_IN = 16
-"""Steps after which warm-up, two samples of two iterations and all memory are measured."""
+STEPS = 16
+"""Enough steps for warm-up, two samples of two iterations and memory."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,19 +70,19 @@ REPORTS = ["memory.sqlite", "run_time.sqlite"]
 
 @pytest.mark.slow
 def test_program_that_calls_os_exit_leaves_complete_reports() -> None:
-    process = start(f"train({MEASURED_IN})\nos._exit(0)\n")
+    process = start(f"train({STEPS})\nos._exit(0)\n")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     found = facts("out/run_time.sqlite")
     assert found["complete"] == "true"
-    assert (found["exit_code"], found["finished"]) == (None, None), "not known yet"
+    assert (found["exit_code"], found["finished"]) == (None, None), "unknown at that time"
     assert "measurement complete, reports in out" in err
 
 
 @pytest.mark.slow
 def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
-    process = start(f"train({MEASURED_IN})\nopen('up', 'w').close()\ntime.sleep(600)\n")
+    process = start(f"train({STEPS})\nopen('up', 'w').close()\ntime.sleep(600)\n")
     wait_for("up", process)
     process.kill()
     process.communicate(timeout=60)
@@ -93,7 +93,7 @@ def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
 @pytest.mark.slow
 def test_exit_of_the_program_is_added_to_reports_already_written() -> None:
     process = start(
-        f"train({MEASURED_IN})\n"
+        f"train({STEPS})\n"
         "before = os.stat('out/run_time.sqlite').st_ino\n"
         "os.chdir('/')\n"
         "print(before)\n"
@@ -123,7 +123,7 @@ def test_terminated_run_keeps_its_complete_iterations(number: signal.Signals) ->
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
 def test_broken_streams_do_not_affect_the_reports(redirection: str) -> None:
-    Path("train.py").write_text(TRAINING + f"train({MEASURED_IN})\n")
+    Path("train.py").write_text(TRAINING + f"train({STEPS})\n")
     line = " ".join(f"'{word}'" for word in command())
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["sh", "-c", f"{line} {redirection}"], env=environment, check=False)
@@ -133,12 +133,12 @@ def test_broken_streams_do_not_affect_the_reports(redirection: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "closing_them",
+    "close_streams",
     ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)"],
     ids=["objects", "descriptors"],
 )
-def test_program_that_closes_its_streams_is_profiled(closing_them: str) -> None:
-    process = start(f"{closing_them}\ntrain({MEASURED_IN})\n")
+def test_program_that_closes_its_streams_is_profiled(close_streams: str) -> None:
+    process = start(f"{close_streams}\ntrain({STEPS})\n")
     process.communicate(timeout=120)
     assert process.returncode == 0
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
@@ -150,7 +150,7 @@ def test_program_that_closes_its_streams_is_profiled(closing_them: str) -> None:
 def test_path_that_is_not_utf_8_loses_no_data() -> None:
     folder = os.fsdecode(b"caf\xe9")
     Path(folder).mkdir()
-    Path(folder, "train.py").write_text(TRAINING + f"train({MEASURED_IN + 2})\n")
+    Path(folder, "train.py").write_text(TRAINING + f"train({STEPS + 2})\n")
     reports = ("--report", "run-time,memory,timeline", "--timeline-detail", "shapes,stacks")
     line = [*command(*reports)[:-1], f"{folder}/train.py"]
     line[line.index("out")] = f"{folder}/out"

@@ -1,4 +1,4 @@
-"""`uprof run --backend npu` from the shell, end to end, with a stand-in for msprof."""
+"""`uprof run --backend npu` from the shell, with a stand-in for msprof."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a space in its name to work in; msprof is on PATH."""
+    """Return a working directory with a space in its name; msprof is on PATH."""
     command = stand_in_msprof.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
     folder = tmp_path / "a place"

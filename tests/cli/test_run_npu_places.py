@@ -1,4 +1,4 @@
-"""Names, places and processes that msprof is particular about; `uprof run` from the shell."""
+"""Paths, encodings and processes that msprof restricts, from the shell."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.conftest import ROOT
+from unified_prof.backends import msprof_command
+from unified_prof.backends.msprof_plan import Offer
 
 INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
 COMMAND = [sys.executable, "-m", "unified_prof", "run", "--backend", "npu", "--json"]
@@ -57,9 +59,9 @@ def test_paths_and_arguments_that_are_not_utf_8_work(place: Path, encoding: str)
     done = uprof(script, b"an \xfe argument", LC_ALL=encoding)
     assert len(databases(done)) == 1
     assert rf"{folder!r} b'an \xfe argument'".encode() in done.stderr
-    made = [name for name in os.listdir(folder) if name.startswith(b"uprof_")]  # noqa: PTH208
-    assert len(made) == 1
-    below = [one for _, names, _ in os.walk(folder + b"/" + made[0]) for one in names]
+    created = [name for name in os.listdir(folder) if name.startswith(b"uprof_")]  # noqa: PTH208
+    assert len(created) == 1
+    below = [one for _, names, _ in os.walk(folder + b"/" + created[0]) for one in names]
     assert len([name for name in below if name.startswith(b"PROF_")]) == 1
 
 
@@ -153,9 +155,6 @@ stand_in_acl.init(index=1 + int(os.environ["RANK"]))
 def test_msprof_exports_if_no_no_op_program_is_found(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from unified_prof.backends import msprof_command
-    from unified_prof.backends.msprof_plan import Offer
-
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(os, "access", lambda *_: False)
     command = msprof_command.command_line(Path("msprof"), ["--l2=on"], place, ["bash"], Offer())

@@ -1,4 +1,4 @@
-"""A program's own classes on their way between its processes."""
+"""Classes of the program are passed between its processes."""
 
 from __future__ import annotations
 

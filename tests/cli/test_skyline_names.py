@@ -1,4 +1,4 @@
-"""`uprof time` and `uprof memory`: one file each, where Skyline's commands would put it."""
+"""`uprof time` and `uprof memory` write one file each, as Skyline's commands do."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODEL = ROOT / "examples" / "mlp.py"
 def test_existing_file_is_never_replaced_without_force(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "out.sqlite").write_bytes(b"mine")
+    (tmp_path / "out.sqlite").write_bytes(b"other")
     assert uprof(command, MODEL, "-o", tmp_path / "out.sqlite") == 9
-    assert (tmp_path / "out.sqlite").read_bytes() == b"mine"
+    assert (tmp_path / "out.sqlite").read_bytes() == b"other"
     assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
 
 

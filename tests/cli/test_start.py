@@ -1,4 +1,4 @@
-"""What a command imports is what its files ask for: start-up is most of a small report's time."""
+"""Imports, garbage collection and BLAS threads at start-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
-from unified_prof.cli import command as thrift
+from unified_prof.cli import command as cli_command
 
 HEAVY = ("pyarrow", "sqlalchemy", "torch")
 
@@ -54,12 +54,12 @@ def test_valid_command_lines_import_no_validators(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_garbage_collection_rarely_runs_during_a_command(tmp_path: Path) -> None:
-    """The first few dozen times are before there is a command: what the imports create."""
+    """The first few dozen collections happen during imports, before the command starts."""
     trace = kineto(tmp_path)
-    before = "import gc\nlooks = []\ngc.callbacks.append(lambda when, _: looks.append(when))\n"
-    after = "print(looks.count('start'), file=sys.stderr)\n"
-    looks = ran(("import", str(trace), "-o", "r.db"), tmp_path, before, after)
-    assert int(looks) < 60  # 116 without
+    before = "import gc\nruns = []\ngc.callbacks.append(lambda when, _: runs.append(when))\n"
+    after = "print(runs.count('start'), file=sys.stderr)\n"
+    runs = last_line(("import", str(trace), "-o", "r.db"), tmp_path, before, after)
+    assert int(runs) < 60  # 116 without
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_garbage_collection_rarely_runs_during_a_command(tmp_path: Path) -> None
 def test_commands_start_no_blas_thread(command: str, tmp_path: Path) -> None:
     run_time_report(tmp_path / "run.sqlite")
     after = "import os\nprint(len(os.listdir('/proc/self/task')), file=sys.stderr)\n"
-    assert ran(tuple(command.split()), tmp_path, "", after) == "1"
+    assert last_line(tuple(command.split()), tmp_path, "", after) == "1"
 
 
 @pytest.mark.slow
@@ -78,28 +78,29 @@ def test_profiled_program_sees_default_gc_and_blas_settings(tmp_path: Path) -> N
         "print(gc.get_threshold(), gc.get_freeze_count(), os.environ.get('OPENBLAS_NUM_THREADS'))\n"
     )
     kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    alone, under = (
+    command = ["-m", "unified_prof", "run", "--backend", "cpu", "seen.py"]
+    plain, profiled = (
         subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=kept, capture_output=True, text=True
         ).stdout.splitlines()[0]
-        for words in (["seen.py"], ["-m", "unified_prof", "run", "--backend", "cpu", "seen.py"])
+        for words in (["seen.py"], command)
     )
-    assert under == alone
+    assert profiled == plain
 
 
 def test_raised_gc_thresholds_apply_only_within_the_block() -> None:
     with thresholds((700, 10, 10)):
-        with thrift.reduced_garbage_collection():
+        with cli_command.reduced_garbage_collection():
             assert gc.get_threshold()[0] > 100_000
-            thrift.restore_garbage_collection()
+            cli_command.restore_garbage_collection()
             assert gc.get_threshold()[0] == 700
-            gc.set_threshold(5)  # the program's own
+            gc.set_threshold(5)  # set by the program
         assert gc.get_threshold()[0] == 5
 
 
 def test_disabled_garbage_collection_stays_disabled() -> None:
     with thresholds((0, 10, 10)):
-        with thrift.reduced_garbage_collection():
+        with cli_command.reduced_garbage_collection():
             assert gc.get_threshold()[0] == 0
         assert gc.get_threshold()[0] == 0
 
@@ -112,7 +113,7 @@ def test_blas_uses_one_thread_unless_the_user_sets_a_number(
     monkeypatch.delenv(name, raising=False)
     if wish is not None:
         monkeypatch.setenv(name, wish)
-    with thrift.limit_blas_threads():
+    with cli_command.limit_blas_threads():
         assert os.environ[name] == (wish or "1")
     assert os.environ.get(name) == wish
 
@@ -123,13 +124,13 @@ def test_objects_are_frozen_at_exit_only_if_no_program_ran(
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     with thresholds((700, 10, 10)):
-        with thrift.reduced_garbage_collection():
-            thrift.restore_garbage_collection()
-        thrift.skip_exit_collection()
+        with cli_command.reduced_garbage_collection():
+            cli_command.restore_garbage_collection()
+        cli_command.skip_exit_collection()
         assert frozen == []
-        with thrift.reduced_garbage_collection():
+        with cli_command.reduced_garbage_collection():
             pass
-        thrift.skip_exit_collection()
+        cli_command.skip_exit_collection()
         assert frozen == [True]
 
 
@@ -144,18 +145,13 @@ def thresholds(wanted: tuple[int, int, int]) -> Iterator[None]:
 
 
 def imported(command: tuple[str, ...], names: Iterable[str], folder: Path) -> list[str]:
-    """Return which of some modules a command imports."""
-    told = ran(
-        command,
-        folder,
-        "",
-        f"print(*[name for name in {names!r} if name in sys.modules], file=sys.stderr)\n",
-    )
-    return told.split()
+    """Return the given modules that a command imports."""
+    after = f"print(*[name for name in {names!r} if name in sys.modules], file=sys.stderr)"
+    return last_line(command, folder, "", after).split()
 
 
-def ran(command: tuple[str, ...], folder: Path, before: str, after: str) -> str:
-    """Run uprof in a process of its own, with code before and after; return its last line."""
+def last_line(command: tuple[str, ...], folder: Path, before: str, after: str) -> str:
+    """Run uprof in a new process, with code before and after; return the last line of stderr."""
     code = (
         "import sys\n"
         f"{before}"

@@ -1,4 +1,4 @@
-"""Declared parameters: what values mean, and how wrong ones are refused."""
+"""Values of parameters are converted by type, and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Color(str, Enum):
 
 @dataclass(frozen=True)
 class Size:
-    """Options that a command takes as one value."""
+    """Options that form one value of a command."""
 
     wide: Annotated[int, option("--wide")] = 2
     each: Annotated[list[str] | None, option()] = None
 
 
 def call(*words: str) -> dict[str, Any]:
-    """Run a command with every kind of parameter, and return its arguments."""
+    """Run a command with every kind of parameter and return its arguments."""
     called: list[dict[str, Any]] = []
 
     def every(

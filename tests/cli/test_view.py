@@ -1,4 +1,4 @@
-"""`uprof view`: the page or the timeline of a run, for a browser on this machine."""
+"""`uprof view` serves the page or the timeline of a run to a browser on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from urllib.request import url2pathname as url_to_path
 import pytest
 
 from tests.analysis.builders import Device, run_time_report, training_step
-from tests.cluster.summaries import Made, make
+from tests.cluster.summaries import Contents, write_summary
 from tests.report import browser
 from tests.report.browser import Browser
 from unified_prof.base import loopback
@@ -34,7 +34,7 @@ from unified_prof.report.formats import ReportRequest
 
 
 class Visit:
-    """What a browser gets while the command serves."""
+    """What a browser receives while the command serves."""
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
@@ -44,7 +44,7 @@ class Visit:
 
 @pytest.fixture
 def visit(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Visit:
-    """Fetch all that is served instead of waiting; temporary files have a place of their own."""
+    """Fetch everything that is served instead of waiting; isolate temporary files."""
     found = Visit()
 
     def wait(served: loopback.Served, idle_s: float, *, after_last_s: float | None = None) -> None:
@@ -66,7 +66,7 @@ def run(*words: str, code: int = 0) -> None:
     assert ended.value.code == code
 
 
-def left() -> list[str]:
+def leftover_files() -> list[str]:
     return [one.name for one in Path(tempfile.gettempdir()).iterdir()]
 
 
@@ -77,12 +77,12 @@ def test_page_is_the_one_written_by_report(
     run(str(path))
     with open_reports(path) as opened:
         assert visit.pages == {"": html.produce_page(opened, ReportRequest()).encode()}
-    said = capsys.readouterr()
-    assert re.fullmatch(rf"http://127\.0\.0\.1:{visit.port}/[\w-]{{32}}/\n", said.out)
-    assert "press Ctrl-C to stop" in said.err
-    assert f"ssh -N -L {visit.port}:127.0.0.1:{visit.port} " in said.err
+    printed = capsys.readouterr()
+    assert re.fullmatch(rf"http://127\.0\.0\.1:{visit.port}/[\w-]{{32}}/\n", printed.out)
+    assert "press Ctrl-C to stop" in printed.err
+    assert f"ssh -N -L {visit.port}:127.0.0.1:{visit.port} " in printed.err
     assert visit.waited == [600, 30]
-    assert left() == []
+    assert leftover_files() == []
 
 
 def test_timeline_is_served_with_a_page_that_opens_it_in_perfetto(
@@ -96,13 +96,13 @@ def test_timeline_is_served_with_a_page_that_opens_it_in_perfetto(
     assert b"connect-src 'self'" in visit.pages[page]
     assert b"<today>" not in visit.pages[page]
     assert "slices on" in capsys.readouterr().err
-    assert left() == []
+    assert leftover_files() == []
 
 
 def test_multi_rank_run_is_served_as_its_page(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_of_ranks = make(tmp_path / "run", Made(slow={3: 1.3}))
+    run_of_ranks = write_summary(tmp_path / "run", Contents(slow={3: 1.3}))
     run(str(run_of_ranks))
     assert b"rank 3" in visit.pages[""]
     assert "use --rank N to show the report of one rank" in capsys.readouterr().err
@@ -120,11 +120,11 @@ def test_json_prints_the_address(
     visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(str(training_step(tmp_path / "msprof_1.db")), "--json", "-q")
-    said = capsys.readouterr()
-    told = json.loads(said.out)
-    assert told["port"] == visit.port
-    assert told["url"].startswith(f"http://127.0.0.1:{visit.port}/")
-    assert said.err == ""
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["port"] == visit.port
+    assert document["url"].startswith(f"http://127.0.0.1:{visit.port}/")
+    assert printed.err == ""
 
 
 def test_timeline_is_a_chrome_trace_without_the_perfetto_package(
@@ -139,11 +139,11 @@ def test_timeline_is_a_chrome_trace_without_the_perfetto_package(
 def test_cors_allows_perfetto_for_the_chosen_port(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    ports_used: list[Any] = []
     before = loopback.Served.__init__
 
     def note(self: loopback.Served, items: Any, ports: Any) -> None:
-        asked.append(ports)
+        ports_used.append(ports)
         before(self, items, (0,))
 
     monkeypatch.setattr(loopback.Served, "__init__", note)
@@ -151,7 +151,7 @@ def test_cors_allows_perfetto_for_the_chosen_port(
     run(path, "--perfetto", "-q")
     run(path, "-q")
     run(path, "--perfetto", "-q", "--port", "8123")
-    assert asked == [(9001, 0), (0,), (8123,)]
+    assert ports_used == [(9001, 0), (0,), (8123,)]
 
 
 def test_port_in_use_is_a_one_line_error(
@@ -160,7 +160,7 @@ def test_port_in_use_is_a_one_line_error(
     with loopback.Served([]) as taken:
         run(str(run_time_report(tmp_path / "run_time.sqlite")), "--port", str(taken.port), code=2)
         assert f"port {taken.port} of 127.0.0.1 is not available" in capsys.readouterr().err
-    assert left() == []
+    assert leftover_files() == []
 
 
 @pytest.mark.parametrize("perfetto", [[], ["--perfetto"]], ids=["page", "perfetto"])
@@ -172,13 +172,13 @@ def test_invalid_input_gives_the_errors_of_report_and_trace(
     for wrong in ("absent.db", "notes.txt", "empty"):
         path = str(tmp_path / wrong)
         run(path, *perfetto, code=7)
-        said = capsys.readouterr()
+        printed = capsys.readouterr()
         with pytest.raises(SystemExit):
             main(["report", path])
-        assert capsys.readouterr().err == said.err
-        assert said.out == ""
+        assert capsys.readouterr().err == printed.err
+        assert printed.out == ""
     assert visit.pages == {}
-    assert left() == []
+    assert leftover_files() == []
 
 
 def test_report_without_timestamps_has_no_timeline(
@@ -186,7 +186,7 @@ def test_report_without_timestamps_has_no_timeline(
 ) -> None:
     run(str(run_time_report(tmp_path / "run_time.sqlite")), "--perfetto", code=2)
     assert "has no timeline" in capsys.readouterr().err
-    assert left() == []
+    assert leftover_files() == []
 
 
 def test_damaged_reports_are_listed_at_the_end(
@@ -228,12 +228,12 @@ def test_browser_is_opened_if_there_is_a_display(
     monkeypatch.setattr(webbrowser, "get", lambda: Screen())
     path = str(run_time_report(tmp_path / "run_time.sqlite"))
     run(path)
-    said = capsys.readouterr()
-    assert opened == ([said.out.strip()] if opens else [])
-    assert ("opened in the browser" in said.err) == opens
-    assert ("ssh -N" in said.err) == (not opens)
+    printed = capsys.readouterr()
+    assert opened == ([printed.out.strip()] if opens else [])
+    assert ("opened in the browser" in printed.err) == opens
+    assert ("ssh -N" in printed.err) == (not opens)
     run(path, "--no-open")
-    assert len(opened) == opens, "not again"
+    assert len(opened) == opens, "not opened again"
     monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("w3m"))
     run(path, "-q")
     assert capsys.readouterr().err.count("opened in") == 0
@@ -241,7 +241,7 @@ def test_browser_is_opened_if_there_is_a_display(
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Any]:
-    """A way to start the command as a process of its own, with a place for temporary files."""
+    """Start the command as a process, with its own temporary directory."""
     processes: list[subprocess.Popen[str]] = []
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -278,9 +278,9 @@ def test_server_runs_until_interrupted_and_leaves_no_files(
         urllib.request.urlopen(address[:-2] + "/", timeout=10)
     assert process.poll() is None
     process.send_signal(number)
-    _, said = process.communicate(timeout=20)
+    _, printed = process.communicate(timeout=20)
     assert process.returncode == code
-    assert "Traceback" not in said
+    assert "Traceback" not in printed
     assert list((tmp_path / "temporary").iterdir()) == []
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address, timeout=2)
@@ -302,11 +302,11 @@ def test_browser_sends_the_trace_only_to_perfetto(serving: Any, tmp_path: Path) 
     _, address = serving(str(tmp_path / "msprof_1.db"), "--perfetto")
     with Browser() as window:
         window.go(address)
-        said = "return document.querySelector('#said').textContent"
+        status = "return document.querySelector('#said').textContent"
         end = time.monotonic() + 20
-        while "is here" not in window.run(said) and time.monotonic() < end:
+        while "is here" not in window.run(status) and time.monotonic() < end:
             time.sleep(0.05)
-        assert window.run(said).startswith("Trace loaded (")
+        assert window.run(status).startswith("Trace loaded (")
         window.run(
             "window.opened = []; window.posted = [];"
             "window.open = (address) => { opened.push(address);"

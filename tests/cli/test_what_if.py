@@ -9,8 +9,8 @@ import pytest
 
 import unified_prof
 from tests.analysis import builders
-from tests.analysis.explain import made
-from tests.analysis.explain.made import Action, Launch, Step, Synchronise
+from tests.analysis.explain import machine
+from tests.analysis.explain.machine import Action, EndStep, Launch, Synchronize
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
 
@@ -19,11 +19,11 @@ US = 1_000
 
 @pytest.fixture
 def two_steps(tmp_path: Path) -> Path:
-    """Write a recording of two steps of a device that is always behind."""
+    """Write a recording of two steps in which the device is the bottleneck."""
     program: list[Action] = []
     for long in (1, 3):
-        program += [*[Launch("mm_1", long * 100 * US)] * 10, Synchronise(), Step()]
-    return made.write(made.run(program), tmp_path / "msprof_1.db")
+        program += [*[Launch("mm_1", long * 100 * US)] * 10, Synchronize(), EndStep()]
+    return machine.write(machine.run(program), tmp_path / "msprof_1.db")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -48,8 +48,8 @@ def test_text_output_shows_the_time_saved_per_step(
 def test_overlapped_savings_are_reported_as_hidden(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program: list[Action] = [*[Launch("mm_1", 10 * US, before_ns=50 * US)] * 10, Step()]
-    path = made.write(made.run(program), tmp_path / "a.db")
+    program: list[Action] = [*[Launch("mm_1", 10 * US, before_ns=50 * US)] * 10, EndStep()]
+    path = machine.write(machine.run(program), tmp_path / "a.db")
     text = run(capsys, str(path), "--without", "mm_1")
     assert "mm_1 is gone" in text
     assert "hidden        the changed work itself takes 100 µs less" in text
@@ -73,12 +73,12 @@ def test_most_expensive_items_are_tried_if_no_change_is_given(
 def test_savings_are_per_recording_if_there_are_no_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program: list[Action] = [*[Launch("mm_1", 100 * US)] * 10, Synchronise()]
-    path = str(made.write(made.run(program), tmp_path / "a.db"))
-    tried, asked = run(capsys, path), run(capsys, path, "--faster", "mm_1=2")
+    program: list[Action] = [*[Launch("mm_1", 100 * US)] * 10, Synchronize()]
+    path = str(machine.write(machine.run(program), tmp_path / "a.db"))
+    tried, requested = run(capsys, path), run(capsys, path, "--faster", "mm_1=2")
     assert "saved per recording" in tried
-    assert "then          saves 500 µs" in asked
-    assert "a step" not in tried + asked
+    assert "then          saves 500 µs" in requested
+    assert "a step" not in tried + requested
 
 
 def test_json_contains_every_step_and_the_limitations(
@@ -104,17 +104,17 @@ def test_format_follows_the_output_extension(
 def test_unknown_name_is_refused_with_similar_names(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
-    assert "nothing in the recording is named mm_2" in said
-    assert "similar names: mm_1" in said
+    message = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
+    assert "nothing in the recording is named mm_2" in message
+    assert "similar names: mm_1" in message
 
 
 @pytest.mark.parametrize("wrong", ["mm_1", "mm_1=", "mm_1=fast", "mm_1=0", "mm_1=-1", "=2"])
 def test_change_without_effect_is_refused(
     two_steps: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
-    said = run(capsys, str(two_steps), "--faster", wrong, code=2)
-    assert "expected NAME=K, for example aten::mm=2" in said
+    message = run(capsys, str(two_steps), "--faster", wrong, code=2)
+    assert "expected NAME=K, for example aten::mm=2" in message
 
 
 def test_report_without_a_timeline_is_refused(
@@ -128,7 +128,7 @@ def test_report_without_a_timeline_is_refused(
 
 def test_empty_recording_is_refused(tmp_path: Path) -> None:
     with builders.Device(tmp_path / "a.db") as device:
-        device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
+        device.row("NPU_INFO", id=0, name="Ascend910B")
     with pytest.raises(UsageError, match="neither device tasks nor host ranges"):
         unified_prof.what_if(tmp_path / "a.db")
 
@@ -140,5 +140,5 @@ def test_what_if_function_returns_estimates(two_steps: Path) -> None:
     (found,) = unified_prof.what_if(two_steps, without=["mm_1"])
     assert found.gain is not None
     assert found.gain.per_step_ns > 1_900 * US
-    # One name is a name, not its letters.
+    # A single name is accepted as a string.
     assert unified_prof.what_if(two_steps, without="mm_1") == [found]

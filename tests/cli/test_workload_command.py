@@ -1,3 +1,5 @@
+"""Options after the module belong to the module."""
+
 from __future__ import annotations
 
 import pytest
@@ -15,7 +17,7 @@ from unified_prof.cli.run_options import end_options_after_module
         (["--backend", "-m", "-m", "pkg", "-q"], ["--backend", "-m", "-m", "pkg", "--", "-q"]),
         (["--backend=cpu", "-m", "pkg"], ["--backend=cpu", "-m", "pkg", "--"]),
         (["-m", "pkg", "--", "x"], ["-m", "pkg", "--", "--", "x"]),
-        # Not ours: behind the script, or behind `--`.
+        # These belong to the script or follow `--`.
         (["train.py", "-m", "pkg"], ["train.py", "-m", "pkg"]),
         (["--", "-m", "pkg"], ["--", "-m", "pkg"]),
         (["--backend", "cpu", "train.py", "-m"], ["--backend", "cpu", "train.py", "-m"]),

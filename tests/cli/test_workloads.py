@@ -18,7 +18,7 @@ from unified_prof.errors import UsageError
 
 @pytest.fixture
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Write three runs a side of two workloads, one a third slower; return the options."""
+    """Write three runs per side of two workloads, one slower by a third; return the options."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     options = []
@@ -51,19 +51,14 @@ def test_verdicts_are_written_in_every_format(
     assert uprof("gate", *reports, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "regression"
-    assert {name: one["outcome"] for name, one in found["workloads"].items()} == {
-        "mlp": "regression",
-        "cnn": "pass",
-    }
+    outcomes = {name: one["outcome"] for name, one in found["workloads"].items()}
+    assert outcomes == {"mlp": "regression", "cnn": "pass"}
     assert found["geometric_mean"][0]["shift"]["ratio"] == pytest.approx(1.33**0.5)
     assert uprof("gate", *reports, "--format", "junit") == 1
     root = ElementTree.fromstring(capsys.readouterr().out)
     suites = {one.get("name"): one.get("failures") for one in root.iter("testsuite")}
-    assert suites == {
-        "uprof gate mlp": "1",
-        "uprof gate cnn": "0",
-        "uprof gate geometric mean": "1",
-    }
+    failures = {"mlp": "1", "cnn": "0", "geometric mean": "1"}
+    assert suites == {f"uprof gate {name}": count for name, count in failures.items()}
     assert uprof("gate", *reports, "-o", "verdict.md") == 1
     text = Path("verdict.md").read_text(encoding="utf-8")
     assert text.startswith("## ❌ uprof gate\\: regression\n")
@@ -88,7 +83,7 @@ def test_diff_shows_the_geometric_mean_and_each_workload(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["gate", "--workload", "mlp"], "NAME=BASE:NEW"),
         (["gate", "--workload", "mlp=base"], "NAME=BASE:NEW"),
@@ -107,10 +102,10 @@ def test_diff_shows_the_geometric_mean_and_each_workload(
     ],
 )
 def test_invalid_workload_arguments_are_usage_errors(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert uprof(*arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_workload_paths_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ STEPS = 3
 
 
 def trace(path: Path, rank: int, world: int = 4, slow: float = 1.0) -> Path:
-    """Write the trace of a rank of a data-parallel run: some kernels and an all-reduce a step."""
+    """Write the trace of a data-parallel rank: four kernels and an all-reduce per step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     events: list[Event] = []
     for step in range(STEPS):
@@ -64,7 +64,7 @@ def traces(folder: Path, world: int = 4, **slow: float) -> Path:
 
 
 def databases(folder: Path, world: int = 4, **slow: float) -> Path:
-    """Make the databases of all ranks."""
+    """Write the databases of all ranks."""
     raw = folder.with_name(f"{folder.name}-traces")
     traces(raw, world, **slow)
     folder.mkdir(parents=True)

@@ -28,7 +28,7 @@ LAYER = (
     ("layer_norm", 40), ("qkv_gemm", 180), ("flash_attention", 260), ("proj_gemm", 90),
     ("dropout_add", 30), ("fc1_gemm", 300), ("gelu", 50), ("fc2_gemm", 280),
 )  # fmt: skip
-"""Kernels of a transformer layer and their times in microseconds."""
+"""Kernels of a transformer layer and their durations in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,21 @@ class Scenario:
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_kernels: Mapping[tuple[int, str], float] = field(default_factory=dict)
     nic: Mapping[tuple[int, str], float] = field(default_factory=dict)
-    """(host, "out" or "in") -> how many times slower its traffic with other hosts is."""
+    """(host, "out" or "in") -> factor by which its traffic with other hosts is slower."""
     links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     launch_ns: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> additional time of each launch."""
+    """Rank -> additional duration of each launch."""
     late_input_ns: Mapping[int, float] = field(default_factory=dict)
     pauses_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> how long the host stops after loading its input."""
+    """(rank, step) -> pause of the host after loading its input."""
     checkpoint: Mapping[int, float] = field(default_factory=dict)
     """Step -> duration of a device-to-host copy on all ranks at its end, ns."""
     stage_work: Mapping[int, float] = field(default_factory=dict)
     drift: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> by how much slower its kernels are in the last step; linear from 0 in the first."""
+    """Rank -> slowdown of its kernels in the last step; grows linearly from 0 in the first."""
     absent: Collection[int] = ()
     begins: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> the first step that it records."""
+    """Rank -> first recorded step."""
     step_marks: bool = True
 
     @property
@@ -85,7 +85,7 @@ class Scenario:
 
 @dataclass(eq=False)
 class Collective:
-    """Members start one after another; all end together."""
+    """Members start one by one; all end together."""
 
     missing: int
     ns: float
@@ -95,7 +95,7 @@ class Collective:
 
 @dataclass(eq=False)
 class Task:
-    """Work on one stream of a device."""
+    """Task on one stream of a device."""
 
     name: str
     stream: int
@@ -128,7 +128,7 @@ class Rank:
         self.done = False
 
     def advance(self) -> bool:
-        """Run host and device until both are blocked; return whether anything happened."""
+        """Run host and device until both are blocked; return True if anything happened."""
         happened = self._device()
         while not self.done and not any(self.streams.values()):
             happened = True
@@ -155,15 +155,16 @@ class Rank:
             task.enqueued + LATENCY_NS, self.free.get(task.stream, 0.0) + 1.5 * US,
             *(one.end + US for one in task.after), 0.0,
         )  # fmt: skip
-        both = task.collective
-        if both is None:
+        collective = task.collective
+        if collective is None:
             task.end = task.start + task.ns
             return True
-        both.start, both.missing = max(both.start, task.start), both.missing - 1
-        both.waiting.append(task)
-        if not both.missing:
-            for one in both.waiting:
-                one.end = both.start + both.ns
+        collective.start = max(collective.start, task.start)
+        collective.missing -= 1
+        collective.waiting.append(task)
+        if not collective.missing:
+            for one in collective.waiting:
+                one.end = collective.start + collective.ns
         return True
 
     def _launch(self, name: str, ns: float, stream: int = 7, **more: Any) -> Task:
@@ -197,7 +198,7 @@ class Rank:
             "dtype": "BFloat16",
             "Process Group Name": self.run.group_name(group, ranks),
             "Process Group Description": group if group != "default" else "default_pg",
-            "Process Group Ranks": _cut([*ranks]),
+            "Process Group Ranks": truncated_ranks([*ranks]),
         }
         key = (group, ranks, kind)
         event = self.run.event(self.number, key, ranks, self.run.ring_ns(kind, ranks, size))
@@ -218,7 +219,7 @@ class Rank:
             "Group size": self.run.scenario.pp, "dtype": "BFloat16",
             "Process Group Name": self.run.group_name("pp", self.run.groups["pp", self.number]),
             "Process Group Description": "pp",
-            "Process Group Ranks": _cut([*self.run.groups["pp", self.number]]),
+            "Process Group Ranks": truncated_ranks([*self.run.groups["pp", self.number]]),
             "Src Rank": ends[0], "Dst Rank": ends[1],
         }  # fmt: skip
         ns = ACTIVATION_BYTES / self.run.gb_per_s(*ends)
@@ -230,7 +231,7 @@ class Rank:
         )
 
     def _steps(self) -> Iterator[int]:
-        """Yield each step after its input has been loaded; mark its range."""
+        """Yield each step after its input has been loaded, and record its range."""
         scenario = self.run.scenario
         for self.step in range(scenario.steps):
             begin = self.now
@@ -264,28 +265,28 @@ class Rank:
 
     def _megatron(self) -> Iterator[None]:
         scenario, stage = self.run.scenario, self.run.stage(self.number)
-        apart, last = scenario.tp * scenario.dp, scenario.pp - 1
+        stride, last = scenario.tp * scenario.dp, scenario.pp - 1
         tensor = "tp" if scenario.tp > 1 else None
 
         def forward() -> None:
             if stage:
-                got = self._transfer(self.number - apart, send=False, what="activation")
+                got = self._transfer(self.number - stride, send=False, what="activation")
                 self._kernel("embed", 20, (got,))
             for _ in range(scenario.layers):
                 self._layer("", 1, tensor)
             if stage < last:
-                self._transfer(self.number + apart, send=True, what="activation")
+                self._transfer(self.number + stride, send=True, what="activation")
 
         def backward(*, reduce: bool) -> None:
             if stage < last:
-                got = self._transfer(self.number + apart, send=False, what="gradient")
+                got = self._transfer(self.number + stride, send=False, what="gradient")
                 self._kernel("embed", 20, (got,))
             for _ in range(scenario.layers):
                 self._layer("_bwd", 2, tensor)
                 if reduce and scenario.dp > 1:
                     self._collective("allreduce", "dp", GRADIENT_BYTES)
             if stage:
-                self._transfer(self.number - apart, send=True, what="gradient")
+                self._transfer(self.number - stride, send=True, what="gradient")
 
         warm = min(last - stage, scenario.batches)
         for _ in self._steps():
@@ -339,14 +340,14 @@ class Run:
         self._events: dict[Any, Collective] = {}
         self._counts: dict[Any, int] = {}
         world, tp, host = range(scenario.world), scenario.tp, scenario.per_host
-        apart = tp * scenario.dp
+        stride = tp * scenario.dp
         for rank in world:
-            first = rank // apart * apart + rank % tp
+            first = rank // stride * stride + rank % tp
             for kind, ranks in {
                 "default": world,
                 "tp": range(rank // tp * tp, rank // tp * tp + tp),
-                "dp": range(first, first + apart, tp),
-                "pp": range(rank % apart, scenario.world, apart),
+                "dp": range(first, first + stride, tp),
+                "pp": range(rank % stride, scenario.world, stride),
                 "shard": range(rank // host * host, rank // host * host + host),
                 "ep": range(rank // host * host, rank // host * host + host),
                 "replicate": range(rank % host, scenario.world, host),
@@ -385,7 +386,7 @@ class Run:
         return 10 * US + passes * size / min(self.gb_per_s(*ends) for ends in ring)
 
     def event(self, rank: int, key: Any, ranks: Sequence[int], ns: float) -> Collective:
-        """Return the collective that the next call of a rank with this key takes part in."""
+        """Return the collective of the next call of a rank with this key."""
         number = self._counts[rank, key] = self._counts.get((rank, key), -1) + 1
         if (key, number) not in self._events:
             noise = 1 + self.scenario.noise * self.random.standard_normal()
@@ -469,8 +470,8 @@ class Run:
             json.dump({**about, "traceEvents": events, "traceName": f"./log/{name}"}, file)
 
 
-def _cut(ranks: list[int]) -> str:
-    """Return a list of ranks as torch writes it: cut after 30."""
+def truncated_ranks(ranks: list[int]) -> str:
+    """Return a list of ranks as torch writes it: truncated after 30."""
     return f"[{', '.join(map(str, ranks[:30]))}{', ...' if len(ranks) > 30 else ''}]"
 
 

@@ -1,4 +1,4 @@
-"""Summaries of made-up runs, to see how they are shown: every figure follows from its rank."""
+"""Summaries of invented runs for tests of their output; figures are functions of the rank."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ RANKS_OF_A_HOST = 8
 
 
 @dataclass(frozen=True)
-class Made:
-    """Contents of a made-up run."""
+class Contents:
+    """Contents of an invented run."""
 
     tp: int = 2
     dp: int = 2
     pp: int = 2
     steps: int = 3
     slow: dict[int, float] = field(default_factory=dict)
-    """Rank -> how many times as long its kernels take."""
+    """Rank -> factor of its kernel durations."""
     slow_links: Sequence[tuple[int, int]] = ()
     absent: Sequence[int] = ()
     failed: Sequence[int] = ()
     step_factor: float = 1.0
-    """How many times as long everything takes."""
+    """Factor of all durations."""
 
     @property
     def size(self) -> int:
         return self.tp * self.dp * self.pp
 
 
-def make(folder: Path, made: Made | None = None) -> Path:
-    """Write the summary of a run into `folder` and return the folder."""
-    made = made or Made()
+def write_summary(folder: Path, contents: Contents | None = None) -> Path:
+    """Write the summary of a run into a directory and return the directory."""
+    contents = contents or Contents()
     folder.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(folder / "cluster.sqlite")) as db:
         db.executescript(catalogue.frozen_text("cluster", catalogue.resolve("cluster", "latest")))
-        for table, rows in _tables(made):
+        for table, rows in _tables(contents):
             for row in rows:
                 names, marks = ", ".join(row), ", ".join("?" * len(row))
                 db.execute(f'INSERT INTO "{table}" ({names}) VALUES ({marks})', [*row.values()])
@@ -55,37 +55,47 @@ def make(folder: Path, made: Made | None = None) -> Path:
 
 
 def slow_text(rank: int, factor: float) -> str:
-    """The sentence that the finding of a slow rank has."""
+    """Return the text of the finding of a slow rank."""
     return f"rank {rank}, host node{rank // RANKS_OF_A_HOST}: computes {factor:.2f} times its stage"
 
 
 Rows = Iterable[dict[str, Any]]
 
 
-def _tables(made: Made) -> Iterable[tuple[str, Rows]]:
-    gone = {*made.absent, *made.failed}
-    read = [rank for rank in range(made.size) if rank not in gone]
-    facts = {"world_size": str(made.size), "steps": json.dumps(list(range(made.steps)))}
+def _tables(contents: Contents) -> Iterable[tuple[str, Rows]]:
+    gone = {*contents.absent, *contents.failed}
+    read = [rank for rank in range(contents.size) if rank not in gone]
+    facts = {"world_size": str(contents.size), "steps": json.dumps(list(range(contents.steps)))}
     yield "META_DATA", [{"name": name, "value": value} for name, value in facts.items()]
-    yield "RANK", [_rank(made, rank) for rank in range(made.size)]
-    yield "GROUP", _groups(made)
-    yield "STEP_RANK", [_step(made, step, rank) for step in range(made.steps) for rank in read]
-    yield "COLLECTIVE", _collectives(made)
-    yield "BLAME", [_blame(made, rank) for rank in read]
-    yield "LINK", [_link(made, rank) for rank in read if rank + made.tp * made.dp < made.size]
-    yield "OPERATION_RANK", [row for rank in read for row in _operations(made, rank)]
-    yield "FINDING", _findings(made)
+    yield "RANK", [_rank(contents, rank) for rank in range(contents.size)]
+    yield "GROUP", _groups(contents)
+    yield (
+        "STEP_RANK",
+        [_step(contents, step, rank) for step in range(contents.steps) for rank in read],
+    )
+    yield "COLLECTIVE", _collectives(contents)
+    yield "BLAME", [_blame(contents, rank) for rank in read]
+    yield (
+        "LINK",
+        [
+            _link(contents, rank)
+            for rank in read
+            if rank + contents.tp * contents.dp < contents.size
+        ],
+    )
+    yield "OPERATION_RANK", [row for rank in read for row in _operations(contents, rank)]
+    yield "FINDING", _findings(contents)
 
 
-def _factor(made: Made, rank: int) -> float:
-    return made.slow.get(rank, 1.0) * made.step_factor
+def _factor(contents: Contents, rank: int) -> float:
+    return contents.slow.get(rank, 1.0) * contents.step_factor
 
 
-def _rank(made: Made, rank: int) -> dict[str, Any]:
+def _rank(contents: Contents, rank: int) -> dict[str, Any]:
     status, why = "read", None
-    if rank in made.absent:
+    if rank in contents.absent:
         status, why = "absent", "others name it, and it left no file"
-    elif rank in made.failed:
+    elif rank in contents.failed:
         status, why = "failed", "rank.db is cut off"
     return {
         "rank": rank,
@@ -96,44 +106,44 @@ def _rank(made: Made, rank: int) -> dict[str, Any]:
         "file": f"rank{rank}.db",
         "status": status,
         "why": why,
-        "tp": rank % made.tp,
-        "dp": rank // made.tp % made.dp,
-        "pp": rank // (made.tp * made.dp),
+        "tp": rank % contents.tp,
+        "dp": rank // contents.tp % contents.dp,
+        "pp": rank // (contents.tp * contents.dp),
         "clock_offset_ns": 1000 * rank,
         "clock_error_ns": 500,
         "clock_island": 0,
     }
 
 
-def _groups_of(made: Made) -> int:
-    return made.dp * made.pp
+def _groups_of(contents: Contents) -> int:
+    return contents.dp * contents.pp
 
 
-def _groups(made: Made) -> Rows:
-    for number in range(_groups_of(made)):
-        ranks = range(number * made.tp, (number + 1) * made.tp)
+def _groups(contents: Contents) -> Rows:
+    for number in range(_groups_of(contents)):
+        ranks = range(number * contents.tp, (number + 1) * contents.tp)
         yield {
             "id": number,
             "kind": "tp",
             "names": json.dumps([f"tp{number}"]),
             "ranks": json.dumps([*ranks]),
-            "size": made.tp,
+            "size": contents.tp,
             "hosts": 1,
         }
 
 
-def _collectives(made: Made) -> Rows:
-    for step in range(made.steps):
-        for group in range(_groups_of(made)):
+def _collectives(contents: Contents) -> Rows:
+    for step in range(contents.steps):
+        for group in range(_groups_of(contents)):
             yield {
-                "id": step * _groups_of(made) + group,
+                "id": step * _groups_of(contents) + group,
                 "group_id": group,
                 "kind": "all_reduce",
                 "step": step,
                 "bytes": 4 << 20,
                 "n": 4,
                 "complete_n": 4,
-                "transfer_ns": int(2 * MS * made.step_factor),
+                "transfer_ns": int(2 * MS * contents.step_factor),
                 "wait_ns": 3 * MS,
                 "setup_ns": 0,
                 "transfer_p50_ns": MS // 2,
@@ -142,11 +152,11 @@ def _collectives(made: Made) -> Rows:
             }
 
 
-def _step(made: Made, step: int, rank: int) -> dict[str, Any]:
-    start = START_NS + int(step * STEP_NS * made.step_factor) - 1000 * rank
-    compute = int(COMPUTE_NS * _factor(made, rank))
-    most = max(made.slow.values(), default=1.0)
-    length = int((STEP_NS + COMPUTE_NS * (most - 1)) * made.step_factor) + step
+def _step(contents: Contents, step: int, rank: int) -> dict[str, Any]:
+    start = START_NS + int(step * STEP_NS * contents.step_factor) - 1000 * rank
+    compute = int(COMPUTE_NS * _factor(contents, rank))
+    most = max(contents.slow.values(), default=1.0)
+    length = int((STEP_NS + COMPUTE_NS * (most - 1)) * contents.step_factor) + step
     exposed = length - compute - 10 * MS
     wait = max(0, exposed - 20 * MS)
     return {
@@ -166,15 +176,15 @@ def _step(made: Made, step: int, rank: int) -> dict[str, Any]:
     }
 
 
-def _blame(made: Made, rank: int) -> dict[str, Any]:
-    factor = made.slow.get(rank, 1.0)
+def _blame(contents: Contents, rank: int) -> dict[str, Any]:
+    factor = contents.slow.get(rank, 1.0)
     saved = COMPUTE_NS * (factor - 1)
     return {
         "rank": rank,
-        "caused_wait_ns": int(saved) * made.steps,
-        "times": made.steps if factor > 1 else 0,
-        "work_ns": int(COMPUTE_NS * _factor(made, rank)) * made.steps,
-        "stage_work_ns": int(COMPUTE_NS * made.step_factor) * made.steps,
+        "caused_wait_ns": int(saved) * contents.steps,
+        "times": contents.steps if factor > 1 else 0,
+        "work_ns": int(COMPUTE_NS * _factor(contents, rank)) * contents.steps,
+        "stage_work_ns": int(COMPUTE_NS * contents.step_factor) * contents.steps,
         "work_ratio": factor,
         "host_gap_ns": 0,
         "stage_host_gap_ns": 0,
@@ -184,14 +194,14 @@ def _blame(made: Made, rank: int) -> dict[str, Any]:
     }
 
 
-def _link(made: Made, rank: int) -> dict[str, Any]:
-    other = rank + made.tp * made.dp
-    rate = 20.0 / (3 if (rank, other) in made.slow_links else 1)
+def _link(contents: Contents, rank: int) -> dict[str, Any]:
+    other = rank + contents.tp * contents.dp
+    rate = 20.0 / (3 if (rank, other) in contents.slow_links else 1)
     return {
         "src_rank": rank,
         "dst_rank": other,
         "kind": "p2p",
-        "across_hosts": int(made.tp * made.dp >= RANKS_OF_A_HOST),
+        "across_hosts": int(contents.tp * contents.dp >= RANKS_OF_A_HOST),
         "n": 4,
         "bytes": 4 << 20,
         "transfer_ns": 4 * MS,
@@ -202,21 +212,21 @@ def _link(made: Made, rank: int) -> dict[str, Any]:
     }
 
 
-def _operations(made: Made, rank: int) -> Rows:
+def _operations(contents: Contents, rank: int) -> Rows:
     for name, module, total in (("MatMul", "layer.0", 40 * MS), ("Add", "", 20 * MS)):
         yield {
             "rank": rank,
             "name": name,
             "module": module,
             "n": 10,
-            "total_ns": int(total * _factor(made, rank)) * made.steps,
+            "total_ns": int(total * _factor(contents, rank)) * contents.steps,
             "min_ns": MS,
             "max_ns": 5 * MS,
         }
 
 
-def _findings(made: Made) -> Rows:
-    ordered = sorted(made.slow.items(), key=lambda item: -item[1])
+def _findings(contents: Contents) -> Rows:
+    ordered = sorted(contents.slow.items(), key=lambda item: -item[1])
     for place, (rank, factor) in enumerate(ordered, start=1):
         yield {
             "place": place,
@@ -224,7 +234,7 @@ def _findings(made: Made) -> Rows:
             "ranks": f"[{rank}]",
             "hosts": json.dumps([f"node{rank // RANKS_OF_A_HOST}"]),
             "links": "[]",
-            "steps": json.dumps(list(range(made.steps))),
+            "steps": json.dumps(list(range(contents.steps))),
             "cost_ms_per_step": (factor - 1) * COMPUTE_NS / MS,
             "figures": json.dumps({"work_ratio": factor}),
             "text": slow_text(rank, factor),

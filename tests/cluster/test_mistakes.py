@@ -1,4 +1,4 @@
-"""Messages about ranks, runs and recordings that are mixed up, incomplete or missing."""
+"""Errors for mixed, incomplete or missing recordings of multi-rank runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_report import refused, uprof
-from tests.cluster import made as simulated
-from tests.cluster import ranks
-from tests.cluster.summaries import Made, make
+from tests.cluster import ranks, simulated_run
+from tests.cluster.summaries import Contents, write_summary
 from tests.decoders.kineto.builders import call, kernel, write
 
 pytest.importorskip("pyarrow")
@@ -25,11 +24,11 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return make(tmp_path / "run.cluster", Made())
+    return write_summary(tmp_path / "run.cluster", Contents())
 
 
-def put_off(file: Path, later: int) -> None:
-    """Move all times of a recording by so many ns."""
+def shift_times(file: Path, later: int) -> None:
+    """Move all times of a recording by `later` ns."""
     with closing(sqlite3.connect(file)) as db:
         tables = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")]
         for table in tables:
@@ -39,27 +38,29 @@ def put_off(file: Path, later: int) -> None:
         db.commit()
 
 
-def trace_of_nobody(path: Path) -> Path:
+def write_trace_without_rank(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return write(path, [call(1000.0, 10, 1), kernel(1020.0, 50, 1)])
 
 
-def test_a_trace_of_nobody_is_named_by_its_own_path(tmp_path: Path) -> None:
-    trace = trace_of_nobody(tmp_path / "t.json")
+def test_trace_without_rank_is_refused_with_its_path(tmp_path: Path) -> None:
+    trace = write_trace_without_rank(tmp_path / "t.json")
     done = uprof("cluster", "build", trace, "-o", tmp_path / "r")
     refused(done, 7, f"{trace}: cannot determine the rank", "RANK=FILE")
     assert "rank.db" not in done.stderr
 
 
-def test_a_trace_of_nobody_beside_others_says_what_to_do(databases: Path, tmp_path: Path) -> None:
-    trace = trace_of_nobody(tmp_path / "t.json")
+def test_trace_without_rank_is_skipped_with_a_hint_if_other_ranks_exist(
+    databases: Path, tmp_path: Path
+) -> None:
+    trace = write_trace_without_rank(tmp_path / "t.json")
     done = uprof("cluster", "build", databases, trace, "-o", tmp_path / "r")
     assert done.returncode == 0, done.stderr
     assert f"{trace}: cannot determine the rank" in done.stderr
     assert "RANK=FILE" in done.stderr
 
 
-def test_where_nothing_can_be_read_the_first_file_is_named(tmp_path: Path) -> None:
+def test_first_unreadable_file_is_named_if_nothing_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.db").write_text("hello\n")
     (tmp_path / "in" / "b.db").touch()
@@ -67,7 +68,7 @@ def test_where_nothing_can_be_read_the_first_file_is_named(tmp_path: Path) -> No
     refused(done, 7, "in/a.db: its file is not a report", "1 more failed")
 
 
-def test_two_files_of_one_rank_are_why_a_folder_is_no_run(databases: Path, tmp_path: Path) -> None:
+def test_directory_with_two_files_of_a_rank_is_no_run(databases: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(databases, tmp_path / "run")
     shutil.copy(next(iter(sorted(folder.rglob("*.db")))), folder / "copy.db")
     refused(uprof("report", folder, "--rank", "0"), 2, "rank 0 has two files", "copy.db")
@@ -81,7 +82,9 @@ def test_two_files_of_one_rank_are_why_a_folder_is_no_run(databases: Path, tmp_p
     assert "uprof: hint" not in uprof("report", folder, "--quiet").stderr
 
 
-def test_two_runs_below_one_folder_are_named(databases: Path, tmp_path: Path) -> None:
+def test_directory_with_two_runs_is_refused_with_their_names(
+    databases: Path, tmp_path: Path
+) -> None:
     for name in ("monday", "tuesday"):
         shutil.copytree(databases, tmp_path / "in" / name)
     done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
@@ -91,13 +94,13 @@ def test_two_runs_below_one_folder_are_named(databases: Path, tmp_path: Path) ->
     assert done.returncode == 0
 
 
-def test_halves_of_two_runs_are_refused_by_name(tmp_path: Path) -> None:
+def test_equal_halves_of_two_runs_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
-    recorded = simulated.make(simulated.Plan(tp=1, dp=4, pp=1, steps=3))
+    recorded = simulated_run.simulate(simulated_run.Plan(tp=1, dp=4, pp=1, steps=3))
     for rank in range(4):
-        file = simulated.database(recorded, rank, folder / f"rank{rank}.db")
-        put_off(file, rank // 2 * 3600 * 1_000_000_000)
+        file = simulated_run.write_database(recorded, rank, folder / f"rank{rank}.db")
+        shift_times(file, rank // 2 * 3600 * 1_000_000_000)
     done = uprof("cluster", "build", folder, "-o", tmp_path / "r")
     refused(
         done, 2, "recordings are from 2 runs", "rank0.db (rank 0 on host0, ", "rank2.db (rank 2"
@@ -108,9 +111,7 @@ def test_halves_of_two_runs_are_refused_by_name(tmp_path: Path) -> None:
     assert "is not a multi-rank run: these recordings are from 2 runs" in done.stderr
 
 
-def test_of_a_damaged_rank_the_damage_is_why_it_has_no_steps(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_damaged_rank_is_named_by_trace(databases: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(databases, tmp_path / "run")
     victim = sorted(folder.rglob("*.db"))[1]
     victim.write_bytes(victim.read_bytes()[:5000])
@@ -119,7 +120,7 @@ def test_of_a_damaged_rank_the_damage_is_why_it_has_no_steps(
 
 
 @pytest.mark.parametrize("command", [("report", "--by", "idle"), ("trace", "-o", "t.json")])
-def test_a_run_is_known_where_a_report_is_expected(
+def test_commands_for_reports_explain_how_to_open_a_run(
     run: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -127,33 +128,33 @@ def test_a_run_is_known_where_a_report_is_expected(
     refused(done, 7, "a cluster run", "--ranks N")
 
 
-def test_a_run_that_was_not_completed_says_how_it_goes_on(databases: Path, tmp_path: Path) -> None:
+def test_incomplete_run_is_refused_with_the_command_that_completes_it(
+    databases: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "r"
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
     (run / "cluster.sqlite").unlink()
-    goes_on = f"uprof cluster build RECORDINGS -o {run}"
-    refused(uprof("report", run), 7, "incomplete run", goes_on)
-    refused(uprof("cluster", "report", run), 7, "incomplete run", goes_on)
+    resume_command = f"uprof cluster build RECORDINGS -o {run}"
+    refused(uprof("report", run), 7, "incomplete run", resume_command)
+    refused(uprof("cluster", "report", run), 7, "incomplete run", resume_command)
     done = uprof("trace", run, "--ranks", "0", "-o", tmp_path / "t.json")
-    refused(done, 2, "incomplete run", goes_on)
+    refused(done, 2, "incomplete run", resume_command)
 
 
-def test_traces_are_no_run_until_one_is_made_of_them(tmp_path: Path) -> None:
+def test_traces_without_build_are_refused_with_the_build_command(tmp_path: Path) -> None:
     for rank in range(2):
-        trace_of_nobody(tmp_path / "in" / f"rank{rank}.json")
+        write_trace_without_rank(tmp_path / "in" / f"rank{rank}.json")
     refused(uprof("report", tmp_path / "in", "--rank", "0"), 2, "uprof cluster build")
     done = uprof("trace", tmp_path / "in", "--ranks", "0", "-o", tmp_path / "t.json")
     refused(done, 2, "uprof cluster build")
 
 
-def test_several_recordings_cannot_be_of_the_one_that_was_named(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_rank_assigned_to_several_recordings_is_refused(databases: Path, tmp_path: Path) -> None:
     done = uprof("cluster", "build", f"7={databases}", "-o", tmp_path / "r")
     refused(done, 2, "has 3 recordings, expected one for rank 7", "omit RANK=")
 
 
-def test_a_summary_of_a_newer_uprof_is_replaced_only_by_force(
+def test_summary_of_a_newer_version_is_replaced_only_with_force(
     databases: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "r"
@@ -167,13 +168,13 @@ def test_a_summary_of_a_newer_uprof_is_replaced_only_by_force(
     assert uprof("cluster", "build", databases, "-o", run, "--force").returncode == 0
 
 
-def test_a_database_of_somebody_else_is_never_replaced_unasked(
+def test_database_of_another_program_is_not_replaced_without_force(
     databases: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "r"
     run.mkdir()
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
-        db.execute("CREATE TABLE mine (x)")
+        db.execute("CREATE TABLE other (x)")
     before = (run / "cluster.sqlite").read_bytes()
     done = uprof("cluster", "build", databases, "-o", run)
     refused(done, 9, "not a summary written by uprof", "--force")
@@ -181,7 +182,7 @@ def test_a_database_of_somebody_else_is_never_replaced_unasked(
     assert not (run / "partials").exists()
 
 
-def test_a_damaged_summary_is_made_anew(databases: Path, tmp_path: Path) -> None:
+def test_damaged_summary_is_rebuilt(databases: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
     file = run / "cluster.sqlite"
@@ -191,15 +192,15 @@ def test_a_damaged_summary_is_made_anew(databases: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["trace", "report"])
-def test_what_is_converted_is_never_replaced_by_what_is_made_of_it(
+def test_converted_recording_is_never_overwritten_by_its_output(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("one.json", "in/one.json"):
-        recording = trace_of_nobody(tmp_path / name)
+        recording = write_trace_without_rank(tmp_path / name)
         before = recording.read_bytes()
-        given = recording if name == "one.json" else recording.parent
-        done = uprof(command, given, "--convert", "-o", recording, "--force")
+        source = recording if name == "one.json" else recording.parent
+        done = uprof(command, source, "--convert", "-o", recording, "--force")
         refused(done, 9, f"{recording} is the recording itself")
         assert recording.read_bytes() == before
     elsewhere = tmp_path / "out.json"
@@ -207,7 +208,7 @@ def test_what_is_converted_is_never_replaced_by_what_is_made_of_it(
     assert uprof(command, recording, "--convert", "-o", elsewhere, "--force").returncode == 0
 
 
-def test_timelines_of_ranks_never_replace_a_recording(
+def test_trace_of_ranks_never_overwrites_a_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -221,23 +222,21 @@ def test_timelines_of_ranks_never_replace_a_recording(
 
 
 @pytest.mark.parametrize("command", ["diff", "gate"])
-def test_a_comparison_never_replaces_a_recording_that_it_compares(
+def test_comparison_never_overwrites_a_compared_recording(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    base, new = (trace_of_nobody(tmp_path / f"{name}.json") for name in ("base", "new"))
+    base, new = (write_trace_without_rank(tmp_path / f"{name}.json") for name in ("base", "new"))
     before = new.read_bytes()
     done = uprof(command, base, new, "--convert", "-o", new, "--force")
     refused(done, 9, f"{new} is the recording itself")
     assert new.read_bytes() == before
 
 
-def test_a_rank_that_was_recorded_at_another_time_is_told_of(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_rank_recorded_at_another_time_is_warned_about(databases: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(databases, tmp_path / "in")
     assert "possibly from another run" not in uprof("report", folder).stdout
-    put_off(folder / "rank2.db", 3600 * 1_000_000_000)
-    told = uprof("report", folder).stdout
-    assert "warning: rank 2 was recorded 3,6" in told or "warning: rank 2 was recorded 3,5" in told
-    assert "possibly from another run" in told
+    shift_times(folder / "rank2.db", 3600 * 1_000_000_000)
+    text = uprof("report", folder).stdout
+    assert "warning: rank 2 was recorded 3,6" in text or "warning: rank 2 was recorded 3,5" in text
+    assert "possibly from another run" in text

@@ -1,4 +1,4 @@
-"""The page of a cluster run, in a real browser: its figures are those of the JSON."""
+"""The page of a multi-rank run has the figures of its JSON document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_report import uprof
-from tests.cluster.summaries import Made, make, slow_text
+from tests.cluster.summaries import Contents, slow_text, write_summary
 from tests.report import browser
 from tests.report.browser import Browser
 
@@ -19,7 +19,7 @@ WIDTHS = (390, 1280, 1920)
 needs_browser = [pytest.mark.slow, browser.needed]
 
 
-def paged(run: Path) -> Path:
+def write_page(run: Path) -> Path:
     page = run.parent / f"{run.name}.html"
     done = uprof("cluster", "report", run, "-o", page)
     assert done.returncode == 0, done.stderr
@@ -30,56 +30,56 @@ def document(run: Path) -> Any:
     return json.loads(uprof("cluster", "report", run, "--json").stdout)
 
 
-def data_of(page: Path) -> Any:
+def embedded_data(page: Path) -> Any:
     text = page.read_text(encoding="utf-8")
     begin = text.index(">", text.index('id="data"')) + 1
     return json.loads(text[begin : text.index("</script>", begin)])
 
 
 @pytest.mark.slow
-def test_a_page_of_a_thousand_ranks_is_small_and_needs_nothing_else(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", Made(tp=8, dp=16, pp=8, steps=100, slow={137: 1.1}))
-    page = paged(run)
+def test_page_of_a_thousand_ranks_is_below_5_mb_and_self_contained(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run", Contents(tp=8, dp=16, pp=8, steps=100, slow={137: 1.1}))
+    page = write_page(run)
     assert page.stat().st_size < 5_000_000
     text = page.read_text(encoding="utf-8")
     assert "default-src 'none'" in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
-    sent = data_of(page)["cells"]
-    assert len(sent["ranks"]) == 1024
-    assert len(sent["steps"]) + sent["steps_left_out"] == 100
+    cells = embedded_data(page)["cells"]
+    assert len(cells["ranks"]) == 1024
+    assert len(cells["steps"]) + cells["steps_left_out"] == 100
 
 
-def test_the_page_holds_the_figures_of_the_document(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", Made(slow={3: 1.3}, absent=[6]))
-    sent, told = data_of(paged(run)), document(run)
+def test_page_has_the_figures_of_the_document(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run", Contents(slow={3: 1.3}, absent=[6]))
+    data, expected = embedded_data(write_page(run)), document(run)
     for name in ("findings", "steps", "groups", "run"):
-        assert sent[name] == told[name]
-    for mine, theirs in zip(sent["ranks"], told["ranks"], strict=True):
-        blame = theirs["blame"] or {}
-        assert all(value in (theirs.get(name), blame.get(name)) for name, value in mine.items())
+        assert data[name] == expected[name]
+    for row, rank in zip(data["ranks"], expected["ranks"], strict=True):
+        blame = rank["blame"] or {}
+        assert all(value in (rank.get(name), blame.get(name)) for name, value in row.items())
 
 
-def test_names_out_of_recordings_cannot_leave_the_data(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", Made(slow={3: 1.3}))
+def test_names_in_recordings_cannot_inject_html(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run", Contents(slow={3: 1.3}))
     evil = "</script><script>document.title = 'hacked'</script>"
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
         db.execute("UPDATE RANK SET host = ?", [evil])
         db.execute("UPDATE FINDING SET text = ?", [evil])
         db.commit()
-    page = paged(run)
+    page = write_page(run)
     assert "<script>document" not in page.read_text(encoding="utf-8")
-    assert data_of(page)["findings"][0]["text"] == evil
+    assert embedded_data(page)["findings"][0]["text"] == evil
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = Made(tp=4, dp=4, pp=4, slow={37: 1.1}, slow_links=[(12, 28)], failed=[5])
-    return make(tmp_path_factory.mktemp("page") / "run", made)
+    contents = Contents(tp=4, dp=4, pp=4, slow={37: 1.1}, slow_links=[(12, 28)], failed=[5])
+    return write_summary(tmp_path_factory.mktemp("page") / "run", contents)
 
 
 @pytest.fixture(scope="module")
 def page(run: Path) -> Path:
-    return paged(run)
+    return write_page(run)
 
 
 class TestInABrowser:
@@ -87,7 +87,7 @@ class TestInABrowser:
 
     @pytest.mark.parametrize("width", WIDTHS)
     @pytest.mark.parametrize("dark", [False, True])
-    def test_it_fits_every_window_and_complains_of_nothing(
+    def test_page_fits_every_width_without_console_errors(
         self, window: Browser, page: Path, width: int, dark: bool
     ) -> None:
         window.open(page, width=width, dark=dark)
@@ -97,32 +97,32 @@ class TestInABrowser:
             "return [...document.querySelectorAll('canvas')].every(c => c.dataset.drawn)"
         )
 
-    def test_the_verdict_is_the_first_that_is_read(self, window: Browser, page: Path) -> None:
+    def test_most_expensive_finding_is_shown_first(self, window: Browser, page: Path) -> None:
         window.open(page)
         first = window.run("return document.querySelector('section.card').innerText")
         assert slow_text(37, 1.1) in first
         assert "6.00 ms/step" in first
         assert window.run("return document.querySelector('#rank h2').innerText") == "Rank 37"
 
-    def test_figures_are_those_of_the_document(
+    def test_shown_figures_equal_those_of_the_document(
         self, window: Browser, page: Path, run: Path
     ) -> None:
         window.open(page)
-        told = document(run)
+        expected = document(run)
         shown = window.run(
             "return [...document.querySelectorAll('[data-figure]')]"
             ".map(e => [e.dataset.figure, parseInt(e.title)])"
         )
-        assert dict(shown) == {name: told["run"]["mean_step"][name] for name, _ in shown}
+        assert dict(shown) == {name: expected["run"]["mean_step"][name] for name, _ in shown}
         rank = window.run(
             "return [...document.querySelectorAll('#rank dd[data-key]')]"
             ".map(e => [e.dataset.key, Number(e.title)])"
         )
-        theirs = told["ranks"][37]
-        both = {**theirs, **theirs["blame"]}
-        assert dict(rank) == {name: both[name] for name, _ in rank}
+        slow = expected["ranks"][37]
+        figures = {**slow, **slow["blame"]}
+        assert dict(rank) == {name: figures[name] for name, _ in rank}
 
-    def test_a_measure_and_an_order_can_be_chosen(self, window: Browser, page: Path) -> None:
+    def test_measure_and_order_can_be_selected(self, window: Browser, page: Path) -> None:
         window.open(page)
         label = "return document.querySelector('#steps canvas').getAttribute('aria-label')"
         assert window.run(label).startswith("Compute by rank")
@@ -133,17 +133,17 @@ class TestInABrowser:
             "rank 37"
         )
 
-    def test_cells_are_read_and_chosen_by_keys(self, window: Browser, page: Path) -> None:
+    def test_cells_are_selected_by_keyboard(self, window: Browser, page: Path) -> None:
         window.open(page)
         window.run("document.querySelector('[data-value=cost]').click()")
         window.run("document.querySelector('#steps canvas').focus()")
         window.press("\ue015", "\ue014")
-        told = window.run("return document.querySelector('[role=status]').textContent")
-        assert told.startswith("rank ")
+        status = window.run("return document.querySelector('[role=status]').textContent")
+        assert status.startswith("rank ")
         window.press("\ue007")
         shown = window.run("return document.querySelector('#rank h2').innerText")
-        assert shown.split()[1] == told.split()[1].strip(",")
+        assert shown.split()[1] == status.split()[1].strip(",")
 
-    def test_the_slowest_link_is_named_first(self, window: Browser, page: Path) -> None:
+    def test_slowest_link_is_listed_first(self, window: Browser, page: Path) -> None:
         window.open(page)
         assert window.run("return document.querySelector('#links tbody td').innerText") == "12 → 28"

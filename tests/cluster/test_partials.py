@@ -1,4 +1,4 @@
-"""A rank's database as columns, and these columns as a file."""
+"""A rank's database as a partial, and partials as files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
-from tests.cluster.made import Plan, database, make, partial_of
+from tests.cluster.simulated_run import Plan, partial_of, simulate, write_database
 from unified_prof.cluster import rank_map, summary_rows
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.matching import match_collectives
@@ -41,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("rank", [0, 9])
-def test_a_database_says_what_happened(folder: Path, rank: int) -> None:
-    made = make(PLAN)
-    (found,) = read_partials(database(made, rank, folder / f"{rank}.db"))
-    wanted = partial_of(made, rank)
-    order = {group.ranks: at for at, group in enumerate(wanted.groups)}
+def test_partial_of_a_database_equals_the_simulated_partial(folder: Path, rank: int) -> None:
+    run = simulate(PLAN)
+    (found,) = read_partials(write_database(run, rank, folder / f"{rank}.db"))
+    expected = partial_of(run, rank)
+    order = {group.ranks: at for at, group in enumerate(expected.groups)}
     renamed = np.array([order[group.ranks] for group in found.groups])
-    kinds = [wanted.kinds.index(kind) for kind in found.kinds]
-    names = [wanted.names.index(name) for name in found.names]
+    kinds = [expected.kinds.index(kind) for kind in found.kinds]
+    names = [expected.names.index(name) for name in found.names]
     communication = dict(found.communication)
     communication["group"] = renamed[communication["group"]]
     communication["kind"] = np.array(kinds)[communication["kind"]]
@@ -56,21 +56,21 @@ def test_a_database_says_what_happened(folder: Path, rank: int) -> None:
     kernels["name"] = np.array(names)[kernels["name"]]
     inside = np.lexsort((kernels["name"], kernels["step"]))
     kernels = {name: values[inside] for name, values in kernels.items()}
-    alike = replace(found, communication=communication, kernels=kernels, links=wanted.links)
-    assert_equal(alike, wanted)
+    sorted_like = replace(found, communication=communication, kernels=kernels, links=expected.links)
+    assert_equal(sorted_like, expected)
     assert found.facts.rank == rank
     assert (found.facts.host, found.facts.world_size) == (f"host{rank // 4}", 16)
     assert {group.kind for group in found.groups} == {"tp", "dp", "pp", "world"}
 
 
-def test_parts_of_collectives_are_links_between_global_ranks(folder: Path) -> None:
-    (found,) = read_partials(database(make(PLAN), 9, folder / "9.db"))
+def test_links_are_transfers_between_global_ranks(folder: Path) -> None:
+    (found,) = read_partials(write_database(simulate(PLAN), 9, folder / "9.db"))
     pairs = list(zip(found.links["src"].tolist(), found.links["dst"].tolist(), strict=True))
-    # To the next one of each of its groups: tp (8, 9), dp (9, 11, 13, 15), all 16; no transfers.
+    # To the next rank in each of its groups: tp (8, 9), dp (9, 11, 13, 15), all 16.
     assert pairs == [(9, 8), (9, 10), (9, 11)]
 
 
-def test_the_slowest_hundredth_of_the_parts_of_a_link_is_below_its_p99() -> None:
+def test_p99_bandwidth_of_a_link_is_exceeded_by_99_percent_of_its_transfers() -> None:
     parts = np.arange(1, 301)
     found = link_parts(parts % 2, 1 - parts % 2, np.full(300, 1_000), parts * 1_000)
     assert (found["src"].tolist(), found["dst"].tolist()) == ([0, 1], [1, 0])
@@ -80,9 +80,9 @@ def test_the_slowest_hundredth_of_the_parts_of_a_link_is_below_its_p99() -> None
 
 
 @pytest.mark.parametrize("rank", [0, 9])
-def test_a_partial_comes_back_from_its_file_as_it_was(rank: int) -> None:
+def test_partial_is_unchanged_after_writing_and_reading(rank: int) -> None:
     pytest.importorskip("pyarrow")
-    one = partial_of(make(PLAN), rank)
+    one = partial_of(simulate(PLAN), rank)
     data = partials.partial_to_parquet(one)
     back = partials.partial_from_parquet(data, "it")
     assert_equal(one, back)
@@ -92,8 +92,8 @@ def test_a_partial_comes_back_from_its_file_as_it_was(rank: int) -> None:
         partials.partial_from_parquet(data[: len(data) // 2], "it")
 
 
-def test_a_partial_goes_to_another_process_as_it_is() -> None:
-    one = replace(partial_of(make(PLAN), 9), until=1)
+def test_partial_is_unchanged_after_pickling() -> None:
+    one = replace(partial_of(simulate(PLAN), 9), until=1)
     back = pickle.loads(pickle.dumps(one))
     assert_equal(one, back)
     assert asdict(back.facts) == asdict(one.facts)
@@ -106,10 +106,10 @@ def test_a_partial_goes_to_another_process_as_it_is() -> None:
     )
 
 
-def test_of_many_operations_communication_is_read_alone() -> None:
+def test_communication_is_a_row_group_of_its_own_in_large_files() -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
-    one = partial_of(make(PLAN), 9)
+    one = partial_of(simulate(PLAN), 9)
     times = -(-5_000 // len(one.communication["start"]))
     many = replace(
         one,
@@ -122,34 +122,34 @@ def test_of_many_operations_communication_is_read_alone() -> None:
     assert file.metadata.num_row_groups > 1
     assert file.metadata.row_group(0).num_rows == count
     assert_equal(many, partials.partial_from_parquet(data, "it"))
-    for found in (data, _in_one_row_group(data)):
+    for found in (data, with_one_row_group(data)):
         columns = partials.read_communication(found, "it")
         for name in PARTIAL_PARTS["communication"]:
             np.testing.assert_array_equal(columns[name], many.communication[name], name)
 
 
-def _in_one_row_group(data: bytes) -> bytes:
-    """Return the same file as older versions of uprof wrote it."""
+def with_one_row_group(data: bytes) -> bytes:
+    """Return the file as older versions of uprof wrote it."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     sink = arrow.BufferOutputStream()
     parquet.write_table(parquet.read_table(arrow.BufferReader(data)), sink, compression="zstd")
     return bytes(sink.getvalue())
 
 
-def test_a_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
-    data = partials.partial_to_parquet(partial_of(make(PLAN), 0))
+    data = partials.partial_to_parquet(partial_of(simulate(PLAN), 0))
     monkeypatch.setattr(partials, "PARTIAL_VERSION", 99)
     with pytest.raises(StoreError, match="of version 3, expected 99"):
         partials.partial_from_parquet(data, "it")
 
 
-def test_a_rank_is_never_numbered_silently(folder: Path) -> None:
-    path = database(make(PLAN), 3, folder / "whose.db")
+def test_unknown_rank_is_refused_unless_groups_option_or_path_give_it(folder: Path) -> None:
+    path = write_database(simulate(PLAN), 3, folder / "whose.db")
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE RANK_DEVICE_MAP SET rankId = -1")
         db.commit()
-    assert read_partials(path)[0].facts.rank == 3  # its place in its groups says so
+    assert read_partials(path)[0].facts.rank == 3  # from its place in its groups
     with closing(sqlite3.connect(path)) as db:
         db.execute("DELETE FROM META_DATA WHERE name = 'parallel_group_info'")
         db.commit()
@@ -162,9 +162,9 @@ def test_a_rank_is_never_numbered_silently(folder: Path) -> None:
     assert read_partials(named)[0].facts.rank == 5
 
 
-def test_a_database_of_a_whole_host_is_several_ranks(folder: Path) -> None:
-    made = make(replace(PLAN, tp=1, dp=2, pp=1))
-    path = database(made, 0, folder / "two.db")
+def test_database_of_a_host_has_a_partial_per_rank(folder: Path) -> None:
+    run = simulate(replace(PLAN, tp=1, dp=2, pp=1))
+    path = write_database(run, 0, folder / "two.db")
     with closing(sqlite3.connect(path)) as db:
         db.execute("INSERT INTO RANK_DEVICE_MAP VALUES (1, 1)")
         for table in ("TASK", "COMMUNICATION_OP"):
@@ -186,10 +186,10 @@ def test_a_database_of_a_whole_host_is_several_ranks(folder: Path) -> None:
     assert len(ranks[0].communication["start"]) == len(ranks[1].communication["start"])
 
 
-def test_small_databases_are_read_as_big_ones_are(
+def test_small_and_large_databases_are_read_alike(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = database(make(PLAN), 6, folder / "6.db")
+    path = write_database(simulate(PLAN), 6, folder / "6.db")
     (small,) = read_partials(path)
     monkeypatch.setattr("unified_prof.sqlite.integer_columns._SMALL_BYTES", -1)
     (big,) = read_partials(path)
@@ -197,27 +197,29 @@ def test_small_databases_are_read_as_big_ones_are(
     assert (small.facts, small.groups, small.names) == (big.facts, big.groups, big.names)
 
 
-def test_ends_of_transfers_between_gpus_are_places_and_were_ranks(folder: Path) -> None:
-    path = database(make(PLAN), 0, folder / "gpu.db")
-    wanted = read_partials(path)[0].communication["peer"].tolist()
-    assert set(wanted) == {-1, 8}
+def test_peers_of_gpu_transfers_are_places_in_the_group_or_global_ranks_in_old_files(
+    folder: Path,
+) -> None:
+    path = write_database(simulate(PLAN), 0, folder / "gpu.db")
+    expected = read_partials(path)[0].communication["peer"].tolist()
+    assert set(expected) == {-1, 8}
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE UPROF_RUN (name VARCHAR PRIMARY KEY, value VARCHAR)")
         db.execute("INSERT INTO UPROF_RUN VALUES ('device_kind', 'gpu')")
         db.commit()
-    assert read_partials(path)[0].communication["peer"].tolist() == wanted
+    assert read_partials(path)[0].communication["peer"].tolist() == expected
     with closing(sqlite3.connect(path)) as db:  # an import of an older uprof
         db.execute(
             "UPDATE COMMUNICATION_TASK_INFO SET srcRank = 4294967295, dstRank = 8"
             " WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE 'hcom_send_%')"
         )
         db.commit()
-    assert read_partials(path)[0].communication["peer"].tolist() == wanted
+    assert read_partials(path)[0].communication["peer"].tolist() == expected
 
 
-def test_a_partial_without_rows_comes_back() -> None:
+def test_partial_without_rows_is_unchanged_after_writing_and_reading() -> None:
     pytest.importorskip("pyarrow")
-    one = partial_of(make(PLAN), 0)
+    one = partial_of(simulate(PLAN), 0)
     bare = replace(
         one,
         communication=partials.empty_columns("communication"),
@@ -231,7 +233,7 @@ def test_a_partial_without_rows_comes_back() -> None:
     assert len(partials.read_communication(data, "it")["start"]) == 0
 
 
-def test_kernels_have_the_modules_that_launched_them(tmp_path: Path) -> None:
+def test_kernels_have_the_module_of_their_launch(tmp_path: Path) -> None:
     with Device(tmp_path / "rank0.db") as device:
         linear = ("nn.Module: Linear_0", "/w/net.py(4): forward", "nn.Module: Net_0")
         device.chain(1, "<built-in linear>", *linear, "/w/train.py(9): step")
@@ -253,17 +255,17 @@ def test_kernels_have_the_modules_that_launched_them(tmp_path: Path) -> None:
     assert rows == [(0, "K", "", 2, 20, 10, 10), (0, "K", "Net_0.Linear_0", 1, 10, 10, 10)]
 
 
-def test_without_modules_host_ranges_are_not_read(
+def test_host_ranges_are_not_read_if_no_module_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = database(make(Plan()), 3, tmp_path / "rank3.db")
+    file = write_database(simulate(Plan()), 3, tmp_path / "rank3.db")
     monkeypatch.setattr(rank_map, "Framework", None)
     (one,) = read_partials(file)
     assert one.modules == ("",)
 
 
-def test_of_many_modules_the_longest_are_listed_and_every_kernel_counts() -> None:
-    one = partial_of(make(Plan()), 0)
+def test_longest_modules_are_listed_and_every_kernel_is_counted() -> None:
+    one = partial_of(simulate(Plan()), 0)
     count = 1000
     many = replace(
         one,
@@ -284,10 +286,9 @@ def test_of_many_modules_the_longest_are_listed_and_every_kernel_counts() -> Non
     assert longest[:5] == (0, "B", "Net.Layer_999", 1, 1000)
 
 
-def test_a_loader_recorded_as_user_annotation_is_read_like_an_operator(folder: Path) -> None:
-    """torch writes `enumerate(DataLoader)` with category user_annotation, imported as a mark."""
-    made = make(replace(PLAN, late={0: 2_000_000}))
-    path = database(made, 0, folder / "loader.db")
+def test_loader_recorded_as_user_annotation_is_read_like_an_operator(folder: Path) -> None:
+    run = simulate(replace(PLAN, late={0: 2_000_000}))
+    path = write_database(run, 0, folder / "loader.db")
     (as_operator,) = read_partials(path)
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(catalogue.load(MSPROF, "latest").tables["MSTX_EVENTS"].create_sql)
@@ -305,8 +306,8 @@ def test_a_loader_recorded_as_user_annotation_is_read_like_an_operator(folder: P
     assert_equal(as_mark, as_operator)
 
 
-def test_a_truncated_recording_is_not_a_complete_rank(folder: Path) -> None:
-    path = database(make(PLAN), 3, folder / "cut.db")
+def test_truncated_recording_is_refused(folder: Path) -> None:
+    path = write_database(simulate(PLAN), 3, folder / "cut.db")
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE UPROF_ANOMALIES (name, count, detail)")
         db.execute("INSERT INTO UPROF_ANOMALIES VALUES ('cut_off', 1, 'after 100 events')")

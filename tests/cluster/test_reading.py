@@ -1,4 +1,4 @@
-"""The report of a run on the terminal, in JSON, CSV and Markdown."""
+"""Report of a multi-rank run as text, JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from tests.cli.test_report import refused, uprof
-from tests.cluster.summaries import COMPUTE_NS, MS, Made, make, slow_text
+from tests.cluster.summaries import COMPUTE_NS, MS, Contents, slow_text, write_summary
 from unified_prof.cluster.overview import Overview, format_ranges
 from unified_prof.cluster.stored_run import STEP_PARTS, open_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return make(tmp_path / "run.cluster", Made(slow={3: 1.3}))
+    return write_summary(tmp_path / "run.cluster", Contents(slow={3: 1.3}))
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def document(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_what_costs_most_stands_before_any_table(run: Path) -> None:
+def test_most_expensive_finding_is_printed_before_the_tables(run: Path) -> None:
     text = uprof("cluster", "report", run).stdout
     finding = text.index(f"1. {slow_text(3, 1.3)}")
     assert finding < text.index("ranks, most expensive first")
@@ -39,18 +39,18 @@ def test_what_costs_most_stands_before_any_table(run: Path) -> None:
     assert "1.30 x" in text
 
 
-def test_a_healthy_run_says_so_and_has_an_empty_list(tmp_path: Path) -> None:
-    run = make(tmp_path / "run.cluster")
+def test_healthy_run_reports_no_findings(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster")
     assert "no findings: no rank, host or link" in uprof("cluster", "report", run).stdout
     assert document(run)["findings"] == []
 
 
-def test_the_file_is_as_good_as_its_folder(run: Path) -> None:
+def test_summary_file_is_accepted_like_its_directory(run: Path) -> None:
     ranks = document(run)["ranks"]
     assert document(run / "cluster.sqlite")["ranks"] == ranks
 
 
-def test_the_document_holds_each_rank_step_group_and_link_once(run: Path) -> None:
+def test_document_has_each_rank_step_group_and_link_once(run: Path) -> None:
     found = document(run)
     assert found["version"] == 1
     assert [one["rank"] for one in found["ranks"]] == list(range(8))
@@ -62,36 +62,33 @@ def test_the_document_holds_each_rank_step_group_and_link_once(run: Path) -> Non
     assert slow["blame"]["cause"] == "slow_rank"
     assert slow["input_late_ns"] is None
     (finding,) = found["findings"]
-    assert set(finding) == {
-        *("kind", "ranks", "hosts", "links", "steps", "cost_ms_per_step", "figures", "text")
-    }
+    keys = "kind ranks hosts links steps cost_ms_per_step figures text"
+    assert set(finding) == set(keys.split())
     assert finding["cost_ms_per_step"] == pytest.approx(18.0)
 
 
-def test_the_parts_of_the_mean_step_add_up_to_its_length(run: Path) -> None:
+def test_parts_of_the_mean_step_add_up_to_its_duration(run: Path) -> None:
     mean = document(run)["run"]["mean_step"]
     parts = mean["compute_ns"] + mean["exposed_communication_ns"] + mean["idle_ns"]
     assert parts == pytest.approx(mean["span_ns"], abs=3)
 
 
-def test_one_rank_is_shown_beside_its_stage(run: Path) -> None:
+def test_report_of_a_rank_compares_it_with_its_stage(run: Path) -> None:
     text = uprof("cluster", "report", run, "--rank", "3").stdout
     kernels = text[text.index("kernels") :].splitlines()
     assert kernels[2].split()[0] == "MatMul"
     assert "1.30 x" in kernels[2]
     found = document(run, "--rank", "3")
     assert [one["step"] for one in found["steps"]] == [0, 1, 2]
-    assert {one["name"]: one["ratio"] for one in found["operations"]} == {
-        "MatMul": pytest.approx(1.3),
-        "Add": pytest.approx(1.3),
-    }
+    ratios = {one["name"]: one["ratio"] for one in found["operations"]}
+    assert ratios == {"MatMul": pytest.approx(1.3), "Add": pytest.approx(1.3)}
     assert [one["ranks"] for one in found["groups"]] == [[2, 3]]
 
 
-def test_one_step_is_shown_by_ranks(run: Path) -> None:
+def test_report_of_a_step_has_all_ranks(run: Path) -> None:
     found = document(run, "--step", "1")
     assert [one["rank"] for one in found["ranks"]] == list(range(8))
-    assert all(one["blame"] is None for one in found["ranks"])  # it is of the whole run
+    assert all(one["blame"] is None for one in found["ranks"])  # known for the whole run only
 
 
 @pytest.mark.parametrize(
@@ -102,35 +99,35 @@ def test_one_step_is_shown_by_ranks(run: Path) -> None:
         (("--by", "kernel"), ("--by",)),
     ],
 )
-def test_what_the_run_does_not_have_is_refused(
+def test_missing_rank_step_or_table_is_a_usage_error(
     run: Path, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     refused(uprof("cluster", "report", run, *arguments), 2, *words)
 
 
 @pytest.mark.parametrize("by", ["rank", "step", "group", "link", "operation"])
-def test_csv_has_one_table_and_the_figures_of_the_document(run: Path, by: str) -> None:
+def test_csv_has_the_figures_of_the_document(run: Path, by: str) -> None:
     done = uprof("cluster", "report", run, "--by", by, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     if by == "operation":
         assert len(rows) == 16
         return
-    told = document(run)[f"{by}s"]
-    assert len(rows) == len(told)
-    for row, one in zip(rows, told, strict=True):
+    expected = document(run)[f"{by}s"]
+    assert len(rows) == len(expected)
+    for row, one in zip(rows, expected, strict=True):
         for name, value in one.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 assert float(row[name]) == value
 
 
 @pytest.mark.parametrize("by", ["rank", "step", "group", "link", "operation"])
-def test_a_single_table_may_be_asked_for(run: Path, by: str) -> None:
+def test_report_by_table_prints_only_that_table(run: Path, by: str) -> None:
     text = uprof("cluster", "report", run, "--by", by, "--top", "2").stdout
     assert text.count("\n\n") <= 2
     assert "findings" not in text
 
 
-def test_markdown_shows_names_as_they_are(run: Path) -> None:
+def test_markdown_escapes_names(run: Path) -> None:
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
         db.execute("UPDATE RANK SET host = '<b>|node*'")
         db.commit()
@@ -139,28 +136,28 @@ def test_markdown_shows_names_as_they_are(run: Path) -> None:
     assert r"\|node\*" in text
 
 
-def test_a_missing_rank_is_told_of_and_costs_nothing_but_with_strict(tmp_path: Path) -> None:
-    run = make(tmp_path / "run.cluster", Made(absent=[2], failed=[5]))
+def test_missing_rank_is_reported_and_fails_only_with_strict(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster", Contents(absent=[2], failed=[5]))
     done = uprof("cluster", "report", run)
-    told = "6 of 8 ranks; missing: 2; rank 5: rank.db is cut off"
+    message = "6 of 8 ranks; missing: 2; rank 5: rank.db is cut off"
     assert done.returncode == 0
-    assert told in done.stdout
-    assert told in done.stderr
+    assert message in done.stdout
+    assert message in done.stderr
     strict = uprof("cluster", "report", run, "--strict")
     assert (strict.returncode, strict.stdout) == (7, done.stdout)
     missing = document(run)["run"]["ranks_missing"]
     assert [(one["rank"], one["status"]) for one in missing] == [(2, "absent"), (5, "failed")]
 
 
-def test_a_thousand_ranks_fit_one_screen(tmp_path: Path) -> None:
-    run = make(tmp_path / "run.cluster", Made(tp=8, dp=16, pp=8, slow={137: 1.1}))
+def test_report_of_a_thousand_ranks_fits_50_lines(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster", Contents(tp=8, dp=16, pp=8, slow={137: 1.1}))
     text = uprof("cluster", "report", run).stdout
     assert text.index("rank 137, host node17") < text.index("most expensive first")
     assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 200
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
+def test_path_that_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
     refused(uprof("cluster", "report", tmp_path), 7, "has no cluster.sqlite", "cluster build")
     refused(uprof("cluster", "report", tmp_path / "none"), 7, "none")
     (tmp_path / "text.db").write_text("no database")
@@ -170,8 +167,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
     refused(uprof("cluster", "report", run), 7, "cluster.sqlite")
 
 
-def test_a_run_without_steps_or_ranks_is_shown_as_what_it_is(tmp_path: Path) -> None:
-    run = make(tmp_path / "run.cluster", Made(steps=0))
+def test_run_without_steps_is_shown_without_analysis(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster", Contents(steps=0))
     done = uprof("cluster", "report", run)
     assert (done.returncode, done.stderr) == (0, "")
     assert "8 of 8 ranks" in done.stdout
@@ -180,22 +177,22 @@ def test_a_run_without_steps_or_ranks_is_shown_as_what_it_is(tmp_path: Path) -> 
     assert document(run)["run"]["mean_step"]["span_ns"] is None
 
 
-def test_what_is_not_known_of_a_step_is_not_a_zero(tmp_path: Path) -> None:
-    run = make(tmp_path / "run.cluster")
+def test_unknown_part_of_a_step_is_not_zero(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster")
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
         db.execute("UPDATE STEP_RANK SET wait_ns = NULL WHERE rank < 4")
         db.commit()
     with open_run(run) as opened:
         overview = Overview(opened)
         assert overview.ranks[0].parts["wait_ns"] is None
-        # The mean is over those who know.
+        # The mean is over the ranks where it is known.
         assert overview.mean_step["wait_ns"] == overview.ranks[4].parts["wait_ns"]
         assert set(overview.mean_step) == {"span_ns", *STEP_PARTS}
         assert overview.mean_step["input_late_ns"] is None
 
 
-def test_a_slow_group_and_a_slow_link_are_first_of_their_kind(tmp_path: Path) -> None:
-    run = make(tmp_path / "run.cluster", Made(slow_links=[(2, 6)]))
+def test_slowest_group_and_link_are_listed_first(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster", Contents(slow_links=[(2, 6)]))
     with open_run(run) as opened:
         overview = Overview(opened)
         (row,) = overview.groups
@@ -217,5 +214,5 @@ def test_a_slow_group_and_a_slow_link_are_first_of_their_kind(tmp_path: Path) ->
         (range(0, 60, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 18 more"),
     ],
 )
-def test_ranks_are_told_in_short(numbers: list[int], words: str) -> None:
+def test_rank_numbers_are_abbreviated_as_ranges(numbers: list[int], words: str) -> None:
     assert format_ranges(numbers) == words

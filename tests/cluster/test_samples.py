@@ -1,4 +1,4 @@
-"""Two ranks of a 910B that others recorded: the figures are torch_npu's own."""
+"""Figures of two recorded ranks of a 910B equal those of torch_npu."""
 
 from __future__ import annotations
 
@@ -12,18 +12,10 @@ from unified_prof.cluster.waits import compute_waits
 from unified_prof.pipeline.cluster import summary_of
 
 
-def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
+def test_waits_in_the_first_all_reduce_equal_those_of_torch_npu(shared: Path) -> None:
     folder = shared / "samples" / "ascend" / "level1"
-    found = [
-        one
-        for rank in range(2)
-        for one in read_partials(
-            folder
-            / f"rank{rank}_ascend_pt"
-            / "ASCEND_PROFILER_OUTPUT"
-            / f"ascend_pytorch_profiler_{rank}.db"
-        )
-    ]
+    output = "rank{0}_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_{0}.db"
+    found = [one for rank in (0, 1) for one in read_partials(folder / output.format(rank))]
     matched = match_collectives(found)
     known = compute_waits(matched)
     first = int(matched.events.first[0])
@@ -32,12 +24,12 @@ def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
     assert known.wait[first + 1] == 0
     assert known.setup[0] / 1e6 == pytest.approx(84.96, abs=0.01)
     assert known.transfer[0] / 1e6 == pytest.approx(0.278, abs=0.001)
-    # Their tasks speak of eight places in the group: six ranks' recordings are not there.
+    # Their tasks mention eight places in the group: six recordings are missing.
     assert matched.groups[0].size == 8
     assert not matched.events.complete.any()
 
 
-def test_the_largest_group_is_the_least_number_of_ranks(shared: Path) -> None:
+def test_largest_group_is_the_minimum_world_size(shared: Path) -> None:
     found = summary_of([str(shared / "samples" / "ascend" / "level1")], jobs=1)
     assert (found.world_size, found.world_size_is_minimum) == (8, True)
     assert (found.ranks_read, found.absent) == (2, (2, 3, 4, 5, 6, 7))

@@ -1,4 +1,4 @@
-"""Faults of simulated training are found first, with place, size and cost; healthy runs have none.
+"""Faults of simulated training are the only finding, with size and cost; healthy runs have none.
 
 The simulator (`simulator.py`) writes Kineto traces as torch does. The true cost is the difference
 from the same run without the fault.
@@ -39,7 +39,7 @@ HEALTHY = {
 
 @pytest.mark.quick(cases=5)
 @pytest.mark.parametrize("name", HEALTHY)
-def test_healthy_runs_have_no_finding(name: str, tmp_path: Path) -> None:
+def test_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
     found, _ = summary(HEALTHY[name], tmp_path)
     assert [one.text for one in found.findings] == []
 
@@ -51,62 +51,46 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float | None]] = {
     "nic_in": (replace(WIDE, nic={(0, "in"): 4}), "slow_host_link", tuple(range(8)), 0.1),
     "nic_both": (
         replace(WIDE, nic={(1, "in"): 4, (1, "out"): 4}),
-        "slow_host_link",
-        tuple(range(8, 16)),
-        0.1,
+        *("slow_host_link", tuple(range(8, 16)), 0.1),
     ),
     "link": (Scenario(links={(5, 9): 4}), "slow_link", (5, 9), 0.1),
     "kernel": (Scenario(slow_kernels={(9, "fc1_gemm"): 2}), "slow_kernel", (9,), 0.1),
     "kernel_fsdp": (
         Scenario(scheme="fsdp", slow_kernels={(9, "flash_attention"): 1.5}),
-        "slow_kernel",
-        (9,),
-        0.1,
+        *("slow_kernel", (9,), 0.1),
     ),
     "kernel_of_8": (
         Scenario(scheme="fsdp", dp=1, slow_kernels={(5, "fc1_gemm"): 1.3}),
-        "slow_kernel",
-        (5,),
-        0.1,
+        *("slow_kernel", (5,), 0.1),
     ),
     "launches_of_host": (
         Scenario(launch_ns=dict.fromkeys(range(4, 8), 220 * US)),
-        "slow_host",
-        (4, 5, 6, 7),
-        0.1,
+        *("slow_host", (4, 5, 6, 7), 0.1),
     ),
     "launches_of_rank": (Scenario(launch_ns={6: 220 * US}), "slow_launch", (6,), 0.1),
     "launches_fsdp": (
         Scenario(scheme="fsdp", launch_ns=dict.fromkeys(range(4, 8), 170 * US)),
         "slow_host",
         (4, 5, 6, 7),
-        None,  # the cost is underestimated: gaps beside communication are not idle time
+        None,  # the cost is underestimated: gaps overlapped with communication are not idle time
     ),
     "late_input": (Scenario(late_input_ns={3: 6 * MS}), "late_input", (3,), 0.1),
     "pause": (Scenario(pauses_ns={(5, 2): 60 * MS}), "late_rank", (5,), 0.1),
     "checkpoint": (
         Scenario(checkpoint={2: 400 * MS}, steps=6),
-        "pause_of_all",
-        tuple(range(16)),
-        0.1,
+        *("pause_of_all", tuple(range(16)), 0.1),
     ),
     "garbage_collection": (
         Scenario(pauses_ns={(r, (r * 7) % 10): (20 + 2.5 * r) * MS for r in range(16)}, steps=10),
-        "scattered_pauses",
-        tuple(range(16)),
-        0.1,
+        *("scattered_pauses", tuple(range(16)), 0.1),
     ),
     "half_a_stage": (
         replace(WIDE, pp=2, per_host=4, slow=dict.fromkeys(range(4), 1.15)),
-        "slow_host",
-        (0, 1, 2, 3),
-        0.1,
+        *("slow_host", (0, 1, 2, 3), 0.1),
     ),
     "half_a_stage_of_unknown_hosts": (
         replace(WIDE, pp=2, per_host=4, host_names=False, slow=dict.fromkeys(range(4), 1.15)),
-        "slow_rank",
-        (0, 1, 2, 3),
-        0.1,
+        *("slow_rank", (0, 1, 2, 3), 0.1),
     ),
     "stage": (Scenario(tp=1, stage_work={2: 1.2}), "unequal_stages", (4, 5), 0.1),
     "trend": (Scenario(steps=8, drift={12: 0.25}), "slow_rank", (12,), 0.1),
@@ -115,7 +99,7 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float | None]] = {
 
 @pytest.mark.quick(cases=8)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_the_only_finding_with_its_cost(name: str, tmp_path: Path) -> None:
+def test_fault_is_the_only_finding_with_its_cost(name: str, tmp_path: Path) -> None:
     scenario, kind, ranks, tolerance = FAULTS[name]
     found, run = summary(scenario, tmp_path)
     assert [(one.kind, one.ranks) for one in found.findings] == [(kind, ranks)]
@@ -126,7 +110,7 @@ def test_a_fault_is_the_only_finding_with_its_cost(name: str, tmp_path: Path) ->
         assert found.findings[0].cost_ms_per_step == pytest.approx(cost, rel=tolerance)
 
 
-def test_two_faults_have_costs_that_add_up(tmp_path: Path) -> None:
+def test_costs_of_two_faults_add_up(tmp_path: Path) -> None:
     scenario = replace(WIDE, nic={(1, "out"): 4}, slow={20: 1.15})
     found, run = summary(scenario, tmp_path)
     assert [(one.kind, one.ranks[0]) for one in found.findings] == [
@@ -137,7 +121,7 @@ def test_two_faults_have_costs_that_add_up(tmp_path: Path) -> None:
     assert total == pytest.approx(true_cost_ms(scenario, run), rel=0.1)
 
 
-def test_a_slow_nic_is_described_by_host_and_direction(tmp_path: Path) -> None:
+def test_slow_nic_is_described_by_host_and_direction(tmp_path: Path) -> None:
     found, _ = summary(replace(WIDE, nic={(1, "out"): 4}), tmp_path)
     (finding,) = found.findings
     assert finding.hosts == ("gpu001",)
@@ -147,37 +131,37 @@ def test_a_slow_nic_is_described_by_host_and_direction(tmp_path: Path) -> None:
     assert {source // 8 for source, _ in finding.links} == {1}
 
 
-def test_hosts_come_from_file_names_of_the_trace_handler(tmp_path: Path) -> None:
+def test_hosts_are_taken_from_file_names_of_the_trace_handler(tmp_path: Path) -> None:
     scenario = replace(TWO_NODES, host_names=False, file_hosts=True, links={(4, 5): 4})
     found, _ = summary(scenario, tmp_path)
     assert {row[1] for row in found.tables["RANK"]} == {"gpu000", "gpu001"}
     assert [(one.kind, one.ranks) for one in found.findings] == [("slow_link", (4, 5))]
 
 
-def test_a_trend_is_described(tmp_path: Path) -> None:
+def test_growing_slowdown_is_described_as_a_trend(tmp_path: Path) -> None:
     found, _ = summary(Scenario(steps=8, drift={12: 0.25}), tmp_path)
     assert "since step 3" in found.findings[0].text
     assert "rising from 0.99 to 1.24 times" in found.findings[0].text
 
 
-def test_without_step_marks_costs_are_of_the_whole_recording(tmp_path: Path) -> None:
+def test_cost_without_step_marks_is_that_of_the_whole_recording(tmp_path: Path) -> None:
     found, _ = summary(Scenario(slow={5: 1.3}, step_marks=False), tmp_path)
     assert "over the whole recording" in found.findings[0].text
 
 
-def test_an_absent_straggler_is_named(tmp_path: Path) -> None:
+def test_absent_straggler_is_named_with_an_upper_bound(tmp_path: Path) -> None:
     found, _ = summary(Scenario(slow={8: 1.2}, absent=(8,)), tmp_path)
     assert [(one.kind, one.ranks) for one in found.findings] == [("waits_for_absent", (8,))]
     assert "at most" in found.findings[0].text
 
 
-def test_costs_beside_an_absent_rank_are_lower_bounds(tmp_path: Path) -> None:
+def test_cost_of_a_fault_with_absent_ranks_is_a_lower_bound(tmp_path: Path) -> None:
     found, _ = summary(Scenario(slow={8: 1.1}, absent=(9,)), tmp_path)
     assert [(one.kind, one.ranks) for one in found.findings] == [("slow_rank", (8,))]
     assert "costs at least" in found.findings[0].text
 
 
-def test_of_stage_is_the_ratio_to_the_median_of_the_stage(tmp_path: Path) -> None:
+def test_blame_table_has_the_ratio_to_the_median_of_the_stage(tmp_path: Path) -> None:
     found, _ = summary(Scenario(slow_kernels={(9, "fc1_gemm"): 2}), tmp_path)
     ratios = {row[0]: row[5] for row in found.tables["BLAME"]}
     assert ratios[9] == pytest.approx(1.23, abs=0.03)

@@ -1,4 +1,4 @@
-"""Work that is skipped if not needed, and work that is done for all rows at once."""
+"""Optimized code paths give the results of simple ones, and needless work is skipped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cluster.made import Plan, make, partials_of
+from tests.cluster.simulated_run import Plan, partials_of, simulate
 from unified_prof.cluster import matching, replay
 from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP
@@ -16,24 +16,24 @@ from unified_prof.cluster.summary_rows import _waits_by_step
 from unified_prof.cluster.waits import compute_waits
 
 
-def test_a_healthy_run_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_run_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
     monkeypatch.setattr(replay, "build_program", never)
-    assert summarize_run(partials_of(make(Plan(steps=3)))).findings == []
+    assert summarize_run(partials_of(simulate(Plan(steps=3)))).findings == []
     with pytest.raises(AssertionError):
-        summarize_run(partials_of(make(Plan(steps=3, slow={5: 1.3}))))
+        summarize_run(partials_of(simulate(Plan(steps=3, slow={5: 1.3}))))
 
 
-def one_by_one(
+def queued_one_by_one(
     marks: dict[str, Any], ops: dict[str, Any], matched: Any
 ) -> dict[int, tuple[int, int]]:
-    """Return what `program._queued` does of each mark: the last end of its group and kind."""
+    """Return the last end of its group and kind for each mark, as `replay._queued` does."""
     result = {}
     latest: dict[tuple[int, int], int] = {}
     count = len(matched)
-    # Ends of the same time count, wherever they stand among the marks.
+    # Ends at the same time count, wherever they are among the marks.
     order = sorted(
         range(count), key=lambda at: (marks["time"][at], marks["what"][at] == MARK_START, at)
     )
@@ -51,7 +51,7 @@ def one_by_one(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_begins_come_behind_the_last_end_of_their_group(seed: int) -> None:
+def test_vectorized_queueing_equals_that_of_single_marks(seed: int) -> None:
     rng = np.random.default_rng(seed)
     count = 60
     start = np.sort(rng.integers(0, 300_000, count))
@@ -66,14 +66,14 @@ def test_begins_come_behind_the_last_end_of_their_group(seed: int) -> None:
     matched = np.where(marks["what"] == MARK_STEP, -1, event[marks["op"]])
     behind, delay = replay._queued(marks, ops, matched)
     found = {at: (int(behind[at]), int(delay[at])) for at in np.flatnonzero(behind >= 0).tolist()}
-    assert found == one_by_one(marks, ops, matched)
+    assert found == queued_one_by_one(marks, ops, matched)
     assert (delay[behind < 0] == -1).all()
 
 
-def test_rows_are_put_together_in_one_order_however_it_is_found(
+def test_matching_does_not_depend_on_the_sorting_method(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = partials_of(make(Plan(steps=3, setup_ns=500_000)))
+    found = partials_of(simulate(Plan(steps=3, setup_ns=500_000)))
     quick = match_collectives(found)
     monkeypatch.setattr(matching, "stable_order", lambda *columns: np.lexsort(columns[::-1]))
     monkeypatch.setattr(matching, "_ascending", lambda _: False)
@@ -82,16 +82,18 @@ def test_rows_are_put_together_in_one_order_however_it_is_found(
         np.testing.assert_array_equal(getattr(quick.rows, name), getattr(slow.rows, name), name)
 
 
-def test_numbers_that_do_not_ascend_are_sorted() -> None:
-    found = partials_of(make(Plan(steps=2)))
+def test_operations_in_random_order_are_matched_like_sorted_ones() -> None:
+    found = partials_of(simulate(Plan(steps=2)))
     mixed = []
     for one in found:
         order = np.random.default_rng(one.facts.rank).permutation(len(one.communication["start"]))
         table = {name: values[order] for name, values in one.communication.items()}
         mixed.append(type(one)(**{**fields(one), "communication": table}))
-    as_it_was, now = match_collectives(found), match_collectives(mixed)
+    expected, matched = match_collectives(found), match_collectives(mixed)
     for name in ("rank", "group", "kind", "seq", "start", "end", "event"):
-        np.testing.assert_array_equal(getattr(as_it_was.rows, name), getattr(now.rows, name), name)
+        np.testing.assert_array_equal(
+            getattr(expected.rows, name), getattr(matched.rows, name), name
+        )
 
 
 def fields(one: Any) -> dict[str, Any]:
@@ -99,20 +101,20 @@ def fields(one: Any) -> dict[str, Any]:
 
 
 def test_waits_by_step_are_the_sums_of_the_rows() -> None:
-    matched = match_collectives(partials_of(make(Plan(steps=3, setup_ns=500_000))))
-    waited = compute_waits(matched)
+    matched = match_collectives(partials_of(simulate(Plan(steps=3, setup_ns=500_000))))
+    waits = compute_waits(matched)
     rows, events = matched.rows, matched.events
-    wanted: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-    for at in np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0)).tolist():
+    expected: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    for at in np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0)).tolist():
         key = (int(rows.step[at]), int(rows.rank[at]))
-        event, exposed = rows.event[at], int(waited.exposed[at])
-        before = wanted.get(key, (0, 0, 0, 0))
-        own = (
-            int(waited.wait[at]),
+        event, exposed = rows.event[at], int(waits.exposed[at])
+        before = expected.get(key, (0, 0, 0, 0))
+        added = (
+            int(waits.wait[at]),
             exposed,
-            max(int(waited.setup[event]), 0),
+            max(int(waits.setup[event]), 0),
             exposed if events.src[event] >= 0 else 0,
         )
-        wanted[key] = tuple(a + b for a, b in zip(before, own, strict=True))  # type: ignore[assignment]
-    assert _waits_by_step(matched, waited) == wanted
-    assert any(one[3] for one in wanted.values())
+        expected[key] = tuple(a + b for a, b in zip(before, added, strict=True))  # type: ignore[assignment]
+    assert _waits_by_step(matched, waits) == expected
+    assert any(one[3] for one in expected.values())

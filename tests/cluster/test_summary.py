@@ -1,4 +1,4 @@
-"""The summary file: a sound report of its family, whose rows are what was planted."""
+"""The summary file is valid, and its rows are those of the simulated run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.made import Plan, make, partials_of
+from tests.cluster.simulated_run import Plan, partials_of, simulate
 from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
@@ -23,7 +23,7 @@ PLAN = Plan(slow={5: 1.3}, setup_ns=1_000_000)
 
 @pytest.fixture(scope="module")
 def summary() -> RunSummary:
-    found = partials_of(make(PLAN))
+    found = partials_of(simulate(PLAN))
     lost = UnreadableRecording("node/rank7.db", "it is cut off", 7)
     where = {one.facts.rank: PartialSource(f"{one.facts.rank}.db", "p") for one in found}
     return summarize_run([one for one in found if one.facts.rank not in (7, 11)], where, [lost])
@@ -41,13 +41,15 @@ def rows(path: Path, query: str) -> list[tuple[object, ...]]:
         return db.execute(query).fetchall()
 
 
-def test_it_is_sound(file: Path) -> None:
+def test_summary_file_passes_the_check(file: Path) -> None:
     found = check(file)
     assert (found.detection.family, found.detection.revision) == ("cluster", "1")
     assert found.findings == ()
 
 
-def test_each_rank_has_a_row_and_those_that_lack_a_reason(file: Path, summary: RunSummary) -> None:
+def test_every_rank_has_a_row_with_a_reason_if_it_was_not_read(
+    file: Path, summary: RunSummary
+) -> None:
     found = rows(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
     assert [row[0] for row in found] == list(range(16))
     assert found[7][1:] == ("failed", "it is cut off", "node/rank7.db")
@@ -56,25 +58,25 @@ def test_each_rank_has_a_row_and_those_that_lack_a_reason(file: Path, summary: R
     assert (summary.world_size, summary.ranks_read, summary.absent) == (16, 14, (11,))
 
 
-def test_places_are_those_of_the_layout(file: Path) -> None:
+def test_ranks_have_their_place_in_the_layout(file: Path) -> None:
     for rank, tp, dp, pp in rows(file, "SELECT rank, tp, dp, pp FROM RANK WHERE status = 'read'"):
         assert isinstance(rank, int)
         assert (tp, dp, pp) == (rank % 2, rank // 2 % 4, rank // 8)
 
 
-def test_the_parts_of_a_step_add_up(file: Path) -> None:
-    for start, end, compute, exposed, idle, wait, shown, bubble in rows(
+def test_parts_of_a_step_add_up(file: Path) -> None:
+    for start, end, compute, exposed_ns, idle, wait, exposed_wait, bubble in rows(
         file,
         "SELECT start_ns, end_ns, compute_ns, exposed_communication_ns, idle_ns, wait_ns,"
         " exposed_wait_ns, bubble_ns FROM STEP_RANK",
     ):
-        assert compute + exposed + idle == end - start  # type: ignore[operator]
-        assert 0 <= bubble <= shown <= wait  # type: ignore[operator]
+        assert compute + exposed_ns + idle == end - start  # type: ignore[operator]
+        assert 0 <= bubble <= exposed_wait <= wait  # type: ignore[operator]
 
 
-def test_of_those_who_come_late_the_one_with_slow_kernels_is_to_blame(file: Path) -> None:
+def test_late_rank_with_slow_kernels_is_blamed(file: Path) -> None:
     late = rows(file, "SELECT rank FROM BLAME ORDER BY caused_wait_ns DESC LIMIT 2")
-    assert {rank for (rank,) in late} == {4, 5}  # 4 waits for 5 and is late for others
+    assert {rank for (rank,) in late} == {4, 5}  # 4 waits for 5 and is late in turn
     ((rank, ratio, cause, saved),) = rows(
         file, "SELECT rank, work_ratio, cause, saved_ns_per_step FROM BLAME WHERE cause IS NOT NULL"
     )
@@ -104,50 +106,50 @@ def test_collectives_are_summed_by_group_kind_step_and_size(file: Path) -> None:
         " ON g.id = c.group_id GROUP BY 1, 2, 3 ORDER BY 1, 3",
     )
     assert found == [
-        # 4 and 2 rows a step and group; groups of ranks 7 and 11 are incomplete.
+        # 4 and 2 rows per step and group; groups of ranks 7 and 11 are incomplete.
         ("dp", "all_reduce", 64 << 20, 8, 4),
         ("tp", "all_reduce", 8 << 20, 64, 48),
         ("world", "all_reduce", 4096, 2, 0),
     ]
 
 
-def test_facts_of_the_run(file: Path) -> None:
+def test_summary_has_the_facts_of_the_run(file: Path) -> None:
     facts = {str(name): json.loads(str(v)) for name, v in rows(file, "SELECT * FROM META_DATA")}
     assert facts["world_size"] == 16
     assert facts["steps"] == [0, 1]
     assert facts["clock_islands"] == 1
 
 
-def test_a_rank_of_another_run_is_put_aside() -> None:
-    found = partials_of(make(Plan()))
+def test_rank_of_a_run_with_another_world_size_is_left_out() -> None:
+    found = partials_of(simulate(Plan()))
     odd = replace(found[2], facts=replace(found[2].facts, world_size=64))
-    told = summarize_run([*found[:2], odd, *found[3:]])
-    assert [(one.rank, one.why) for one in told.unread] == [
+    result = summarize_run([*found[:2], odd, *found[3:]])
+    assert [(one.rank, one.why) for one in result.unread] == [
         (2, "from a run of 64 ranks, the others from one of 16")
     ]
 
 
-def test_without_any_rank_there_is_no_summary() -> None:
+def test_run_without_a_readable_rank_is_refused() -> None:
     with pytest.raises(StoreError, match=r"no rank's recording could be read; a\.db: it is empty"):
         summarize_run([], unread=[UnreadableRecording("a.db", "it is empty")])
 
 
-def test_one_rank_alone_is_summed_up_and_blamed_for_nothing() -> None:
-    (one, *_) = partials_of(make(Plan(slow={0: 2.0})))
-    told = summarize_run([one])
-    assert told.findings == []
-    assert told.tables["RANK"][0][7] == "read"
+def test_single_rank_is_summarized_without_findings() -> None:
+    (one, *_) = partials_of(simulate(Plan(slow={0: 2.0})))
+    result = summarize_run([one])
+    assert result.findings == []
+    assert result.tables["RANK"][0][7] == "read"
 
 
-def test_ranks_with_other_steps_are_compared_in_those_all_have() -> None:
-    found = partials_of(make(Plan(steps=3)))
-    shorter = partials_of(make(Plan(steps=2)))[4]
-    told = summarize_run([*found[:4], shorter, *found[5:]])
-    assert told.steps == (0, 1)
-    assert told.findings == []
+def test_ranks_with_different_steps_are_compared_in_their_common_steps() -> None:
+    found = partials_of(simulate(Plan(steps=3)))
+    shorter = partials_of(simulate(Plan(steps=2)))[4]
+    result = summarize_run([*found[:4], shorter, *found[5:]])
+    assert result.steps == (0, 1)
+    assert result.findings == []
 
 
-def test_groups_without_names_are_tensor_and_data_parallel_by_the_distance_of_their_ranks() -> None:
+def test_parallelism_of_unnamed_groups_is_inferred_from_the_distance_of_their_ranks() -> None:
     def unnamed(one: Partial) -> Partial:
         groups = (
             replace(group, name=f"{group.ranks}", kind="other", title="")
@@ -157,6 +159,6 @@ def test_groups_without_names_are_tensor_and_data_parallel_by_the_distance_of_th
         )
         return replace(one, groups=tuple(groups))
 
-    found = partials_of(make(Plan()))
+    found = partials_of(simulate(Plan()))
     places = [summarize_run(ranks).tables["RANK"] for ranks in (found, [*map(unnamed, found)])]
     assert places[0] == places[1]

@@ -1,4 +1,4 @@
-"""Chosen ranks of a run as one trace, on one clock and cut to a step."""
+"""Selected ranks of a run as one trace, on a common clock and cut to a step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from tests.analysis.builders import training_step
 from tests.cli.test_report import refused, uprof
 from tests.cluster import ranks
-from tests.cluster.summaries import Made, make
+from tests.cluster.summaries import Contents, write_summary
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two ranks that recorded the same, the clock of the second one 1 ms behind."""
-    folder = make(tmp_path / "run", Made(tp=2, dp=1, pp=1, steps=1))
+    """Two ranks with equal recordings, where the clock of the second one is 1 ms behind."""
+    folder = write_summary(tmp_path / "run", Contents(tp=2, dp=1, pp=1, steps=1))
     files = [training_step(tmp_path / f"rank{rank}.db") for rank in (0, 1)]
     with closing(sqlite3.connect(files[0])) as db:
         begin, end = db.execute("SELECT MIN(startNs), MAX(endNs) FROM TASK").fetchone()
@@ -48,25 +48,24 @@ def starts_of(found: list[dict[str, Any]], rank: int) -> list[int]:
     return [round(1000 * one["ts"]) for one in found if one["ph"] == "X" and one["pid"] in groups]
 
 
-def test_ranks_are_moved_to_one_clock(run: Path, tmp_path: Path) -> None:
+def test_ranks_are_moved_to_the_clock_of_the_first(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "both.json"
     done = uprof("trace", run, "--ranks", "0-1", "-o", out)
     assert done.returncode == 0, done.stderr
     first, second = (starts_of(events(out), rank) for rank in (0, 1))
     assert len(first) == len(second) > 0
-    assert [after - before for before, after in zip(first, second, strict=True)] == (
-        [1_000_000] * len(first)
-    )
+    shifts = [after - before for before, after in zip(first, second, strict=True)]
+    assert shifts == [1_000_000] * len(first)
 
 
-def test_a_step_is_cut_out(run: Path, tmp_path: Path) -> None:
+def test_step_option_cuts_the_trace_to_the_step(run: Path, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.json", tmp_path / "part.json"
     uprof("trace", run, "--ranks", "1", "-o", whole)
     uprof("trace", run, "--ranks", "1", "--step", "0", "-o", part)
     assert 0 < len(starts_of(events(part), 1)) < len(starts_of(events(whole), 1))
 
 
-def test_ranks_without_a_common_clock_are_told_of(run: Path, tmp_path: Path) -> None:
+def test_ranks_without_a_common_clock_are_warned_about(run: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
         db.execute("UPDATE RANK SET clock_island = rank")
         db.commit()
@@ -85,7 +84,7 @@ def test_ranks_without_a_common_clock_are_told_of(run: Path, tmp_path: Path) -> 
         (("--ranks", "0", "--step", "7"), 2, ("has no step 7",)),
     ],
 )
-def test_what_the_run_does_not_have_is_refused(
+def test_invalid_ranks_and_steps_are_usage_errors(
     run: Path, tmp_path: Path, options: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
     out = tmp_path / "o.json"
@@ -93,14 +92,14 @@ def test_what_the_run_does_not_have_is_refused(
     assert not out.exists()
 
 
-def test_a_recording_that_is_gone_is_named(run: Path, tmp_path: Path) -> None:
+def test_missing_recording_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "rank1.db").unlink()
     out = tmp_path / "o.json"
     refused(uprof("trace", run, "--ranks", "0,1", "-o", out), 7, "rank 1", "is missing")
     assert not out.exists()
 
 
-def test_a_folder_of_ranks_needs_no_build(tmp_path: Path) -> None:
+def test_directory_of_ranks_needs_no_build(tmp_path: Path) -> None:
     folder = ranks.databases(tmp_path / "run", world=2)
     out = tmp_path / "o.json"
     done = uprof("trace", folder, "--ranks", "1", "--step", "1", "-o", out)
@@ -109,26 +108,26 @@ def test_a_folder_of_ranks_needs_no_build(tmp_path: Path) -> None:
     assert not starts_of(events(out), 0)
 
 
-def test_what_holds_no_ranks_is_refused(tmp_path: Path) -> None:
+def test_report_without_ranks_is_refused(tmp_path: Path) -> None:
     report = training_step(tmp_path / "a.db")
     out = tmp_path / "o.json"
     refused(uprof("trace", report, "--ranks", "0", "-o", out), 2, "multi-rank run")
 
 
-def test_a_clock_that_drifts_is_moved_by_more_the_later_it_is(run: Path, tmp_path: Path) -> None:
+def test_clock_drift_shifts_later_events_more(run: Path, tmp_path: Path) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     assert uprof("trace", run, "--ranks", "0-1", "-o", before).returncode == 0
     old = {rank: starts_of(events(before), rank) for rank in (0, 1)}
     with closing(sqlite3.connect(run.parent / "rank0.db")) as db:
         ((at,),) = db.execute("SELECT MIN(startNs) FROM TASK")
-    told = {"at_ns": int(at), "ppb": {"1": 1e8}}  # a tenth, to be seen in a short recording
+    drift = {"at_ns": int(at), "ppb": {"1": 1e8}}  # 10 %, to be visible in a short recording
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
-        db.execute("INSERT INTO META_DATA VALUES ('clock_drift', ?)", [json.dumps(told)])
+        db.execute("INSERT INTO META_DATA VALUES ('clock_drift', ?)", [json.dumps(drift)])
         db.commit()
     assert uprof("trace", run, "--ranks", "0-1", "-o", after).returncode == 0
     new = {rank: starts_of(events(after), rank) for rank in (0, 1)}
     assert new[0] == old[0]
-    later = [time - before for before, time in zip(old[1], new[1], strict=True)]
+    shifts = [time - before for before, time in zip(old[1], new[1], strict=True)]
     first = old[1][0]
-    for time, moved in zip(old[1], later, strict=True):
-        assert moved - later[0] == pytest.approx((time - first) / 10, abs=2)
+    for time, shift in zip(old[1], shifts, strict=True):
+        assert shift - shifts[0] == pytest.approx((time - first) / 10, abs=2)

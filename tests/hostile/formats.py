@@ -210,7 +210,7 @@ def _rank_databases(folder: Path) -> Path:
 
 
 def _summary(folder: Path) -> Path:
-    return summaries.make(folder / "run.cluster")
+    return summaries.write_summary(folder / "run.cluster")
 
 
 def _of_source(kind: str, folder: Path) -> Path:

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cluster import ranks
-from tests.cluster.made import Plan, database, make
+from tests.cluster.simulated_run import Plan, simulate, write_database
 from unified_prof.cli.app import app
 from unified_prof.cluster import rank_map, rank_partial
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
@@ -515,9 +515,9 @@ def test_input_that_kills_its_reader_is_reported_with_a_reason(
 def test_summary_does_not_depend_on_the_operations_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    databases = make(Plan(steps=5, slow={3: 1.3}))
-    for rank in range(databases.plan.world):
-        database(databases, rank, tmp_path / f"rank{rank}.db")
+    run = simulate(Plan(steps=5, slow={3: 1.3}))
+    for rank in range(run.plan.world):
+        write_database(run, rank, tmp_path / f"rank{rank}.db")
 
     def tables(target: Path) -> list[list[tuple[object, ...]]]:
         build([str(tmp_path / f"rank{n}.db") for n in range(16)], str(target), jobs=1)

@@ -1,4 +1,4 @@
-"""axe-core in a page, from whichever package brings it: only the tests depend on it."""
+"""Run axe-core, from whichever installed package contains it, on a page."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from tests.report.browser import Browser
 
 _PACKAGES = ("axe_playwright_python", "axe_core_python")
-"""The newer axe first."""
+"""Packages, the one with the newer axe-core first."""
 SERIOUS = ("serious", "critical")
 
 
 def missing() -> str | None:
-    """Return why there is no axe-core here, or None."""
+    """Return why axe-core is not available, or None."""
     if _script() is None:
         return "needs axe-core (pip install axe-core-python, or 'unified-prof[dev]')"
     return None
 
 
-def found(window: Browser) -> list[str]:
-    """Return what axe says of what is shown, by how much it hinders."""
+def violations(window: Browser) -> list[str]:
+    """Return the violations on the shown page, with their impact."""
     script = _script()
     assert script is not None
     window.run(f"{script.read_text(encoding='utf-8')}\nwindow.axe = axe;")
-    told: list[list[Any]] = window.run_until_told(
-        "axe.run(document, {resultTypes: ['violations']}).then((found) => told("
+    found: list[list[Any]] = window.run_async(
+        "axe.run(document, {resultTypes: ['violations']}).then((found) => done("
         "found.violations.map((one) => [one.impact, one.id, one.nodes.map((node) =>"
         " `${node.target.join(' ')}: ${node.failureSummary}`)])))"
     )
-    return [f"{impact}: {rule}: {'; '.join(nodes[:3])}" for impact, rule, nodes in told]
+    return [f"{impact}: {rule}: {'; '.join(nodes[:3])}" for impact, rule, nodes in found]
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through chromedriver's W3C protocol with nothing but the library."""
+"""Headless Chromium, driven through chromedriver's W3C protocol without other packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ARGUMENTS = (
 
 
 def missing() -> str | None:
-    """Return why no browser can be driven here, or None."""
+    """Return why no browser is available, or None."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"needs {program} (Debian: apt-get install chromium chromium-driver)"
@@ -45,7 +45,7 @@ needed = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 class Browser:
-    """One browser with one window and a profile of its own."""
+    """One browser with one window and its own profile."""
 
     def __init__(self) -> None:
         self._resources = ExitStack()
@@ -82,7 +82,7 @@ class Browser:
         self._resources.close()
 
     def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show a page from disk in a window of that size."""
+        """Open a page from disk in a window of that size."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._devtools("Emulation.setEmulatedMedia", features=scheme)
         self._devtools(
@@ -95,39 +95,39 @@ class Browser:
         self.go(page.absolute().as_uri())
 
     def go(self, address: str) -> None:
-        """Show a page of ours at an address, and wait until it is drawn."""
+        """Open a page at an address and wait until it is drawn."""
         self._call("POST", f"{self._session}/url", {"url": address})
         end = time.monotonic() + _PATIENCE_S
         while self.run("return document.documentElement.dataset.ready") != "yes":
             if time.monotonic() > end:
                 raise TimeoutError(f"the page did not get ready: {self.console()}")
             time.sleep(0.05)
-        # What is drawn once its size is known is drawn with the next picture.
-        self.run_until_told("requestAnimationFrame(() => requestAnimationFrame(told));")
+        # Parts whose size is measured first are drawn in the next frame.
+        self.run_async("requestAnimationFrame(() => requestAnimationFrame(done));")
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Return what a script returns."""
+        """Run a script and return its result."""
         body = {"script": script, "args": list(arguments)}
         return self._call("POST", f"{self._session}/execute/sync", body)
 
-    def run_until_told(self, script: str) -> Any:
-        """Return what a script calls `told` with, some time after it has begun."""
-        body = {"script": f"const told = arguments[0];\n{script}", "args": []}
+    def run_async(self, script: str) -> Any:
+        """Run a script and return the value that it passes to `done`."""
+        body = {"script": "const done = arguments[0];" + script, "args": []}
         return self._call("POST", f"{self._session}/execute/async", body)
 
     def press(self, *keys: str) -> None:
-        """Press keys, one after the other, on what has the focus."""
+        """Press keys one after another on the focused element."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         source = {"type": "key", "id": "keyboard", "actions": actions}
         self._call("POST", f"{self._session}/actions", {"actions": [source]})
 
     def console(self) -> list[str]:
-        """Return the messages of the console since the last call."""
+        """Return the console messages since the last call."""
         entries = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
 
     def screenshot(self, path: Path, *, whole: bool = True) -> Path:
-        """Write a picture of the page, or of the window's part of it."""
+        """Write a screenshot of the page or of its visible part."""
         found = self._devtools("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
         return path

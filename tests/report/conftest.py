@@ -1,4 +1,4 @@
-"""A page of a run's reports, and one of launches, for tests in a browser."""
+"""Pages of reports for tests in a browser."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
-from tests.report.on_page import SCRIPT, written
-from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import html_page as html
+from tests.report.on_page import SCRIPT, write_page
+from unified_prof.explain.api import open_analyses
 from unified_prof.report.figures import collect_figures, figures_document
-from unified_prof.report.formats import ReportRequest
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's two Skyline reports and an msprof database."""
+    """Two Skyline reports of a run and an msprof database."""
     folder = tmp_path_factory.mktemp("page")
     frames = [("model.py", 12), ("train.py", 3)]
     run_time_report(
@@ -38,11 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Path:
-    with open_reports(folder) as opened:
-        (folder / "page.html").write_text(
-            html.produce_page(opened, ReportRequest()), encoding="utf-8"
-        )
-    return folder / "page.html"
+    return write_page(folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +47,8 @@ def document(folder: Path) -> Any:
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Path:
-    """Two launches by an operation, one by another thread."""
+def launch_page(tmp_path: Path) -> Path:
+    """Page with two launches by an operation and one by another thread."""
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 1000, "aten::mm")
         device.runtime(100, 200, "cudaLaunchKernel", 7)
@@ -64,4 +58,4 @@ def launched(tmp_path: Path) -> Path:
         device.task(500, 700, connection=7, kernel=("first", "mm"))
         device.task(800, 900, connection=8, kernel=("second", "mm"))
         device.task(1600, 2000, connection=9, kernel=("third", "add"), stream=5)
-    return written(tmp_path / "msprof_1.db")
+    return write_page(tmp_path / "msprof_1.db")

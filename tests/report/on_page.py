@@ -1,7 +1,9 @@
-"""What tests do on a page in a browser, and the recordings it is made of."""
+"""Actions on a page in a browser, and the recordings of these pages."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from unified_prof.report.formats import ReportRequest
 SCRIPT = "<script>document.title = 'hacked'</script>"
 
 
-def choose_report(window: Browser, number: int) -> None:
+def select_report(window: Browser, number: int) -> None:
     window.run(
         "const s = document.querySelector('.bar select'); s.value = arguments[0];"
         "s.dispatchEvent(new Event('change'))",
@@ -28,7 +30,7 @@ def choose_report(window: Browser, number: int) -> None:
         time.sleep(0.02)
 
 
-def names(window: Browser) -> list[str]:
+def table_names(window: Browser) -> list[str]:
     return [
         str(text)
         for text in window.run(
@@ -43,17 +45,17 @@ def click(window: Browser, selector: str) -> None:
 
 
 def queued_launches(path: Path) -> Path:
-    """Write three launches that wait behind one long kernel; return the page."""
+    """Write three launches queued behind a long kernel; return the page."""
     with Device(path) as device:
         for number in range(3):
             device.runtime(number * 100, number * 100 + 50, "cudaLaunchKernel", number + 1)
             start = 1000 + 1000 * number
             device.task(start, start + 1000, connection=number + 1, kernel=("k", "mm"))
-    return written(path)
+    return write_page(path)
 
 
-def many_tasks(path: Path, count: int) -> Path:
-    """Write a recording of so many tasks, with memory that peaks in its middle."""
+def recording_of_tasks(path: Path, count: int) -> Path:
+    """Write a recording of `count` tasks, with a memory peak in its middle."""
     with Device(path) as device:
         ids = np.arange(count)
         start = device.T0 + 50_000 + ids * 1000
@@ -69,11 +71,20 @@ def many_tasks(path: Path, count: int) -> Path:
     return path
 
 
-def written(path: Path) -> Path:
+def write_page(path: Path) -> Path:
+    """Write the page of a report beside it, or of a directory into it."""
+    page = path / "page.html" if path.is_dir() else path.with_suffix(".html")
     with open_reports(path) as opened:
-        page = path.with_suffix(".html")
         page.write_text(html.produce_page(opened, ReportRequest()), encoding="utf-8")
     return page
+
+
+def embedded_data(page: str) -> dict[str, Any]:
+    """Return the JSON data in the text of a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
 
 
 VIEWS = """
@@ -82,24 +93,21 @@ VIEWS = """
 """
 
 
-def stepping(path: Path) -> Path:
-    """Write three steps, each a while of work that the host launches late."""
+def recording_of_steps(path: Path) -> Path:
+    """Write three steps with tasks that the host launches late."""
     with Device(path) as device:
         row: dict[str, Any] = {"type": device.text("device"), "hbm": [1, 5], "deviceId": 0}
         at = device.T0 + np.array([500, 1500])
         device.writer.write("NPU_MEM", row | {"timestampNs": at})
         for step in range(3):
             begin = 10_000 * step
-            rows = {"id": step, "startNs": device.T0 + begin, "endNs": device.T0 + begin + 9_000}
-            device.writer.write("STEP_TIME", {name: [value] for name, value in rows.items()})
-            for task in range(3):
-                device.task(
-                    begin + 500 + 2000 * task, begin + 1500 + 2000 * task, kernel=("mm", "MatMul")
-                )
+            device.step(step, begin, begin + 9_000)
+            for start in range(begin + 500, begin + 6500, 2000):
+                device.task(start, start + 1000, kernel=("mm", "MatMul"))
     return path
 
 
-def selected(window: Browser) -> dict[str, tuple[str, str]]:
+def selection_sums(window: Browser) -> dict[str, tuple[str, str]]:
     found = window.run(
         "return [...document.querySelectorAll('#selection tbody tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -107,7 +115,7 @@ def selected(window: Browser) -> dict[str, tuple[str, str]]:
     return {cells[0]: (cells[1], cells[2]) for cells in found}
 
 
-def hold_shift(window: Browser, key: str, times: int) -> None:
+def press_shift(window: Browser, key: str, times: int) -> None:
     window.run(
         "for (let i = 0; i < arguments[1]; i += 1) document.querySelector('#timeline canvas')"
         ".dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], shiftKey: true}))",
@@ -117,7 +125,7 @@ def hold_shift(window: Browser, key: str, times: int) -> None:
 
 
 def drag(window: Browser, begin: int, end: int) -> None:
-    """Drag with shift from one moment to another."""
+    """Drag with shift from one time to another."""
     window.run(
         """
         const canvas = document.querySelector('#timeline canvas');
@@ -137,9 +145,9 @@ def drag(window: Browser, begin: int, end: int) -> None:
     )
 
 
-def arrows(window: Browser) -> int:
+def arrow_count(window: Browser) -> int:
     return int(window.run("return document.querySelector('#timeline canvas').dataset.arrows"))
 
 
-def chosen(window: Browser) -> str:
+def selected_text(window: Browser) -> str:
     return str(window.run("return document.querySelector('#chosen').firstChild.textContent"))

@@ -1,19 +1,18 @@
-"""What holds for every format of a comparison of devices; its table as CSV, its page as HTML."""
+"""Formats of a device comparison: all formats, the CSV table and the HTML page."""
 
 from __future__ import annotations
 
 import csv
 import json
-import re
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.analysis.builders import Device, run_time_report
-from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
+from tests.analysis.compare.device.recordings import GPU, Op, npu_recording, recording
+from tests.report.on_page import embedded_data
 from unified_prof.cli.app import app
 from unified_prof.cli.diff import FormatOption
 from unified_prof.errors import UsageError
@@ -22,7 +21,7 @@ from unified_prof.report.formats import DEVICE_FORMATS
 
 @pytest.fixture
 def sides(tmp_path: Path) -> tuple[Path, Path]:
-    return recording(tmp_path / "gpu.db"), on_npu(tmp_path / "npu.db")
+    return recording(tmp_path / "gpu.db"), npu_recording(tmp_path / "npu.db")
 
 
 def uprof(*arguments: str | Path) -> Result:
@@ -33,15 +32,7 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(text)))
 
 
-def page(text: str) -> dict[str, Any]:
-    """Return the data of a page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
-
-
-def test_every_format_is_offered_and_has_its_endings(
+def test_every_format_is_offered_with_its_extensions(
     sides: tuple[Path, Path], tmp_path: Path
 ) -> None:
     assert list(DEVICE_FORMATS) == [one.value for one in FormatOption]
@@ -54,14 +45,16 @@ def test_every_format_is_offered_and_has_its_endings(
             assert "norm" in printed.stdout
 
 
-def test_csv_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:
+def test_csv_has_every_row_and_adds_up(sides: tuple[Path, Path]) -> None:
     rows = table(uprof(*sides, "--format", "csv", "--top", "1").stdout)
     document = json.loads(uprof(*sides, "--json").stdout)
     for by in ("class", "operation", "module", "line", "kernel"):
-        own = [row for row in rows if row["by"] == by]
-        assert [row["name"] for row in own] == [row["name"] for row in document["breakdowns"][by]]
+        selection_sums = [row for row in rows if row["by"] == by]
+        assert [row["name"] for row in selection_sums] == [
+            row["name"] for row in document["breakdowns"][by]
+        ]
         for side in ("base", "new"):
-            total = sum(float(row[f"{side}_ns"] or 0) for row in own)
+            total = sum(float(row[f"{side}_ns"] or 0) for row in selection_sums)
             assert total == pytest.approx(document["operations"][f"{side}_ns"])
     parts = {row["name"]: row for row in rows if row["by"] == "part"}
     for part in document["parts"]:
@@ -70,7 +63,7 @@ def test_csv_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:
             assert float(parts[part["name"]]["delta_ns"]) == part["delta_ns"]
 
 
-def test_what_a_spreadsheet_would_run_is_text(tmp_path: Path) -> None:
+def test_csv_escapes_formulas(tmp_path: Path) -> None:
     evil = [Op("=HYPERLINK(1)", [("=cmd", "=cmd", 100)])]
     base = recording(tmp_path / "a.db", evil, collective=None)
     rows = table(uprof(base, recording(tmp_path / "b.db"), "--format", "csv").stdout)
@@ -78,14 +71,14 @@ def test_what_a_spreadsheet_would_run_is_text(tmp_path: Path) -> None:
     assert any(row["name"].startswith("'=") for row in rows)
 
 
-def test_the_page_says_what_json_says(sides: tuple[Path, Path]) -> None:
-    shown = page(uprof(*sides, "--format", "html").stdout)
+def test_page_has_the_figures_of_json(sides: tuple[Path, Path]) -> None:
+    shown = embedded_data(uprof(*sides, "--format", "html").stdout)
     document = json.loads(uprof(*sides, "--json").stdout)
     assert shown["unit"] == "step"
     for by, rows in document["breakdowns"].items():
-        told = {(row["name"], row.get("class", "")): row for row in shown["tables"][by]["rows"]}
+        found = {(row["name"], row.get("class", "")): row for row in shown["tables"][by]["rows"]}
         for row in rows:
-            one = told[row["name"], row.get("class", "")]
+            one = found[row["name"], row.get("class", "")]
             assert one["delta_ns"] == row["delta_ns"]
             assert one.get("short") != row["name"]
             assert one.get("ratio") == row["ratio"]
@@ -94,7 +87,7 @@ def test_the_page_says_what_json_says(sides: tuple[Path, Path]) -> None:
     assert any("devices differ" in one for one in shown["remarks"])
 
 
-def test_names_of_others_are_data_on_the_page_only(tmp_path: Path) -> None:
+def test_page_embeds_names_as_data_only(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     base = recording(tmp_path / "a.db", [Op(evil, [(evil, evil, 100)])])
     text = uprof(base, recording(tmp_path / "b.db", GPU), "--format", "html").stdout
@@ -103,7 +96,7 @@ def test_names_of_others_are_data_on_the_page_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "html"])
-def test_other_comparisons_have_no_such_format(tmp_path: Path, form: str) -> None:
+def test_csv_and_html_are_refused_for_other_comparisons(tmp_path: Path, form: str) -> None:
     host = tmp_path / "host.db"
     with Device(host) as device:
         device.call(0, 100, "aten::linear")

@@ -1,4 +1,4 @@
-"""The comparison of devices in words, Markdown and JSON: from the step downwards, no verdict."""
+"""Device comparison as text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.analysis.builders import Device
-from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
-from tests.analysis.explain import made
+from tests.analysis.builders import Device, run_time_report
+from tests.analysis.compare.device.recordings import GPU, Op, npu_recording, recording
+from tests.analysis.explain import machine
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError, UsageError
 
 
 @pytest.fixture
 def sides(tmp_path: Path) -> tuple[Path, Path]:
-    return recording(tmp_path / "gpu.db"), on_npu(tmp_path / "npu.db")
+    return recording(tmp_path / "gpu.db"), npu_recording(tmp_path / "npu.db")
 
 
 def uprof(*arguments: str | Path) -> Result:
@@ -30,7 +30,7 @@ def sections(text: str) -> dict[str, list[str]]:
     return {block[0]: block[1:] for block in blocks}
 
 
-def test_the_headline_names_both_devices_and_their_steps(sides: tuple[Path, Path]) -> None:
+def test_headline_names_both_devices_and_their_steps(sides: tuple[Path, Path]) -> None:
     lines = uprof(*sides).stdout.splitlines()
     assert lines[0] == f"{sides[0]} -> {sides[1]}"
     assert "base          NVIDIA H100; 2 steps" in lines
@@ -38,7 +38,7 @@ def test_the_headline_names_both_devices_and_their_steps(sides: tuple[Path, Path
     assert any(line.startswith("step ") and " x)" in line for line in lines)
 
 
-def test_it_goes_from_the_step_downwards(sides: tuple[Path, Path]) -> None:
+def test_sections_go_from_the_step_to_its_operations(sides: tuple[Path, Path]) -> None:
     tables = sections(uprof(*sides).stdout)
     assert list(tables)[1:] == ["One step", "Kernel time by class", "Slower in new", "Only in new"]
     assert tables["One step"][1].startswith("step ")
@@ -51,50 +51,50 @@ def test_it_goes_from_the_step_downwards(sides: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "json"])
-def test_other_devices_get_no_verdict(sides: tuple[Path, Path], form: str) -> None:
-    told = uprof(*sides, "--format", form, "--all")
-    assert told.exit_code == 0
+def test_different_devices_get_no_verdict(sides: tuple[Path, Path], form: str) -> None:
+    shown = uprof(*sides, "--format", form, "--all")
+    assert shown.exit_code == 0
     for word in ("regression", "slower:", "faster:", "fail"):
-        assert word not in told.stdout.lower()
+        assert word not in shown.stdout.lower()
     if form != "json":
-        assert "devices differ" in told.stdout
+        assert "devices differ" in shown.stdout
 
 
-def test_of_two_devices_the_one_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
+def test_device_without_a_name_is_reported(tmp_path: Path) -> None:
     named = recording(tmp_path / "a.db", model="AMD Instinct MI300X")
     bare = recording(tmp_path / "b.db", model=None)
-    told = "was not recorded: times are shown without a verdict"
-    assert f"the device of new {told}" in uprof(named, bare).stdout
-    assert f"the device of base {told}" in uprof(bare, named).stdout
+    message = "was not recorded: times are shown without a verdict"
+    assert f"the device of new {message}" in uprof(named, bare).stdout
+    assert f"the device of base {message}" in uprof(bare, named).stdout
     other = recording(tmp_path / "c.db", GPU[:1], model=None)
-    assert f"the device of base and new {told}" in uprof(bare, other).stdout
+    assert f"the device of base and new {message}" in uprof(bare, other).stdout
 
 
-def test_a_recording_beside_itself_is_equal_in_few_rows(tmp_path: Path) -> None:
+def test_identical_recordings_are_reported_as_identical(tmp_path: Path) -> None:
     base, new = recording(tmp_path / "a.db", steps=6), recording(tmp_path / "b.db", steps=6)
-    told = uprof(base, new).stdout
-    assert "both sides have identical figures" in told
-    assert "median step   9.90 µs on both sides" in told
-    assert "too few samples" not in told
-    assert "unclear" not in told
+    shown = uprof(base, new).stdout
+    assert "both sides have identical figures" in shown
+    assert "median step   9.90 µs on both sides" in shown
+    assert "too few samples" not in shown
+    assert "unclear" not in shown
     assert json.loads(uprof(base, new, "--json").stdout)["identical"] is True
 
 
-def test_of_the_host_alone_too(tmp_path: Path) -> None:
+def test_identical_host_only_recordings_are_reported_as_identical(tmp_path: Path) -> None:
     paths = [tmp_path / "a.db", tmp_path / "b.db"]
     for path in paths:
         with Device(path) as device:
             for number in range(300):
                 device.call(number * 10, number * 10 + 5, f"aten::op{number}")
-    told = uprof(*paths)
-    assert "both sides have identical figures" in told.stdout
-    assert "300 rows hidden (--all shows them)" in told.stdout
-    assert len(told.stdout.splitlines()) < 10
+    shown = uprof(*paths)
+    assert "both sides have identical figures" in shown.stdout
+    assert "300 rows hidden (--all shows them)" in shown.stdout
+    assert len(shown.stdout.splitlines()) < 10
     assert "inconclusive" not in uprof(*paths, "--all", "--top", "400").stdout
     assert "inconclusive" not in uprof(*paths, "--json").stdout
 
 
-def test_the_host_alone_is_not_compared_with_a_device(tmp_path: Path) -> None:
+def test_host_only_recording_is_not_compared_with_a_device_recording(tmp_path: Path) -> None:
     host = tmp_path / "host.db"
     with Device(host) as device:
         device.call(0, 100, "aten::linear")
@@ -102,50 +102,48 @@ def test_the_host_alone_is_not_compared_with_a_device(tmp_path: Path) -> None:
     for command, sides in (("diff", (host, work)), ("gate", (work, host))):
         refused = CliRunner().invoke(app, [command, *map(str, sides)])
         assert isinstance(refused.exception, UsageError)
-        said = str(refused.exception)
-        assert f"{work} has device work, {host} has host work only" in said
+        expected = f"{work} has device work, {host} has host work only"
+        assert expected in str(refused.exception)
 
 
-def test_one_device_before_and_after_gets_the_verdict_of_its_steps(tmp_path: Path) -> None:
-    """Of steps until the device is done with them: the host of both is done in 50 µs."""
-    programs: list[list[made.Action]] = [
-        [*[made.Launch("gemm", ns)] * 5, made.Step()] * 6 for ns in (200_000, 1_000_000)
+def test_same_device_gets_a_verdict_for_its_steps(tmp_path: Path) -> None:
+    """Steps last until the device is done, although the host needs 50 µs in both recordings."""
+    programs: list[list[machine.Action]] = [
+        [*[machine.Launch("gemm", ns)] * 5, machine.EndStep()] * 6 for ns in (200_000, 1_000_000)
     ]
     base, new = (
-        made.write(made.run(one), tmp_path / f"{number}.db", model="NVIDIA H100")
+        machine.write(machine.run(one), tmp_path / f"{number}.db", model="NVIDIA H100")
         for number, one in enumerate(programs)
     )
-    (told,) = (one for one in uprof(base, new).stdout.splitlines() if "median step" in one)
-    assert told.startswith("median step   1.00 ms -> 5.00 ms")
+    (shown,) = (one for one in uprof(base, new).stdout.splitlines() if "median step" in one)
+    assert shown.startswith("median step   1.00 ms -> 5.00 ms")
     found = json.loads(uprof(base, new, "--json").stdout)
     assert found["same_devices"] is True
-    assert found["totals"]["total"]["verdict"] == "slower", "no run alone differs so much"
+    assert found["totals"]["total"]["verdict"] == "slower", "beyond any run-to-run variation"
     found = json.loads(uprof(base, base, "--json").stdout)
     assert found["totals"]["total"]["ratio"] == 1
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_the_ratio_that_the_peaks_allow_stands_beside_that_of_the_times(
-    tmp_path: Path, form: str
-) -> None:
+def test_ratio_of_the_peaks_is_shown_with_the_measured_ratio(tmp_path: Path, form: str) -> None:
     base = recording(tmp_path / "a.db", model="NVIDIA H100 80GB HBM3")
     new = recording(tmp_path / "b.db", model="AMD Instinct MI300X VF")
-    told = uprof(base, new, "--format", form).stdout
+    shown = uprof(base, new, "--format", form).stdout
     if form == "text":
-        assert "attainable" in told
-        assert "0.76 x" in told, "989 TFLOP/s by 1,307"
-        assert "0.63 x" in told, "3,350 GB/s by 5,300"
+        assert "attainable" in shown
+        assert "0.76 x" in shown, "989 TFLOP/s by 1,307"
+        assert "0.63 x" in shown, "3,350 GB/s by 5,300"
         assert "attainable" not in uprof(base, base).stdout
         unknown = recording(tmp_path / "c.db", model="Some GPU")
         assert "attainable" not in uprof(base, unknown).stdout
     else:
-        rows = {row["name"]: row for row in json.loads(told)["breakdowns"]["class"]}
+        rows = {row["name"]: row for row in json.loads(shown)["breakdowns"]["class"]}
         assert rows["matmul"]["ratio_of_peaks"] == pytest.approx(989 / 1307, rel=1e-3)
         assert rows["normalisation"]["ratio_of_peaks"] == pytest.approx(3350 / 5300, rel=1e-3)
         assert rows["matmul"]["ratio"] == 1
 
 
-def test_json_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:
+def test_json_has_every_row_and_adds_up(sides: tuple[Path, Path]) -> None:
     found = json.loads(uprof(*sides, "--json", "--top", "1").stdout)
     assert found["compared"] == "devices"
     assert found["base"] == str(sides[0])
@@ -163,7 +161,7 @@ def test_json_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:
     assert found["sides"]["new"]["devices"] == ["Ascend910B"]
 
 
-def test_kernels_stand_under_their_operation_and_by_name(sides: tuple[Path, Path]) -> None:
+def test_kernels_are_listed_under_their_operation_and_by_name(sides: tuple[Path, Path]) -> None:
     tables = sections(uprof(*sides, "--by", "kernel", "--top", "50").stdout)
     under = tables["Kernels under each operation"]
     at = next(i for i, line in enumerate(under) if line.startswith("matmul "))
@@ -172,54 +170,49 @@ def test_kernels_stand_under_their_operation_and_by_name(sides: tuple[Path, Path
 
 
 @pytest.mark.parametrize("by", ["module", "line", "class", "shape"])
-def test_other_ways_to_divide_it(sides: tuple[Path, Path], by: str) -> None:
-    told = uprof(*sides, "--by", by)
-    assert told.exit_code == 0
+def test_comparison_by_module_line_class_and_shape(sides: tuple[Path, Path], by: str) -> None:
+    shown = uprof(*sides, "--by", by)
+    assert shown.exit_code == 0
     if by == "module":
-        assert "Mlp_0" in told.stdout
+        assert "Mlp_0" in shown.stdout
     if by == "class":
-        assert "Takes longer" not in told.stdout
+        assert "Takes longer" not in shown.stdout
 
 
-def test_a_large_ratio_has_no_decimals(tmp_path: Path) -> None:
+def test_large_ratios_have_no_decimals_and_small_ones_are_not_zero(tmp_path: Path) -> None:
     fast, slow = ([Op("aten::linear", [("gemm", "aten::mm", took)])] for took in (1, 900))
-    told = uprof(recording(tmp_path / "a.db", fast), recording(tmp_path / "b.db", slow)).stdout
-    assert "900 x" in told
-    assert "900.00" not in told
-
-
-def test_a_small_ratio_is_not_shown_as_nothing(tmp_path: Path) -> None:
-    fast, slow = ([Op("aten::linear", [("gemm", "aten::mm", took)])] for took in (1, 900))
-    told = uprof(recording(tmp_path / "a.db", slow), recording(tmp_path / "b.db", fast)).stdout
-    assert "<0.01 x" in told
-    assert "0.00 x" not in told
+    base, new = recording(tmp_path / "a.db", fast), recording(tmp_path / "b.db", slow)
+    shown = uprof(base, new).stdout
+    assert "900 x" in shown
+    assert "900.00" not in shown
+    back = uprof(new, base).stdout
+    assert "<0.01 x" in back
+    assert "0.00 x" not in back
 
 
 def test_rows_beyond_the_limit_are_counted(sides: tuple[Path, Path]) -> None:
     assert "and 4 more (--top)" in uprof(*sides, "--top", "1").stdout
 
 
-def test_names_of_any_length_and_content_stay_on_their_line(tmp_path: Path) -> None:
+def test_names_of_any_length_and_content_stay_on_one_line(tmp_path: Path) -> None:
     odd = [
         Op("aten::linear", [("gemm" * 10_000, "aten::mm", 10)], "M\x1b[31m_0"),
         Op("x\u202e\n|y" * 50, [("<script>", "aten::mm", 10)], "N" * 5000),
     ]
-    base, new = recording(tmp_path / "a.db", odd), on_npu(tmp_path / "b.db", odd)
+    base, new = recording(tmp_path / "a.db", odd), npu_recording(tmp_path / "b.db", odd)
     for form in ("text", "markdown"):
         for by in ("operation", "kernel", "module"):
-            told = uprof(base, new, "--format", form, "--by", by)
-            assert told.exit_code == 0
-            assert "\x1b" not in told.stdout
-            assert "\u202e" not in told.stdout
-            assert max(map(len, told.stdout.splitlines())) < 800
+            shown = uprof(base, new, "--format", form, "--by", by)
+            assert shown.exit_code == 0
+            assert "\x1b" not in shown.stdout
+            assert "\u202e" not in shown.stdout
+            assert max(map(len, shown.stdout.splitlines())) < 800
     assert json.loads(uprof(base, new, "--json").stdout)
 
 
-def test_tracked_workloads_have_no_kernels_to_divide_by(tmp_path: Path) -> None:
-    from tests.analysis.builders import run_time_report
-
+def test_tracked_workload_cannot_be_compared_by_kernel(tmp_path: Path) -> None:
     report = run_time_report(tmp_path / "run_time.sqlite")
-    told = uprof(report, report, "--by", "kernel")
-    assert isinstance(told.exception, UprofError)
-    assert told.exception.exit_code == 2
-    assert "--by kernel" in str(told.exception)
+    shown = uprof(report, report, "--by", "kernel")
+    assert isinstance(shown.exception, UprofError)
+    assert shown.exception.exit_code == 2
+    assert "--by kernel" in str(shown.exception)

@@ -1,4 +1,4 @@
-"""JSON is what Python's own encoder writes, only sooner."""
+"""The JSON encoder writes what Python's own encoder writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Word(str, Enum):
 
 
 @given(VALUES)
-def test_it_is_what_python_writes(document: object) -> None:
+def test_json_equals_that_of_python(document: object) -> None:
     assert dump_json(document) == json.dumps(document, indent=2) + "\n"
 
 
@@ -49,11 +49,11 @@ def test_it_is_what_python_writes(document: object) -> None:
         1e16,
     ],
 )
-def test_so_are_the_edges(document: object) -> None:
+def test_json_of_edge_cases_equals_that_of_python(document: object) -> None:
     assert dump_json(document) == json.dumps(document, indent=2) + "\n"
 
 
 @pytest.mark.parametrize("where", [math.nan, [math.inf], {"a": [1, {"b": -math.inf}]}])
-def test_a_number_that_is_not_finite_is_a_bug(where: object) -> None:
+def test_nonfinite_number_is_an_error(where: object) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         dump_json(where)

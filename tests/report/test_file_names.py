@@ -1,4 +1,4 @@
-"""Files with any name are read and written; what a name holds reaches no terminal raw."""
+"""Files with any name are read and written, and their names are escaped in output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tests.analysis.builders import training_step
 
 NAMES = {
-    "not UTF-8": b"caf\xe9",
-    "a second line": b"new\nuprof: error: forged",
-    "a terminal's title": b"\x1b]0;owned\x07",
+    "invalid UTF-8": b"caf\xe9",
+    "line break": b"new\nuprof: error: forged",
+    "terminal escape": b"\x1b]0;owned\x07",
     "markup": b"[bold]x[bold]",
-    "another direction": "\u202edb.exe".encode(),
+    "right-to-left override": "\u202edb.exe".encode(),
 }
 RAW = (b"\x1b", b"\x07", "\u202e".encode(), b"\nuprof: error: forged")
 
@@ -43,7 +43,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
     "form",
     ["text", *(pytest.param(form, marks=pytest.mark.slow) for form in ("csv", "markdown", "html"))],
 )
-def test_a_report_of_any_name_is_shown_and_written(file: bytes, form: str) -> None:
+def test_report_with_any_file_name_is_printed_and_written(file: bytes, form: str) -> None:
     shown = command("report", file, "--format", form)
     output = file + b".out"
     written = command("report", file, "--format", form, "-o", output)
@@ -55,14 +55,14 @@ def test_a_report_of_any_name_is_shown_and_written(file: bytes, form: str) -> No
 
 
 @pytest.mark.slow
-def test_so_is_a_trace(file: bytes) -> None:
+def test_trace_with_any_file_name_is_written(file: bytes) -> None:
     done = command("trace", file, "-o", file + b".json")
     assert done.returncode == 0, done.stderr
     assert not any(raw in done.stderr for raw in RAW)
 
 
 @pytest.mark.slow
-def test_a_damaged_one_is_named_on_one_line(file: bytes) -> None:
+def test_damaged_report_with_any_file_name_is_named_on_one_line(file: bytes) -> None:
     os.truncate(file, 500)
     done = command("report", file)
     assert done.returncode == 7

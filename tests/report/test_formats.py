@@ -1,7 +1,8 @@
-"""The printed formats hold the same figures, and names cannot break out of any of them."""
+"""All formats have the same figures and escape names."""
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -9,9 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
+from tests.report.on_page import embedded_data
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import formats, renderers, report_document, report_formats, terminal
@@ -19,7 +22,7 @@ from unified_prof.report import html_page as html
 from unified_prof.report.figures import Figures, collect_figures, figures_document
 from unified_prof.report.formats import ReportRequest, encode_varints
 
-NASTY = [
+HOSTILE = [
     "<script>alert(1)</script>",
     "=HYPERLINK(0)",
     "a|b`c`*d*",
@@ -36,14 +39,14 @@ def figures_of(path: Path, by: str | None = "operation", **options: Any) -> list
 
 
 @pytest.fixture
-def nasty(tmp_path: Path) -> Path:
+def hostile(tmp_path: Path) -> Path:
     return run_time_report(
         tmp_path / "r.sqlite",
-        [(name, 1.0 + n, None, [("f.py", n)]) for n, name in enumerate(NASTY)],
+        [(name, 1.0 + n, None, [("f.py", n)]) for n, name in enumerate(HOSTILE)],
     )
 
 
-def test_json_holds_every_figure(tmp_path: Path) -> None:
+def test_json_has_every_figure(tmp_path: Path) -> None:
     document = figures_document(figures_of(training_step(tmp_path / "msprof_1.db"), None))
     document = json.loads(json.dumps(document, allow_nan=False))
     (report,) = document["reports"]
@@ -56,7 +59,7 @@ def test_json_holds_every_figure(tmp_path: Path) -> None:
     assert report["devices"][0]["idle_ns"] == 2460
 
 
-def test_rows_are_ordered_and_counted_as_asked(tmp_path: Path) -> None:
+def test_rows_are_sorted_and_limited_by_the_options(tmp_path: Path) -> None:
     path = training_step(tmp_path / "msprof_1.db")
     (by_count,) = figures_of(path, "kernel", sort="count", top=2)
     (selection,) = by_count.selections
@@ -67,7 +70,7 @@ def test_rows_are_ordered_and_counted_as_asked(tmp_path: Path) -> None:
     assert names == sorted(names)
 
 
-def test_sorting_by_what_nobody_measured_is_refused(tmp_path: Path) -> None:
+def test_sorting_by_an_unmeasured_figure_is_refused(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [("a", 1.0, None, [])])
     with pytest.raises(UsageError, match="cannot sort by backward"):
         figures_of(path, sort="backward")
@@ -93,7 +96,7 @@ def test_text_has_headline_table_and_remarks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_a_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
+def test_table_fits_the_terminal_width(tmp_path: Path, width: int) -> None:
     run_time_report(
         tmp_path / "run_time.sqlite",
         [("a_name_that_goes_on_and_on_" * 4, 1.5, 2.0, [("some/folder/model.py", 1)])],
@@ -108,21 +111,21 @@ def test_a_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
     assert "1.50 ms" in shown or "3.50 ms" in shown
 
 
-def test_colour_is_only_there_when_asked_for(nasty: Path) -> None:
+def test_output_is_colored_only_if_requested(hostile: Path) -> None:
     plain = terminal.render_text(
-        report_document.report_document(figures_of(nasty)), width=None, color=False
+        report_document.report_document(figures_of(hostile)), width=None, color=False
     )
     assert "\x1b" not in plain
     assert r"\x1b[2Jwiped" in plain
-    coloured = terminal.render_text(
-        report_document.report_document(figures_of(nasty)), width=100, color=True
+    colored = terminal.render_text(
+        report_document.report_document(figures_of(hostile)), width=100, color=True
     )
-    assert "\x1b[1m" in coloured
-    assert "\x1b[2J" not in coloured
+    assert "\x1b[1m" in colored
+    assert "\x1b[2J" not in colored
 
 
-def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(report_formats.breakdowns_csv(figures_of(nasty)))))
+def test_csv_is_one_table_and_escapes_formulas(hostile: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(report_formats.breakdowns_csv(figures_of(hostile)))))
     names = [row["name"] for row in rows]
     assert "'=HYPERLINK(0)" in names
     assert '"quoted", with comma' in names
@@ -130,42 +133,40 @@ def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
     assert rows[0]["total_ns"] == "7000000"
 
 
-def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
-    shown = renderers.render_markdown(report_document.report_document(figures_of(nasty)))
+def test_markdown_escapes_names(hostile: Path) -> None:
+    shown = renderers.render_markdown(report_document.report_document(figures_of(hostile)))
     table = [line for line in shown.splitlines() if line.startswith("|")]
     cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
-    assert len(cells) == 1, "every row has the same cells"
+    assert len(cells) == 1, "every row has the same number of cells"
     assert "<" not in shown
     assert r"\[link\]\(http\:" in shown
     assert "\x1b" not in shown
 
 
-def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
-    with open_reports(nasty) as opened:
+def test_page_embeds_names_as_data_only(hostile: Path) -> None:
+    with open_reports(hostile) as opened:
         page = html.produce_page(opened, ReportRequest())
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "alert(1)</script>" not in page
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    assert found is not None
-    data = json.loads(found[1])
+    data = embedded_data(page)
     rows = data["reports"][0]["figures"]["breakdowns"]["operation"]["rows"]
-    assert sorted(row["name"] for row in rows) == sorted(NASTY)
+    assert sorted(row["name"] for row in rows) == sorted(HOSTILE)
 
 
-def test_the_page_needs_no_network(tmp_path: Path) -> None:
+def test_page_needs_no_network(tmp_path: Path) -> None:
     with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
         page = html.produce_page(opened, ReportRequest())
     references = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(\S+)", page)
     assert [one for one in references if not one.startswith(("`#", "#"))] == []
     assert "default-src 'none'" in page
-    # A name space is no address that anything is fetched from; Perfetto's is opened on a click.
+    # The XML namespace is not fetched; Perfetto is opened by a click.
     assert set(re.findall(r"https?://[^\"'\s]+", page)) == {
         "http://www.w3.org/2000/svg", "https://ui.perfetto.dev",
     }  # fmt: skip
 
 
-def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
+def test_source_lines_are_included_only_with_a_source_root(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "model.py").write_text("import torch\nhidden_line = 1\n", encoding="utf-8")
@@ -188,11 +189,7 @@ def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values", [[], [0], [127, 128, 16383, 16384], [2**53, 0, 1], list(range(300))]
 )
-def test_numbers_are_encoded_seven_bits_a_byte(values: list[int]) -> None:
-    import base64
-
-    import numpy as np
-
+def test_varints_encode_seven_bits_per_byte(values: list[int]) -> None:
     data = base64.b64decode(encode_varints(np.array(values, np.int64)))
     found, value, shift = [], 0, 0
     for byte in data:
@@ -204,7 +201,7 @@ def test_numbers_are_encoded_seven_bits_a_byte(values: list[int]) -> None:
     assert found == values
 
 
-def test_no_format_tells_a_secret_of_an_older_report(tmp_path: Path) -> None:
+def test_secrets_in_facts_are_redacted_in_every_format(tmp_path: Path) -> None:
     facts = {
         "command": json.dumps(["uprof", "run", "train.py", "--db", "postgres://u:hunter2@host/d"]),
         "arguments": "--password hunter2 --lr 0.1",

@@ -1,4 +1,4 @@
-"""A folder of ranks of which some are damaged or absent: every format says which, and why."""
+"""Directories with damaged or missing ranks: every format names them with the reason."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ RANKS = 8
 DAMAGED = 3
 
 
-def cut_off(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def emptied(file: Path) -> None:
+def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def zeroed(file: Path) -> None:
+def zero(file: Path) -> None:
     file.write_bytes(b"\0" * file.stat().st_size)
 
 
-def overwritten(file: Path) -> None:
+def overwrite(file: Path) -> None:
     file.write_bytes(b"slurmstepd: error: Detected 1 oom-kill event")
 
 
-def page_damaged(file: Path) -> None:
-    """The schema is sound and the file opens; what it holds is found out only when read."""
+def damage_page(file: Path) -> None:
+    """Damage a table's page, which is noticed only when it is read."""
     with closing(sqlite3.connect(file)) as db:
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'run_time_entries'"
         ((root,),) = db.execute(query)
@@ -51,8 +51,8 @@ def page_damaged(file: Path) -> None:
     file.write_bytes(content)
 
 
-def not_written(file: Path) -> None:
-    """SQLite made the file, and its writer never got to the tables."""
+def remove_tables(file: Path) -> None:
+    """Leave a SQLite file without tables, as an interrupted writer does."""
     file.unlink()
     with closing(sqlite3.connect(file)) as db, db:
         db.execute("CREATE TABLE t (a)")
@@ -60,12 +60,12 @@ def not_written(file: Path) -> None:
 
 
 DAMAGES: dict[Callable[[Path], None], str] = {
-    cut_off: "is cut off",
-    emptied: "is empty",
-    zeroed: "is not a report (a SQLite database) but a file of zeros",
-    overwritten: "is not a report (a SQLite database) but text",
-    page_damaged: "is damaged",
-    not_written: "is not a report",
+    truncate: "is cut off",
+    empty: "is empty",
+    zero: "is not a report (a SQLite database) but a file of zeros",
+    overwrite: "is not a report (a SQLite database) but text",
+    damage_page: "is damaged",
+    remove_tables: "is not a report",
 }
 
 
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_the_other_ranks_are_shown_in_every_format_and_the_lost_one_is_named(
+def test_every_format_shows_the_other_ranks_and_names_the_damaged_one(
     folder: Path, damage: Callable[[Path], None]
 ) -> None:
     lost = folder / f"run_time_rank{DAMAGED}.sqlite"
@@ -87,7 +87,7 @@ def test_the_other_ranks_are_shown_in_every_format_and_the_lost_one_is_named(
         done = uprof("report", folder, "--format", one)
         assert done.returncode == 7, one
         assert f"error: 7 of 8 ranks; rank 3: {lost} {DAMAGES[damage]}" in done.stderr
-        if one != "markdown":  # which escapes the dots
+        if one != "markdown":  # dots are escaped there
             assert DAMAGES[damage] in done.stdout, one
     shown = uprof("report", folder).stdout
     assert shown.startswith(f"7 of 8 ranks: rank 3: {lost} {DAMAGES[damage]}")
@@ -106,7 +106,7 @@ def test_the_other_ranks_are_shown_in_every_format_and_the_lost_one_is_named(
     assert len({row["report"] for row in rows[1:]}) == 7
 
 
-def test_a_whole_folder_says_so_and_nothing_else_changes(folder: Path) -> None:
+def test_complete_directory_is_reported_without_remarks(folder: Path) -> None:
     done = uprof("report", folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "ranks" not in done.stdout
@@ -114,47 +114,45 @@ def test_a_whole_folder_says_so_and_nothing_else_changes(folder: Path) -> None:
     assert document["coverage"] == {"unit": "ranks", "expected": 8, "whole": 8, "missing": []}
 
 
-def test_a_rank_that_lost_one_of_its_reports_is_shown_with_the_other(folder: Path) -> None:
+def test_rank_with_one_damaged_report_is_shown_with_the_other(folder: Path) -> None:
     for rank in range(RANKS):
         memory_report(folder / f"memory_rank{rank}.sqlite")
-    cut_off(folder / "memory_rank5.sqlite")
+    truncate(folder / "memory_rank5.sqlite")
     done = uprof("report", folder)
     assert done.returncode == 7
     assert done.stdout.startswith("7 of 8 ranks: rank 5: ")
     assert done.stdout.count("6.25 ms in 3 calls") == 8
 
 
-def test_ranks_that_the_run_expected_and_that_left_nothing_are_named(folder: Path) -> None:
+def test_expected_ranks_without_a_report_are_named(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps({"world_size": 16, "expected_ranks": [*range(10)]}))
     done = uprof("report", folder)
     assert done.returncode == 7
     assert done.stdout.startswith("8 of 10 ranks:\n  rank 8: it left no report")
     assert "\n  rank 9: it left no report" in done.stdout
-    cut_off(folder / "run_time_rank2.sqlite")
+    truncate(folder / "run_time_rank2.sqlite")
     shown = uprof("report", folder).stdout
     assert shown.startswith("7 of 10 ranks:\n  rank 2: ")
 
 
-def test_why_a_rank_left_nothing_is_told_as_far_as_the_run_wrote_it_down(folder: Path) -> None:
+def test_reason_for_a_missing_report_comes_from_the_run_document(folder: Path) -> None:
     for rank, failure in ((0, None), (8, "no operation ran"), (9, None)):
-        run_folder.note(
-            folder,
-            RankEntry(
-                rank=rank,
-                world_size=11,
-                expected_ranks=tuple(range(11)),
-                host="node1",
-                state=STARTED,
-                failure=failure,
-            ),
+        entry = RankEntry(
+            rank=rank,
+            world_size=11,
+            expected_ranks=tuple(range(11)),
+            host="node1",
+            state=STARTED,
+            failure=failure,
         )
+        run_folder.note(folder, entry)
     shown = uprof("report", folder).stdout
     assert "\n  rank 8: it left no report: no operation ran (" in shown
     assert "\n  rank 9: it left no report: it started on node1 but did not finish (" in shown
     assert "rank 10: it left no report: it did not start, or wrote to another directory (" in shown
 
 
-def test_a_world_size_alone_says_which_ranks_to_expect(folder: Path) -> None:
+def test_world_size_gives_the_expected_ranks(folder: Path) -> None:
     (folder / "run.json").write_text('{"world_size": 9}')
     assert uprof("report", folder).stdout.startswith("8 of 9 ranks: rank 8: it left no report")
 
@@ -162,12 +160,12 @@ def test_a_world_size_alone_says_which_ranks_to_expect(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "[" * 100_000, '{"world_size": "many"}', '{"world_size": 1e999}']
 )
-def test_an_odd_run_document_expects_nobody(folder: Path, text: str) -> None:
+def test_invalid_run_document_is_ignored(folder: Path, text: str) -> None:
     (folder / "run.json").write_text(text)
     assert uprof("report", folder).returncode == 0
 
 
-def test_many_missing_ranks_do_not_fill_the_terminal(folder: Path) -> None:
+def test_list_of_missing_ranks_is_limited(folder: Path) -> None:
     (folder / "run.json").write_text('{"world_size": 1024}')
     shown = uprof("report", folder).stdout
     assert shown.startswith("8 of 1,024 ranks:\n")
@@ -175,33 +173,33 @@ def test_many_missing_ranks_do_not_fill_the_terminal(folder: Path) -> None:
     assert "and 996 more" in shown
 
 
-def test_reports_without_a_rank_are_counted_as_reports(tmp_path: Path) -> None:
+def test_reports_without_rank_are_counted_as_reports(tmp_path: Path) -> None:
     training_step(tmp_path / "monday.db")
     training_step(tmp_path / "tuesday.db")
-    cut_off(tmp_path / "tuesday.db")
+    truncate(tmp_path / "tuesday.db")
     shown = uprof("report", tmp_path).stdout
     assert shown.startswith(f"1 of 2 reports: {tmp_path / 'tuesday.db'} is cut off")
 
 
-def test_files_of_other_programs_are_passed_over(folder: Path) -> None:
+def test_files_of_other_programs_are_ignored(folder: Path) -> None:
     (folder / "Thumbs.db").write_bytes(b"\xd0\xcf\x11\xe0 something else")
     with closing(sqlite3.connect(folder / "mlflow.db")) as db, db:
         db.execute("CREATE TABLE experiments (id)")
     assert uprof("report", folder).returncode == 0
 
 
-def test_where_no_rank_can_be_read_there_is_no_report(folder: Path) -> None:
+def test_directory_without_a_readable_rank_is_an_error(folder: Path) -> None:
     for rank in range(RANKS):
-        cut_off(folder / f"run_time_rank{rank}.sqlite")
+        truncate(folder / f"run_time_rank{rank}.sqlite")
     refused(uprof("report", folder), 7, "contains no readable report", "is cut off")
 
 
-def test_where_every_rank_turns_out_damaged_that_is_the_error(tmp_path: Path) -> None:
-    page_damaged(run_time_report(tmp_path / "run_time.sqlite"))
+def test_directory_whose_only_report_is_damaged_is_an_error(tmp_path: Path) -> None:
+    damage_page(run_time_report(tmp_path / "run_time.sqlite"))
     refused(uprof("report", tmp_path), 7, "is damaged")
 
 
-def test_who_compares_is_not_given_half_a_run(folder: Path) -> None:
-    cut_off(folder / "run_time_rank3.sqlite")
+def test_comparison_refuses_a_directory_with_a_damaged_rank(folder: Path) -> None:
+    truncate(folder / "run_time_rank3.sqlite")
     with pytest.raises(StoreError, match="7 of 8 ranks; rank 3: "), open_analyses(folder):
         pass

@@ -1,4 +1,4 @@
-"""Names in tables for people: short enough to read, different ones different, whole elsewhere."""
+"""Names in tables are shortened and stay distinct; programs get full names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SYMBOLS = {
 
 
 @pytest.mark.parametrize("name", SYMBOLS, ids=SYMBOLS.values())
-def test_a_symbol_is_shown_by_what_tells_it_apart(name: str) -> None:
+def test_symbol_is_shortened_to_its_distinctive_parts(name: str) -> None:
     assert names.short_symbol(name) == SYMBOLS[name]
 
 
@@ -79,22 +79,22 @@ def test_a_symbol_is_shown_by_what_tells_it_apart(name: str) -> None:
         "",
     ],
 )
-def test_other_names_stay_as_they_are(name: str) -> None:
+def test_other_names_are_not_shortened(name: str) -> None:
     assert names.short_symbol(name) == name
 
 
 @given(st.text(st.sampled_from("ab1:<>(){}[],*& -_~")))
-def test_no_name_is_too_odd(name: str) -> None:
+def test_any_name_can_be_shortened(name: str) -> None:
     assert names.short_symbol(name) or not name
     assert names.short_symbol(name, arguments=True) or not name
 
 
-def test_no_name_takes_long() -> None:
+def test_shortening_of_nested_names_is_fast() -> None:
     for text in ("f<" * 50_000, "f" + "<a" * 150 + ">" * 150 + "()", "(" * 1000 + ")" * 1000):
         assert names.readable_names([text, text])
 
 
-def test_kernels_that_differ_only_in_their_types_stay_apart() -> None:
+def test_kernels_with_different_types_stay_distinct() -> None:
     single, double = ADD.format(AT, 4, "float"), ADD.format(AT, 4, "double")
     assert names.readable_names([single, double, GELU]) == (
         "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char*, 3ul>>",
@@ -104,7 +104,7 @@ def test_kernels_that_differ_only_in_their_types_stay_apart() -> None:
 
 
 @given(st.text(), st.integers(0, 50))
-def test_a_long_name_keeps_both_its_ends(text: str, width: int) -> None:
+def test_truncated_name_keeps_start_and_end(text: str, width: int) -> None:
     cut = names.truncate_middle(text, width)
     assert len(cut) == min(len(text), width)
     if len(text) <= width:
@@ -114,7 +114,7 @@ def test_a_long_name_keeps_both_its_ends(text: str, width: int) -> None:
         assert cut[-2:] == text[-2:]
 
 
-def test_rows_that_differ_in_nothing_are_one() -> None:
+def test_equal_adjacent_rows_are_merged() -> None:
     columns = [
         Column("", ("gone", "gone", "gone", "slower", "gone")),
         Column("operation", ("add", "add", "add", "add", "add"), is_name=True),
@@ -128,11 +128,11 @@ def test_rows_that_differ_in_nothing_are_one() -> None:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """An msprof database of kernels with the names that CUDA gives them."""
-    return kernels(tmp_path / "msprof_1.db", 1000)
+    """An msprof database with CUDA kernel names."""
+    return write_kernels(tmp_path / "msprof_1.db", 1000)
 
 
-def kernels(path: Path, duration: int) -> Path:
+def write_kernels(path: Path, duration: int) -> Path:
     with Device(path) as device:
         at = 0
         for name in SYMBOLS:
@@ -144,7 +144,7 @@ def kernels(path: Path, duration: int) -> Path:
     return path
 
 
-def test_a_piped_table_is_no_wider_than_sensible_and_programs_get_whole_names(
+def test_piped_table_is_limited_to_200_columns_and_csv_and_json_have_full_names(
     recording: Path,
 ) -> None:
     shown = uprof("report", recording, "--by", "kernel").stdout
@@ -163,8 +163,8 @@ def test_a_piped_table_is_no_wider_than_sensible_and_programs_get_whole_names(
 
 
 @pytest.mark.parametrize("form", ["text", "markdown"])
-def test_diff_prints_through_the_same_printer(recording: Path, form: str) -> None:
-    new = kernels(recording.with_name("msprof_2.db"), 1500)
+def test_diff_shortens_names_like_report(recording: Path, form: str) -> None:
+    new = write_kernels(recording.with_name("msprof_2.db"), 1500)
     printed = uprof("diff", recording, new, "--format", form, "--all")
     assert printed.returncode == 0
     widest = max(map(len, printed.stdout.splitlines()))

@@ -1,4 +1,4 @@
-"""What notebooks show: everything of the public API, inert, bounded, nothing unescaped."""
+"""HTML output in notebooks: every public object, escaped, inert and of limited size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HOSTILE = '<script>alert(1)</script><img src=x onerror="a()">\u202e&amp;\x1b[2J'
 LARGEST = 110_000
 
 
-class Read(HTMLParser):
-    """What a browser would make of it, and whether that does anything."""
+class Parsed(HTMLParser):
+    """Parsed HTML; fails on tags and attributes that a notebook must not get."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class Read(HTMLParser):
         return " ".join(self.words)
 
 
-def shown(thing: Any) -> Read:
-    return Read(thing._repr_html_())
+def shown(thing: Any) -> Parsed:
+    return Parsed(thing._repr_html_())
 
 
 @pytest.fixture
@@ -67,17 +67,17 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_profile_is_shown_as_the_end_of_a_run(run: Path) -> None:
+def test_profile_is_shown_like_the_end_of_a_run(run: Path) -> None:
     files = {"run-time": run / "run_time.sqlite", "memory": run / "memory.sqlite"}
     found = shown(Profile(run, files))
     assert "linear" in found.cells
     assert str(run / "memory.sqlite") in found.text
     assert "incomplete" in shown(Profile(run, files, failure="it ended early")).text
-    assert "uprof report" not in found.text, "a hint for a terminal"
+    assert "uprof report" not in found.text, "a hint for terminals"
     assert "does not exist" in shown(Profile(run, {"memory": run / "gone.sqlite"})).text
 
 
-def test_figures_are_shown_by_their_first_breakdowns(run: Path, tmp_path: Path) -> None:
+def test_figures_are_shown_with_their_first_breakdowns(run: Path, tmp_path: Path) -> None:
     figures = unified_prof.figures(run)
     found = shown(figures)
     assert found.text.count("Skyline run time and memory reports") == 1
@@ -143,21 +143,21 @@ def hostile_timeline(path: Path, lasted: int = 5) -> Path:
         ),
     ],
 )
-def test_hostile_names_stay_text_and_nothing_grows_without_end(
+def test_hostile_names_are_escaped_and_the_size_is_limited(
     make: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     found = shown(make(tmp_path))
-    assert "<script>" in found.text, "as text"
+    assert "<script>" in found.text, "escaped"
 
 
-def test_a_page_that_is_too_long_says_so() -> None:
+def test_too_long_document_is_truncated_with_a_remark() -> None:
     document = Document()
     for _ in range(1000):
         document.line("x" * 500)
-    found = Read(render_fragment(document))
+    found = Parsed(render_fragment(document))
     assert found.text.endswith("more lines not shown")
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_unknown_object_is_refused() -> None:
     with pytest.raises(TypeError, match="int"):
         object_html(3)

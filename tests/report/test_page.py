@@ -1,4 +1,4 @@
-"""The page in a real browser: it fits, complains of nothing, and says what it holds."""
+"""The page in a browser: layout, escaping, provenance and address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.analysis.builders import Device, run_time_report
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import SCRIPT, VIEWS, choose_report, click, names, written
+from tests.report.on_page import SCRIPT, VIEWS, click, select_report, table_names, write_page
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
@@ -20,12 +20,12 @@ WIDTHS = {"phone": 390, "laptop": 1280, "wide": 1920}
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_it_loads_without_complaint_and_fits_the_window(
+def test_page_fits_every_width_without_console_errors(
     window: Browser, page: Path, width: int, dark: bool
 ) -> None:
     window.open(page, width=width, dark=dark)
     for number in (0, 1):
-        choose_report(window, number)
+        select_report(window, number)
         assert window.run("return document.documentElement.scrollWidth") <= width
         assert window.run("return document.querySelectorAll('section.card').length") >= 4
     assert window.run("return document.documentElement.dataset.theme") == (
@@ -37,24 +37,24 @@ def test_it_loads_without_complaint_and_fits_the_window(
     assert picture.stat().st_size > 20_000
 
 
-def test_an_operation_called_script_is_only_shown(window: Browser, page: Path) -> None:
+def test_operation_named_like_a_script_is_not_executed(window: Browser, page: Path) -> None:
     window.open(page)
-    assert SCRIPT in names(window)
+    assert SCRIPT in table_names(window)
     assert window.run("return document.title") != "hacked"
     assert window.run("return document.scripts.length") == 2
 
 
-def test_the_page_says_what_it_holds_and_holds_no_secret(window: Browser, tmp_path: Path) -> None:
+def test_page_lists_its_contents_and_redacts_secrets(window: Browser, tmp_path: Path) -> None:
     command = json.dumps(["uprof", "run", "train.py", "--token", "hunter2hunter2", "--lr", "0.1"])
     path = run_time_report(
         tmp_path / "run_time.sqlite",
         facts={"command": command, "host": "gpu7", "HF_TOKEN": "hunter2hunter2"},
     )
-    page = written(path)
+    page = write_page(path)
     assert "hunter2" not in page.read_text(encoding="utf-8")
     window.open(page)
-    said = window.run("return document.querySelector('#contents').textContent")
-    assert said == (
+    contents = window.run("return document.querySelector('#contents').textContent")
+    assert contents == (
         "This page contains the figures above; the names of operations and source "
         "files; the command line and the host name, with secrets masked; "
         "no source code."
@@ -63,50 +63,37 @@ def test_the_page_says_what_it_holds_and_holds_no_secret(window: Browser, tmp_pa
     assert '"--token", "***", "--lr", "0.1"' in shown
 
 
-def test_everything_is_named_for_those_who_cannot_see_it(window: Browser, page: Path) -> None:
+def test_idle_figure_names_its_basis(window: Browser, page: Path, folder: Path) -> None:
     window.open(page)
-    for number in (0, 1):
-        choose_report(window, number)
-        nameless = window.run(
-            "return [...document.querySelectorAll('button, input, select, canvas, [role=img],"
-            " [role=region]')].filter((one) => !(one.ariaLabel || one.textContent.trim()"
-            " || one.getAttribute('aria-labelledby'))).length"
-        )
-        assert nameless == 0
-    assert window.run("return document.documentElement.lang") == "en"
-
-
-def test_words_of_the_page(window: Browser, page: Path, folder: Path) -> None:
-    window.open(page)
-    choose_report(window, 1)
+    select_report(window, 1)
     labels = "return [...document.querySelectorAll('.figure .what')].map((one) => one.textContent)"
     assert "Idle in steps" in window.run(labels)
     assert window.run("return document.title").endswith(" - uprof")
     with Device(folder.parent / "msprof_words.db") as device:
         device.task(0, 100, kernel=("one", "one"))
         device.task(300, 400, kernel=("two", "two"))
-    window.open(written(folder.parent / "msprof_words.db"))
+    window.open(write_page(folder.parent / "msprof_words.db"))
     assert "Idle in window" in window.run(labels)
 
 
-def test_an_address_keeps_what_is_shown(window: Browser, page: Path) -> None:
+def test_address_keeps_breakdown_order_search_and_view(window: Browser, page: Path) -> None:
     window.open(page)
     click(window, "#table button[data-value=line]")
     click(window, "th[data-key=name] button")
     window.run("document.querySelector('#search').focus()")
     window.press(*"py:1")
-    before = names(window)
+    before = table_names(window)
     address = window.run("return location.hash")
     assert address == "#by=line&sort=name&order=up&q=py%3A1"
     window.open(page)
     window.run("location.hash = arguments[0]", address)
     time.sleep(0.2)
-    assert names(window) == before
+    assert table_names(window) == before
     assert window.run("return document.querySelector('#search').value") == "py:1"
     pressed = "return document.querySelector('#table [aria-pressed=true]').dataset.value"
     assert window.run(pressed) == "line"
-    choose_report(window, 1)
-    assert window.run("return location.hash") == "#report=1", "of the other report nothing holds"
+    select_report(window, 1)
+    assert window.run("return location.hash") == "#report=1", "reset for the other report"
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press("+")
     time.sleep(0.4)

@@ -1,4 +1,4 @@
-"""Whoever cannot see the page, or has no mouse, has all of it: axe-core, keys and contrast."""
+"""Accessibility of the pages: axe-core, keyboard and contrast."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
-from tests.analysis.compare.device.recordings import on_npu, recording
-from tests.cluster.summaries import Made, make
+from tests.analysis.compare.device.recordings import npu_recording, recording
+from tests.cluster.summaries import Contents, write_summary
 from tests.report import axe, browser
 from tests.report.browser import Browser
 from unified_prof.cluster.overview import Overview
@@ -36,7 +36,7 @@ def page_of(path: Path, to: Path) -> Path:
 
 
 def skyline(folder: Path) -> Path:
-    """Operations and memory, with a warning and something that was not measured."""
+    """Operations and memory, with a warning and an unmeasured figure."""
     run_time_report(
         folder / "run_time.sqlite",
         modules=[("encoder", "Encoder"), None, None],
@@ -47,41 +47,40 @@ def skyline(folder: Path) -> Path:
 
 
 def device(folder: Path) -> Path:
-    """Steps, streams, threads with launches, counters, memory, idle time by reason."""
-    with Device(folder / "msprof_1.db") as made:
+    """Steps, streams, threads with launches, counters, memory, and idle time by reason."""
+    with Device(folder / "msprof_1.db") as recorded:
         for step in range(3):
             begin = 100_000 * step
-            made.call(begin, begin + 90_000, f"ProfilerStep#{step}")
-            made.call(
+            recorded.call(begin, begin + 90_000, f"ProfilerStep#{step}")
+            recorded.call(
                 begin + 100, begin + 60_000, "aten::mm", inputs=("64,64;64,64", "float;float")
             )
             for task in range(4):
                 at = begin + 10_000 * task
-                made.runtime(at + 200, at + 400, "aclrtLaunchKernel", 10 * step + task)
-                identity = made.task(
+                recorded.runtime(at + 200, at + 400, "aclrtLaunchKernel", 10 * step + task)
+                identity = recorded.task(
                     at + 3000, at + 7000, connection=10 * step + task, kernel=("mm", "MatMul")
                 )
-                row: dict[str, Any] = {"globalTaskId": identity, "value": [0.5]}
-                made.writer.write("TASK_PMU_INFO", row | {"name": made.text("aic_mac_ratio")})
-            made.task(begin + 50_000, begin + 51_000, "MEMCPY_ASYNC", copy=4096)
-            made.task(begin + 52_000, begin + 55_000, "EVENT_WAIT", stream=3)
-            made.collective(begin + 60_000, begin + 70_000, f"hcom_{step}", "hcom_allReduce_")
-            made.memory(begin + 500, "PTA", 1000 * (step + 1))
+                name = recorded.text("aic_mac_ratio")
+                recorded.row("TASK_PMU_INFO", globalTaskId=identity, value=0.5, name=name)
+            recorded.task(begin + 50_000, begin + 51_000, "MEMCPY_ASYNC", copy=4096)
+            recorded.task(begin + 52_000, begin + 55_000, "EVENT_WAIT", stream=3)
+            recorded.collective(begin + 60_000, begin + 70_000, f"hcom_{step}", "hcom_allReduce_")
+            recorded.memory(begin + 500, "PTA", 1000 * (step + 1))
     return page_of(folder / "msprof_1.db", folder / "page.html")
 
 
-def many(folder: Path) -> Path:
-    """A folder with a report that cannot be read: what is missing stands first."""
+def missing_report(folder: Path) -> Path:
+    """A directory with an unreadable report, which is listed first."""
     training_step(folder / "msprof_1.db")
     (folder / "msprof_2.db").write_bytes(b"SQLite format 3\0 and nothing")
     return page_of(folder, folder / "page.html")
 
 
 def cluster(folder: Path) -> Path:
-    """Ranks of a run, one of them slow, a link too, one that failed."""
-    run = make(
-        folder / "run", Made(tp=4, dp=4, pp=4, slow={37: 1.1}, slow_links=[(12, 28)], failed=[5])
-    )
+    """Ranks of a run with a slow rank, a slow link and a failed rank."""
+    contents = Contents(tp=4, dp=4, pp=4, slow={37: 1.1}, slow_links=[(12, 28)], failed=[5])
+    run = write_summary(folder / "run", contents)
     page = folder / "page.html"
     with open_run(run) as opened:
         page.write_text(
@@ -91,7 +90,7 @@ def cluster(folder: Path) -> Path:
 
 
 def perfetto(folder: Path) -> Path:
-    """The page that hands a trace to Perfetto; there is none beside it."""
+    """The page that opens a trace in Perfetto, without the trace."""
     page = folder / "page.html"
     page.write_text(
         html.perfetto_opener_page("run.db", "run.perfetto-trace", 12_345), encoding="utf-8"
@@ -100,8 +99,8 @@ def perfetto(folder: Path) -> Path:
 
 
 def difference(folder: Path) -> Path:
-    """Two vendors' devices compared."""
-    base, new = recording(folder / "gpu.db"), on_npu(folder / "npu.db")
+    """A comparison of the devices of two vendors."""
+    base, new = recording(folder / "gpu.db"), npu_recording(folder / "npu.db")
     found = of_devices([base], [new])
     assert found is not None
     page = folder / "page.html"
@@ -109,7 +108,7 @@ def difference(folder: Path) -> Path:
     return page
 
 
-PAGES = [skyline, device, many, cluster, perfetto, difference]
+PAGES = [skyline, device, missing_report, cluster, perfetto, difference]
 
 
 class TestAxe:
@@ -119,7 +118,7 @@ class TestAxe:
     ]
 
     @pytest.mark.parametrize("make_page", PAGES, ids=[one.__name__ for one in PAGES])
-    def test_no_page_has_a_serious_finding(
+    def test_page_has_no_serious_violation(
         self, window: Browser, tmp_path: Path, make_page: Callable[[Path], Path]
     ) -> None:
         page = make_page(tmp_path)
@@ -131,22 +130,22 @@ class TestAxe:
                 assert window.run("return document.documentElement.scrollWidth") <= width
                 serious += [
                     f"{width} {'dark' if dark else 'light'}: {one}"
-                    for one in axe.found(window)
+                    for one in axe.violations(window)
                     if one.startswith(axe.SERIOUS)
                 ]
         assert serious == []
 
-    def test_axe_would_tell(self, window: Browser, tmp_path: Path) -> None:
+    def test_axe_reports_violations(self, window: Browser, tmp_path: Path) -> None:
         page = perfetto(tmp_path)
         window.open(page)
         window.run("document.querySelector('#open').textContent = ''; document.title = ''")
-        told = "\n".join(axe.found(window))
-        assert "critical: button-name" in told
-        assert "serious: document-title" in told
+        found = " ".join(axe.violations(window))
+        assert "critical: button-name" in found
+        assert "serious: document-title" in found
 
 
 def open_all(window: Browser) -> None:
-    """Show what is folded, what a choice shows, and sums of a selection."""
+    """Open folded parts, select a task and sum the selection."""
     window.run(
         "document.querySelectorAll('details').forEach((one) => { one.open = true; });"
         "document.querySelector('[aria-label=\"Sum up what is shown\"]')?.click();"
@@ -162,11 +161,11 @@ def open_all(window: Browser) -> None:
 class TestKeys:
     pytestmark: ClassVar = in_a_browser
 
-    def test_all_that_can_be_used_is_reached_by_tab_and_shows_it(
+    def test_every_control_is_reached_by_tab_and_outlined(
         self, window: Browser, tmp_path: Path, make_page: Callable[[Path], Path]
     ) -> None:
         window.open(make_page(tmp_path))
-        # What moves by arrow keys is one stop: all others of its kind have tabindex -1.
+        # Controls moved by arrow keys are one tab stop: the others of their kind have tabindex -1.
         wanted = set(
             window.run(
                 "const all = [...document.querySelectorAll('a[href], button, input, select,"
@@ -180,7 +179,7 @@ class TestKeys:
         seen, unmarked = set(), []
         for _ in range(len(wanted) + 5):
             window.press("\ue004")
-            stop, outlined, what = window.run(
+            stop, outlined, html_text = window.run(
                 "const one = document.activeElement; const style = getComputedStyle(one);"
                 "return [one.dataset.stop ?? null, style.outlineStyle !== 'none' &&"
                 " parseFloat(style.outlineWidth) > 0, one.outerHTML.slice(0, 80)]"
@@ -188,13 +187,13 @@ class TestKeys:
             if stop is not None:
                 seen.add(stop)
                 if not outlined:
-                    unmarked.append(what)
+                    unmarked.append(html_text)
         assert wanted - seen == set()
         assert unmarked == []
 
 
 def variables(dark: bool) -> dict[str, str]:
-    """Return the colours of the page by name."""
+    """Return the colors of the page by name."""
     text = files("unified_prof.report").joinpath("page", "page.css").read_text(encoding="utf-8")
     light, _, rest = text.partition(":root[data-theme")
     pattern = r"--([\w-]+): (#[0-9a-f]{6})"
@@ -228,7 +227,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_what_is_drawn_on_the_canvas_is_told_from_its_ground(dark: bool) -> None:
+def test_drawn_colors_contrast_with_the_background(dark: bool) -> None:
     colors = variables(dark)
     card = luminance(colors["card"])
     for name in DRAWN:
@@ -242,9 +241,7 @@ def test_what_is_drawn_on_the_canvas_is_told_from_its_ground(dark: bool) -> None
 
 @pytest.mark.slow
 @browser.needed
-def test_names_on_blocks_are_read_however_faint_the_block_is(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_labels_contrast_with_faint_blocks(window: Browser, tmp_path: Path) -> None:
     window.open(perfetto(tmp_path))
     script = files("unified_prof.report").joinpath("page", "base.js").read_text(encoding="utf-8")
     for dark in (False, True):

@@ -1,4 +1,4 @@
-"""Charts of the page in a browser: steps, the roofline, where the time goes."""
+"""Charts of the page in a browser: steps, roofline and icicle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import pytest
 
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import VIEWS, click, many_tasks, queued_launches, stepping, written
+from tests.report.on_page import (
+    VIEWS,
+    click,
+    queued_launches,
+    recording_of_steps,
+    recording_of_tasks,
+    write_page,
+)
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
@@ -20,9 +27,9 @@ from unified_prof.report.figures import collect_figures, figures_document
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_charts_and_timeline_have_one_zero_and_one_zoom(window: Browser, tmp_path: Path) -> None:
-    window.open(written(many_tasks(tmp_path / "msprof_1.db", 100)))
-    whole = 50_000 + 99_400  # memory is known 50 µs before the first task
+def test_charts_and_timeline_share_origin_and_zoom(window: Browser, tmp_path: Path) -> None:
+    window.open(write_page(recording_of_tasks(tmp_path / "msprof_1.db", 100)))
+    whole = 50_000 + 99_400  # memory is recorded from 50 µs before the first task
     assert window.run(VIEWS) == [[0, whole], [0, whole]]
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press("\ue015")
@@ -40,10 +47,10 @@ def test_charts_and_timeline_have_one_zero_and_one_zoom(window: Browser, tmp_pat
             / (picture.clientWidth - picture.dataset.left - 12);
         """
     )
-    assert peak == pytest.approx(90_000, rel=0.01), "where it is, in the timeline's own time"
+    assert peak == pytest.approx(90_000, rel=0.01), "on the time axis of the timeline"
 
 
-def test_labels_of_an_axis_fit_and_counts_have_whole_ticks(window: Browser, tmp_path: Path) -> None:
+def test_axis_labels_fit_and_counts_have_integer_ticks(window: Browser, tmp_path: Path) -> None:
     window.open(queued_launches(tmp_path / "msprof_1.db"))
     texts = window.run(
         "return [...document.querySelectorAll('#counter-launches svg text[text-anchor=end]')]"
@@ -59,7 +66,7 @@ def test_labels_of_an_axis_fit_and_counts_have_whole_ticks(window: Browser, tmp_
     assert min(left) >= 0
 
 
-def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -> None:
+def test_icicle_is_divided_and_zoomed_by_keyboard(window: Browser, page: Path) -> None:
     window.open(page)
 
     def labels() -> list[str]:
@@ -71,8 +78,10 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
         ]
 
     assert labels()[0].startswith("everything: ")
-    chosen = "return document.querySelector('#icicle button[aria-pressed=true]').dataset.value"
-    assert window.run(chosen) == "line", "most operations are outside any module"
+    selected_text = (
+        "return document.querySelector('#icicle button[aria-pressed=true]').dataset.value"
+    )
+    assert window.run(selected_text) == "line", "because most operations are outside any module"
     click(window, "#icicle button[data-value=module]")
     encoder = next(one for one in labels() if one.startswith("encoder: "))
     assert encoder.startswith("encoder: 6.75 ms, ")
@@ -91,16 +100,16 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
     assert any(one.startswith("model.py:30: ") for one in labels())
 
 
-def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
+def test_steps_are_marked_and_charted_with_their_idle_reasons(
     window: Browser, tmp_path: Path
 ) -> None:
-    path = stepping(tmp_path / "msprof_1.db")
+    path = recording_of_steps(tmp_path / "msprof_1.db")
     with open_analyses(path) as analyses:
         (analysis,) = analyses
         (expected,) = json.loads(json.dumps(figures_document([collect_figures(analysis)])))[
             "reports"
         ]
-    window.open(written(path))
+    window.open(write_page(path))
     bars = window.run(
         "return [...document.querySelectorAll('#steps .step')].map((one) => one.ariaLabel)"
     )
@@ -114,19 +123,18 @@ def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
     (whole,) = (one for one in expected["why_idle"] if one["step"] is None)
     legend = window.run("return document.querySelector('#split .legend').textContent")
     for reason, text in IN_WORDS.items():
-        told = f"idle: {text} {names.format_duration(whole[f'{reason}_ns'])}"
-        assert (told in legend) == (whole[f"{reason}_ns"] > 0)
+        entry = f"idle: {text} {names.format_duration(whole[f'{reason}_ns'])}"
+        assert (entry in legend) == (whole[f"{reason}_ns"] > 0)
     window.run("document.querySelector('#steps .step').focus()")
     window.press("\ue014")
-    said = window.run("return document.querySelector('#step-chosen').textContent")
-    assert said == bars[1]
+    assert window.run("return document.querySelector('#step-chosen').textContent") == bars[1]
     window.press("\ue007")
     begin, end = window.run(VIEWS)[0]
     assert end - begin == rows[1]["total_ns"]
     assert window.console() == []
 
 
-def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
+def test_roofline_has_a_dot_per_operation_and_a_line_per_peak(
     window: Browser, tmp_path: Path
 ) -> None:
     rows: list[dict[str, Any]] = [
@@ -136,7 +144,7 @@ def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
         | {"compute_tflop_per_s": 0.1, "intensity_flops_per_byte": 0.08, "of_peak_percent": 4},
         {"name": "copy", "total_ns": 100, "count": 1, "detail": "memory, 3,350 GB/s"},
     ]
-    path = written(stepping(tmp_path / "msprof_1.db"))
+    path = write_page(recording_of_steps(tmp_path / "msprof_1.db"))
     found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
     assert found is not None
     data = json.loads(found[1])
@@ -157,9 +165,11 @@ def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
     assert window.run(limits) == ["bf16, 989 TFLOP/s", "memory, 3,350 GB/s"]
     window.run("document.querySelector('.roofline').focus()")
     window.press("\ue014", "\ue014")
-    said = window.run("return document.querySelector('#roofline-chosen').textContent")
-    assert said.startswith("add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 %")
-    # The dot of memory-bound work lies below the slope of the memory: 0.08 x 3,350 GB/s is more.
+    selected_text = window.run("return document.querySelector('#roofline-chosen').textContent")
+    assert selected_text.startswith(
+        "add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 %"
+    )
+    # The dot of a memory-bound operation is below the slope: 0.08 x 3,350 GB/s is more.
     below = window.run(
         "const dot = document.querySelectorAll('#roofline .dot')[1];"
         "const path = document.querySelector('[data-limit^=memory]');"

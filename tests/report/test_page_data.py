@@ -1,4 +1,4 @@
-"""What the page is given, and the words that it shares with other formats."""
+"""Data of the page, and texts that it shares with other formats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, training_step
+from tests.report.on_page import embedded_data, write_page
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.roofline import breakdown
 from unified_prof.explain.roofline.breakdown import RooflineRow
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import REASONS
-from unified_prof.report import html_page as html
 from unified_prof.report import names, page_data, report_formats
 from unified_prof.report.figures import collect_figures, figures_document
 from unified_prof.report.formats import ReportRequest
@@ -25,27 +25,19 @@ from unified_prof.report.formats import ReportRequest
 LINE = "site-packages/transformers/models/bert/modeling_bert.py:364"
 
 
-def data_of(path: Path) -> dict[str, Any]:
-    """Return what the page of a report holds."""
-    with open_reports(path) as opened:
-        page = html.produce_page(opened, ReportRequest())
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
+def data_of(path: Path) -> Any:
+    """Return the reports in the data of a page."""
+    return embedded_data(write_page(path).read_text(encoding="utf-8"))["reports"]
 
 
-def document_of(path: Path) -> dict[str, Any]:
+def document_of(path: Path) -> Any:
     """Return the JSON of a report."""
     with open_reports(path) as opened:
-        found = figures_document([collect_figures(analysis) for analysis in opened.analyses])[
-            "reports"
-        ][0]
-    document: dict[str, Any] = json.loads(json.dumps(found))
-    return document
+        found = figures_document([collect_figures(analysis) for analysis in opened.analyses])
+    return json.loads(json.dumps(found))["reports"][0]
 
 
-def test_a_path_is_cut_in_front() -> None:
+def test_source_paths_are_truncated_at_the_start() -> None:
     assert names.truncate_middle(LINE, 30) == "...s/bert/modeling_bert.py:364"
     assert names.truncate_middle(f"{LINE} (+5)", 30).endswith("modeling_bert.py:364 (+5)")
     assert names.truncate_middle(f"most before aten::linear, {LINE}", 40).endswith(
@@ -54,7 +46,7 @@ def test_a_path_is_cut_in_front() -> None:
     assert names.truncate_middle("a_kernel_of_a_long_name_64x64", 20) == "a_kernel_of..._64x64"
 
 
-def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
+def test_idle_time_names_its_basis(tmp_path: Path) -> None:
     stepped = training_step(tmp_path / "msprof_1.db")
     with Device(tmp_path / "msprof_2.db") as device:
         device.task(0, 100, kernel=("one", "one"))
@@ -70,7 +62,7 @@ def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
         assert window not in idle
 
 
-def test_a_title_names_workload_device_and_date() -> None:
+def test_page_title_has_workload_device_and_date() -> None:
     facts = {"command": '["uprof", "run", "src/train.py"]', "started": "2026-03-04T05:06:07"}
     assert page_data.page_title({"path": "a/msprof_1.db", "facts": facts}, None) == (
         "train.py, 2026-03-04 - uprof"
@@ -86,37 +78,36 @@ def test_a_title_names_workload_device_and_date() -> None:
     )
 
 
-def test_a_name_that_fills_a_table_is_cut_inside_and_whole_beside_it(tmp_path: Path) -> None:
+def test_long_kernel_names_are_truncated_unless_they_become_equal(tmp_path: Path) -> None:
     traits = "_".join(f"TRAIT{number}" for number in range(60))
     long, alike, other = (f"Cijk_{one}_{traits}_WG64_4_{last}" for one, last in ("A1", "A2", "B1"))
     twin = alike.replace("TRAIT30", "TRAIT99")
     with Device(tmp_path / "msprof_1.db") as device:
         for number, name in enumerate((long, alike, twin, other)):
             device.task(1000 * number, 1000 * number + 900 - number, kernel=(name, name))
-    (report,) = data_of(tmp_path / "msprof_1.db")["reports"]
+    (report,) = data_of(tmp_path / "msprof_1.db")
     rows = report["figures"]["breakdowns"]["kernel"]["rows"]
     assert [row["name"] for row in rows] == [long, alike, twin, other]
     for row in (rows[0], rows[3]):
         assert len(row["short"]) <= 120
         assert row["short"].startswith(row["name"][:40])
         assert row["short"].endswith("_WG64_4_1")
-    assert "short" not in rows[1] | rows[2], "they would be the same"
+    assert "short" not in rows[1] | rows[2], "they would be equal"
 
 
-def test_counters_have_the_units_that_their_names_do_not_tell() -> None:
+def test_counter_units_are_added_where_names_have_none() -> None:
     found = page_data.counter_units(
         ["aic_mac_ratio", "aic_total_cycles", "aicore_time(us)", "SMs Active [Throughput %]", "x"]
     )
     assert found == {"aic_mac_ratio": "share of 1", "aic_total_cycles": "cycles"}
 
 
-def test_steps_stand_where_the_timeline_has_them(tmp_path: Path) -> None:
+def test_steps_are_relative_to_the_start_of_the_timeline(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(100, 200, kernel=("mm", "MatMul"))
         device.task(400, 900, kernel=("mm", "MatMul"))
-        row = {"id": [7], "startNs": [device.T0 + 50], "endNs": [device.T0 + 950]}
-        device.writer.write("STEP_TIME", row)
-    (report,) = data_of(tmp_path / "msprof_1.db")["reports"]
+        device.step(7, 50, 950)
+    (report,) = data_of(tmp_path / "msprof_1.db")
     assert report["steps"] == [{"name": "7", "start_ns": -50, "end_ns": 850}]
     figures = document_of(tmp_path / "msprof_1.db")
     assert report["figures"]["why_idle"] == figures["why_idle"]
@@ -129,25 +120,25 @@ _NO_REASON = ("device", "step", "idle_ns")
 
 
 @pytest.mark.parametrize(
-    ("bound_ns", "told"), [(8.0, "bf16, 989 TFLOP/s (uncertain)"), (4.0, "memory, 3,350 GB/s")]
+    ("bound_ns", "limit"), [(8.0, "bf16, 989 TFLOP/s (uncertain)"), (4.0, "memory, 3,350 GB/s")]
 )
-def test_the_page_finds_the_peaks_in_what_the_roofline_says(bound_ns: float, told: str) -> None:
+def test_page_parses_the_peaks_of_the_roofline(bound_ns: float, limit: str) -> None:
     cost = Cost(unit="matrix", dtype="bf16", flops=10, moved_bytes=4 * 3350)
     placed = RooflineRow(
         "mm", "[1]", "operation", "device 0", 1, 10, cost, Peak("bf16", 989e12, True),
         Peak("memory", 3350e9), bound_ns,
     )  # fmt: skip
-    said = breakdown.limits(placed)
-    assert said == told
+    text = breakdown.limits(placed)
+    assert text == limit
     script = files("unified_prof.report").joinpath("page", "roofline.js").read_text("utf-8")
     pattern = re.search(r"const match = /(.*)/\.exec", script)
     assert pattern is not None
-    found = re.match(pattern[1].replace("\\/", "/"), said)
+    found = re.match(pattern[1].replace("\\/", "/"), text)
     assert found is not None
-    assert found[3] == ("TFLOP" if "TFLOP" in told else "GB")
+    assert found[3] == ("TFLOP" if "TFLOP" in limit else "GB")
 
 
-def test_the_reasons_of_the_page_are_those_of_the_analysis() -> None:
+def test_idle_reasons_of_the_page_are_those_of_the_analysis() -> None:
     script = files("unified_prof.report").joinpath("page", "steps.js").read_text("utf-8")
     found = re.search(r"const REASONS = (\[.*\]);", script)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Every figure that the page shows is one of the JSON's, on recordings of every kind of device."""
+"""The figures on the page equal those of JSON, for recordings of every kind of device."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.report import browser
 from tests.report.browser import Browser
+from tests.report.on_page import embedded_data
 from unified_prof.explain.api import open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.idle import IN_WORDS
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.quick(cases=2)
 NO_FIGURE = re.compile(
     r"(?<![\w.\\])(-?inf|-?Infinity|NaN|nan|None|undefined|null)(?![\w.\\])|\[object"
 )
-"""What stands where a program printed something that is no figure."""
+"""Texts that show a value that is no figure."""
 
 
 def skyline(folder: Path, shared: Callable[[], Path]) -> Path:
@@ -83,21 +84,14 @@ FOR_PEOPLE = (
 )
 
 
-def told(path: Path, produce: Any) -> str:
+def produced(path: Path, produce: Any) -> str:
     with open_reports(path) as opened:
         return str(produce(opened, ReportRequest()))
 
 
-def data_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
-
-
-def test_the_page_is_given_what_json_has(report: Path) -> None:
-    document = json.loads(told(report, report_formats.produce_json))
-    sent = data_of(told(report, page_module.produce_page))
+def test_page_data_equals_json(report: Path) -> None:
+    document = json.loads(produced(report, report_formats.produce_json))
+    sent = embedded_data(produced(report, page_module.produce_page))
     assert len(sent["reports"]) == len(document["reports"]) > 0
     for one, expected in zip(sent["reports"], document["reports"], strict=True):
         figures = one["figures"]
@@ -119,12 +113,10 @@ def test_the_page_is_given_what_json_has(report: Path) -> None:
 
 
 def test_other_formats_have_the_figures_of_json(report: Path) -> None:
-    document = json.loads(told(report, report_formats.produce_json))
-    plain, marked = (
-        told(report, report_formats.produce_text),
-        told(report, report_formats.produce_markdown),
-    )
-    rows = list(csv.DictReader(io.StringIO(told(report, report_formats.produce_csv))))
+    document = json.loads(produced(report, report_formats.produce_json))
+    plain = produced(report, report_formats.produce_text)
+    marked = produced(report, report_formats.produce_markdown)
+    rows = list(csv.DictReader(io.StringIO(produced(report, report_formats.produce_csv))))
     for one in document["reports"]:
         totals = one["totals"]
         for key, show in (("total_ns", words.format_duration), ("peak_bytes", words.format_size)):
@@ -134,17 +126,17 @@ def test_other_formats_have_the_figures_of_json(report: Path) -> None:
         operations = one["breakdowns"].get("operation")
         if operations is None:
             continue
-        mine = [row for row in rows if row["report"] == one["path"]]
-        assert len(mine) == len(operations["rows"])
-        for row, same in zip(mine, operations["rows"], strict=True):
+        selection_sums = [row for row in rows if row["report"] == one["path"]]
+        assert len(selection_sums) == len(operations["rows"])
+        for row, same in zip(selection_sums, operations["rows"], strict=True):
             assert row["name"].removeprefix("'") == same["name"]
             for key in ("count", "total_ns", "forward_ns", "backward_ns"):
                 if key in row:
                     assert row[key] == ("" if same[key] is None else str(same[key])), key
 
 
-def test_nothing_that_is_no_figure_is_printed(report: Path) -> None:
-    document = json.loads(told(report, report_formats.produce_json))
+def test_no_format_prints_an_invalid_figure(report: Path) -> None:
+    document = json.loads(produced(report, report_formats.produce_json))
     names = {
         row["name"]
         for one in document["reports"]
@@ -152,7 +144,7 @@ def test_nothing_that_is_no_figure_is_printed(report: Path) -> None:
         for row in breakdown["rows"]
     }
     for produce in FOR_PEOPLE:
-        printed = told(report, produce)
+        printed = produced(report, produce)
         for name in sorted(names, key=len, reverse=True):
             printed = printed.replace(name, "")
         printed = "\n".join(line for line in printed.splitlines() if "trace_metadata" not in line)
@@ -160,12 +152,12 @@ def test_nothing_that_is_no_figure_is_printed(report: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda-graph", "rocm", "cpu"])
-def test_a_gpu_is_told_of_in_its_own_words(tmp_path: Path, shared: Path, name: str) -> None:
+def test_gpu_recordings_have_no_ascend_terms(tmp_path: Path, shared: Path, name: str) -> None:
     path = RECORDINGS[name](tmp_path, lambda: shared)
     for produce in (*FOR_PEOPLE, page_module.produce_page):
-        said = told(path, produce)
-        assert re.search(r"\bPTA\b", said) is None, produce.__name__
-        assert "device -1" not in said, produce.__name__
+        text = produced(path, produce)
+        assert re.search(r"\bPTA\b", text) is None, produce.__name__
+        assert "device -1" not in text, produce.__name__
 
 
 SHOWN = """
@@ -203,13 +195,13 @@ TABLE = """
 @pytest.mark.slow
 @browser.needed
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_what_is_seen_is_what_json_has(
+def test_shown_figures_equal_those_of_json(
     window: Browser, tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
     path = RECORDINGS[name](tmp_path, lambda: request.getfixturevalue("shared"))
-    document = json.loads(told(path, report_formats.produce_json))
+    document = json.loads(produced(path, report_formats.produce_json))
     page = tmp_path / "page.html"
-    page.write_text(told(path, page_module.produce_page), encoding="utf-8")
+    page.write_text(produced(path, page_module.produce_page), encoding="utf-8")
     window.open(page)
     (expected,) = document["reports"]
     seen = window.run(SHOWN)
@@ -223,17 +215,19 @@ def test_what_is_seen_is_what_json_has(
         assert seen["figures"]["launch_delay"] == f"{expected['launch_delay']['median_ns']} ns"
     for use in (expected["model_use"] or [])[:1]:
         assert seen["figures"]["model_use"] == f"{use['flops']} FLOP"
+        for device in expected["devices"][:1]:
+            assert seen["figures"]["idle_ns"] == f"{(device['steps'] or device)['idle_ns']} ns"
     for device, strip in zip(expected["devices"], seen["strips"], strict=False):
-        of = device["steps"] or device
-        assert strip["whole"].endswith(words.format_duration(of["window_ns"]))
+        basis = device["steps"] or device
+        assert strip["whole"].endswith(words.format_duration(basis["window_ns"]))
         parts = " ".join(strip["parts"])
-        assert words.format_duration(of["compute_ns"]) in parts
+        assert words.format_duration(basis["compute_ns"]) in parts
         whole = [one for one in expected["why_idle"] if one["step"] is None]
         for why in whole:
-            if why["device"] == device["device"] and why["idle_ns"] == of["idle_ns"]:
-                for reason, said in IN_WORDS.items():
+            if why["device"] == device["device"] and why["idle_ns"] == basis["idle_ns"]:
+                for reason, text in IN_WORDS.items():
                     value = why[f"{reason}_ns"]
-                    assert (f"idle: {said} {words.format_duration(value)}" in parts) == (value > 0)
+                    assert (f"idle: {text} {words.format_duration(value)}" in parts) == (value > 0)
     for by, breakdown in expected["breakdowns"].items():
         table = window.run(TABLE, by)
         assert len(table["rows"]) == min(1000, len(breakdown["rows"])), by
@@ -248,7 +242,7 @@ def test_what_is_seen_is_what_json_has(
                     assert float(cell.split()[0]) == pytest.approx(value), (by, key)
         if any(row.get("allocated_bytes") is not None for row in breakdown["rows"]):
             assert "allocated" in " ".join(table["labels"])
-            assert "memory" not in " ".join(table["labels"]).split(), "what was asked for in all"
+            assert "memory" not in " ".join(table["labels"]).split()
     for row in seen["counters"]:
         for one in (one for one in expected["pmu"] if one["op_type"] == row["name"]):
             if one["counter"] in row and row[one["counter"]] != "not measured":

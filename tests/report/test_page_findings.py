@@ -1,4 +1,4 @@
-"""Findings on the page, in a browser."""
+"""Findings on the page in a browser."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.plants import US
+from tests.analysis.advice.faulty_runs import US
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import click, written
-from tests.report.test_first_to_do import recording
+from tests.report.on_page import click, write_page
+from tests.report.test_findings_block import recording
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_a_finding_has_cost_what_to_try_and_evidence_that_searches_the_timeline(
+def test_finding_has_saving_advice_and_evidence_linked_to_the_timeline(
     window: Browser, tmp_path: Path
 ) -> None:
-    window.open(written(recording(tmp_path / "run.db", every=50 * US)))
+    window.open(write_page(recording(tmp_path / "run.db", every=50 * US)))
     row = window.run("return document.querySelector('.findings li').innerText")
     cost, share, title, text = row.split("\n")[:4]
     assert cost == "3.96 ms"
@@ -33,7 +33,7 @@ def test_a_finding_has_cost_what_to_try_and_evidence_that_searches_the_timeline(
     assert window.console() == []
 
 
-def test_a_page_without_findings_says_so(window: Browser, tmp_path: Path) -> None:
-    window.open(written(recording(tmp_path / "run.db", every=11 * US)))
+def test_page_without_findings_says_so(window: Browser, tmp_path: Path) -> None:
+    window.open(write_page(recording(tmp_path / "run.db", every=11 * US)))
     text = window.run("return document.querySelector('#advice p').textContent")
     assert text.startswith("No findings: none of ")

@@ -1,4 +1,4 @@
-"""Threads of the host on the page's timeline, and arrows to what they launched."""
+"""Host threads on the timeline of the page, with arrows to their tasks."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ import pytest
 from tests.analysis.builders import Device
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import arrows, chosen, click, drag, written
+from tests.report.on_page import arrow_count, click, drag, selected_text, write_page
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
-    window: Browser, launched: Path
+def test_host_threads_are_drawn_above_the_streams_with_arrows_to_their_tasks(
+    window: Browser, launch_page: Path
 ) -> None:
-    window.open(launched)
+    window.open(launch_page)
     lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
     assert window.run(lanes) == ["thread 1", "", "thread 2", "", "stream 2", "stream 5", "idle"]
-    assert arrows(window) == 3
+    assert arrow_count(window) == 3
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 4)
-    assert chosen(window) == (
+    assert selected_text(window) == (
         "second: 100 ns, from 800 ns, stream 2; launched by cudaLaunchKernel, thread 1, "
         "500 ns earlier"
     )
     window.press("p", "l")
-    assert chosen(window) == (
+    assert selected_text(window) == (
         "cudaLaunchKernel: 100 ns, from 100 ns, thread 1; launched first, 400 ns later"
     )
     click(window, "#chosen button")
-    assert chosen(window).startswith("first: 200 ns, from 500 ns, stream 2; launched by")
+    assert selected_text(window).startswith("first: 200 ns, from 500 ns, stream 2; launched by")
     for _ in range(7):
         window.press("+")
-    time.sleep(0.2)
-    assert arrows(window) == 1, "that of what is chosen, however far its other end is away"
+    assert arrow_count(window) == 1, (
+        "the arrow of the selection, although its other end is not visible"
+    )
+    assert arrow_count(window) == 1, "that of what is chosen, however far its other end is away"
     click(window, "#host-shown")
     assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
-    assert arrows(window) == 0
+    assert arrow_count(window) == 0
     assert window.run("return location.hash").endswith("host=no")
-    window.open(launched)
+    window.open(launch_page)
     window.run("location.hash = '#host=no'")
     time.sleep(0.2)
     assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
     assert window.console() == []
 
 
-def test_the_host_is_searched_and_summed_up_as_the_device_is(
-    window: Browser, launched: Path
-) -> None:
-    window.open(launched)
+def test_host_ranges_are_searched_and_summed_like_tasks(window: Browser, launch_page: Path) -> None:
+    window.open(launch_page)
     window.run("document.querySelector('#find').focus()")
     window.press(*"launch")
     found = "return document.querySelector('#found').textContent"
     assert window.run(found) == ("0 tasks match, 0 ns in total; 3 host ranges; Enter: next match.")
     window.press("\ue007", "\ue007", "\ue007")
-    assert chosen(window).startswith(
+    assert selected_text(window).startswith(
         "hipLaunchKernel: 100 ns, from 1.20 µs, thread 2; launched third"
     )
     drag(window, 150, 850)
@@ -80,7 +80,7 @@ def test_the_host_is_searched_and_summed_up_as_the_device_is(
     assert window.console() == []
 
 
-def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_path: Path) -> None:
+def test_page_states_which_host_ranges_are_left_out(window: Browser, tmp_path: Path) -> None:
     count = 40_000
     with Device(tmp_path / "msprof_1.db") as device:
         ids = np.arange(count)
@@ -91,28 +91,26 @@ def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_pat
         row = {"startNs": start + 900, "endNs": start + 1200, "globalTaskId": ids, "deviceId": 0}
         row |= {"taskType": device.text("KERNEL_AICORE"), "streamId": 2, "connectionId": ids}
         device.writer.write("TASK", row)
-    page = written(tmp_path / "msprof_1.db")
+    page = write_page(tmp_path / "msprof_1.db")
     assert page.stat().st_size < 1_200_000
     window.open(page)
     assert "shortest idle gaps" in window.run("return document.body.textContent")
-    said = window.run("return document.querySelector('#host-left-out').textContent")
-    assert said.startswith("15,000 of 40,000 host ranges are drawn: all from ")
+    text = window.run("return document.querySelector('#host-left-out').textContent")
+    assert text.startswith("15,000 of 40,000 host ranges are drawn: all from ")
     click(window, "#host-left-out button")
     window.run("document.querySelector('#timeline canvas').focus()")
     for _ in range(7):
         window.press("+")
-    assert 50 < arrows(window) <= 300
+    assert 50 < arrow_count(window) <= 300
     assert window.console() == []
 
 
-def test_a_recording_of_the_host_alone_has_a_timeline(window: Browser, tmp_path: Path) -> None:
+def test_host_only_recording_has_a_timeline(window: Browser, tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100, "aten::mm")
         device.call(20, 60, "aten::add")
-    window.open(written(tmp_path / "msprof_1.db"))
-    assert (
-        window.run("return document.querySelector('#timeline h2').textContent") == "Host timeline"
-    )
+    window.open(write_page(tmp_path / "msprof_1.db"))
+    assert window.run("return document.querySelector('#timeline h2').innerText") == "Host timeline"
     click(window, "[aria-label='Sum the visible part']")
     time.sleep(0.4)
     rows = window.run(
@@ -123,11 +121,11 @@ def test_a_recording_of_the_host_alone_has_a_timeline(window: Browser, tmp_path:
     assert window.console() == []
 
 
-def test_threads_are_told_apart_on_a_phone(window: Browser, tmp_path: Path) -> None:
+def test_threads_are_labeled_distinctly_on_a_phone(window: Browser, tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for thread in (3_140_046, 3_140_047):
             device.call(0, 100, "aten::mm", thread=thread)
-    page = written(tmp_path / "msprof_1.db")
+    page = write_page(tmp_path / "msprof_1.db")
     names_shown = "return [...document.querySelectorAll('.lanes div')].map((one) => one.innerText)"
     for width, shown in ((390, ""), (1280, "thread ")):
         window.open(page, width=width)

@@ -1,4 +1,4 @@
-"""The page hands its timeline to Perfetto's page, when asked and to nobody else."""
+"""The page passes its timeline to Perfetto only if requested."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import click, many_tasks, stepping, written
+from tests.report.on_page import click, recording_of_steps, recording_of_tasks, write_page
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_the_timeline_is_handed_to_perfetto_when_asked(window: Browser, tmp_path: Path) -> None:
-    window.open(written(stepping(tmp_path / "msprof_1.db")))
+def test_timeline_is_passed_to_perfetto_on_request(window: Browser, tmp_path: Path) -> None:
+    window.open(write_page(recording_of_steps(tmp_path / "msprof_1.db")))
     window.run(
         "window.opened = []; window.posted = [];"
         "window.open = (address) => { opened.push(address);"
@@ -31,7 +31,7 @@ def test_the_timeline_is_handed_to_perfetto_when_asked(window: Browser, tmp_path
         "window.dispatchEvent(new MessageEvent('message',"
         " {data: 'PONG', origin: arguments[0]})); return typeof posted[posted.length - 1][0]"
     )
-    assert window.run(answer, "https://elsewhere.example") == "string", "nobody else gets it"
+    assert window.run(answer, "https://elsewhere.example") == "string", "no trace for others"
     assert window.run(answer, "https://ui.perfetto.dev") == "object"
     trace = json.loads(
         window.run(
@@ -46,18 +46,14 @@ def test_the_timeline_is_handed_to_perfetto_when_asked(window: Browser, tmp_path
     assert window.console() == []
 
 
-def test_of_merged_tasks_the_trace_beside_the_page_is_asked_for(
-    window: Browser, tmp_path: Path
-) -> None:
-    window.open(written(many_tasks(tmp_path / "msprof_1.db", 120_000)))
+def test_trace_file_is_requested_if_tasks_are_merged(window: Browser, tmp_path: Path) -> None:
+    window.open(write_page(recording_of_tasks(tmp_path / "msprof_1.db", 120_000)))
     assert window.run("return document.querySelectorAll('#perfetto').length") == 0
     assert window.run("return document.querySelector('#perfetto-file').type") == "file"
 
 
-def test_perfetto_is_handed_the_threads_and_their_arrows_too(
-    window: Browser, launched: Path
-) -> None:
-    window.open(launched)
+def test_trace_for_perfetto_has_threads_and_arrows(window: Browser, launch_page: Path) -> None:
+    window.open(launch_page)
     window.run(
         "window.posted = [];"
         "window.open = () => ({postMessage: (message) => posted.push(message)});"

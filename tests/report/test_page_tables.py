@@ -1,4 +1,4 @@
-"""Tables of the page in a browser: the figures of the JSON, sorted, searched, copied and saved."""
+"""Tables of the page in a browser: sorting, search, copying and saving."""
 
 from __future__ import annotations
 
@@ -13,90 +13,46 @@ import pytest
 from tests.analysis.builders import Device
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import SCRIPT, choose_report, click, names, written
+from tests.report.on_page import SCRIPT, click, table_names, write_page
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_figures_are_those_of_the_json(
-    window: Browser, page: Path, document: Any, number: int
-) -> None:
-    window.open(page)
-    choose_report(window, number)
-    expected = document[number]
-    headline = window.run(
-        "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
-        ".map((one) => [one.dataset.figure, one.title]))"
-    )
-    for key, value in expected["totals"].items():
-        if key in headline:
-            assert headline[key].split()[0] == str(value), key
-        else:
-            assert value is None or not key.startswith(("total", "forward", "peak")), key
-    for device in expected["devices"][:1]:
-        of = device["steps"] or device
-        assert headline["idle_ns"] == f"{of['idle_ns']} ns"
-    for by, breakdown in expected["breakdowns"].items():
-        click(window, f"#table button[data-value={by}]")
-        if len(breakdown["rows"]) > 100:
-            window.run(
-                "[...document.querySelectorAll('#table button')]"
-                ".find((one) => one.textContent.startsWith('Show all')).click()"
-            )
-        shown = window.run(
-            "const keys = [...document.querySelectorAll('#table th')].map((h) => h.dataset.key);"
-            "return [...document.querySelectorAll('#table tbody tr')].map((row) =>"
-            " Object.fromEntries([...row.cells].map((cell, i) =>"
-            " [keys[i], keys[i] === 'name' ? cell.dataset.value : cell.title])))"
-        )
-        assert len(shown) == len(breakdown["rows"])
-        for cells, row in zip(shown, breakdown["rows"], strict=True):
-            assert cells["name"] == row["name"]
-            for key, text in cells.items():
-                if key in ("name", "detail"):
-                    continue
-                if row[key] is None:
-                    assert text == "not measured"
-                else:
-                    assert float(text.split()[0]) == pytest.approx(row[key])
-
-
-def test_columns_sort_and_what_was_not_measured_stands_last(window: Browser, page: Path) -> None:
+def test_columns_are_sorted_with_unmeasured_values_last(window: Browser, page: Path) -> None:
     window.open(page)
     click(window, "th[data-key=backward_ns] button")
-    assert names(window)[0] == "linear"
+    assert table_names(window)[0] == "linear"
     header = "return document.querySelector('th[data-key=backward_ns]').ariaSort"
     assert window.run(header) == "descending"
     click(window, "th[data-key=backward_ns] button")
     assert window.run(header) == "ascending"
-    assert names(window)[0] == "linear", "the only one that was measured stays first"
+    assert table_names(window)[0] == "linear", "the only measured value stays first"
     click(window, "th[data-key=name] button")
-    found = names(window)
+    found = table_names(window)
     assert found == sorted(found, key=lambda name: (name.lower(), name)) or found[0] == SCRIPT
 
 
-def test_searching_narrows_the_table(window: Browser, page: Path) -> None:
+def test_search_narrows_the_table(window: Browser, page: Path) -> None:
     window.open(page)
     window.run("document.querySelector('#search').focus()")
     window.press(*"OP_14")
-    assert names(window) == [
+    assert table_names(window) == [
         f"op_{n}" for n in (149, 148, 147, 146, 145, 144, 143, 142, 141, 140, 14)
     ]
     assert window.run("return document.querySelector('#matches').textContent").startswith("11 of ")
     assert window.run("return document.querySelector('mark').textContent") == "op_14"
     window.press(*"zzz")
-    assert names(window) == ["No matches."]
+    assert table_names(window) == ["No matches."]
 
 
-def test_a_symbol_is_shown_short_and_found_whole(window: Browser, tmp_path: Path) -> None:
+def test_symbol_is_shown_short_and_found_by_its_full_name(window: Browser, tmp_path: Path) -> None:
     symbol = (
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int)"
     )
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 150, kernel=(symbol, symbol))
         device.task(200, 300, kernel=("other", "other"))
-    window.open(written(tmp_path / "msprof_1.db"))
+    window.open(write_page(tmp_path / "msprof_1.db"))
     click(window, "#table button[data-value=kernel]")
     cell = "const c = document.querySelector('#table tbody td'); return [c.textContent, c.title]"
     short = "vectorized_elementwise_kernel<...FillFunctor>"
@@ -108,7 +64,7 @@ def test_a_symbol_is_shown_short_and_found_whole(window: Browser, tmp_path: Path
     assert window.run(cell) == [symbol, ""]
 
 
-def test_figures_are_worded_like_those_of_the_terminal(window: Browser, page: Path) -> None:
+def test_figures_are_formatted_like_those_of_the_terminal(window: Browser, page: Path) -> None:
     window.open(page)
     shown = window.run(
         "return [...document.querySelectorAll('#table tbody tr')]"
@@ -117,7 +73,9 @@ def test_figures_are_worded_like_those_of_the_terminal(window: Browser, page: Pa
     assert shown[1:7] == ["1", "4.50 ms", "3.8 %", "4.50 ms", "1.50 ms", "3.00 ms"]
 
 
-def test_tables_are_copied_and_saved_whole(window: Browser, page: Path, document: Any) -> None:
+def test_tables_are_copied_and_saved_with_all_rows(
+    window: Browser, page: Path, document: Any
+) -> None:
     window.open(page)
     window.run(
         "window.saved = []; URL.createObjectURL = (blob) => { saved.push(blob); return '#'; };"
@@ -126,7 +84,7 @@ def test_tables_are_copied_and_saved_whole(window: Browser, page: Path, document
     text = window.run("return saved[0].text()")
     rows = list(csv.DictReader(io.StringIO(text)))
     expected = document[0]["breakdowns"]["operation"]["rows"]
-    assert len(rows) == len(expected) > 100, "those that are not drawn too"
+    assert len(rows) == len(expected) > 100, "including rows that are not drawn"
     for row, one in zip(rows, expected, strict=True):
         assert row["name"] == one["name"]
         for key in ("count", "total_ns", "backward_ns"):
@@ -141,7 +99,7 @@ def test_tables_are_copied_and_saved_whole(window: Browser, page: Path, document
     assert len(copied.splitlines()) == len(expected) + 1
 
 
-def test_counters_have_units_and_none_that_was_never_counted(
+def test_counters_have_units_and_constant_zeros_are_left_out(
     window: Browser, tmp_path: Path
 ) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
@@ -153,14 +111,11 @@ def test_counters_have_units_and_none_that_was_never_counted(
             (0, "aic_never", 0),
             (1, "aic_never", 0),
         ):
-            device.writer.write(
-                "TASK_PMU_INFO",
-                {"globalTaskId": task, "name": device.text(counter), "value": [value]},
-            )
+            device.row("TASK_PMU_INFO", globalTaskId=task, name=device.text(counter), value=value)
         for kind, hbm in (("device", 0), ("app", 5)):
             row: dict[str, Any] = {"type": device.text(kind), "hbm": [hbm, hbm], "deviceId": 0}
             device.writer.write("NPU_MEM", row | {"timestampNs": device.T0 + np.array([0, 100])})
-    window.open(written(tmp_path / "msprof_1.db"))
+    window.open(write_page(tmp_path / "msprof_1.db"))
     heads = window.run(
         "return [...document.querySelectorAll('#counters th')].map((one) => one.textContent)"
     )

@@ -1,4 +1,4 @@
-"""The timeline of the page in a browser: devices' tasks, zoomed, searched and summed up."""
+"""Timeline of the page in a browser: zoom, search, selection and idle reasons."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.analysis.builders import Device
 from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.on_page import (
-    choose_report,
-    chosen,
     click,
     drag,
-    hold_shift,
-    many_tasks,
-    selected,
-    written,
+    press_shift,
+    recording_of_tasks,
+    select_report,
+    selected_text,
+    selection_sums,
+    write_page,
 )
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.idle import IN_WORDS
@@ -31,9 +31,9 @@ from unified_prof.report.formats import ReportRequest
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_the_timeline_zooms_moves_and_tells_by_keyboard(window: Browser, page: Path) -> None:
+def test_timeline_is_zoomed_moved_and_read_by_keyboard(window: Browser, page: Path) -> None:
     window.open(page)
-    choose_report(window, 1)
+    select_report(window, 1)
     view = (
         "const c = document.querySelector('#timeline canvas');"
         "return [Number(c.dataset.from), Number(c.dataset.to)]"
@@ -50,16 +50,16 @@ def test_the_timeline_zooms_moves_and_tells_by_keyboard(window: Browser, page: P
     window.press("0")
     assert window.run(view) == [0, 5000]
     window.press(*"\ue015" * 9, "\ue012", "\ue012", "\ue012", "n")
-    chosen = window.run("return document.querySelector('#chosen').textContent")
-    assert "stream 2" in chosen
-    assert " ns, from " in chosen
+    selected_text = window.run("return document.querySelector('#chosen').textContent")
+    assert "stream 2" in selected_text
+    assert " ns, from " in selected_text
 
 
-def test_of_too_many_tasks_the_busiest_part_and_the_way_to_all_are_offered(
+def test_busiest_part_is_offered_if_tasks_are_too_many_to_draw(
     window: Browser, tmp_path: Path
 ) -> None:
-    path = many_tasks(tmp_path / "msprof_1.db", 300_000)
-    window.open(written(path))
+    path = recording_of_tasks(tmp_path / "msprof_1.db", 300_000)
+    window.open(write_page(path))
     note = window.run("return document.querySelector('#merged').textContent")
     assert "300,000 tasks are too many to draw one by one" in note
     assert f"uprof export {path} -o out.perfetto-trace" in note
@@ -68,15 +68,13 @@ def test_of_too_many_tasks_the_busiest_part_and_the_way_to_all_are_offered(
     for _ in range(12):
         window.press("+")
     window.press("\ue015", "n", "n")
-    chosen = window.run("return document.querySelector('#chosen').textContent")
-    assert chosen.startswith("kernel_"), "one task, not a block of several"
-    assert ": 400 ns, from " in chosen
+    selected_text = window.run("return document.querySelector('#chosen').textContent")
+    assert selected_text.startswith("kernel_"), "a single task, not a merged block"
+    assert ": 400 ns, from " in selected_text
     assert window.console() == []
 
 
-def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_page_of_a_hundred_thousand_tasks_is_below_3_mb(window: Browser, tmp_path: Path) -> None:
     count = 100_000
     rng = np.random.default_rng(1)
     with Device(tmp_path / "msprof_1.db") as device:
@@ -96,13 +94,13 @@ def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
                 "connectionId": -1,
             },
         )
-        chosen = rng.integers(0, 500, count)
+        selected_text = rng.integers(0, 500, count)
         device.writer.write(
             "COMPUTE_TASK_INFO",
             {
                 "globalTaskId": ids,
-                "name": np.array(kernels)[chosen],
-                "opType": np.array(types)[chosen % 60],
+                "name": np.array(kernels)[selected_text],
+                "opType": np.array(types)[selected_text % 60],
             },
         )
     with open_reports(tmp_path / "msprof_1.db") as opened:
@@ -121,68 +119,66 @@ def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
     assert window.console() == []
 
 
-def test_a_task_is_searched_and_a_span_is_summed_up(window: Browser, tmp_path: Path) -> None:
+def test_tasks_are_searched_and_selected_spans_are_summed(window: Browser, tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 100, kernel=("gemm_one", "mm"))
         device.task(200, 300, kernel=("copy_it", "cp"))
         device.task(400, 1000, kernel=("gemm_two", "mm"))
-    page = written(tmp_path / "msprof_1.db")
+    page = write_page(tmp_path / "msprof_1.db")
     window.open(page)
     window.run("document.querySelector('#find').focus()")
     window.press(*"gemm")
     found = "return document.querySelector('#found').textContent"
     assert window.run(found).startswith("2 tasks match, 700 ns in total")
     window.press("\ue007")
-    chosen = "return document.querySelector('#chosen').textContent"
-    assert window.run(chosen).startswith("gemm_one: 100 ns")
+    selected_text = "return document.querySelector('#chosen').textContent"
+    assert window.run(selected_text).startswith("gemm_one: 100 ns")
     window.press("\ue007")
-    assert window.run(chosen).startswith("gemm_two: 600 ns")
+    assert window.run(selected_text).startswith("gemm_two: 600 ns")
     window.press("\ue007")
-    assert window.run(chosen).startswith("gemm_one"), "after the last the first again"
+    assert window.run(selected_text).startswith("gemm_one"), "the search wraps around"
     click(window, "[aria-label='Sum the visible part']")
     time.sleep(0.4)
-    assert selected(window) == {
+    assert selection_sums(window) == {
         "gemm_two": ("1", "600 ns"), "gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns"),
     }  # fmt: skip
-    said = window.run("return document.querySelector('#selected').textContent")
-    assert said == ("1.00 µs selected, from 0 ns: busy 800 ns (80.0 %), idle 200 ns.")
+    text = window.run("return document.querySelector('#selected').textContent")
+    assert text == "1.00 µs selected, from 0 ns: busy 800 ns (80.0 %), idle 200 ns."
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press("\ue00c")
     time.sleep(0.4)
-    assert selected(window) == {}
-    hold_shift(window, "ArrowRight", 15)  # 2 % each, from the chosen task's start
+    assert selection_sums(window) == {}
+    press_shift(window, "ArrowRight", 15)  # 2 % each, from the start of the selected task
     time.sleep(0.4)
-    assert selected(window) == {"gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns")}
+    assert selection_sums(window) == {"gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns")}
     assert "span=0-300" in window.run("return location.hash")
     assert "find=gemm" in window.run("return location.hash")
     drag(window, 450, 950)
     time.sleep(0.4)
-    ((name, (count, _)),) = selected(window).items()
+    ((name, (count, _)),) = selection_sums(window).items()
     assert (name, count) == ("gemm_two", "1")
     assert window.console() == []
 
 
-def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
-    window: Browser, launched: Path
-) -> None:
-    with open_analyses(launched.with_suffix(".db")) as (analysis,):
+def test_idle_reasons_are_drawn_selected_and_summed(window: Browser, launch_page: Path) -> None:
+    with open_analyses(launch_page.with_suffix(".db")) as (analysis,):
         (whole,) = analysis.why_idle()
-    window.open(launched)
+    window.open(launch_page)
     legend = window.run("return document.querySelector('#timeline .legend').textContent")
     assert "idle: host-bound" in legend
     assert "idle: launch latency" in legend
     click(window, "[aria-label='Sum the visible part']")
     time.sleep(0.4)
-    said = window.run("return document.querySelector('#selected-idle').textContent")
+    idle = window.run("return document.querySelector('#selected-idle').textContent")
     parts = [
         f"{IN_WORDS[reason]} {names.format_duration(getattr(whole, f'{reason}_ns'))}"
         for reason in IN_WORDS
         if getattr(whole, f"{reason}_ns")
     ]
     assert len(parts) > 1
-    assert all(one in said for one in parts)
-    assert len(said) == len("Idle: ") + len(", ".join(parts)) + len(".")
+    assert all(one in idle for one in parts)
+    assert len(idle) == len("Idle: ") + len(", ".join(parts)) + len(".")
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 6)
-    assert re.match(r"(host-bound|launch latency): \d+ ns, from ", chosen(window))
+    assert re.match(r"(host-bound|launch latency): \d+ ns, from ", selected_text(window))
     assert window.console() == []

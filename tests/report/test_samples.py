@@ -1,4 +1,4 @@
-"""Recordings made by others: each gives a report in every format, with the figures of plain SQL."""
+"""Recordings made by others give a report in every format, with the figures of SQL queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.test_odd_values import everything
+from tests.report.test_invalid_values import produce_everything
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.report import names, report_formats
@@ -42,20 +42,18 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATABASES)
-def test_databases_of_real_devices_give_every_format(
-    shared: Path, tmp_path: Path, name: str
-) -> None:
+def test_recorded_databases_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.db"
     path.write_bytes((shared / "samples" / "ascend" / name).read_bytes())
-    everything(path)
+    produce_everything(path)
 
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", TRACES)
-def test_imported_traces_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
+def test_converted_traces_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / f"{name}.json.gz", path)
-    everything(path)
+    produce_everything(path)
     with open_analyses(path) as (analysis,):
         summary = analysis.summary
         kernels = analysis.breakdown("kernel").rows if "kernel" in summary.available else ()
@@ -76,13 +74,15 @@ def test_imported_traces_give_every_format(shared: Path, tmp_path: Path, name: s
     assert sorted(found) == expected
 
 
-def test_the_passes_of_a_recorded_training_are_told_apart(shared: Path, tmp_path: Path) -> None:
+def test_forward_and_backward_time_of_a_recorded_training_are_separated(
+    shared: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz", path)
     with open_analyses(path) as (analysis,):
         totals = analysis.summary.totals
         rows = {row.name: row for row in analysis.breakdown("operation").rows}
-    # 53 convolutions in three steps: both passes of each, and no weight update among them.
+    # 53 convolutions in three steps have both passes and no weight update.
     conv = rows["aten::conv2d"]
     assert conv.count == 159
     assert None not in (conv.forward_ns, conv.backward_ns)
@@ -95,7 +95,7 @@ def test_the_passes_of_a_recorded_training_are_told_apart(shared: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["h100_bert-small", "b200_eager", "mi300_vit"])
-def test_kernels_of_real_devices_fit_a_table_and_stay_apart(
+def test_kernel_names_of_real_devices_fit_a_table_and_stay_distinct(
     shared: Path, tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "report.db"
@@ -105,4 +105,4 @@ def test_kernels_of_real_devices_fit_a_table_and_stay_apart(
         whole = [row.name for row in opened.analyses[0].breakdown("kernel").rows]
     assert max(map(len, shown.splitlines())) <= 200
     assert len(set(names.readable_names(whole))) == len(set(whole))
-    assert max(map(len, whole)) > 250, "they would not without being shortened"
+    assert max(map(len, whole)) > 250, "full names would not fit"

@@ -1,4 +1,4 @@
-"""`uprof report --stats`: how the single times of operations and kernels are distributed."""
+"""`uprof report --stats`: distribution of the durations of operations and kernels."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def rows(path: Path, by: str, **wishes: Any) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in document["reports"][0]["breakdowns"][by]["rows"]}
 
 
-def test_kernels_have_their_extremes_and_their_deviation(path: Path) -> None:
+def test_kernels_have_minimum_percentiles_maximum_and_deviation(path: Path) -> None:
     found = rows(path, "kernel", statistics=True)
     row = found["mm"]
     assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (7, 55, 1886, 2000)
     assert row["stddev_ns"] == pytest.approx(np.std(TIMES, ddof=1))
-    # One time alone deviates from nothing: that is not known, and no zero.
+    # A single duration has no deviation: it is unknown, not zero.
     assert (found["alone"]["min_ns"], found["alone"]["stddev_ns"]) == (60, None)
 
 
-def test_percentiles_between_two_times_lie_between_them(path: Path) -> None:
+def test_percentiles_are_interpolated(path: Path) -> None:
     row = rows(path, "operation", statistics=True)["aten::mm"]
     assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (30, 65, 99, 100)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**12)), max_size=300))
-def test_percentiles_are_those_of_everybody_else(found: list[tuple[int, int]]) -> None:
+def test_percentiles_equal_those_of_numpy(found: list[tuple[int, int]]) -> None:
     key, times = (np.array([one[place] for one in found], np.int64) for place in (0, 1))
     for group, row in _by_key(key, times).items():
         median, late = np.percentile(times[key == group], (50, 99))
@@ -65,7 +65,7 @@ def test_percentiles_are_those_of_everybody_else(found: list[tuple[int, int]]) -
         assert row["p99_ns"] == pytest.approx(late, abs=1)
 
 
-def test_operations_have_launches_too(path: Path) -> None:
+def test_operations_have_launches_and_durations_per_call(path: Path) -> None:
     found = rows(path, "operation", statistics=True)
     assert found["aten::mm"]["launches"] == 2
     assert (found["aten::mm"]["min_ns"], found["aten::mm"]["max_ns"]) == (30, 100)
@@ -73,7 +73,7 @@ def test_operations_have_launches_too(path: Path) -> None:
     assert found["aten::add"]["max_ns"] == 30 + 55 + 2000 + 81
 
 
-def test_nothing_of_it_is_there_unless_asked_for(path: Path) -> None:
+def test_statistics_are_shown_only_if_requested(path: Path) -> None:
     assert "stddev_ns" not in rows(path, "kernel")["mm"]
     with open_reports(path) as opened:
         assert "stddev" not in report_formats.produce_text(opened, ReportRequest(by="kernel"))
@@ -85,13 +85,13 @@ def test_nothing_of_it_is_there_unless_asked_for(path: Path) -> None:
         )
 
 
-def test_operations_on_the_host_and_of_skyline_have_them(tmp_path: Path) -> None:
+def test_tracked_operations_have_statistics(tmp_path: Path) -> None:
     found = rows(run_time_report(tmp_path / "run_time.sqlite"), "operation", statistics=True)
     assert (found["linear"]["min_ns"], found["linear"]["max_ns"]) == (1_500_000, 4_500_000)
     assert "launches" not in found["linear"]
 
 
-def test_what_has_no_single_times_is_refused(tmp_path: Path) -> None:
+def test_statistics_of_a_breakdown_without_durations_are_refused(tmp_path: Path) -> None:
     training_step(path := tmp_path / "msprof_20260101000000.db")
     result = CliRunner().invoke(app, ["report", str(path), "--by", "module", "--stats"])
     assert result.exit_code != 0

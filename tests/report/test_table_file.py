@@ -1,4 +1,4 @@
-"""Breakdowns as Parquet and Arrow: the figures of JSON, in columns of types that do not change."""
+"""Breakdowns as Parquet and Arrow files have the figures of JSON and constant column types."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def read(path: Path) -> Any:
 
 
 def rows_of(report: Path, by: str) -> list[dict[str, Any]]:
-    """Return the rows that JSON has."""
-    (told,) = json.loads(uprof("report", report, "--by", by, "--json").stdout)["reports"]
-    found: list[dict[str, Any]] = told["breakdowns"][by]["rows"]
+    """Return the rows of the JSON report."""
+    (document,) = json.loads(uprof("report", report, "--by", by, "--json").stdout)["reports"]
+    found: list[dict[str, Any]] = document["breakdowns"][by]["rows"]
     return found
 
 
@@ -71,7 +71,9 @@ def test_every_breakdown_has_the_figures_of_json(timeline: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])
-def test_both_formats_hold_the_same(timeline: Path, tmp_path: Path, ending: str) -> None:
+def test_parquet_and_arrow_have_the_same_columns(
+    timeline: Path, tmp_path: Path, ending: str
+) -> None:
     output = tmp_path / f"rows.{ending}"
     done = uprof("report", timeline, "--by", "kernel", "--top", "2", "--stats", "-o", output)
     assert done.returncode == 0, done.stderr
@@ -80,14 +82,14 @@ def test_both_formats_hold_the_same(timeline: Path, tmp_path: Path, ending: str)
     assert table.schema.field("stddev_ns").type == pyarrow.float64()
     assert table.schema.field("p99_ns").type == pyarrow.int64()
     (answer,) = unified_prof.figures(timeline, by="kernel")
-    own = answer.to_arrow("kernel")
-    assert own.schema.field("total_ns") == table.schema.field("total_ns")
-    assert own.column("total_ns").to_pylist()[:2] == table.column("total_ns").to_pylist()
+    arrow = answer.to_arrow("kernel")
+    assert arrow.schema.field("total_ns") == table.schema.field("total_ns")
+    assert arrow.column("total_ns").to_pylist()[:2] == table.column("total_ns").to_pylist()
     with pytest.raises(UsageError, match="breakdown 'step' was not requested"):
         answer.to_arrow("step")
 
 
-def test_what_is_missing_is_a_row_and_every_rank_is_there(tmp_path: Path) -> None:
+def test_missing_rank_is_a_row_beside_the_other_ranks(tmp_path: Path) -> None:
     for rank in range(3):
         run_time_report(tmp_path / f"run_time_rank{rank}.sqlite")
     (tmp_path / "run_time_rank1.sqlite").write_bytes(b"")
@@ -102,8 +104,7 @@ def test_what_is_missing_is_a_row_and_every_rank_is_there(tmp_path: Path) -> Non
     assert {row["by"] for row in others} == {"operation"}
 
 
-def test_types_are_those_of_a_report_without_any_figure(tmp_path: Path, timeline: Path) -> None:
-    """Where nothing is known of a column it has the type that it has elsewhere."""
+def test_column_types_do_not_depend_on_the_report(tmp_path: Path, timeline: Path) -> None:
     report = run_time_report(tmp_path / "run_time.sqlite")
     one, other = tmp_path / "one.parquet", tmp_path / "other.parquet"
     assert uprof("report", report, "-o", one).returncode == 0
@@ -114,7 +115,7 @@ def test_types_are_those_of_a_report_without_any_figure(tmp_path: Path, timeline
     assert read(one).column("weight_bytes").null_count == read(one).num_rows
 
 
-def test_without_pyarrow_its_name_is_told_and_nothing_is_left(
+def test_missing_pyarrow_is_a_usage_error_and_leaves_no_file(
     timeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -127,7 +128,7 @@ def test_without_pyarrow_its_name_is_told_and_nothing_is_left(
         answer.to_arrow("kernel")
 
 
-def test_a_table_goes_to_standard_output_as_it_is(timeline: Path, tmp_path: Path) -> None:
+def test_table_is_written_to_stdout(timeline: Path, tmp_path: Path) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     with redirect_stdout(out), pytest.raises(SystemExit) as ended:
         main(["report", str(timeline), "--by", "kernel", "--format", "arrow"])
@@ -141,10 +142,10 @@ def test_a_table_goes_to_standard_output_as_it_is(timeline: Path, tmp_path: Path
     assert printed == read(output)
 
 
-def test_a_table_does_not_replace_a_file_unasked(timeline: Path, tmp_path: Path) -> None:
+def test_existing_file_is_replaced_only_with_force(timeline: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.parquet"
-    output.write_text("mine")
+    output.write_text("other")
     refused(uprof("report", timeline, "-o", output), 9, "exists")
-    assert output.read_text() == "mine"
+    assert output.read_text() == "other"
     assert uprof("report", timeline, "-o", output, "--force").returncode == 0
     assert read(output).num_rows

@@ -1,4 +1,4 @@
-"""Text of documents: wrapping and columns."""
+"""Text of documents: wrapping, columns and findings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_facts_are_wrapped_with_an_indent_and_units_stay_with_their_numbers(
     assert not any(line.strip().startswith(("ms", "%")) for line in lines)
 
 
-def test_a_word_that_is_too_long_is_not_broken_in_a_pipe() -> None:
+def test_long_word_is_not_broken_in_a_pipe() -> None:
     assert fact_lines("x" * 500) == [f"idle          {'x' * 500}"]
 
 
@@ -45,28 +45,27 @@ def test_empty_columns_are_dropped_first_on_a_narrow_terminal() -> None:
             Column("communication", ("101 ms (66.6 %)",), importance=7),
         ]
     )
-    assert render_text(document, width=50).splitlines()[0].split() == [
-        "device",
-        "steps",
-        "communication",
-    ]
+    header = render_text(document, width=50).splitlines()[0]
+    assert header.split() == ["device", "steps", "communication"]
 
 
-def finding(text: str, *evidence: str) -> Advice:
+def advice_of(text: str, *evidence: str) -> Advice:
     rows = tuple({"name": name} for name in evidence)
     found = Finding("kind", (), (), (), (), 6.6, text, evidence=rows)
     return Advice((found,), judged=("kind",), steps=2, step_ms=50.0)
 
 
-def test_a_finding_is_shortened_at_a_clause_and_never_within_a_sentence() -> None:
+def test_finding_is_shortened_at_the_end_of_a_clause() -> None:
     long = "the device is idle 87 % of the time because nothing is enqueued (60 gaps)"
-    advice = finding(f"{long}; {'10 % of it is something else ' * 5}; saves up to 6.60 ms per step")
+    advice = advice_of(
+        f"{long}; {'10 % of it is something else ' * 5}; saves up to 6.60 ms per step"
+    )
     (found,) = advice.findings
     assert finding_cost(found, advice) == "6.60 ms/step (13.2 %)"
     assert finding_summary(found) == f"{long} (certain)"
 
 
-def test_sizes_in_evidence_are_readable() -> None:
+def test_sizes_in_evidence_have_binary_units() -> None:
     document = Document()
-    add_advice(document, finding("text", "all_reduce of 16,388,000 bytes"), top=None)
+    add_advice(document, advice_of("text", "all_reduce of 16,388,000 bytes"), top=None)
     assert "all_reduce of 15.6 MiB" in render_text(document)

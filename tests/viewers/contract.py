@@ -1,7 +1,7 @@
-"""What other people's readers rely on, as checks of one report and what lies beside it.
+"""Requirements of MindStudio Insight and msprof-analyze, as checks of a report and its directory.
 
-Each check is a fact about MindStudio Insight or msprof-analyze 26.2.0: what they look for, and what
-is missing on the screen without it. No reader is needed, nothing is written.
+Each check states what these readers (version 26.2.0) look for, and what they would not show
+without it. The readers themselves are not needed, and nothing is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unified_prof.base.columns import (
 CORES = frozenset(
     "AI_CORE AI_VECTOR_CORE AI_CPU MIX_AIC MIX_AIV FFTS_PLUS HCCL COMMUNICATION DSA DVPP".split()
 )
-"""Kinds of core for which the viewer lists what was computed."""
+"""Core types for which the viewer lists operators."""
 
 NAMES = re.compile(r"msprof_\d{14}\.db|ascend_(?:pytorch|mindspore)_profiler(?:_\d{1,16})?\.db")
 TEXTS = (
@@ -48,7 +48,7 @@ OVERALL = {0: "computing", 2: "communication alone", 3: "free"}
 
 
 class Database:
-    """One SQLite file, and what is asked of it."""
+    """One SQLite file with query helpers."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -64,7 +64,7 @@ class Database:
         return [value for (value,) in self.rows(sql, *values)]
 
     def has(self, *tables: str) -> bool:
-        """Tell whether all these tables are there."""
+        """Return True if all these tables exist."""
         return self.tables.issuperset(tables)
 
     def columns(self, table: str) -> list[str]:
@@ -72,14 +72,14 @@ class Database:
         return [row[1] for row in self.rows(f"PRAGMA table_info({table})")]
 
 
-def broken(report: Path) -> list[str]:
-    """Return what readers would miss, a sentence each."""
+def violations(report: Path) -> list[str]:
+    """Return what readers would miss, one sentence each."""
     found = [] if NAMES.fullmatch(report.name) else [f"no reader takes the name {report.name}"]
     with closing(_open(report)) as connection:
         database = Database(connection)
         for check in CHECKS:
             found += check(database)
-        found += _beside(database, report)
+        found += _directory_is_complete(database, report)
     return found
 
 
@@ -88,7 +88,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _texts_resolve(database: Database) -> Iterator[str]:
-    """An operator of which one text is missing is counted, but not shown."""
+    """An operator with a missing text is counted but not shown."""
     for table, column in TEXTS:
         if table in database.tables and column in database.columns(table):
             (missing,) = database.column(
@@ -100,7 +100,7 @@ def _texts_resolve(database: Database) -> Iterator[str]:
 
 
 def _devices_are_listed(database: Database) -> Iterator[str]:
-    """A card is a row of NPU_INFO; times are shown from the session's start."""
+    """A device is a row of NPU_INFO; times are shown relative to the start of the session."""
     if database.has("TASK"):
         for device in database.column(
             "SELECT DISTINCT deviceId FROM TASK WHERE deviceId NOT IN (SELECT id FROM NPU_INFO)"
@@ -113,7 +113,7 @@ def _devices_are_listed(database: Database) -> Iterator[str]:
 
 
 def _tasks_are_counted_once(database: Database) -> Iterator[str]:
-    """Of Ascend devices, whose graphs run a task many times, the exporter's numbers are kept."""
+    """Task ids are unique, except on Ascend, where graphs run a task several times."""
     if not database.has("TASK", "UPROF_GPU_TASKS"):
         return
     if database.rows("SELECT 1 FROM TASK GROUP BY globalTaskId HAVING count(*) > 1"):
@@ -126,24 +126,21 @@ def _tasks_are_counted_once(database: Database) -> Iterator[str]:
         yield "operators without a task"
 
 
-def _cores_are_asked_for(database: Database) -> Iterator[str]:
-    """The list of what was computed is asked for by kind of core.
-
-    Of Ascend devices it is what they say, HCCL_AI_CPU among them, for which nobody asks.
-    """
+def _core_types_are_known(database: Database) -> Iterator[str]:
+    """Operators are listed by core type; those of Ascend devices keep their recorded type."""
     if database.has("COMPUTE_TASK_INFO", "UPROF_GPU_TASKS"):
         for core in database.column(
             "SELECT DISTINCT s.value FROM COMPUTE_TASK_INFO c"
             " JOIN STRING_IDS s ON s.id = c.taskType"
         ):
             if core not in CORES:
-                yield f"nobody asks for operators of {core}"
+                yield f"no reader lists operators of {core}"
 
 
-def _marks_without_a_task_are_skipped(database: Database) -> Iterator[str]:
-    """Any other connection is looked up; a NULL hides every mark of the device.
+def _marks_have_a_task_or_a_reserved_connection(database: Database) -> Iterator[str]:
+    """A mark with another connection is looked up; NULL hides all marks of the device.
 
-    Of Ascend recordings 4000000000 is what their own exporter writes today.
+    In Ascend recordings 4000000000 is what the vendor's exporter writes.
     """
     if not database.has("MSTX_EVENTS"):
         return
@@ -160,7 +157,7 @@ def _marks_without_a_task_are_skipped(database: Database) -> Iterator[str]:
 
 
 def _collectives_are_joined(database: Database) -> Iterator[str]:
-    """Details of collectives are found through connectionId, their parts through opId."""
+    """Collective details are joined by connectionId, their tasks by opId."""
     if not database.has("COMMUNICATION_OP", "TASK") or not database.rows(
         "SELECT 1 FROM COMMUNICATION_OP"
     ):
@@ -169,30 +166,30 @@ def _collectives_are_joined(database: Database) -> Iterator[str]:
         "SELECT 1 FROM COMMUNICATION_OP"
         " WHERE connectionId NOT IN (SELECT connectionId FROM TASK WHERE connectionId IS NOT NULL)"
     ):
-        yield "collectives of no task"
-    # Ascend devices may have tasks of collectives whose record was lost.
+        yield "collectives without a task"
+    # Ascend devices may have tasks of collectives whose own record was lost.
     if database.has("UPROF_GPU_TASKS") and database.rows(
         "SELECT 1 FROM COMMUNICATION_TASK_INFO"
         " WHERE opId NOT IN (SELECT opId FROM COMMUNICATION_OP)"
     ):
-        yield "parts of no collective"
+        yield "tasks without a collective"
     if database.has("ENUM_HCCL_DATA_TYPE") and database.rows(
         "SELECT 1 FROM COMMUNICATION_OP WHERE dataType NOT IN (SELECT id FROM ENUM_HCCL_DATA_TYPE)"
     ):
-        yield "collectives of a data type that has no name"
+        yield "collectives with an unknown data type"
 
 
-def _overall_times_are_whole(database: Database) -> Iterator[str]:
-    """The overall view adds up three kinds of intervals, and fails where it finds two.
+def _overall_times_are_complete(database: Database) -> Iterator[str]:
+    """The overall view adds three kinds of intervals and fails if one is missing.
 
-    Where the table is missing the viewer makes its own, with the same flaw. Of Ascend devices the
-    rows are those of their own exporter, which leaves out what there was none of.
+    The viewer creates a missing table, with the same limitation. Rows of Ascend devices come from
+    the vendor's exporter, which omits kinds without intervals.
     """
     if not database.has("UPROF_GPU_TASKS"):
         return
     devices = database.column("SELECT DISTINCT deviceId FROM TASK")
     if devices and not database.has("OVERLAP_ANALYSIS"):
-        yield "no overall times"
+        yield "overall times are missing"
         return
     for device in devices:
         kinds = database.rows(
@@ -201,22 +198,22 @@ def _overall_times_are_whole(database: Database) -> Iterator[str]:
             device,
         )
         for missing in OVERALL.keys() - {kind for kind, _ in kinds}:
-            yield f"device {device}: the overall times lack {OVERALL[missing]}"
+            yield f"device {device}: overall times lack {OVERALL[missing]}"
 
 
 CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
     _texts_resolve,
     _devices_are_listed,
     _tasks_are_counted_once,
-    _cores_are_asked_for,
-    _marks_without_a_task_are_skipped,
+    _core_types_are_known,
+    _marks_have_a_task_or_a_reserved_connection,
     _collectives_are_joined,
-    _overall_times_are_whole,
+    _overall_times_are_complete,
 )
 
 
-def _beside(database: Database, report: Path) -> Iterator[str]:
-    """Check the folder: what tells devices and ranks, and the analysis."""
+def _directory_is_complete(database: Database, report: Path) -> Iterator[str]:
+    """Check the files that identify devices and ranks, and the analysis."""
     if report.name.startswith("msprof_"):
         yield from _prof_folder(report.parent)
     else:

@@ -1,4 +1,4 @@
-"""Every kind of recording becomes what other people's readers rely on; see `contract`."""
+"""Every kind of recording is converted to what other readers require; see `contract`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.decoders.ascend_pt.builders import Framework
 from tests.decoders.kineto.builders import call, complete, copy, kernel, operation, write
 from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
-from tests.viewers.contract import broken
+from tests.viewers.contract import violations
 from unified_prof.pipeline.convert import convert_all
 from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)"
 
 
-def training(folder: Path, rank: int | None = 0, *, collectives: bool = True) -> Path:
-    """Two steps of one of two ranks that reduce, and pass on what they computed."""
+def write_training(folder: Path, rank: int | None = 0, *, collectives: bool = True) -> Path:
+    """Write two steps of one of two ranks, with an all-reduce and a transfer."""
     group = {
         "Process Group Name": "1",
         "Process Group Ranks": "[0, 1]",
@@ -54,25 +54,25 @@ def training(folder: Path, rank: int | None = 0, *, collectives: bool = True) ->
     return write(folder / f"rank{rank}.json", events, distributedInfo={} if rank is None else about)
 
 
-def npu_training(folder: Path, rank: int = 0) -> Path:
-    """What torch_npu leaves of one rank, PyTorch's records and the devices'."""
-    made = Framework()
-    made.operator("aten::mm", 1, 2)
-    path = made.write(folder / f"host_{rank}_2026010100000000{rank}_ascend_pt", rank=rank)
+def write_npu_training(folder: Path, rank: int = 0) -> Path:
+    """Write a rank as torch_npu leaves it: records of PyTorch and of the devices."""
+    framework = Framework()
+    framework.operator("aten::mm", 1, 2)
+    path = framework.write(folder / f"host_{rank}_2026010100000000{rank}_ascend_pt", rank=rank)
     recipe = Recipe(operators=4, collectives=2, seed=rank)
     generate(path, recipe).path.rename(path / "PROF_000001_20260101000000000_ABCDEFGH")
     return path
 
 
 RECORDINGS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "collectives": (training, ASCEND_PT),
-    "no collectives": (lambda folder: training(folder, collectives=False), ASCEND_PT),
-    "no rank": (lambda folder: training(folder, None), ASCEND_PT),
+    "collectives": (write_training, ASCEND_PT),
+    "no collectives": (lambda folder: write_training(folder, collectives=False), ASCEND_PT),
+    "no rank": (lambda folder: write_training(folder, None), ASCEND_PT),
     "nsys": (MAKERS["nsys"], ASCEND_PT),
     "rocm": (MAKERS["rocm"], ASCEND_PT),
     "kineto": (MAKERS["kineto"], ASCEND_PT),
-    "ascend_pt": (npu_training, PLAIN),
-    "ascend_pt elsewhere": (npu_training, ASCEND_PT),
+    "ascend_pt": (write_npu_training, PLAIN),
+    "ascend_pt in its own layout": (write_npu_training, ASCEND_PT),
     "ascend_text": (MAKERS["ascend_text"], ASCEND_PT),
     "prof": (MAKERS["prof"], PLAIN),
     "prof collectives": (
@@ -82,7 +82,7 @@ RECORDINGS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
-def reports(recordings: list[Path], folder: Path, layout: str = ASCEND_PT) -> list[Path]:
+def convert_reports(recordings: list[Path], folder: Path, layout: str = ASCEND_PT) -> list[Path]:
     found = []
     for outcome in convert_all(recordings, folder, layout=layout):
         assert outcome.error is None
@@ -92,10 +92,10 @@ def reports(recordings: list[Path], folder: Path, layout: str = ASCEND_PT) -> li
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_readers_find_all_they_ask_for(name: str, tmp_path: Path) -> None:
+def test_converted_recording_meets_the_requirements_of_readers(name: str, tmp_path: Path) -> None:
     make, layout = RECORDINGS[name]
-    (report,) = reports([make(tmp_path / "in")], tmp_path / "out", layout)
-    assert broken(report) == []
+    (report,) = convert_reports([make(tmp_path / "in")], tmp_path / "out", layout)
+    assert violations(report) == []
 
 
 @pytest.mark.parametrize(
@@ -104,30 +104,30 @@ def test_readers_find_all_they_ask_for(name: str, tmp_path: Path) -> None:
         (
             "UPDATE COMPUTE_TASK_INFO SET taskType ="
             " (SELECT id FROM STRING_IDS WHERE value = 'KERNEL')",
-            "nobody asks for operators of KERNEL",
+            "no reader lists operators of KERNEL",
         ),
         (
             "UPDATE MSTX_EVENTS SET connectionId = 4000000000",
             "marks have connection 4000000000, which no task has",
         ),
         ("UPDATE MSTX_EVENTS SET connectionId = NULL", "marks have connection None"),
-        ("DROP TABLE OVERLAP_ANALYSIS", "no overall times"),
+        ("DROP TABLE OVERLAP_ANALYSIS", "overall times are missing"),
         (
             "DELETE FROM OVERLAP_ANALYSIS WHERE type = 2",
-            "device 0: the overall times lack communication alone",
+            "device 0: overall times lack communication alone",
         ),
         ("UPDATE COMPUTE_TASK_INFO SET inputShapes = -1", "2 texts of COMPUTE_TASK_INFO.inputSh"),
         ("UPDATE NPU_INFO SET id = 5", "device 0 has no card"),
         ("UPDATE TASK SET globalTaskId = 1", "tasks share a number"),
-        ("UPDATE COMMUNICATION_OP SET connectionId = 77", "collectives of no task"),
+        ("UPDATE COMMUNICATION_OP SET connectionId = 77", "collectives without a task"),
         ("UPDATE META_DATA SET value = '{}' WHERE name LIKE 'parallel%'", "profiler_metadata.json"),
     ],
 )
-def test_the_contract_tells_what_is_broken(change: str, sentence: str, tmp_path: Path) -> None:
-    (report,) = reports([training(tmp_path / "in")], tmp_path / "out")
+def test_violation_in_the_report_is_found(change: str, sentence: str, tmp_path: Path) -> None:
+    (report,) = convert_reports([write_training(tmp_path / "in")], tmp_path / "out")
     with closing(sqlite3.connect(report)) as db, db:
         db.execute(change)
-    found = broken(report)
+    found = violations(report)
     assert any(one.startswith(sentence) for one in found), found
 
 
@@ -141,17 +141,15 @@ def test_the_contract_tells_what_is_broken(change: str, sentence: str, tmp_path:
         ("DELETE FROM CommAnalyzerTime", "no times of collectives"),
     ],
 )
-def test_the_contract_tells_what_is_broken_beside(
-    change: str, sentence: str, tmp_path: Path
-) -> None:
-    (report,) = reports([training(tmp_path / "in")], tmp_path / "out")
+def test_violation_in_the_analysis_is_found(change: str, sentence: str, tmp_path: Path) -> None:
+    (report,) = convert_reports([write_training(tmp_path / "in")], tmp_path / "out")
     with closing(sqlite3.connect(report.with_name("analysis.db"))) as db, db:
         db.execute(change)
-    assert any(one.startswith(sentence) for one in broken(report))
+    assert any(one.startswith(sentence) for one in violations(report))
 
 
-def test_the_contract_tells_what_is_missing_round_a_report(tmp_path: Path) -> None:
-    (report,) = reports([training(tmp_path / "in", 1)], tmp_path / "out")
+def test_missing_files_in_the_directory_are_found(tmp_path: Path) -> None:
+    (report,) = convert_reports([write_training(tmp_path / "in", 1)], tmp_path / "out")
     (report.parents[1] / "profiler_info_1.json").unlink()
     report.with_name("analysis.db").unlink()
-    assert broken(report) == ["no profiler_info_1.json", "collectives without an analysis"]
+    assert violations(report) == ["no profiler_info_1.json", "collectives without an analysis"]

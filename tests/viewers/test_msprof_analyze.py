@@ -1,6 +1,6 @@
-"""msprof-analyze on what uprof makes, by its own recipes.
+"""Recipes of msprof-analyze on reports of uprof.
 
-pip install msprof-analyze==26.2.0 'pandas<3'        in an environment of its own
+pip install msprof-analyze==26.2.0 'pandas<3'        in a separate environment
 MSPROF_ANALYZE=.../bin/msprof-analyze python -m pytest -m clients tests/viewers
 """
 
@@ -20,14 +20,14 @@ import pytest
 
 from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
-from tests.viewers.contract import broken
-from tests.viewers.test_contract import npu_training, reports, training
+from tests.viewers.contract import violations
+from tests.viewers.test_contract import convert_reports, write_npu_training, write_training
 from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN
 
 pytestmark = pytest.mark.clients
 
 TOTALS = ("ClusterCommunicationTime", "ClusterCommunicationBandwidth", "ClusterCommunicationMatrix")
-"""Tables of which every group has rows `Total Op Info`, which viewers show first."""
+"""Tables in which every group has rows `Total Op Info`, which viewers show first."""
 
 Tables = dict[str, tuple[str, ...]]
 
@@ -38,7 +38,7 @@ COLLECTIVES: Tables = {
     "communication_time_sum": TOTALS[:2],
     "all": ("ClusterStepTraceTime", "HostInfo", "RankDeviceMap", *TOTALS[:2]),
 }
-# Who is who in a group is told by parallel_group_info, or by copies on the chip itself.
+# The members of a group are known from parallel_group_info, or from copies on the chip itself.
 LINKS: Tables = {
     "communication_matrix_sum": TOTALS[2:],
     "all": ("ClusterStepTraceTime", "HostInfo", "RankDeviceMap", *TOTALS),
@@ -50,19 +50,19 @@ STEPS: Tables = {
 }
 
 
-def rank_folders(make: Callable[[Path, int], Path], folder: Path) -> list[Path]:
+def both_ranks(make: Callable[[Path, int], Path], folder: Path) -> list[Path]:
     return [make(folder, rank) for rank in (0, 1)]
 
 
-def built(folder: Path) -> list[Path]:
+def generated(folder: Path) -> list[Path]:
     return [generate(folder, Recipe(operators=4, collectives=2)).path]
 
 
-# Kind: what makes the recordings, the layout of the reports, ranks, tables by recipe.
+# Name: writer of the recordings, layout of the reports, number of ranks, tables by recipe.
 Case = tuple[Callable[[Path], list[Path]], str, int, Tables]
 CASES: dict[str, Case] = {
     "kineto": (
-        lambda folder: rank_folders(training, folder),
+        lambda folder: both_ranks(write_training, folder),
         ASCEND_PT,
         2,
         COMPUTING | CALLS | COLLECTIVES | LINKS | STEPS,
@@ -70,12 +70,12 @@ CASES: dict[str, Case] = {
     "nsys": (lambda folder: [MAKERS["nsys"](folder)], ASCEND_PT, 1, COMPUTING | CALLS),
     "rocm": (lambda folder: [MAKERS["rocm"](folder)], ASCEND_PT, 1, COMPUTING | CALLS),
     "ascend_pt": (
-        lambda folder: rank_folders(npu_training, folder),
+        lambda folder: both_ranks(write_npu_training, folder),
         PLAIN,
         2,
         COMPUTING | CALLS | COLLECTIVES,
     ),
-    "built": (built, PLAIN, 1, COMPUTING | CALLS | COLLECTIVES),
+    "generated": (generated, PLAIN, 1, COMPUTING | CALLS | COLLECTIVES),
 }
 
 
@@ -90,10 +90,10 @@ def program() -> str:
 @pytest.mark.parametrize(
     ("name", "recipe"), [(name, recipe) for name, case in CASES.items() for recipe in case[3]]
 )
-def test_a_recipe_has_rows(name: str, recipe: str, program: str, tmp_path: Path) -> None:
+def test_recipe_has_rows(name: str, recipe: str, program: str, tmp_path: Path) -> None:
     make, layout, ranks, tables = CASES[name]
-    made = reports(make(tmp_path / "in"), tmp_path / "made", layout)
-    assert_rows(program, recipe, made, ranks, tables[recipe], tmp_path)
+    converted = convert_reports(make(tmp_path / "in"), tmp_path / "made", layout)
+    assert_rows(program, recipe, converted, ranks, tables[recipe], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -104,26 +104,31 @@ def test_a_recipe_has_rows(name: str, recipe: str, program: str, tmp_path: Path)
         for recipe in (COMPUTING | CALLS | COLLECTIVES)
     ],
 )
-def test_goldens_have_rows_too(
+def test_recipe_on_reference_recordings_has_rows(
     golden: str, recipe: str, program: str, shared: Path, tmp_path: Path
 ) -> None:
     tables = COMPUTING | CALLS | COLLECTIVES
     (packed,) = (shared / "goldens").glob(f"{golden}.tar.xz")
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "in", filter="data")
-    made = reports([tmp_path / "in"], tmp_path / "made", PLAIN)
-    assert_rows(program, recipe, made, len(made), tables[recipe], tmp_path)
+    converted = convert_reports([tmp_path / "in"], tmp_path / "made", PLAIN)
+    assert_rows(program, recipe, converted, len(converted), tables[recipe], tmp_path)
 
 
 def assert_rows(
-    program: str, recipe: str, made: list[Path], ranks: int, tables: tuple[str, ...], work: Path
+    program: str,
+    recipe: str,
+    converted: list[Path],
+    ranks: int,
+    tables: tuple[str, ...],
+    work: Path,
 ) -> None:
-    """Run a recipe on the reports in `work`/made, which it writes into."""
-    for report in made:
-        assert broken(report) == []
+    """Run a recipe on the reports in `work`/converted, which it writes into."""
+    for report in converted:
+        assert violations(report) == []
     output = work / "out"
     output.mkdir(mode=0o750)
-    # It refuses what a group may write to.
+    # The recipe refuses directories that a group may write to.
     subprocess.run(["chmod", "-R", "go-w", str(work / "made")], check=True)
     done = subprocess.run(
         [program, "cluster", "-m", recipe, "-d", str(work / "made"), "-o", str(output)],

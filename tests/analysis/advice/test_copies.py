@@ -1,30 +1,24 @@
-"""Copies between host and device."""
+"""Exposed and pageable copies between host and device."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 MB = 1_000_000
 
 
-class Copying(Plant):
-    """A recording of a GPU with copies."""
+class RunWithCopies(FaultyRun):
+    """Writes a GPU recording with copies."""
 
     def copy(self, start: int, end: int, size: int, name: str, *, connection: int = -1) -> None:
-        """Add a copy from the host; `connection` is what `api` returned for its call."""
+        """Add a copy; `connection` is the id that `api` returned for its call."""
         task = self.task(start, end, "MEMCPY_ASYNC", copy=size, stream=8, connection=connection)
-        row: dict[str, Any] = {"globalTaskId": [task], "name": self.text(name)}
-        row |= {"operation": self.text("aten::copy_"), "gridDim": 0, "blockDim": 0}
-        self.writer.write("UPROF_GPU_TASKS", row)
-
-    def __enter__(self) -> Copying:
-        super().__enter__()
-        return self
+        texts = {"name": self.text(name), "operation": self.text("aten::copy_")}
+        self.row("UPROF_GPU_TASKS", globalTaskId=task, **texts, gridDim=0, blockDim=0)
 
 
 def steps(
@@ -36,73 +30,73 @@ def steps(
     memory: str = "Pinned",
     computing: tuple[int, int] = (4 * MS, 10 * MS),
 ) -> Path:
-    """Write five steps of 10 ms, each with a kernel and a copy."""
-    with Copying(path) as plant:
+    """Write five 10 ms steps, each with a kernel and a copy."""
+    with RunWithCopies(path) as run:
         for step in range(5):
             begin = step * 10 * MS
-            plant.step(step, begin, begin + 10 * MS)
-            plant.kernel(begin + computing[0], begin + computing[1])
-            plant.copy(begin + at, begin + at + takes, size, f"Memcpy HtoD ({memory} -> Device)")
+            run.step(step, begin, begin + 10 * MS)
+            run.kernel(begin + computing[0], begin + computing[1])
+            run.copy(begin + at, begin + at + takes, size, f"Memcpy HtoD ({memory} -> Device)")
     return path
 
 
-def test_a_copy_before_the_computation_costs_its_time(tmp_path: Path) -> None:
-    said = found(steps(tmp_path / "run.db", at=0, takes=4 * MS))["exposed_copies"]
-    assert cost_ns(said) == 4 * MS
-    assert said.figures["moved_bytes"] == 4 * 40 * MB
+def test_copy_before_the_computation_costs_its_time(tmp_path: Path) -> None:
+    finding = findings_by_kind(steps(tmp_path / "run.db", at=0, takes=4 * MS))["exposed_copies"]
+    assert saving_ns(finding) == 4 * MS
+    assert finding.figures["moved_bytes"] == 4 * 40 * MB
 
 
-def test_a_copy_beside_computation_costs_nothing(tmp_path: Path) -> None:
+def test_overlapped_copy_is_no_finding(tmp_path: Path) -> None:
     path = steps(tmp_path / "run.db", at=MS, takes=4 * MS, computing=(0, 10 * MS))
     assert advice(path).findings == ()
 
 
-def test_loading_the_model_is_no_loop(tmp_path: Path) -> None:
-    with Copying(tmp_path / "run.db") as plant:
-        plant.copy(0, 10 * MS, 400 * MB, "Memcpy HtoD (Pinned -> Device)")
+def test_copy_without_steps_is_no_finding(tmp_path: Path) -> None:
+    with RunWithCopies(tmp_path / "run.db") as run:
+        run.copy(0, 10 * MS, 400 * MB, "Memcpy HtoD (Pinned -> Device)")
         for at in range(10):
-            plant.kernel(10 * MS + at * 10 * MS, 20 * MS + at * 10 * MS)
+            run.kernel(10 * MS + at * 10 * MS, 20 * MS + at * 10 * MS)
     assert advice(tmp_path / "run.db").findings == ()
 
 
-def test_pageable_copies_are_slower_than_pinned_ones(tmp_path: Path) -> None:
+def test_pageable_copy_costs_the_difference_to_a_pinned_copy(tmp_path: Path) -> None:
     path = steps(tmp_path / "run.db", at=0, takes=4 * MS, memory="Pageable")
-    said = found(path)["pageable_copies"]
-    # 40 MB in 4 ms are 10 GB/s; at 20 GB/s they take 2 ms.
-    assert cost_ns(said) == 2 * MS
-    assert said.sure == "possible"
-    assert said.figures["gb_per_s"] == 10.0
+    finding = findings_by_kind(path)["pageable_copies"]
+    # 40 MB in 4 ms are 10 GB/s; at 20 GB/s they would take 2 ms.
+    assert saving_ns(finding) == 2 * MS
+    assert finding.sure == "possible"
+    assert finding.figures["gb_per_s"] == 10.0
 
 
-@pytest.mark.parametrize(("call", "told"), [(4 * MS, True), (5 * US, False)])
-def test_a_host_that_stands_in_the_copys_call_gains_by_a_shorter_copy(
-    tmp_path: Path, call: int, told: bool
+@pytest.mark.parametrize(("call", "expected"), [(4 * MS, True), (5 * US, False)])
+def test_pageable_copy_is_a_finding_only_if_its_call_blocks_the_host(
+    tmp_path: Path, call: int, expected: bool
 ) -> None:
-    """Of memory that is not pinned also a copy that nobody waits for holds the host."""
-    with Copying(tmp_path / "run.db") as plant:
+    """An asynchronous copy from pageable memory blocks the host until it is done."""
+    with RunWithCopies(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS
-            plant.step(step, begin, begin + 10 * MS)
-            connection = plant.api(begin, begin + call, "cudaMemcpyAsync")
+            run.step(step, begin, begin + 10 * MS)
+            connection = run.api(begin, begin + call, "cudaMemcpyAsync")
             name = "Memcpy HtoD (Pageable -> Device)"
-            plant.copy(begin, begin + 4 * MS, 40 * MB, name, connection=connection)
-            plant.kernel(begin + 4_050 * US, begin + 10 * MS, launched=begin + 4_040 * US)
-    assert ("pageable_copies" in found(tmp_path / "run.db")) == told
+            run.copy(begin, begin + 4 * MS, 40 * MB, name, connection=connection)
+            run.kernel(begin + 4_050 * US, begin + 10 * MS, launched=begin + 4_040 * US)
+    assert ("pageable_copies" in findings_by_kind(tmp_path / "run.db")) == expected
 
 
-def test_pinned_copies_of_the_run_itself_are_the_measure(tmp_path: Path) -> None:
-    with Copying(tmp_path / "run.db") as plant:
+def test_recorded_pinned_copies_give_the_reference_bandwidth(tmp_path: Path) -> None:
+    with RunWithCopies(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS
-            plant.step(step, begin, begin + 10 * MS)
-            plant.copy(begin, begin + 4 * MS, 40 * MB, "Memcpy HtoD (Pageable -> Device)")
-            plant.copy(begin + 4 * MS, begin + 5 * MS, 40 * MB, "Memcpy HtoD (Pinned -> Device)")
-            plant.kernel(begin + 5 * MS, begin + 10 * MS)
-    said = found(tmp_path / "run.db")["pageable_copies"]
-    assert cost_ns(said) == 3 * MS
-    assert said.sure == "likely"
+            run.step(step, begin, begin + 10 * MS)
+            run.copy(begin, begin + 4 * MS, 40 * MB, "Memcpy HtoD (Pageable -> Device)")
+            run.copy(begin + 4 * MS, begin + 5 * MS, 40 * MB, "Memcpy HtoD (Pinned -> Device)")
+            run.kernel(begin + 5 * MS, begin + 10 * MS)
+    finding = findings_by_kind(tmp_path / "run.db")["pageable_copies"]
+    assert saving_ns(finding) == 3 * MS
+    assert finding.sure == "likely"
 
 
 def test_small_pageable_copies_are_no_finding(tmp_path: Path) -> None:
     path = steps(tmp_path / "run.db", at=0, takes=400 * US, size=MB, memory="Pageable")
-    assert "pageable_copies" not in found(path)
+    assert "pageable_copies" not in findings_by_kind(path)

@@ -1,20 +1,19 @@
-"""Sequences of short kernels that come again and again on an NPU."""
+"""Repeated sequences of short kernels on an NPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.analysis.advice.plants import US, advice, cost_ns, found
-from tests.analysis.advice.test_gpu import grids
-from tests.analysis.advice.test_npu import Npu
+from tests.analysis.advice.faulty_runs import US, advice, findings_by_kind, saving_ns
+from tests.analysis.advice.test_gpu import write_grids
+from tests.analysis.advice.test_npu import NpuRun
 
 TRIPLE = ("Mul", "ReduceMean", "Rsqrt")
-EVERY = 1000 * US
-"""From one triple to the next."""
+PERIOD = 1000 * US
+"""Time from one triple to the next."""
 
 
 def triples(
@@ -25,17 +24,17 @@ def triples(
     runs: int = 10 * US,
     gap: int = 40 * US,
     counters: float | None = None,
-    spoiled: str = "",
+    disturbed: str = "",
     modules: Sequence[str] = (),
 ) -> Path:
-    """Write sequences of operators, each `gap` behind the one before."""
-    with Npu(path) as npu:
+    """Write sequences of operators with `gap` between them."""
+    with NpuRun(path) as npu:
         for number in range(times):
-            at = number * EVERY
+            at = number * PERIOD
             for place, kind in enumerate(kinds):
-                if spoiled == "by a collective" and place == 1:
+                if disturbed == "by a collective" and place == 1:
                     npu.task(at - 20 * US, at - 15 * US, "MEMCPY_ASYNC")
-                on_cpu = spoiled == "by an AI CPU" and place == 1
+                on_cpu = disturbed == "by an AI CPU" and place == 1
                 if modules:
                     if modules[place] != modules[place - 1] or not place:
                         alike = modules.count(modules[place])
@@ -46,22 +45,21 @@ def triples(
                     task = npu.task(at, at + runs, "KERNEL_AICORE", connection=connection)
                 else:
                     task = npu.task(at, at + runs, "AI_CPU" if on_cpu else "KERNEL_AICORE")
-                row: dict[str, Any] = {"name": [npu.text(f"{kind}{number}")], "globalTaskId": task}
-                row |= {"opType": npu.text(kind), "taskType": npu.text("AI_VECTOR_CORE")}
-                npu.writer.write("COMPUTE_TASK_INFO", {**row, "blockNum": 40})
+                texts = {"name": f"{kind}{number}", "opType": kind, "taskType": "AI_VECTOR_CORE"}
+                row = {column: npu.text(text) for column, text in texts.items()}
+                npu.row("COMPUTE_TASK_INFO", globalTaskId=task, blockNum=40, **row)
                 if counters is not None:
-                    counter: dict[str, Any] = {"globalTaskId": [task], "value": counters}
-                    counter |= {"name": npu.text("aiv_mte2_ratio")}
-                    npu.writer.write("TASK_PMU_INFO", counter)
+                    counter = npu.text("aiv_mte2_ratio")
+                    npu.row("TASK_PMU_INFO", globalTaskId=task, value=counters, name=counter)
                 at += runs + gap
     return path
 
 
-def test_a_repeated_triple_costs_what_is_beside_its_longest(tmp_path: Path) -> None:
-    said = found(triples(tmp_path / "run.db"))["fusible_sequences"]
-    # From first to last 3 x 10 + 2 x 40 µs, of which one kernel would take 10.
-    assert cost_ns(said) == 20 * (110 - 10) * US
-    (sequence,) = said.figures["sequences"]
+def test_repeated_sequence_costs_its_time_without_the_longest_kernel(tmp_path: Path) -> None:
+    finding = findings_by_kind(triples(tmp_path / "run.db"))["fusible_sequences"]
+    # From first to last 3 x 10 + 2 x 40 µs, of which a fused kernel would take 10.
+    assert saving_ns(finding) == 20 * (110 - 10) * US
+    (sequence,) = finding.figures["sequences"]
     assert sequence == {
         "sequence": "Mul → ReduceMean → Rsqrt",
         "kernels": 3,
@@ -71,10 +69,10 @@ def test_a_repeated_triple_costs_what_is_beside_its_longest(tmp_path: Path) -> N
         "longest_ns": 20 * 10 * US,
         "bound_by": "launches",
     }
-    assert said.sure == "possible"
-    assert said.evidence[0]["total_ns"] == 20 * 100 * US
-    assert "20 times in total" in said.text
-    assert "modules were not recorded" in said.text
+    assert finding.sure == "possible"
+    assert finding.evidence[0]["total_ns"] == 20 * 100 * US
+    assert "20 times in total" in finding.text
+    assert "modules were not recorded" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -83,59 +81,63 @@ def test_a_repeated_triple_costs_what_is_beside_its_longest(tmp_path: Path) -> N
         {"times": 5},
         {"kinds": TRIPLE[:2]},
         {"gap": 2 * US},
-        {"spoiled": "by a collective"},
-        {"spoiled": "by an AI CPU"},
+        {"disturbed": "by a collective"},
+        {"disturbed": "by an AI CPU"},
         {"kinds": ("MatMulV2", "Mul", "MatMulV2")},
     ],
     ids=str,
 )
-def test_what_is_rare_short_busy_or_interrupted_is_no_finding(
+def test_rare_short_busy_or_interrupted_sequence_is_no_finding(
     tmp_path: Path, fault: dict[str, object]
 ) -> None:
     path = triples(tmp_path / "run.db", **fault)  # type: ignore[arg-type]
-    assert "fusible_sequences" not in found(path)
+    assert "fusible_sequences" not in findings_by_kind(path)
 
 
-def test_a_sequence_does_not_leave_its_module(tmp_path: Path) -> None:
+def test_sequence_does_not_cross_module_boundaries(tmp_path: Path) -> None:
     inside = triples(tmp_path / "a.db", modules=["Net_0.Norm_0"] * 3)
-    said = found(inside)["fusible_sequences"]
-    assert cost_ns(said) == 20 * 100 * US
-    assert "was not recorded" not in said.text
+    finding = findings_by_kind(inside)["fusible_sequences"]
+    assert saving_ns(finding) == 20 * 100 * US
+    assert "was not recorded" not in finding.text
     across = triples(tmp_path / "b.db", modules=["Net_0.A_0", "Net_0.B_0", "Net_0.C_0"])
-    assert "fusible_sequences" not in found(across)
+    assert "fusible_sequences" not in findings_by_kind(across)
 
 
-def test_work_that_is_bound_by_moving_data_may_follow_at_once(tmp_path: Path) -> None:
-    said = found(triples(tmp_path / "a.db", gap=0, counters=0.9))["fusible_sequences"]
-    assert cost_ns(said) == 20 * (30 - 10) * US
-    assert said.figures["sequences"][0]["bound_by"] == "moving data"
-    assert "fusible_sequences" not in found(triples(tmp_path / "b.db", gap=0, counters=0.7))
+def test_sequence_bound_by_data_movement_needs_no_gaps(tmp_path: Path) -> None:
+    finding = findings_by_kind(triples(tmp_path / "a.db", gap=0, counters=0.9))["fusible_sequences"]
+    assert saving_ns(finding) == 20 * (30 - 10) * US
+    assert finding.figures["sequences"][0]["bound_by"] == "moving data"
+    assert "fusible_sequences" not in findings_by_kind(
+        triples(tmp_path / "b.db", gap=0, counters=0.7)
+    )
 
 
-def test_what_something_else_held_up_once_counts_as_usual(tmp_path: Path) -> None:
-    with Npu(tmp_path / "run.db") as npu:
+def test_single_delay_within_a_sequence_does_not_raise_the_saving(tmp_path: Path) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
         for number in range(20):
             at = number * 1000 * US
             late = 350 * US if number == 7 else 0
             for place, kind in enumerate(TRIPLE):
                 begin = at + place * 50 * US + (late if place else 0)
                 npu.operator(begin, begin + 10 * US, op_type=kind, core="AI_VECTOR_CORE")
-    said = found(tmp_path / "run.db")["fusible_sequences"]
-    assert cost_ns(said) == 19 * 100 * US + 300 * US
+    finding = findings_by_kind(tmp_path / "run.db")["fusible_sequences"]
+    assert saving_ns(finding) == 19 * 100 * US + 300 * US
 
 
-def test_the_part_of_a_loop_is_told_not_its_turns(tmp_path: Path) -> None:
-    """Five kinds in a loop without a longer pause: any rotation would do, ten would be two."""
+def test_sequence_in_a_loop_is_reported_once(tmp_path: Path) -> None:
+    """Five kernels repeat without a pause: rotations and multiples are not listed."""
     kinds = ("Mul", "Add", "Exp", "Sub", "Div")
-    with Npu(tmp_path / "run.db") as npu:
+    with NpuRun(tmp_path / "run.db") as npu:
         for number in range(100):
             begin = number * 50 * US
             npu.operator(begin, begin + 10 * US, op_type=kinds[number % 5], core="AI_VECTOR_CORE")
-    said = found(tmp_path / "run.db")["fusible_sequences"]
-    assert [one["kernels"] for one in said.figures["sequences"]] == [5]
-    assert said.figures["sequences"][0]["count"] == 20
+    finding = findings_by_kind(tmp_path / "run.db")["fusible_sequences"]
+    assert [one["kernels"] for one in finding.figures["sequences"]] == [5]
+    assert finding.figures["sequences"][0]["count"] == 20
 
 
-def test_a_gpu_is_not_asked(tmp_path: Path) -> None:
-    missing = {one.kind: one.why for one in advice(grids(tmp_path / "a.db", blocks=0.5)).not_judged}
+def test_fusible_sequences_are_skipped_on_a_gpu(tmp_path: Path) -> None:
+    missing = {
+        one.kind: one.why for one in advice(write_grids(tmp_path / "a.db", blocks=0.5)).not_judged
+    }
     assert missing["fusible_sequences"].startswith("recorded on a GPU")

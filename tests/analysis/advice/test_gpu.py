@@ -1,122 +1,133 @@
-"""What only GPUs record: grids of kernels, memory of the device."""
+"""Occupancy of kernels and device memory, which only GPU recordings have."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 GIB = 1 << 30
 STEP = 1000 * US
 
 
-def grids(path: Path, *, blocks: float, name: str = "small_kernel", count: int = 100) -> Path:
-    """Write kernels of 10 µs with so many blocks for each processor, and a large one."""
-    with Plant(path) as plant:
+def write_grids(path: Path, *, blocks: float, name: str = "small_kernel", count: int = 100) -> Path:
+    """Write `count` 10 µs kernels with `blocks` per SM, and large kernels up to 100."""
+    with FaultyRun(path) as run:
         for at in range(100):
-            own = name if at < count else "large_kernel"
-            task = plant.kernel(at * 10 * US, (at + 1) * 10 * US, name=own)
-            row: dict[str, Any] = {"globalTaskId": [task], "name": plant.text(own)}
-            row |= {"operation": plant.text("aten::add"), "gridDim": 0, "blockDim": 0}
-            row |= {"blocksPerSm": blocks if at < count else 8.0}
-            plant.writer.write("UPROF_GPU_TASKS", row)
+            kernel = name if at < count else "large_kernel"
+            task = run.kernel(at * 10 * US, (at + 1) * 10 * US, name=kernel)
+            texts = {"name": run.text(kernel), "operation": run.text("aten::add")}
+            sizes = {"gridDim": 0, "blockDim": 0, "blocksPerSm": blocks if at < count else 8.0}
+            run.row("UPROF_GPU_TASKS", globalTaskId=task, **texts, **sizes)
     return path
 
 
-def test_grids_that_leave_processors_empty(tmp_path: Path) -> None:
-    said = found(grids(tmp_path / "run.db", blocks=0.25))["low_occupancy"]
-    assert cost_ns(said) == 750 * US
-    assert said.sure == "possible"
+def test_grid_smaller_than_the_device_costs_the_idle_part(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_grids(tmp_path / "run.db", blocks=0.25))["low_occupancy"]
+    assert saving_ns(finding) == 750 * US
+    assert finding.sure == "possible"
 
 
-def test_full_grids_products_and_few_kernels_are_no_finding(tmp_path: Path) -> None:
-    assert "low_occupancy" not in found(grids(tmp_path / "a.db", blocks=1.5))
-    assert "low_occupancy" not in found(grids(tmp_path / "b.db", blocks=0.1, name="sm80_gemm"))
-    assert "low_occupancy" not in found(grids(tmp_path / "c.db", blocks=0.1, count=4))
+def test_full_grids_matmuls_and_few_kernels_are_no_finding(tmp_path: Path) -> None:
+    assert "low_occupancy" not in findings_by_kind(write_grids(tmp_path / "a.db", blocks=1.5))
+    assert "low_occupancy" not in findings_by_kind(
+        write_grids(tmp_path / "b.db", blocks=0.1, name="sm80_gemm")
+    )
+    assert "low_occupancy" not in findings_by_kind(
+        write_grids(tmp_path / "c.db", blocks=0.1, count=4)
+    )
 
 
 def memory(
-    path: Path, *states: tuple[float, float], whole: float | None = 80.0, lines: bool = False
+    path: Path, *states: tuple[float, float], capacity: float | None = 80.0, lines: bool = False
 ) -> Path:
-    """Write states of torch's allocator (allocated, reserved) in GiB on a device of `whole`."""
-    with Plant(path) as plant:
-        plant.kernel(0, MS)
+    """Write (allocated, reserved) GiB of torch's allocator on a device of `capacity` GiB."""
+    with FaultyRun(path) as run:
+        run.kernel(0, MS)
         for at, (allocated, reserved) in enumerate(states):
-            row: dict[str, Any] = {"component": [plant.text("PTA")], "deviceId": 0}
-            row |= {"timestamp": plant.T0 + at * 100 * US}
+            row = {"component": run.text("PTA"), "deviceId": 0}
             row |= {"totalAllocated": int(allocated * GIB), "totalReserved": int(reserved * GIB)}
-            plant.writer.write("MEMORY_RECORD", row)
-        if whole is not None:
-            fact: dict[str, Any] = {"deviceId": [0], "name": "totalGlobalMem"}
-            plant.writer.write("UPROF_GPU_DEVICES", fact | {"value": str(int(whole * GIB))})
+            run.row("MEMORY_RECORD", timestamp=run.T0 + at * 100 * US, **row)
+        if capacity is not None:
+            size = str(int(capacity * GIB))
+            run.row("UPROF_GPU_DEVICES", deviceId=0, name="totalGlobalMem", value=size)
         if lines:
-            plant.chain(1, "/w/model.py(7): forward")
-            plant.call(10 * US, 50 * US, "aten::bmm", chain=1)
-            plant.call(60 * US, 90 * US, "aten::empty")
-            for name, size, at in (("aten::bmm", 60, 20), ("aten::empty", 10, 70)):
-                block: dict[str, Any] = {"name": [plant.text(name)], "size": size * GIB}
-                block |= {"allocationTime": plant.T0 + at * US, "releaseTime": 0, "deviceId": 0}
-                plant.writer.write("OP_MEMORY", block)
+            run.chain(1, "/w/model.py(7): forward")
+            run.call(10 * US, 50 * US, "aten::bmm", chain=1)
+            run.call(60 * US, 90 * US, "aten::empty")
+            for name, gib, at in (("aten::bmm", 60, 20), ("aten::empty", 10, 70)):
+                block = {"name": run.text(name), "size": gib * GIB, "deviceId": 0}
+                block |= {"allocationTime": run.T0 + at * US, "releaseTime": 0}
+                run.row("OP_MEMORY", **block)
     return path
 
 
-def test_a_device_nearly_full_and_the_lines_that_fill_it(tmp_path: Path) -> None:
+def test_nearly_full_device_is_reported_with_the_lines_that_allocate(tmp_path: Path) -> None:
     path = memory(tmp_path / "run.db", (10, 20), (75, 79), (70, 79), lines=True)
-    said = found(path)["memory_pressure"]
-    assert said.cost_ms_per_step == 0
-    assert said.figures["share"] == round(79 / 80, 4)
-    assert said.evidence[0]["line"] == "model.py:7"
-    assert "80 % of it" in said.text
+    finding = findings_by_kind(path)["memory_pressure"]
+    assert finding.cost_ms_per_step == 0
+    assert finding.figures["share"] == round(79 / 80, 4)
+    assert finding.evidence[0]["line"] == "model.py:7"
+    assert "80 % of it" in finding.text
 
 
-def test_memory_that_a_server_fills_on_purpose_is_none(tmp_path: Path) -> None:
+def test_constant_memory_use_of_a_server_is_no_finding(tmp_path: Path) -> None:
     path = memory(tmp_path / "run.db", (74, 79), (75, 79), (74, 79))
-    assert "memory_pressure" not in found(path)
+    assert "memory_pressure" not in findings_by_kind(path)
 
 
-def test_room_left_is_no_pressure(tmp_path: Path) -> None:
+def test_free_memory_is_no_finding(tmp_path: Path) -> None:
     assert advice(memory(tmp_path / "run.db", (10, 20), (60, 70))).findings == ()
 
 
-def test_memory_held_and_never_used(tmp_path: Path) -> None:
-    said = found(memory(tmp_path / "run.db", (10, 20), (20, 60)))["memory_fragmentation"]
-    assert said.figures["reserved_bytes"] == 60 * GIB
-    assert "memory_fragmentation" not in found(memory(tmp_path / "b.db", (40, 60)))
-    assert "memory_fragmentation" not in found(memory(tmp_path / "c.db", (2, 20)))
+def test_reserved_but_unused_memory_is_fragmentation(tmp_path: Path) -> None:
+    finding = findings_by_kind(memory(tmp_path / "run.db", (10, 20), (20, 60)))[
+        "memory_fragmentation"
+    ]
+    assert finding.figures["reserved_bytes"] == 60 * GIB
+    assert "memory_fragmentation" not in findings_by_kind(memory(tmp_path / "b.db", (40, 60)))
+    assert "memory_fragmentation" not in findings_by_kind(memory(tmp_path / "c.db", (2, 20)))
 
 
-def test_without_the_devices_size_memory_is_not_judged(tmp_path: Path) -> None:
-    said = advice(memory(tmp_path / "run.db", (75, 79), whole=None))
-    missing = {one.kind for one in said.not_judged}
+def test_memory_rules_are_skipped_if_the_capacity_is_unknown(tmp_path: Path) -> None:
+    result = advice(memory(tmp_path / "run.db", (75, 79), capacity=None))
+    missing = {one.kind for one in result.not_judged}
     assert {"memory_pressure", "memory_fragmentation"} <= missing
 
 
-def asked(path: Path, *calls: str) -> Path:
-    """Write five steps with calls of 10 µs at their beginning, then a kernel."""
-    with Plant(path) as plant:
+def write_allocator_calls(path: Path, *calls: str) -> Path:
+    """Write five steps with 10 µs calls at their start, then a kernel."""
+    with FaultyRun(path) as run:
         for step in range(5):
             begin = step * STEP
-            plant.step(step, begin, begin + STEP)
+            run.step(step, begin, begin + STEP)
             for at, name in enumerate(calls):
-                plant.api(begin + at * 10 * US, begin + (at + 1) * 10 * US, name)
+                run.api(begin + at * 10 * US, begin + (at + 1) * 10 * US, name)
             after = begin + len(calls) * 10 * US
-            plant.kernel(after + US, begin + STEP, launched=after)
+            run.kernel(after + US, begin + STEP, launched=after)
     return path
 
 
-def test_memory_that_was_refused_and_asked_for_again(tmp_path: Path) -> None:
-    said = found(asked(tmp_path / "run.db", "cudaMalloc", "cudaFree", "cudaFree", "cudaMalloc"))
-    assert said["allocation_retries"].figures["retries"] == 4
-    assert cost_ns(said["allocation_retries"]) == 40 * US
+def test_free_and_malloc_after_a_failed_malloc_is_an_allocation_retry(tmp_path: Path) -> None:
+    findings = findings_by_kind(
+        write_allocator_calls(
+            tmp_path / "run.db", "cudaMalloc", "cudaFree", "cudaFree", "cudaMalloc"
+        )
+    )
+    assert findings["allocation_retries"].figures["retries"] == 4
+    assert saving_ns(findings["allocation_retries"]) == 40 * US
 
 
-def test_memory_that_is_given_back_on_purpose_was_not_refused(tmp_path: Path) -> None:
-    """torch.cuda.empty_cache() in the loop: what the step before left is freed, then asked for."""
+def test_explicit_cache_release_is_no_allocation_retry(tmp_path: Path) -> None:
+    """torch.cuda.empty_cache() in the loop frees memory before the next step allocates."""
     calls = ("cudaDeviceSynchronize", "cudaFree", "cudaFree", "cudaMalloc", "cudaMalloc")
-    assert "allocation_retries" not in found(asked(tmp_path / "run.db", *calls))
+    assert "allocation_retries" not in findings_by_kind(
+        write_allocator_calls(tmp_path / "run.db", *calls)
+    )
 
 
-def test_memory_that_was_given_is_no_retry(tmp_path: Path) -> None:
-    said = found(asked(tmp_path / "run.db", "cudaMalloc", "cudaMalloc", "cudaFree"))
-    assert "allocation_retries" not in said
+def test_successful_allocations_are_no_allocation_retry(tmp_path: Path) -> None:
+    findings = findings_by_kind(
+        write_allocator_calls(tmp_path / "run.db", "cudaMalloc", "cudaMalloc", "cudaFree")
+    )
+    assert "allocation_retries" not in findings

@@ -1,12 +1,13 @@
-"""Operations far from what the device can do, and matrix work in single precision."""
+"""Operations far below the roofline, and matmuls in full precision."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.analysis.advice.plants import advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import advice, findings_by_kind, saving_ns
 from tests.analysis.explain.roofline.test_of_recording import Shaped
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -15,7 +16,7 @@ FP32 = "float;float"
 FLOPS = 2 * 1024 * 4096 * 2048
 
 
-def product(
+def write_matmuls(
     path: Path,
     *,
     length: int,
@@ -24,9 +25,9 @@ def product(
     kernel: str = "gemm",
     columns: int = 2048,
 ) -> Path:
-    """Write ten products, one after the other, that were launched long before."""
+    """Write ten consecutive matmuls that were launched long before they run."""
     with Shaped(path) as device:
-        device.named(name)
+        device.set_device_name(name)
         for at in range(10):
             shapes = f"1024,4096;4096,{columns}"
             device.operation(at * 10, at * 10 + 5, "aten::mm", shapes, types, launches=at + 1)
@@ -35,68 +36,69 @@ def product(
     return path
 
 
-def test_an_operation_far_below_its_peak(tmp_path: Path) -> None:
-    said = found(product(tmp_path / "run.db", length=100_000))["inefficient_operation"]
+def test_operation_far_below_its_peak_costs_the_time_above_the_target(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_matmuls(tmp_path / "run.db", length=100_000))[
+        "inefficient_operation"
+    ]
     target = FLOPS / (0.7 * 989e12) * 1e9
-    assert cost_ns(said) == pytest.approx(10 * (100_000 - target), abs=2)
-    assert said.evidence[0]["name"] == "aten::mm [1024,4096] [4096,2048] bf16"
+    assert saving_ns(finding) == pytest.approx(10 * (100_000 - target), abs=2)
+    assert finding.evidence[0]["name"] == "aten::mm [1024,4096] [4096,2048] bf16"
 
 
-def test_an_operation_near_its_peak_is_no_finding(tmp_path: Path) -> None:
-    assert advice(product(tmp_path / "run.db", length=30_000)).findings == ()
+def test_operation_near_its_peak_is_no_finding(tmp_path: Path) -> None:
+    assert advice(write_matmuls(tmp_path / "run.db", length=30_000)).findings == ()
 
 
-def test_short_operations_are_not_judged_by_their_peak(tmp_path: Path) -> None:
+def test_short_operations_are_not_rated(tmp_path: Path) -> None:
     with Shaped(tmp_path / "run.db") as device:
-        device.named(H100)
+        device.set_device_name(H100)
         for at in range(100):
             device.operation(at, at, "aten::mm", "16,16;16,16", BF16, launches=at + 1)
             device.kernel(1000 + at * 10_000, 11_000 + at * 10_000, "gemm", at + 1)
-    assert "inefficient_operation" not in found(tmp_path / "run.db")
+    assert "inefficient_operation" not in findings_by_kind(tmp_path / "run.db")
 
 
-def test_a_size_that_tensor_cores_do_not_fit(tmp_path: Path) -> None:
-    said = found(product(tmp_path / "run.db", length=100_000, columns=2047))
-    assert said["inefficient_operation"].figures["misaligned"] == 1
-    assert "multiple of 8" in said["inefficient_operation"].advice
-    whole = found(product(tmp_path / "b.db", length=100_000))["inefficient_operation"]
+def test_size_that_does_not_fit_tensor_cores_is_reported(tmp_path: Path) -> None:
+    findings = findings_by_kind(write_matmuls(tmp_path / "run.db", length=100_000, columns=2047))
+    assert findings["inefficient_operation"].figures["misaligned"] == 1
+    assert "multiple of 8" in findings["inefficient_operation"].advice
+    whole = findings_by_kind(write_matmuls(tmp_path / "b.db", length=100_000))[
+        "inefficient_operation"
+    ]
     assert whole.figures["misaligned"] == 0
 
 
-def test_products_in_single_precision(tmp_path: Path) -> None:
-    path = product(tmp_path / "run.db", length=400_000, types=FP32, kernel="sgemm_128x64")
-    said = found(path)["full_precision"]
+def test_fp32_matmul_costs_the_time_above_bf16(tmp_path: Path) -> None:
+    path = write_matmuls(tmp_path / "run.db", length=400_000, types=FP32, kernel="sgemm_128x64")
+    finding = findings_by_kind(path)["full_precision"]
     target = FLOPS / (0.7 * 989e12) * 1e9
-    assert cost_ns(said) == pytest.approx(10 * (400_000 - target), abs=2)
-    assert said.figures["type"] == "bf16"
-    assert "TF32" in said.advice
+    assert saving_ns(finding) == pytest.approx(10 * (400_000 - target), abs=2)
+    assert finding.figures["type"] == "bf16"
+    assert "TF32" in finding.advice
 
 
-def test_an_older_device_is_not_told_of_types_that_it_has_not(tmp_path: Path) -> None:
-    path = product(
-        tmp_path / "run.db",
-        length=4_000_000,
-        types=FP32,
-        kernel="sgemm_128x64",
-        name="Tesla V100-SXM2-32GB",
+def test_full_precision_advice_names_only_types_that_the_device_has(tmp_path: Path) -> None:
+    v100: dict[str, Any] = {"name": "Tesla V100-SXM2-32GB", "kernel": "sgemm_128x64"}
+    path = write_matmuls(tmp_path / "run.db", length=4_000_000, types=FP32, **v100)
+    finding = findings_by_kind(path)["full_precision"]
+    assert finding.figures["type"] == "fp16"
+    assert "GradScaler" in finding.advice
+    assert "TF32" not in finding.advice
+
+
+def test_tf32_matmul_is_not_full_precision(tmp_path: Path) -> None:
+    path = write_matmuls(tmp_path / "run.db", length=60_000, types=FP32, kernel="tf32_s1688gemm")
+    assert "full_precision" not in findings_by_kind(path)
+
+
+def test_bf16_matmul_is_not_full_precision(tmp_path: Path) -> None:
+    assert "full_precision" not in findings_by_kind(
+        write_matmuls(tmp_path / "run.db", length=100_000)
     )
-    said = found(path)["full_precision"]
-    assert said.figures["type"] == "fp16"
-    assert "GradScaler" in said.advice
-    assert "TF32" not in said.advice
 
 
-def test_tf32_is_not_single_precision(tmp_path: Path) -> None:
-    path = product(tmp_path / "run.db", length=60_000, types=FP32, kernel="tf32_s1688gemm")
-    assert "full_precision" not in found(path)
-
-
-def test_half_precision_is_not_either(tmp_path: Path) -> None:
-    assert "full_precision" not in found(product(tmp_path / "run.db", length=100_000))
-
-
-def test_of_an_unknown_device_neither_is_judged(tmp_path: Path) -> None:
-    said = advice(product(tmp_path / "run.db", length=100_000, name="Some GPU"))
-    missing = {one.kind: one.why for one in said.not_judged}
+def test_hardware_rules_are_skipped_for_an_unknown_device(tmp_path: Path) -> None:
+    result = advice(write_matmuls(tmp_path / "run.db", length=100_000, name="Some GPU"))
+    missing = {one.kind: one.why for one in result.not_judged}
     assert "tool.uprof.devices" in missing["inefficient_operation"]
     assert "tool.uprof.devices" in missing["full_precision"]

@@ -1,53 +1,53 @@
-"""Waiting for a batch."""
+"""Waits for input batches."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def fetching(path: Path, *, ahead: bool) -> Path:
-    """Write five steps of 10 ms: 3 ms of fetching, then a kernel; `ahead` beside the one before."""
-    with Plant(path) as plant:
+def write_fetches(path: Path, *, ahead: bool) -> Path:
+    """Write five 10 ms steps: 3 ms of fetching, then a kernel, or both at once if `ahead`."""
+    with FaultyRun(path) as run:
         for step in range(5):
             begin = step * 10 * MS
-            plant.step(step, begin, begin + 10 * MS)
-            plant.call(begin, begin + 3 * MS, FETCH)
+            run.step(step, begin, begin + 10 * MS)
+            run.call(begin, begin + 3 * MS, FETCH)
             start = begin if ahead else begin + 3 * MS
-            plant.kernel(start + 2 * US, begin + 10 * MS, launched=begin + (0 if ahead else 3 * MS))
+            run.kernel(start + 2 * US, begin + 10 * MS, launched=begin + (0 if ahead else 3 * MS))
     return path
 
 
-def test_the_device_idle_while_a_batch_is_fetched_is_the_cost(tmp_path: Path) -> None:
-    said = found(fetching(tmp_path / "run.db", ahead=False))["input_wait"]
-    assert cost_ns(said) == 3 * MS
-    assert said.figures["wait_ns"] == 4 * 3 * MS  # the first step warms up
-    assert said.evidence[0]["name"] == FETCH
-    assert said.steps == (1, 2, 3, 4)
+def test_idle_time_during_a_fetch_is_the_cost_of_the_input_wait(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_fetches(tmp_path / "run.db", ahead=False))["input_wait"]
+    assert saving_ns(finding) == 3 * MS
+    assert finding.figures["wait_ns"] == 4 * 3 * MS  # the first step warms up
+    assert finding.evidence[0]["name"] == FETCH
+    assert finding.steps == (1, 2, 3, 4)
 
 
-def test_a_wait_that_the_device_works_through_is_none(tmp_path: Path) -> None:
-    assert advice(fetching(tmp_path / "run.db", ahead=True)).findings == ()
+def test_fetch_overlapped_with_device_work_is_no_finding(tmp_path: Path) -> None:
+    assert advice(write_fetches(tmp_path / "run.db", ahead=True)).findings == ()
 
 
-def test_the_end_of_an_epoch_is_no_wait(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
-        plant.step(0, 0, 20 * MS)
-        plant.kernel(2 * US, 10 * MS, launched=0)
-        plant.call(10 * MS, 20 * MS, FETCH)
-    assert "input_wait" not in found(tmp_path / "run.db")
+def test_end_of_an_epoch_is_no_input_wait(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.step(0, 0, 20 * MS)
+        run.kernel(2 * US, 10 * MS, launched=0)
+        run.call(10 * MS, 20 * MS, FETCH)
+    assert "input_wait" not in findings_by_kind(tmp_path / "run.db")
 
 
-def test_without_a_device_the_program_itself_waits(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
+def test_host_only_recording_waits_for_input(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS
-            plant.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
-            plant.call(begin + US, begin + US + 2 * MS, FETCH)
-            plant.call(begin + 3 * MS, begin + 9 * MS, "aten::linear")
-    said = found(tmp_path / "run.db")["input_wait"]
-    assert cost_ns(said) == 2 * MS
-    assert "the program waits" in said.text
+            run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
+            run.call(begin + US, begin + US + 2 * MS, FETCH)
+            run.call(begin + 3 * MS, begin + 9 * MS, "aten::linear")
+    finding = findings_by_kind(tmp_path / "run.db")["input_wait"]
+    assert saving_ns(finding) == 2 * MS
+    assert "the program waits" in finding.text

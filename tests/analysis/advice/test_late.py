@@ -1,4 +1,4 @@
-"""A device that idles though work was launched for it."""
+"""Device idle time although a task was launched."""
 
 from __future__ import annotations
 
@@ -6,103 +6,109 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 STEP = 10 * MS
 
 
-def late(path: Path, *, late_ns: int, steps: int, slow: range) -> Path:
-    """Write steps of one launch each, some of which reach the device late."""
-    with Plant(path) as plant:
+def write_late_launches(path: Path, *, late_ns: int, steps: int, slow: range) -> Path:
+    """Write steps with one launch each, some of which reach the device late."""
+    with FaultyRun(path) as run:
         for step in range(steps):
             begin = step * STEP
-            plant.step(step, begin, begin + STEP)
+            run.step(step, begin, begin + STEP)
             lost = late_ns if step in slow else 0
-            plant.kernel(begin + lost + 5 * US, begin + STEP, launched=begin)
+            run.kernel(begin + lost + 5 * US, begin + STEP, launched=begin)
     return path
 
 
-def test_work_that_begins_late_in_several_steps_costs_its_delay(tmp_path: Path) -> None:
-    said = found(late(tmp_path / "run.db", late_ns=2 * MS, steps=5, slow=range(5)))["late_work"]
-    # The first step is not judged; a launch begins its gap, which the one before it ends.
-    assert cost_ns(said) == 2 * MS + 5 * US
-    assert said.figures["gaps"] == 4
-    assert said.sure == "possible"
-    assert said.evidence[0]["name"] == "before Add (cudaLaunchKernel)"
-    assert "no recorded event explains it" in said.text
+def test_late_kernels_in_most_steps_cost_their_delay(tmp_path: Path) -> None:
+    findings = findings_by_kind(
+        write_late_launches(tmp_path / "run.db", late_ns=2 * MS, steps=5, slow=range(5))
+    )["late_work"]
+    # The first step is not analyzed; each gap starts at the end of the previous kernel.
+    assert saving_ns(findings) == 2 * MS + 5 * US
+    assert findings.figures["gaps"] == 4
+    assert findings.sure == "possible"
+    assert findings.evidence[0]["name"] == "before Add (cudaLaunchKernel)"
+    assert "no recorded event explains it" in findings.text
 
 
-def test_in_one_step_only_it_is_told_without_a_cost(tmp_path: Path) -> None:
-    path = late(tmp_path / "run.db", late_ns=8 * MS, steps=4, slow=range(2, 3))
-    said = found(path)["late_work"]
-    assert cost_ns(said) == 0
-    assert said.figures["idle_ns"] == 8 * MS + 5 * US
-    assert "it occurs in one of 3 steps only" in said.text
+def test_late_kernel_in_a_single_step_has_no_cost(tmp_path: Path) -> None:
+    path = write_late_launches(tmp_path / "run.db", late_ns=8 * MS, steps=4, slow=range(2, 3))
+    finding = findings_by_kind(path)["late_work"]
+    assert saving_ns(finding) == 0
+    assert finding.figures["idle_ns"] == 8 * MS + 5 * US
+    assert "it occurs in one of 3 steps only" in finding.text
 
 
 @pytest.mark.parametrize(("late_ns", "slow"), [(900 * US, range(5)), (2 * MS, range(1, 2))])
-def test_what_is_short_or_rare_is_no_finding(tmp_path: Path, late_ns: int, slow: range) -> None:
-    assert "late_work" not in found(late(tmp_path / "run.db", late_ns=late_ns, steps=5, slow=slow))
+def test_short_or_rare_delays_are_no_finding(tmp_path: Path, late_ns: int, slow: range) -> None:
+    assert "late_work" not in findings_by_kind(
+        write_late_launches(tmp_path / "run.db", late_ns=late_ns, steps=5, slow=slow)
+    )
 
 
-def test_without_steps_one_long_gap_is_told_with_what_the_host_does_meanwhile(
+def test_long_gap_without_steps_names_the_host_call_that_runs_in_it(
     tmp_path: Path,
 ) -> None:
-    with Plant(tmp_path / "run.db") as plant:
-        plant.kernel(0, 100 * US, launched=-5 * US)
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.kernel(0, 100 * US, launched=-5 * US)
         launch = 90 * US
-        plant.api(110 * US, 300 * MS, "hipMemcpyWithStream", connection=77)
-        plant.call(100 * US, 400 * MS, "aten::copy_", thread=1)
-        plant.kernel(400 * MS, 401 * MS, launched=launch)
-    said = advice(tmp_path / "run.db")
-    (finding,) = said.findings
+        run.api(110 * US, 300 * MS, "hipMemcpyWithStream", connection=77)
+        run.call(100 * US, 400 * MS, "aten::copy_", thread=1)
+        run.kernel(400 * MS, 401 * MS, launched=launch)
+    result = advice(tmp_path / "run.db")
+    (finding,) = result.findings
     assert finding.kind == "late_work"
-    assert cost_ns(finding) == 0
+    assert saving_ns(finding) == 0
     assert finding.figures["idle_ns"] == 400 * MS - 100 * US
     assert "while the host is in hipMemcpyWithStream of aten::copy_" in finding.text
     assert "no steps recorded, so it may be a single event" in finding.text
-    assert (said.pauses, said.paused_ms) == (0, 0)
+    assert (result.pauses, result.paused_ms) == (0, 0)
 
 
 @pytest.mark.parametrize("returns_late", [True, False])
-def test_a_wait_to_the_end_of_a_gap_is_unrecorded_work(tmp_path: Path, returns_late: bool) -> None:
-    """Of a CUDA graph only the first kernels were recorded; the host waits for all of them."""
-    with Plant(tmp_path / "run.db") as plant:
+def test_synchronization_until_the_end_of_a_gap_indicates_unrecorded_work(
+    tmp_path: Path, returns_late: bool
+) -> None:
+    """Only the first kernels of a CUDA graph were recorded; the host waits for all of them."""
+    with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * STEP
-            plant.step(step, begin, begin + STEP)
-            plant.kernel(begin + 20 * US, begin + MS, launched=begin + 10 * US)
-            plant.kernel(begin + 9 * MS, begin + STEP, launched=begin + 30 * US)
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin + 20 * US, begin + MS, launched=begin + 10 * US)
+            run.kernel(begin + 9 * MS, begin + STEP, launched=begin + 30 * US)
             ends = begin + (9 * MS + 50 * US if returns_late else 6 * MS)
-            plant.api(begin + 50 * US, ends, "cudaDeviceSynchronize")
-    findings = found(tmp_path / "run.db")
+            run.api(begin + 50 * US, ends, "cudaDeviceSynchronize")
+    findings = findings_by_kind(tmp_path / "run.db")
     if returns_late:
         finding = findings["unrecorded_work"]
         assert "the host waits in cudaDeviceSynchronize" in finding.text
-        assert (cost_ns(finding), finding.figures["idle_ns"]) == (0, 4 * 8 * MS)
+        assert (saving_ns(finding), finding.figures["idle_ns"]) == (0, 4 * 8 * MS)
         assert "late_work" not in findings
     else:
         assert "unrecorded_work" not in findings
 
 
-def test_work_behind_another_streams_event_is_not_late(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
+def test_kernel_that_waits_for_a_busy_device_is_not_late(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * STEP
-            plant.step(step, begin, begin + STEP)
-            # Launched as early, but the device is busy until it begins.
-            plant.kernel(begin + 5 * US, begin + 4 * MS, launched=begin)
-            plant.kernel(begin + 4 * MS, begin + STEP, launched=begin + 10 * US)
+            run.step(step, begin, begin + STEP)
+            # Launched early, but the device is busy until the kernel starts.
+            run.kernel(begin + 5 * US, begin + 4 * MS, launched=begin)
+            run.kernel(begin + 4 * MS, begin + STEP, launched=begin + 10 * US)
     assert advice(tmp_path / "run.db").findings == ()
 
 
-def test_gaps_that_were_not_judged_are_told(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
+def test_gaps_that_were_not_analyzed_are_counted(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
         for at in range(80):
             begin = at * 100 * US + (at // 40) * 50 * MS
-            plant.kernel(begin + US, begin + 99 * US, launched=begin)
-    said = advice(tmp_path / "run.db")
-    assert said.findings == ()
-    assert said.pauses == 1
-    # From the end of the 40th kernel to the launch of the next one.
-    assert said.paused_ms == 50 + 0.001
+            run.kernel(begin + US, begin + 99 * US, launched=begin)
+    result = advice(tmp_path / "run.db")
+    assert result.findings == ()
+    assert result.pauses == 1
+    # From the end of the 40th kernel to the next launch.
+    assert result.paused_ms == 50 + 0.001

@@ -1,27 +1,30 @@
-"""What only NPUs record."""
+"""Rules for NPU recordings."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STEP = 1000 * US
 
 
-class Npu(Plant):
-    """A recording of an NPU."""
+class NpuRun(FaultyRun):
+    """Writes an NPU recording."""
 
     def __init__(self, path: Path, name: str = "Ascend910B3") -> None:
         super().__init__(path, revision="latest")
         self.chip = name
 
-    def __enter__(self) -> Npu:
+    def __enter__(self) -> Self:
         super().__enter__()
-        self.writer.write("NPU_INFO", {"id": [0], "name": self.chip})
+        self.row("NPU_INFO", id=0, name=self.chip)
         return self
 
     def operator(
@@ -34,28 +37,29 @@ class Npu(Plant):
         core: str = "AI_CORE",
         blocks: int = 20,
     ) -> int:
-        """Add an operator and how many blocks it ran in."""
+        """Add an operator and its number of blocks."""
         task = self.task(start, end, task_type)
-        row: dict[str, Any] = {"name": [self.text(f"{op_type}_1")], "globalTaskId": task}
-        row |= {"opType": self.text(op_type), "taskType": self.text(core), "blockNum": blocks}
-        self.writer.write("COMPUTE_TASK_INFO", row)
+        texts = {"name": f"{op_type}_1", "opType": op_type, "taskType": core}
+        row = {column: self.text(text) for column, text in texts.items()}
+        self.row("COMPUTE_TASK_INFO", globalTaskId=task, blockNum=blocks, **row)
         return task
 
     def clock(self, at: int, mhz: int) -> None:
-        """Add a sample of the AI cores' clock."""
-        row: dict[str, Any] = {"deviceId": [0], "timestampNs": self.T0 + at, "freq": mhz}
-        self.writer.write("AICORE_FREQ", row)
+        """Add a sample of the AI core frequency."""
+        self.row("AICORE_FREQ", deviceId=0, timestampNs=self.T0 + at, freq=mhz)
 
-    def moved(self, start: int, end: int, size: int, *, transport: int = 0, link: int = 1) -> None:
-        """Add a part of a collective."""
+    def transfer(
+        self, start: int, end: int, size: int, *, transport: int = 0, link: int = 1
+    ) -> None:
+        """Add a task of a collective."""
         task = self.task(start, end, "SDMA", stream=30)
-        row: dict[str, Any] = {"name": [self.text("Memcpy")], "globalTaskId": task, "size": size}
-        row |= {"transportType": transport, "linkType": link, "opId": 1}
-        self.writer.write("COMMUNICATION_TASK_INFO", row)
+        row = {"size": size, "transportType": transport, "linkType": link, "opId": 1}
+        name = self.text("Memcpy")
+        self.row("COMMUNICATION_TASK_INFO", globalTaskId=task, name=name, **row)
 
 
-def test_operators_on_ai_cpus(tmp_path: Path) -> None:
-    with Npu(tmp_path / "run.db") as npu:
+def test_operators_on_ai_cpus_cost_their_time(tmp_path: Path) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
         for step in range(5):
             begin = step * STEP
             npu.step(step, begin, begin + STEP)
@@ -63,24 +67,24 @@ def test_operators_on_ai_cpus(tmp_path: Path) -> None:
                 begin, begin + 500 * US, task_type="AI_CPU", op_type="Index", core="AI_CPU"
             )
             npu.operator(begin + 500 * US, begin + STEP)
-    said = found(tmp_path / "run.db")["ai_cpu"]
-    assert cost_ns(said) == 500 * US
-    assert said.evidence[0]["count"] == 4
+    finding = findings_by_kind(tmp_path / "run.db")["ai_cpu"]
+    assert saving_ns(finding) == 500 * US
+    assert finding.evidence[0]["count"] == 4
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_short_or_hidden_ones_are_no_finding(tmp_path: Path, hidden: bool) -> None:
+def test_short_or_overlapped_ai_cpu_operators_are_no_finding(tmp_path: Path, hidden: bool) -> None:
     length = 500 * US if hidden else 15 * US
-    with Npu(tmp_path / "run.db") as npu:
+    with NpuRun(tmp_path / "run.db") as npu:
         for at in range(20):
             begin = at * STEP
             npu.operator(begin, begin + length, task_type="AI_CPU", op_type="Index", core="AI_CPU")
             npu.operator(begin if hidden else begin + length, begin + STEP)
-    assert "ai_cpu" not in found(tmp_path / "run.db")
+    assert "ai_cpu" not in findings_by_kind(tmp_path / "run.db")
 
 
 def throttled(path: Path, *, name: str, mhz: int, op_type: str = "MatMulV2") -> Path:
-    with Npu(path, name) as npu:
+    with NpuRun(path, name) as npu:
         npu.clock(0, 1800)
         npu.clock(5 * MS, mhz)
         for at in range(10):
@@ -88,146 +92,153 @@ def throttled(path: Path, *, name: str, mhz: int, op_type: str = "MatMulV2") -> 
     return path
 
 
-def test_a_clock_that_drops_costs_what_it_lacks(tmp_path: Path) -> None:
-    said = found(throttled(tmp_path / "run.db", name="Ascend910B3", mhz=1350))["frequency_drop"]
-    assert cost_ns(said) == 5 * MS // 4
-    assert said.figures["highest_mhz"] == 1800
-    assert said.sure == "certain"
+def test_frequency_drop_costs_the_lost_cycles(tmp_path: Path) -> None:
+    finding = findings_by_kind(throttled(tmp_path / "run.db", name="Ascend910B3", mhz=1350))[
+        "frequency_drop"
+    ]
+    assert saving_ns(finding) == 5 * MS // 4
+    assert finding.figures["highest_mhz"] == 1800
+    assert finding.sure == "certain"
 
 
-def test_a_clock_that_another_chip_has_is_no_drop(tmp_path: Path) -> None:
+def test_nominal_frequency_of_another_chip_is_no_drop(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    with Npu(path, "Ascend910B4") as npu:
+    with NpuRun(path, "Ascend910B4") as npu:
         npu.clock(0, 1500)
         for at in range(10):
             npu.operator(at * MS, (at + 1) * MS)
-    assert "frequency_drop" not in found(path)
+    assert "frequency_drop" not in findings_by_kind(path)
 
 
 @pytest.mark.parametrize(("mhz", "op_type"), [(800, "MatMulV2"), (1350, "Add")])
-def test_a_chip_at_rest_or_bound_by_memory_is_not_throttled(
-    tmp_path: Path, mhz: int, op_type: str
-) -> None:
+def test_idle_or_memory_bound_chip_is_not_throttled(tmp_path: Path, mhz: int, op_type: str) -> None:
     path = throttled(tmp_path / "run.db", name="Ascend910B3", mhz=mhz, op_type=op_type)
-    assert "frequency_drop" not in found(path)
+    assert "frequency_drop" not in findings_by_kind(path)
 
 
-def blocks(path: Path, number: int, *, name: str = "Ascend910B3", core: str = "AI_CORE") -> Path:
-    with Npu(path, name) as npu:
+def write_blocks(
+    path: Path, number: int, *, name: str = "Ascend910B3", core: str = "AI_CORE"
+) -> Path:
+    with NpuRun(path, name) as npu:
         for at in range(20):
             npu.operator(at * MS, (at + 1) * MS, blocks=number, core=core)
     return path
 
 
-def test_blocks_that_do_not_fill_the_cores(tmp_path: Path) -> None:
-    said = found(blocks(tmp_path / "run.db", 13))["idle_cores"]
-    assert cost_ns(said) == 20 * MS * 35 // 100
+def test_blocks_that_do_not_fill_the_cores_cost_the_idle_part(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_blocks(tmp_path / "run.db", 13))["idle_cores"]
+    assert saving_ns(finding) == 20 * MS * 35 // 100
 
 
-def test_vector_cores_are_twice_as_many(tmp_path: Path) -> None:
-    said = found(blocks(tmp_path / "run.db", 20, core="AI_VECTOR_CORE"))["idle_cores"]
-    assert cost_ns(said) == 20 * MS // 2
+def test_vector_cores_count_twice(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_blocks(tmp_path / "run.db", 20, core="AI_VECTOR_CORE"))[
+        "idle_cores"
+    ]
+    assert saving_ns(finding) == 20 * MS // 2
 
 
-def test_blocks_that_fill_them_or_leave_a_short_tail(tmp_path: Path) -> None:
-    assert "idle_cores" not in found(blocks(tmp_path / "a.db", 20))
-    assert "idle_cores" not in found(blocks(tmp_path / "b.db", 799))
+def test_blocks_that_fill_the_cores_are_no_finding(tmp_path: Path) -> None:
+    assert "idle_cores" not in findings_by_kind(write_blocks(tmp_path / "a.db", 20))
+    assert "idle_cores" not in findings_by_kind(write_blocks(tmp_path / "b.db", 799))
 
 
-def test_a_name_of_two_chips_is_not_judged(tmp_path: Path) -> None:
-    said = advice(blocks(tmp_path / "run.db", 13, name="Ascend910B"))
-    assert "idle_cores" in {one.kind for one in said.not_judged}
+def test_idle_cores_rule_is_skipped_if_the_chip_is_ambiguous(tmp_path: Path) -> None:
+    result = advice(write_blocks(tmp_path / "run.db", 13, name="Ascend910B"))
+    assert "idle_cores" in {one.kind for one in result.not_judged}
 
 
-def test_recorded_cores_are_those_of_the_chip(tmp_path: Path) -> None:
+def test_recorded_core_counts_have_priority_over_the_chip_table(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    with Npu(path, name="Ascend910B") as npu:
+    with NpuRun(path, name="Ascend910B") as npu:
         for at in range(20):
             npu.operator(at * MS, (at + 1) * MS, blocks=13)
         for name, value in (("ai_core_num", "20"), ("aiv_num", "40"), ("aic_frequency", "1800")):
-            row: dict[str, Any] = {"deviceId": [0], "name": [name], "value": [value]}
-            npu.writer.write("UPROF_GPU_DEVICES", row)
-    said = found(path)["idle_cores"]
-    assert (said.figures["cubes"], said.figures["vectors"]) == (20, 40)
+            npu.row("UPROF_GPU_DEVICES", deviceId=0, name=name, value=value)
+    finding = findings_by_kind(path)["idle_cores"]
+    assert (finding.figures["cubes"], finding.figures["vectors"]) == (20, 40)
 
 
-def counted(path: Path, ratio: float) -> Path:
-    with Npu(path) as npu:
+def write_counters(path: Path, ratio: float) -> Path:
+    with NpuRun(path) as npu:
         for at in range(20):
             task = npu.operator(at * MS, (at + 1) * MS)
             for counter, value in (("aic_mac_ratio", ratio), ("aic_mte2_ratio", 0.1)):
-                row: dict[str, Any] = {"globalTaskId": [task], "name": npu.text(counter)}
-                npu.writer.write("TASK_PMU_INFO", row | {"value": value})
+                row = {"name": npu.text(counter), "value": value}
+                npu.row("TASK_PMU_INFO", globalTaskId=task, **row)
     return path
 
 
-def test_kernels_of_which_no_pipe_is_busy(tmp_path: Path) -> None:
-    said = found(counted(tmp_path / "run.db", 0.6))["no_pipe_busy"]
-    assert cost_ns(said) == 20 * MS * 4 // 10
-    assert said.sure == "possible"
+def test_kernels_without_a_busy_pipe_cost_the_idle_part(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_counters(tmp_path / "run.db", 0.6))["no_pipe_busy"]
+    assert saving_ns(finding) == 20 * MS * 4 // 10
+    assert finding.sure == "possible"
 
 
-def test_a_pipe_that_is_busy_bounds_its_kernel(tmp_path: Path) -> None:
-    assert "no_pipe_busy" not in found(counted(tmp_path / "run.db", 0.9))
+def test_kernel_with_a_busy_pipe_is_no_finding(tmp_path: Path) -> None:
+    assert "no_pipe_busy" not in findings_by_kind(write_counters(tmp_path / "run.db", 0.9))
 
 
 KIB = 1024
 
 
 def transfers(path: Path, sizes: list[int], lengths: list[int], *, transport: int = 0) -> Path:
-    with Npu(path) as npu:
+    with NpuRun(path) as npu:
         at = 0
         for size, length in zip(sizes, lengths, strict=True):
-            npu.moved(at, at + length, size, transport=transport)
+            npu.transfer(at, at + length, size, transport=transport)
             at += length
         npu.operator(at, at + MS)
     return path
 
 
-def test_sizes_that_are_no_multiple_of_512(tmp_path: Path) -> None:
+def test_transfers_of_unaligned_size_cost_the_lost_bandwidth(tmp_path: Path) -> None:
     sizes = [2048 * KIB] * 10 + [2048 * KIB + 1] * 10
-    said = found(transfers(tmp_path / "run.db", sizes, [100 * US] * 10 + [200 * US] * 10))
-    lost = said["unaligned_messages"]
-    # The same bytes took twice as long, but for the odd one more in each.
+    findings = findings_by_kind(
+        transfers(tmp_path / "run.db", sizes, [100 * US] * 10 + [200 * US] * 10)
+    )
+    lost = findings["unaligned_messages"]
+    # The same number of bytes took twice as long, except for the odd byte of each.
     aligned, odd = 2048 * KIB / 100, (2048 * KIB + 1) / 200
-    assert cost_ns(lost) == pytest.approx(2000 * US * (1 - odd / aligned), abs=1)
+    assert saving_ns(lost) == pytest.approx(2000 * US * (1 - odd / aligned), abs=1)
 
 
 def test_aligned_sizes_and_equal_rates_are_no_finding(tmp_path: Path) -> None:
     sizes = [2048 * KIB] * 10 + [4096 * KIB] * 10
-    said = found(transfers(tmp_path / "a.db", sizes, [100 * US] * 10 + [200 * US] * 10))
-    assert "unaligned_messages" not in said
+    findings = findings_by_kind(
+        transfers(tmp_path / "a.db", sizes, [100 * US] * 10 + [200 * US] * 10)
+    )
+    assert "unaligned_messages" not in findings
     sizes = [2048 * KIB] * 10 + [2048 * KIB + 1] * 10
-    said = found(transfers(tmp_path / "b.db", sizes, [100 * US] * 20))
-    assert "unaligned_messages" not in said
+    findings = findings_by_kind(transfers(tmp_path / "b.db", sizes, [100 * US] * 20))
+    assert "unaligned_messages" not in findings
 
 
-def test_messages_that_were_sent_again(tmp_path: Path) -> None:
+def test_rdma_transfer_with_a_timeout_is_a_retransmission(tmp_path: Path) -> None:
     lengths = [100 * MS] * 9 + [4200 * MS]
     path = transfers(tmp_path / "run.db", [2048 * KIB] * 10, lengths, transport=1)
-    said = found(path)["retransmission"]
-    assert cost_ns(said) == 4100 * MS
+    finding = findings_by_kind(path)["retransmission"]
+    assert saving_ns(finding) == 4100 * MS
 
 
-def test_slow_messages_of_sdma_were_not(tmp_path: Path) -> None:
+def test_slow_sdma_transfer_is_no_retransmission(tmp_path: Path) -> None:
     lengths = [100 * MS] * 9 + [4200 * MS]
-    said = found(transfers(tmp_path / "run.db", [2048 * KIB] * 10, lengths))
-    assert "retransmission" not in said
+    findings = findings_by_kind(transfers(tmp_path / "run.db", [2048 * KIB] * 10, lengths))
+    assert "retransmission" not in findings
 
 
-@pytest.mark.parametrize(("beside_us", "fires"), [(200, True), (105, False)])
-def test_transfers_that_share_the_memory_with_products(
-    tmp_path: Path, beside_us: int, fires: bool
+@pytest.mark.parametrize(("overlapped_us", "fires"), [(200, True), (105, False)])
+def test_transfers_slowed_by_concurrent_matmuls_are_link_contention(
+    tmp_path: Path, overlapped_us: int, fires: bool
 ) -> None:
-    with Npu(tmp_path / "run.db") as npu:
+    with NpuRun(tmp_path / "run.db") as npu:
         at = 0
         for number in range(20):
-            length = beside_us if number % 2 else 100
-            npu.moved(at, at + length * US, 2048 * KIB)
-            if number % 2:  # a product beside the first 10 µs of it: the rest stands alone
+            length = overlapped_us if number % 2 else 100
+            npu.transfer(at, at + length * US, 2048 * KIB)
+            if number % 2:  # a matmul during the first 10 µs only
                 npu.operator(at, at + 10 * US)
             at += length * US
-    said = found(tmp_path / "run.db")
-    assert ("link_contention" in said) == fires
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert ("link_contention" in findings) == fires
     if fires:
-        assert cost_ns(said["link_contention"]) == 10 * 100 * US
+        assert saving_ns(findings["link_contention"]) == 10 * 100 * US

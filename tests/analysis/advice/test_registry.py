@@ -1,11 +1,11 @@
-"""The table of rules is complete, and its order follows what rules explain."""
+"""The table of advice rules is complete, and skipped rules have a reason."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
 
-from tests.analysis.advice.plants import US, Plant, advice
+from tests.analysis.advice.faulty_runs import US, FaultyRun, advice
 from unified_prof.explain.advice import registry
 
 
@@ -24,10 +24,10 @@ def test_every_rule_is_in_the_table_once_and_documented() -> None:
     assert all(rule.evaluate.__doc__ for rule in registry.RULES)
 
 
-def test_skipped_rules_say_what_is_missing(tmp_path: Path) -> None:
-    with Plant(tmp_path / "a.db") as plant:
+def test_skipped_rules_name_what_is_missing(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "a.db") as run:
         for number in range(60):
-            plant.kernel(number * 10 * US, number * 10 * US + 5 * US)
+            run.kernel(number * 10 * US, number * 10 * US + 5 * US)
     skipped = {one.kind: one.why for one in advice(tmp_path / "a.db").not_judged}
     assert skipped["slow_steps"] == "fewer than 5 steps recorded"
     assert skipped["inefficient_operation"].startswith("operation shapes not recorded")

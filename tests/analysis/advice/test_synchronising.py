@@ -1,120 +1,120 @@
-"""Calls that wait for the device."""
+"""Synchronizing calls and blocking launches."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.analysis.advice.plants import US, Plant, advice, cost_ns, found
+from tests.analysis.advice.faulty_runs import US, FaultyRun, advice, findings_by_kind, saving_ns
 
 STEP = 1000 * US
 
 
-def synchronised(path: Path, *, queued: bool = False, count: int = 60) -> Path:
-    """Write kernels of 800 µs, each waited for; 180 µs later the next one begins.
+def write_synchronizations(path: Path, *, queued: bool = False, count: int = 60) -> Path:
+    """Write kernels of 800 µs, each followed by a synchronization and 180 µs of idle time.
 
-    Queued, another kernel covers the time after every call.
+    If `queued`, another kernel covers the time after each call.
     """
-    with Plant(path) as plant:
-        plant.chain(3, "/w/train.py(12): step")
+    with FaultyRun(path) as run:
+        run.chain(3, "/w/train.py(12): step")
         for at in range(count):
             begin = at * STEP
-            plant.kernel(begin + 10 * US, begin + 810 * US, launched=begin)
+            run.kernel(begin + 10 * US, begin + 810 * US, launched=begin)
             if queued:
-                plant.kernel(begin + 810 * US, begin + STEP + 10 * US, launched=begin + 5 * US)
-            plant.call(begin + 20 * US, begin + 830 * US, "aten::item", chain=3)
-            plant.api(begin + 21 * US, begin + 820 * US, "cudaStreamSynchronize")
+                run.kernel(begin + 810 * US, begin + STEP + 10 * US, launched=begin + 5 * US)
+            run.call(begin + 20 * US, begin + 830 * US, "aten::item", chain=3)
+            run.api(begin + 21 * US, begin + 820 * US, "cudaStreamSynchronize")
     return path
 
 
-def test_idle_time_after_a_call_until_the_next_work_is_the_cost(tmp_path: Path) -> None:
-    said = found(synchronised(tmp_path / "run.db"))["synchronising_calls"]
+def test_synchronizing_call_costs_the_idle_time_until_the_next_kernel(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_synchronizations(tmp_path / "run.db"))["synchronising_calls"]
     # From the call's return at 820 µs to the next kernel at 1010 µs, 59 times.
-    assert cost_ns(said) == 59 * 190 * US
-    (row,) = said.evidence
+    assert saving_ns(finding) == 59 * 190 * US
+    (row,) = finding.evidence
     assert row["name"] == "aten::item (cudaStreamSynchronize)"
     assert row["line"] == "train.py:12"
     assert row["count"] == 59
-    assert "train.py:12" in said.text
-    # Without steps, a server that waits for requests looks the same.
-    assert said.sure == "possible"
-    assert "pauses between requests" in said.text
+    assert "train.py:12" in finding.text
+    # A server that waits for requests looks the same without steps.
+    assert finding.sure == "possible"
+    assert "pauses between requests" in finding.text
 
 
-def test_a_call_while_the_device_has_work_costs_nothing(tmp_path: Path) -> None:
-    said = found(synchronised(tmp_path / "run.db", queued=True))
-    assert "synchronising_calls" not in said
+def test_synchronizing_call_on_a_busy_device_is_no_finding(tmp_path: Path) -> None:
+    findings = findings_by_kind(write_synchronizations(tmp_path / "run.db", queued=True))
+    assert "synchronising_calls" not in findings
 
 
-def test_the_one_call_at_a_steps_end_is_the_timers(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
+def test_single_synchronization_at_the_end_of_a_step_is_no_finding(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * STEP
-            plant.step(step, begin, begin + STEP)
-            plant.kernel(begin + 60 * US, begin + 950 * US, launched=begin + 50 * US)
-            plant.api(begin + 100 * US, begin + 955 * US, "cudaDeviceSynchronize")
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin + 60 * US, begin + 950 * US, launched=begin + 50 * US)
+            run.api(begin + 100 * US, begin + 955 * US, "cudaDeviceSynchronize")
     assert advice(tmp_path / "run.db").findings == ()
 
 
-def test_a_call_after_every_launch_is_a_mode(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
+def test_synchronization_after_every_launch_is_a_blocking_mode(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
         for at in range(50):
             begin = at * 100 * US
-            plant.kernel(begin + 5 * US, begin + 60 * US, launched=begin)
-            plant.api(begin + 3 * US, begin + 62 * US, "aclrtSynchronizeStream")
-    said = found(tmp_path / "run.db")["blocking_launches"]
-    assert said.figures["followed"] == 50
-    # From the return of a call to the beginning of the next kernel: 43 µs, 49 times.
-    assert cost_ns(said) == 49 * 43 * US
-    # The same idle time belongs to one finding.
+            run.kernel(begin + 5 * US, begin + 60 * US, launched=begin)
+            run.api(begin + 3 * US, begin + 62 * US, "aclrtSynchronizeStream")
+    finding = findings_by_kind(tmp_path / "run.db")["blocking_launches"]
+    assert finding.figures["followed"] == 50
+    # From the return of each call to the next kernel: 43 µs, 49 times.
+    assert saving_ns(finding) == 49 * 43 * US
+    # Idle time belongs to one finding only.
     assert [one.kind for one in advice(tmp_path / "run.db").findings] == ["blocking_launches"]
 
 
-def test_a_call_after_few_launches_is_no_mode(tmp_path: Path) -> None:
-    with Plant(tmp_path / "run.db") as plant:
+def test_synchronization_after_few_launches_is_no_blocking_mode(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
         for at in range(50):
             begin = at * 100 * US
-            plant.kernel(begin + 5 * US, begin + 60 * US, launched=begin)
+            run.kernel(begin + 5 * US, begin + 60 * US, launched=begin)
             if at % 5 == 0:
-                plant.api(begin + 3 * US, begin + 62 * US, "aclrtSynchronizeStream")
-    assert "blocking_launches" not in found(tmp_path / "run.db")
+                run.api(begin + 3 * US, begin + 62 * US, "aclrtSynchronizeStream")
+    assert "blocking_launches" not in findings_by_kind(tmp_path / "run.db")
 
 
-def launch_blocking(path: Path, *, returns_us: int) -> Path:
-    """Write kernels whose launch calls return some time after the kernels."""
-    with Plant(path) as plant:
+def write_blocking_launches(path: Path, *, returns_us: int) -> Path:
+    """Write kernels whose launch calls return `returns_us` after the kernels end."""
+    with FaultyRun(path) as run:
         for at in range(60):
             begin = at * 100 * US
             takes = 50 * US + returns_us * US
-            plant.kernel(begin + 10 * US, begin + 50 * US, launched=begin, takes=takes)
+            run.kernel(begin + 10 * US, begin + 50 * US, launched=begin, takes=takes)
     return path
 
 
-def test_launch_calls_that_return_after_their_kernels_are_a_debugging_mode(tmp_path: Path) -> None:
-    """CUDA_LAUNCH_BLOCKING=1 makes no synchronizing calls of its own."""
-    (finding,) = advice(launch_blocking(tmp_path / "run.db", returns_us=5)).findings
+def test_launch_calls_that_return_after_their_kernels_are_a_blocking_mode(tmp_path: Path) -> None:
+    """CUDA_LAUNCH_BLOCKING=1 makes no separate synchronizing calls."""
+    (finding,) = advice(write_blocking_launches(tmp_path / "run.db", returns_us=5)).findings
     assert finding.kind == "blocking_launches"
     assert "CUDA_LAUNCH_BLOCKING" in finding.advice
-    assert cost_ns(finding) == 59 * 60 * US
+    assert saving_ns(finding) == 59 * 60 * US
 
 
-def test_launch_calls_that_return_at_once_are_no_debugging_mode(tmp_path: Path) -> None:
-    findings = found(launch_blocking(tmp_path / "run.db", returns_us=-20))
+def test_launch_calls_that_return_at_once_are_no_blocking_mode(tmp_path: Path) -> None:
+    findings = findings_by_kind(write_blocking_launches(tmp_path / "run.db", returns_us=-20))
     assert [*findings] == ["host_bound"]
 
 
-def test_idle_time_of_an_input_wait_belongs_to_it_alone(tmp_path: Path) -> None:
-    """A batch is fetched after each synchronization: only the rest is its cost."""
-    with Plant(tmp_path / "run.db") as plant:
+def test_idle_time_of_an_input_wait_is_not_counted_again(tmp_path: Path) -> None:
+    """Each synchronization is followed by a fetch: only the remaining idle time is its cost."""
+    with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * STEP
-            plant.step(step, begin, begin + STEP)
-            plant.kernel(begin + 10 * US, begin + 310 * US, launched=begin + 5 * US)
-            plant.call(begin + 20 * US, begin + 330 * US, "aten::item")
-            plant.api(begin + 21 * US, begin + 320 * US, "cudaStreamSynchronize")
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin + 10 * US, begin + 310 * US, launched=begin + 5 * US)
+            run.call(begin + 20 * US, begin + 330 * US, "aten::item")
+            run.api(begin + 21 * US, begin + 320 * US, "cudaStreamSynchronize")
             name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-            plant.call(begin + 400 * US, begin + 900 * US, name)
-            plant.kernel(begin + 950 * US, begin + 990 * US, launched=begin + 940 * US)
-    findings = found(tmp_path / "run.db")
-    assert cost_ns(findings["input_wait"]) == 500 * US
+            run.call(begin + 400 * US, begin + 900 * US, name)
+            run.kernel(begin + 950 * US, begin + 990 * US, launched=begin + 940 * US)
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert saving_ns(findings["input_wait"]) == 500 * US
     # From the return at 320 to the kernel at 950, without the 500 for the batch.
-    assert cost_ns(findings["synchronising_calls"]) == 130 * US
+    assert saving_ns(findings["synchronising_calls"]) == 130 * US

@@ -1,4 +1,4 @@
-"""What could be better in a tracked workload."""
+"""Advice for tracked workloads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.analysis.advice.plants import MS, cost_ns
+from tests.analysis.advice.faulty_runs import MS, saving_ns
 from tests.analysis.builders import memory_report, run_time_report
 from unified_prof.explain.advice.tracked import Tracked, advise
 from unified_prof.explain.api import open_analyses
@@ -34,43 +34,41 @@ def steps(*lengths: int, waited: int | None = None) -> tuple[Step, ...]:
     )
 
 
-def found(run: Tracked) -> dict[str, Finding]:
+def findings_of(run: Tracked) -> dict[str, Finding]:
     return {one.kind: one for one in advise(run).findings}
 
 
-def test_waiting_for_a_processor() -> None:
-    said = found(Tracked(steps(10, 10, 10, waited=2), calls(), None, None))
-    assert cost_ns(said["waiting_for_processor"]) == 2 * MS
-    healthy = found(Tracked(steps(100, 100, 100, waited=2), calls(), None, None))
+def test_wait_for_a_processor_costs_its_time() -> None:
+    findings = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None, None))
+    assert saving_ns(findings["waiting_for_processor"]) == 2 * MS
+    healthy = findings_of(Tracked(steps(100, 100, 100, waited=2), calls(), None, None))
     assert healthy == {}
 
 
 @pytest.mark.parametrize(("gap", "fires"), [(2, True), (0.2, False)])
-def test_time_between_operations_by_its_lines(gap: float, fires: bool) -> None:
+def test_time_between_operations_is_listed_by_line(gap: float, fires: bool) -> None:
     gaps = Gaps(
         before=np.array([0, 1, 2]),
         lines=("train.py:3", "train.py:9", "train.py:3"),
         gap_ns=np.array([[gap * MS] * 3, [gap / 2 * MS] * 3, [gap * MS] * 3]),
     )
-    said = found(Tracked(steps(20, 20, 20), calls(), gaps, None))
-    assert ("time_between_operations" in said) == fires
+    findings = findings_of(Tracked(steps(20, 20, 20), calls(), gaps, None))
+    assert ("time_between_operations" in findings) == fires
     if fires:
-        finding = said["time_between_operations"]
-        assert cost_ns(finding) == 5 * MS
-        assert finding.evidence[0] == {
-            "name": "train.py:3",
-            "line": "train.py:3",
-            "count": 2,
-            "total_ns": 4 * MS,
-        }
+        finding = findings["time_between_operations"]
+        assert saving_ns(finding) == 5 * MS
+        expected = {"name": "train.py:3", "line": "train.py:3", "count": 2, "total_ns": 4 * MS}
+        assert finding.evidence[0] == expected
 
 
 MIB = 1 << 20
 
 
-def test_a_few_lines_that_keep_most_activations() -> None:
-    said = found(Tracked(steps(10), calls([300 * MIB, *[10 * MIB] * 12]), None, 600 * MIB))
-    finding = said["activation_heavy_lines"]
+def test_lines_that_keep_most_activations_are_listed() -> None:
+    findings = findings_of(
+        Tracked(steps(10), calls([300 * MIB, *[10 * MIB] * 12]), None, 600 * MIB)
+    )
+    finding = findings["activation_heavy_lines"]
     assert finding.evidence[0]["line"] == "model.py:0"
     assert finding.cost_ms_per_step == 0
 
@@ -80,32 +78,32 @@ def test_a_few_lines_that_keep_most_activations() -> None:
     [
         ([30 * MIB] * 13, 600 * MIB),  # even
         ([3 * MIB, *[MIB // 10] * 12], 6 * MIB),  # small
-        ([300 * MIB, 10 * MIB], 600 * MIB),  # few lines in all
-        ([300 * MIB, *[10 * MIB] * 12], 8000 * MIB),  # not what fills the memory
+        ([300 * MIB, 10 * MIB], 600 * MIB),  # few lines
+        ([300 * MIB, *[10 * MIB] * 12], 8000 * MIB),  # minor part of the peak
     ],
 )
-def test_activations_that_are_even_small_or_few(sizes: list[int], peak: int) -> None:
-    assert found(Tracked(steps(10), calls(sizes), None, peak)) == {}
+def test_even_small_few_or_minor_activations_are_no_finding(sizes: list[int], peak: int) -> None:
+    assert findings_of(Tracked(steps(10), calls(sizes), None, peak)) == {}
 
 
-def test_one_slow_iteration() -> None:
-    said = found(Tracked(steps(10, 10, 10, 10, 30, 10, 10), calls(), None, None))
-    assert cost_ns(said["slow_iterations"]) == round(20 * MS / 6)
-    assert said["slow_iterations"].steps == (4,)
+def test_slow_iteration_costs_the_time_above_the_median() -> None:
+    findings = findings_of(Tracked(steps(10, 10, 10, 10, 30, 10, 10), calls(), None, None))
+    assert saving_ns(findings["slow_iterations"]) == round(20 * MS / 6)
+    assert findings["slow_iterations"].steps == (4,)
 
 
-def test_an_iteration_that_waited_for_a_processor_is_not_slow_itself() -> None:
+def test_iteration_that_waited_for_a_processor_is_not_slow() -> None:
     slow = Step("4", 30 * MS, waited_ns=20 * MS)
     others = steps(10, 10, 10, 10, 10, 10, waited=0)
-    assert found(Tracked((*others[:4], slow, *others[4:]), calls(), None, None)) == {}
+    assert findings_of(Tracked((*others[:4], slow, *others[4:]), calls(), None, None)) == {}
 
 
-def test_reports_say_what_they_lack(tmp_path: Path) -> None:
+def test_rules_without_data_name_the_missing_table(tmp_path: Path) -> None:
     run_time_report(tmp_path / "run_time.sqlite")
     memory_report(tmp_path / "memory.sqlite")
     with open_analyses(tmp_path) as (analysis,):
-        said = analysis.advice()
-    assert said.findings == ()
-    missing = {one.kind: one.why for one in said.not_judged}
+        result = analysis.advice()
+    assert result.findings == ()
+    missing = {one.kind: one.why for one in result.not_judged}
     assert "UPROF_GAPS" in missing["time_between_operations"]
-    assert "activation_heavy_lines" in said.judged
+    assert "activation_heavy_lines" in result.judged

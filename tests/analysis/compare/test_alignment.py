@@ -1,3 +1,5 @@
+"""Alignment of two sequences of operations by their keys."""
+
 from __future__ import annotations
 
 import itertools
@@ -13,7 +15,7 @@ from unified_prof.compare.alignment import Pair, Pairs, number
 from unified_prof.compare.comparable import Place, pair
 
 Keys = Sequence[Hashable]
-"""One element's keys, most specific first; None: it has no such key and it pairs with nothing."""
+"""Keys of an element, most specific first; None pairs with nothing."""
 
 words = st.lists(st.sampled_from("abcdef"), max_size=30)
 
@@ -28,7 +30,7 @@ def common_subsequence(base: Sequence[Hashable], new: Sequence[Hashable]) -> lis
 
 
 def align(base: Sequence[Keys], new: Sequence[Keys], *, moved_levels: int = 2) -> list[Pair]:
-    """Align elements that are given with their keys, all with the same number of them."""
+    """Align elements that have the same number of keys."""
     levels = len(base[0]) if base else len(new[0]) if new else 0
     sides = [
         number([keys[level] for keys in base], [keys[level] for keys in new])
@@ -49,14 +51,14 @@ def longest(a: list[str], b: list[str]) -> int:
 
 
 @given(words, words)
-def test_a_common_subsequence_is_common_and_rising(a: list[str], b: list[str]) -> None:
+def test_common_subsequence_is_common_and_increasing(a: list[str], b: list[str]) -> None:
     pairs = common_subsequence(a, b)
     assert all(a[i] == b[j] for i, j in pairs)
     assert all(p[0] < q[0] and p[1] < q[1] for p, q in itertools.pairwise(pairs))
 
 
 @given(words, st.data())
-def test_what_was_only_inserted_or_removed_leaves_the_rest_paired(
+def test_insertions_and_removals_do_not_change_other_pairs(
     a: list[str], data: st.DataObject
 ) -> None:
     kept = [x for x in a if data.draw(st.booleans())]
@@ -64,7 +66,7 @@ def test_what_was_only_inserted_or_removed_leaves_the_rest_paired(
 
 
 @given(words)
-def test_a_sequence_pairs_with_itself_one_to_one(a: list[str]) -> None:
+def test_sequence_pairs_with_itself_one_to_one(a: list[str]) -> None:
     assert common_subsequence(a, a) == [(i, i) for i in range(len(a))]
 
 
@@ -73,7 +75,7 @@ def test_a_sequence_pairs_with_itself_one_to_one(a: list[str]) -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), max_size=20),
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), max_size=20),
 )
-def test_no_element_is_paired_twice_and_all_pairs_share_a_key(
+def test_each_element_is_paired_once_and_pairs_share_a_key(
     a: list[tuple[str, str]], b: list[tuple[str, str]]
 ) -> None:
     pairs = align(a, b)
@@ -81,37 +83,34 @@ def test_no_element_is_paired_twice_and_all_pairs_share_a_key(
     assert all(a[i][0] == b[j][0] or a[i][1] == b[j][1] for i, j in pairs)
 
 
-def test_an_inserted_operation_shifts_no_pair() -> None:
+def test_inserted_operation_shifts_no_pair() -> None:
     base = [("l1", "linear"), ("l2", "relu"), ("l3", "linear")]
     new = [("l1", "linear"), ("new", "dropout"), ("l2", "relu"), ("l3", "linear")]
     assert align(base, new) == [(0, 0), (1, 2), (2, 3)]
 
 
-def test_a_shifted_source_line_is_found_by_the_weaker_key() -> None:
-    assert align(
-        [("m:10", "linear"), ("m:11", "relu")], [("m:12", "linear"), ("m:13", "relu")]
-    ) == [(0, 0), (1, 1)]
+def test_operation_on_a_shifted_line_is_paired_by_name() -> None:
+    base = [("m:10", "linear"), ("m:11", "relu")]
+    new = [("m:12", "linear"), ("m:13", "relu")]
+    assert align(base, new) == [(0, 0), (1, 1)]
 
 
-def test_a_weak_key_does_not_pair_across_a_strong_one() -> None:
+def test_weak_key_does_not_cross_a_pair_of_strong_keys() -> None:
     base = [("a", "linear"), ("b", "relu")]
     new = [("b", "relu"), ("c", "linear")]
     assert align(base, new, moved_levels=1) == [(1, 0)]
 
 
-def test_a_moved_operation_is_still_paired() -> None:
-    assert align([("a", "x"), ("b", "y"), ("c", "z")], [("b", "y"), ("c", "z"), ("a", "x")]) == [
-        (0, 2),
-        (1, 0),
-        (2, 1),
-    ]
+def test_moved_operation_is_paired() -> None:
+    base = [("a", "x"), ("b", "y"), ("c", "z")]
+    assert align(base, [*base[1:], base[0]]) == [(0, 2), (1, 0), (2, 1)]
 
 
-def test_a_missing_key_pairs_with_nothing() -> None:
+def test_missing_key_pairs_with_nothing() -> None:
     assert align([(None, "x")], [(None, "y")]) == []
 
 
-def test_ten_thousand_operations_of_one_repeated_line_align_quickly() -> None:
+def test_ten_thousand_operations_of_one_line_align_in_2_seconds() -> None:
     base = [("line", "mul")] * 10_000
     new = [("line", "mul")] * 9_000 + [("other", "add")] * 2_000
     start = time.process_time()
@@ -124,10 +123,10 @@ elements = st.lists(st.tuples(maybe, st.integers(0, 4)), max_size=40)
 
 
 @given(elements, elements, st.integers(0, 12))
-def test_long_stretches_are_paired_as_short_ones_are(
+def test_array_and_list_algorithms_give_the_same_pairs(
     a: list[tuple[int | None, int]], b: list[tuple[int | None, int]], few: int
 ) -> None:
-    """Columns are quicker for many elements, lists for few: the answer is the same."""
+    """Arrays are faster for many elements, lists for few."""
     expected = align(a, b)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(alignment, "_MAX_LIST_LENGTH", few)
@@ -149,7 +148,7 @@ def test_places_are_paired_by_their_keys(a: list[Place], b: list[Place]) -> None
 
 
 @pytest.mark.slow
-def test_many_distinct_names_are_compared_in_time_about_linear() -> None:
+def test_comparison_of_distinct_names_takes_linear_time() -> None:
     base = [Place(f"operation {i}", None, None) for i in range(100_000)]
     new = [Place(f"operation {i + i % 50 // 49}", None, None) for i in range(100_000)]
     start = time.process_time()

@@ -1,3 +1,5 @@
+"""Comparison of tracked runs by operation."""
+
 from __future__ import annotations
 
 import time
@@ -27,7 +29,7 @@ RUNS = 4
 
 
 def in_runs(run: Run, runs: int = RUNS) -> Run:
-    """Return the same measurements as those of several runs of equal length, where that goes up."""
+    """Divide the samples among `runs` runs of equal length, if possible."""
 
     def cut(count: int) -> tuple[int, ...]:
         return (count // runs,) * runs if count % runs == 0 else (count,)
@@ -44,11 +46,11 @@ def run_of(
     label: str = "run.sqlite",
     runs: int = RUNS,
 ) -> Run:
-    """Make what several runs measured, with one percent of noise."""
+    """Return a run with 1 % of noise."""
     generator = np.random.default_rng(seed)
     forward = np.array([ms * 1e6 for *_, ms in specs]).reshape(-1, 1)
     noisy = forward * (1 + generator.uniform(0, 0.01, (len(specs), samples)))
-    made = Run(
+    run = Run(
         label=label,
         families=frozenset({"skyline-run-time"}),
         clock="operation",
@@ -61,14 +63,14 @@ def run_of(
         sizes=(),
         totals={"total": noisy.sum(axis=0)},
     )
-    return in_runs(made, runs)
+    return in_runs(run, runs)
 
 
 def statuses(found: Difference) -> list[tuple[str, str | None]]:
     return [(change.status, change.place.module) for change in found.changes]
 
 
-def test_the_slower_operation_stands_first_and_explains_the_change() -> None:
+def test_slower_operation_is_first_and_explains_the_change() -> None:
     slower = (STEP[0], ("relu", "net", 11, 1.5), STEP[2])
     found = diff(run_of(STEP), run_of(slower, seed=1))
     assert found.changes[0].status == "slower"
@@ -77,12 +79,12 @@ def test_the_slower_operation_stands_first_and_explains_the_change() -> None:
     assert [status for status, _ in statuses(found)[1:]] == ["same", "same"]
 
 
-def test_an_unchanged_run_has_no_slower_or_faster_operation() -> None:
+def test_unchanged_run_has_no_slower_or_faster_operation() -> None:
     found = diff(run_of(STEP, seed=2), run_of(STEP, seed=3))
     assert {change.status for change in found.changes} == {"same"}
 
 
-def test_inserted_and_removed_operations_are_new_and_gone_and_the_rest_stays_paired() -> None:
+def test_inserted_and_removed_operations_are_new_and_gone() -> None:
     other = (STEP[0], ("dropout", "net.drop", 11, 0.2), STEP[2])
     found = diff(run_of(STEP), run_of(other, seed=1))
     assert sorted(statuses(found)) == [
@@ -93,7 +95,7 @@ def test_inserted_and_removed_operations_are_new_and_gone_and_the_rest_stays_pai
     ]
 
 
-def test_shifted_lines_change_nothing() -> None:
+def test_shifted_lines_are_no_change() -> None:
     shifted = [(name, module, line + 7, ms) for name, module, line, ms in STEP]
     found = diff(run_of(STEP), run_of(shifted, seed=1))
     assert {change.status for change in found.changes} == {"same"}
@@ -101,7 +103,7 @@ def test_shifted_lines_change_nothing() -> None:
     assert found.changes[0].base_place.line != found.changes[0].place.line
 
 
-def test_lines_and_modules_sum_up_their_operations() -> None:
+def test_lines_and_modules_sum_their_operations() -> None:
     looped = [("mul", f"net.layers.{i}", 5, 1.0) for i in range(4)]
     heavier = [("mul", f"net.layers.{i}", 5, 1.3) for i in range(4)]
     found = diff(run_of(looped), run_of(heavier, seed=1), by="line")
@@ -113,20 +115,20 @@ def test_lines_and_modules_sum_up_their_operations() -> None:
     assert len(diff(run_of(looped), run_of(heavier), by="module").changes) == 4
 
 
-def test_without_enough_samples_it_is_inconclusive_never_faster() -> None:
+def test_few_samples_are_inconclusive() -> None:
     halved = [(name, module, line, ms / 2) for name, module, line, ms in STEP]
     found = diff(run_of(STEP, samples=4), run_of(halved, samples=4))
     assert {change.status for change in found.changes} == {"inconclusive"}
 
 
-def test_one_measurement_given_twice_is_the_same_however_few_its_samples() -> None:
+def test_measurement_compared_with_itself_is_identical() -> None:
     one = run_of(STEP, samples=1, runs=1)
     found = diff(one, replace(one, label="copy.sqlite"))
     assert found.identical
     assert {change.status for change in found.changes} == {"same"}
 
 
-def test_one_sample_that_differs_is_another_measurement() -> None:
+def test_single_different_sample_is_another_measurement() -> None:
     one = run_of(STEP, samples=1, runs=1)
     forward = one.operations.forward_ns.copy()
     forward[1, 0] += 1
@@ -138,14 +140,14 @@ def test_one_sample_that_differs_is_another_measurement() -> None:
     assert not diff(one, longer).identical
 
 
-def test_several_files_a_side_give_the_samples_that_one_lacks() -> None:
+def test_pooled_files_have_enough_samples() -> None:
     base = pool([run_of(STEP, samples=1, seed=seed) for seed in range(6)])
     halved = [(name, module, line, ms / 2) for name, module, line, ms in STEP]
     new = pool([run_of(halved, samples=1, seed=seed + 9) for seed in range(6)])
     assert {change.status for change in diff(base, new).changes} == {"faster"}
 
 
-def test_differences_of_device_and_versions_are_warned_of() -> None:
+def test_differences_of_device_and_clock_are_warned_about() -> None:
     base, new = run_of(STEP), run_of(STEP)
     new = replace(new, clock="device", facts={"device": "npu"})
     warnings = " ".join(diff(base, new).warnings)
@@ -153,7 +155,7 @@ def test_differences_of_device_and_versions_are_warned_of() -> None:
     assert "different clocks: operation and device" in warnings
 
 
-def test_sizes_that_changed_are_listed_by_how_much() -> None:
+def test_changed_sizes_are_sorted_by_difference() -> None:
     def sized(*sizes: tuple[str, int]) -> Run:
         run = replace(run_of(()), families=frozenset({"skyline-memory"}))
         places = tuple(Sized(Place("weight", name, None, "weight"), size) for name, size in sizes)
@@ -177,9 +179,7 @@ spec = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(spec, max_size=6), st.lists(spec, max_size=6))
-def test_explained_parts_sum_to_the_net_change_and_none_is_more_than_it(
-    base: list[Spec], new: list[Spec]
-) -> None:
+def test_explained_parts_add_up_to_the_net_change(base: list[Spec], new: list[Spec]) -> None:
     found = diff(run_of(base, samples=1), run_of(new, samples=1, seed=1))
     net = found.new_ns - found.base_ns
     assert net == pytest.approx(found.slower_ns - found.faster_ns, abs=1)
@@ -188,7 +188,7 @@ def test_explained_parts_sum_to_the_net_change_and_none_is_more_than_it(
 
 
 @pytest.mark.slow
-def test_ten_thousand_operations_are_compared_quickly() -> None:
+def test_ten_thousand_operations_are_compared_in_4_seconds() -> None:
     specs = [("linear", f"net.{i // 3}", i % 50, 0.1) for i in range(10_000)]
     base, new = run_of(specs, samples=20), run_of(specs[:4000] + specs[4100:], samples=20, seed=1)
     start = time.process_time()
@@ -203,7 +203,7 @@ def test_reports_of_different_families_are_refused() -> None:
         diff(run_of(STEP), memory)
 
 
-def test_what_only_one_side_measured_is_left_out() -> None:
+def test_sizes_measured_on_one_side_only_are_left_out() -> None:
     sized = (Sized(Place("w", "net", None, "weight"), 4),)
     both = replace(
         run_of(STEP), sizes=sized, families=frozenset({"skyline-run-time", "skyline-memory"})
@@ -213,7 +213,7 @@ def test_what_only_one_side_measured_is_left_out() -> None:
     assert {change.status for change in found.changes} == {"same"}
 
 
-def test_kernels_stand_under_their_operation_the_most_changed_first() -> None:
+def test_kernel_changes_are_grouped_by_operation_and_sorted_by_change() -> None:
     base = replace(run_of(STEP), kernels={"linear": {"gemm": 5.0}, "relu": {"max": 1.0}})
     new = replace(run_of(STEP), kernels={"linear": {"MatMulV2": 9.0}, "relu": {"max": 2.0}})
     assert [(k.operation, k.name, k.delta_ns) for k in diff(base, new).kernel_changes] == [

@@ -1,3 +1,5 @@
+"""The gate fails for regressions that the measurements support."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -26,25 +28,24 @@ def memory(*peaks: float) -> Run:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_unchanged_run_passes(seed: int) -> None:
+def test_unchanged_run_passes(seed: int) -> None:
     assert gate(scaled(1, seed=seed), scaled(1, seed=seed + 50), ["total"], Limits()).exit_code == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_fifth_slower_is_a_regression(seed: int) -> None:
-    assert (
-        gate(scaled(1, seed=seed), scaled(1.2, seed=seed + 50), ["total"], Limits()).exit_code == 1
-    )
+def test_run_slower_by_20_percent_is_a_regression(seed: int) -> None:
+    base, new = scaled(1, seed=seed), scaled(1.2, seed=seed + 50)
+    assert gate(base, new, ["total"], Limits()).exit_code == 1
 
 
-def test_both_limits_must_be_passed() -> None:
+def test_regression_exceeds_the_relative_and_the_absolute_limit() -> None:
     limits = Limits(max_regress=0.05, min_abs_ns=10e6)
     assert gate(scaled(1), scaled(1.2), ["total"], limits).outcome == "pass"
     limits = Limits(max_regress=0.5, min_abs_ns=1)
     assert gate(scaled(1), scaled(1.2), ["total"], limits).outcome == "pass"
 
 
-def test_faster_passes() -> None:
+def test_faster_run_passes() -> None:
     assert gate(scaled(1), scaled(0.5), ["total"], Limits()).outcome == "pass"
 
 
@@ -63,20 +64,20 @@ def test_few_samples_are_inconclusive() -> None:
         ("operation:nothing", "total"),
     ],
 )
-def test_a_metric_that_no_side_has_is_a_usage_error(metric: str, nearest: str) -> None:
+def test_metric_that_neither_side_has_is_a_usage_error(metric: str, nearest: str) -> None:
     with pytest.raises(UsageError, match="matches nothing in") as caught:
         gate(scaled(1), scaled(1), ["total", metric], Limits())
     assert nearest in str(caught.value.hint)
 
 
-def test_a_metric_that_one_side_lacks_is_inconclusive() -> None:
+def test_metric_that_one_side_lacks_is_inconclusive() -> None:
     before, after = replace(scaled(1), label="old"), replace(run_of(STEP[:1]), label="new")
     (check,) = gate(before, after, ["operation:relu"], Limits()).checks
     assert check.outcome == "inconclusive"
     assert check.reason == "not measured in new, but in old: renamed or removed?"
 
 
-def test_one_operation_can_be_gated_by_name_module_or_line() -> None:
+def test_operation_is_gated_by_name_module_or_line() -> None:
     slower = run_of([STEP[0], ("relu", "net", 11, 1.0), STEP[2]], samples=20, seed=1)
     base = scaled(1)
     for pattern in ("relu", "net", "model.py:11"):
@@ -84,13 +85,13 @@ def test_one_operation_can_be_gated_by_name_module_or_line() -> None:
     assert gate(base, slower, ["operation:net.fc*"], Limits()).outcome == "pass"
 
 
-def test_one_peak_a_side_is_enough_for_memory() -> None:
+def test_single_peak_per_side_is_enough_for_memory() -> None:
     assert gate(memory(100e6), memory(120e6), ["peak-memory"], Limits()).outcome == "regression"
     assert gate(memory(100e6), memory(100e6), ["peak-memory"], Limits()).outcome == "pass"
     assert gate(memory(1e6), memory(1.5e6), ["peak-memory"], Limits()).outcome == "pass"
 
 
-def test_the_worst_check_decides() -> None:
+def test_worst_check_decides() -> None:
     base = replace(scaled(1), totals={**scaled(1).totals, "backward": np.array([1e6])})
     verdict = gate(base, scaled(1.2), ["total", "backward"], Limits())
     assert [check.outcome for check in verdict.checks] == ["regression", "inconclusive"]
@@ -98,14 +99,14 @@ def test_the_worst_check_decides() -> None:
 
 
 @pytest.mark.parametrize("metrics", [[], ["speed"]])
-def test_unknown_metrics_are_wrong_use(metrics: list[str]) -> None:
+def test_unknown_metric_is_a_usage_error(metrics: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         gate(scaled(1), scaled(1), metrics, Limits())
     assert "peak-memory" in str(caught.value.hint)
 
 
-def busy(factor: float, seed: int) -> Run:
-    """A run on a machine that other programs interrupt, at random, in most iterations."""
+def run_on_busy_machine(factor: float, seed: int) -> Run:
+    """Return a run on a machine where other programs interrupt most iterations."""
     generator = np.random.default_rng(seed)
     waits = generator.exponential(5e6, 160) * (generator.random(160) < 0.6)
     samples = factor * 1.5e6 * generator.uniform(1, 1.03, 160) + waits
@@ -114,9 +115,13 @@ def busy(factor: float, seed: int) -> Run:
 
 @pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("seed", range(20))
-def test_the_fastest_iterations_judge_where_others_take_the_machine_in_turns(seed: int) -> None:
-    same = gate(busy(1, seed), busy(1, seed + 100), ["total"], Limits())
-    slower = gate(busy(1, seed), busy(1.2, seed + 200), ["total"], Limits())
+def test_fastest_iterations_decide_if_other_programs_interrupt_most_of_them(seed: int) -> None:
+    same = gate(
+        run_on_busy_machine(1, seed), run_on_busy_machine(1, seed + 100), ["total"], Limits()
+    )
+    slower = gate(
+        run_on_busy_machine(1, seed), run_on_busy_machine(1.2, seed + 200), ["total"], Limits()
+    )
     assert same.outcome != "regression"
     assert slower.outcome == "regression"
     shift = slower.checks[0].shift
@@ -125,7 +130,7 @@ def test_the_fastest_iterations_judge_where_others_take_the_machine_in_turns(see
     assert shift.ratio == pytest.approx(1.2, rel=0.03)
 
 
-def test_where_only_some_iterations_are_slower_nothing_is_decided() -> None:
+def test_median_and_fastest_that_disagree_are_inconclusive() -> None:
     base = run_of(STEP, samples=20)
     samples = base.totals["total"].copy()
     samples[np.arange(20) % 3 > 0] *= 1.5
@@ -135,20 +140,20 @@ def test_where_only_some_iterations_are_slower_nothing_is_decided() -> None:
     assert "fastest" in found.checks[0].reason
 
 
-def test_a_step_is_not_judged_against_a_whole_recording() -> None:
+def test_step_is_not_compared_with_a_whole_recording() -> None:
     with pytest.raises(UsageError, match="no steps"):
         gate(replace(scaled(1), steps=3), scaled(1), ["total"], Limits())
 
 
-def test_devices_in_another_state_are_warned_of() -> None:
+def test_different_device_states_are_warned_about() -> None:
     base, new = scaled(1.0), scaled(1.0, seed=2)
     cool = {"device_driver": "570.86.15", "throttled after 0": "no", "sm_clock_mhz after 0": "1980"}
     hot = {"device_driver": "570.86.15", "throttled after 0": "power cap", "tf32_matmul": "True"}
-    told = comparability_warnings(
+    warnings = comparability_warnings(
         replace(base, facts={**base.facts, **cool, "tf32_matmul": "False"}),
         replace(new, facts={**new.facts, **hot, "sm_clock_mhz after 0": "1975"}),
     )
-    assert told == [
+    assert warnings == [
         "the runs differ in tf32_matmul: False and True",
         "the runs differ in throttled after 0: no and power cap",
     ]
@@ -159,7 +164,7 @@ def one_run(factor: float, *, seed: int = 1, clock: str = "operation") -> Run:
     return replace(run_of(specs, samples=40, seed=seed, runs=1), clock=clock)
 
 
-def test_one_run_a_side_settles_nothing_that_runs_may_differ_by() -> None:
+def test_one_run_per_side_is_inconclusive() -> None:
     for factor in (1.0, 1.2, 1.6):
         check = gate(one_run(1), one_run(factor, seed=2), ["total"], Limits()).checks[0]
         assert check.outcome == "inconclusive"
@@ -168,7 +173,7 @@ def test_one_run_a_side_settles_nothing_that_runs_may_differ_by() -> None:
 
 
 @pytest.mark.parametrize(("clock", "factor"), [("operation", 2.5), ("device", 1.5)])
-def test_what_dwarfs_the_noise_of_any_machine_is_a_regression_after_one_run(
+def test_difference_beyond_any_machine_noise_is_a_regression_after_one_run(
     clock: str, factor: float
 ) -> None:
     fast, slow = one_run(1, clock=clock), one_run(factor, seed=2, clock=clock)
@@ -186,9 +191,7 @@ def test_what_dwarfs_the_noise_of_any_machine_is_a_regression_after_one_run(
         (2.0, 0.10, "regression"),
     ],
 )
-def test_what_was_learned_of_the_machine_decides_after_one_run(
-    factor: float, relative: float, outcome: str
-) -> None:
+def test_learned_noise_decides_after_one_run(factor: float, relative: float, outcome: str) -> None:
     noise = Noise(relative, degrees=9)
     found = gate(one_run(1), one_run(factor, seed=2), ["total"], Limits(), noise)
     assert found.outcome == outcome
@@ -197,7 +200,7 @@ def test_what_was_learned_of_the_machine_decides_after_one_run(
 
 @settings(max_examples=60)
 @given(st.floats(0.7, 1.6), st.floats(0.002, 0.2), st.integers(1, 6), st.integers(0, 10_000))
-def test_the_diff_and_the_gate_never_contradict_each_other(
+def test_diff_and_gate_do_not_contradict_each_other(
     factor: float, noise: float, runs: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -222,8 +225,8 @@ def test_the_diff_and_the_gate_never_contradict_each_other(
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [3, 2, 5, 8])
 @pytest.mark.parametrize("noise", [0.05, 0.01, 0.12])
-def test_of_runs_that_differ_by_chance_hardly_any_verdict_is_wrong(runs: int, noise: float) -> None:
-    """Sides of several runs of a machine whose runs differ, iterations hardly."""
+def test_verdict_on_random_variation_between_runs_is_rarely_wrong(runs: int, noise: float) -> None:
+    """Runs differ from one another, iterations within a run hardly."""
     generator = np.random.default_rng(runs)
     wrong = 0
     for _ in range(100):

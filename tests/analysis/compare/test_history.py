@@ -1,4 +1,4 @@
-"""Versions over time: where each stands, how sure that is, and which surely changed."""
+"""Metrics over versions, with confidence and marked changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def version(*milliseconds: float, device: str = "cpu: a model", peak: float | No
     return Run("v", family, "operation", facts, none, (), totals, lengths=lengths)
 
 
-def of(levels: Sequence[float], noise: float = 0.01, runs: int = 3, seed: int = 2) -> list[Run]:
+def versions_at(
+    levels: Sequence[float], noise: float = 0.01, runs: int = 3, seed: int = 2
+) -> list[Run]:
     generator = np.random.default_rng(seed)
     return [
         version(*(level * math.exp(generator.normal(0, noise)) for _ in range(runs)))
@@ -39,8 +41,8 @@ def kinds(found: History) -> list[str | None]:
     return [None if point.change is None else point.change.kind for point in found.points]
 
 
-def test_steps_are_marked_where_they_happen_and_nothing_else() -> None:
-    found = history(of([10] * 6 + [12] * 6 + [9] * 6), TOTAL, Limits())
+def test_steps_of_a_metric_are_marked_where_they_happen() -> None:
+    found = history(versions_at([10] * 6 + [12] * 6 + [9] * 6), TOTAL, Limits())
     assert [index for index, kind in enumerate(kinds(found)) if kind] == [6, 12]
     assert kinds(found)[6] == "worse"
     assert kinds(found)[12] == "better"
@@ -53,51 +55,51 @@ def test_steps_are_marked_where_they_happen_and_nothing_else() -> None:
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("seed", range(10))
-def test_a_history_without_change_is_not_marked(seed: int) -> None:
-    assert not any(kinds(history(of([10] * 20, noise=0.03, seed=seed), TOTAL, Limits())))
+def test_noise_is_not_marked_as_a_change(seed: int) -> None:
+    assert not any(kinds(history(versions_at([10] * 20, noise=0.03, seed=seed), TOTAL, Limits())))
 
 
-def test_a_slow_drift_is_marked_once_it_is_sure() -> None:
+def test_slow_drift_is_marked_when_it_is_significant() -> None:
     levels = [10 * 1.02**number for number in range(12)]
-    assert "worse" in kinds(history(of(levels, noise=0.002), TOTAL, Limits()))
+    assert "worse" in kinds(history(versions_at(levels, noise=0.002), TOTAL, Limits()))
 
 
-def test_single_runs_are_judged_by_how_versions_differ() -> None:
-    # One run a version says nothing alone, but versions of one level say how runs differ.
-    found = history(of([10] * 6 + [13] * 2, runs=1), TOTAL, Limits())
+def test_single_runs_are_compared_by_the_variation_between_versions() -> None:
+    # A single run shows no variation, but versions at the same level do.
+    found = history(versions_at([10] * 6 + [13] * 2, runs=1), TOTAL, Limits())
     assert kinds(found)[:6] == [None] * 6
     assert kinds(found)[6] == "worse"
     assert found.points[0].low is None
-    learned = history(of([10] * 2, runs=1), TOTAL, Limits(), Noise(0.01, 8))
+    learned = history(versions_at([10] * 2, runs=1), TOTAL, Limits(), Noise(0.01, 8))
     assert learned.points[0].low is not None
 
 
-def test_a_mark_is_what_the_gate_says_of_the_level_before() -> None:
-    versions = of([10, 10, 11.5])
+def test_mark_equals_the_verdict_of_the_gate() -> None:
+    versions = versions_at([10, 10, 11.5])
     marked = kinds(history(versions, TOTAL, Limits()))[1:]
-    said = [gate(versions[0], versions[1], [TOTAL], Limits()).outcome == "regression"]
-    assert [kind == "worse" for kind in marked[:1]] == said
+    regression = gate(versions[0], versions[1], [TOTAL], Limits()).outcome == "regression"
+    assert (marked[0] == "worse") == regression
 
 
-def test_points_have_the_geometric_mean_of_their_runs_within_their_interval() -> None:
+def test_point_is_the_geometric_mean_of_its_runs_within_its_interval() -> None:
     (point,) = history([version(10, 11, 12)], TOTAL, Limits()).points
     assert point.value == pytest.approx((10 * 11 * 12) ** (1 / 3) * 1.005e6)
     assert point.low is not None
     assert point.high is not None
-    assert point.low < 10e6 < 12e6 < point.high, "three runs say little"
+    assert point.low < 10e6 < 12e6 < point.high, "three runs give a wide interval"
     assert point.runs == 3
 
 
-def test_another_device_begins_a_new_level() -> None:
+def test_another_device_starts_a_new_level() -> None:
     slow = [version(20, 20.1, 20.2, device="cuda: a card") for _ in range(2)]
-    found = history([*of([10, 10]), *slow], TOTAL, Limits())
+    found = history([*versions_at([10, 10]), *slow], TOTAL, Limits())
     assert kinds(found) == [None, None, "restarted", None]
     change = found.points[2].change
     assert change is not None
     assert change.reason == "measured on cuda: a card, before on cpu: a model"
 
 
-def test_versions_without_the_metric_are_passed_over() -> None:
+def test_versions_without_the_metric_are_skipped() -> None:
     versions = [version(10, peak=1e9), version(10), version(10, peak=1e9), version(10, peak=2e9)]
     found = history(versions, PEAK, Limits())
     assert [point.value for point in found.points] == [1e9, None, 1e9, 2e9]
@@ -105,6 +107,6 @@ def test_versions_without_the_metric_are_passed_over() -> None:
     assert found.unit == "B"
 
 
-def test_there_has_to_be_such_a_metric() -> None:
+def test_unknown_metric_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no metric 'speed'"):
-        history(of([10]), "speed", Limits())
+        history(versions_at([10]), "speed", Limits())

@@ -1,4 +1,4 @@
-"""Device recordings as comparable runs: step by step, whatever number of steps each has."""
+"""Device recordings as comparable runs with one sample per step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from unified_prof.compare.gate import Limits, gate
 
 
 def recording(
-    path: Path, steps: int, *, matmul_ns: int = 100, vendor: str = "npu", marked: bool = True
+    path: Path, steps: int, *, matmul_ns: int = 100, vendor: str = "npu", with_steps: bool = True
 ) -> Path:
-    """Write a recording of steps of a linear layer and a relu, after work that is in no step."""
+    """Write steps of a linear layer and a relu, after work outside the steps."""
     with Device(path) as device:
         device.task(10, 500, connection=1, kernel=(f"{vendor}_fill", "Fill"))
         device.call(0, 600, "aten::zeros", launches=1)
         for number in range(steps):
             start, connection = 1000 + 5000 * number, 100 + 10 * number
-            device.call(start, start + 4000, f"ProfilerStep#{number}" if marked else "other")
+            device.call(start, start + 4000, f"ProfilerStep#{number}" if with_steps else "other")
             device.call(start + 10, start + 2000, "nn.Module: Net_0", kind=50003)
             device.call(start + 30, start + 900, "aten::linear", launches=connection)
             device.call(start + 1100, start + 1300, "aten::relu", launches=connection + 1)
@@ -34,11 +34,10 @@ def recording(
             ):
                 kernel = (f"{vendor}_{name}", name)
                 device.task(start + at, start + at + took, connection=link, kernel=kernel)
-            # The collective comes late in every step, once early: it stays one operation.
-            late = 1500 if number else 1350
-            device.collective(
-                start + late, start + late + 20, f"{vendor}Reduce__{number}", "Reduce"
-            )
+            # The collective is late in every step except the first: it stays one operation.
+            offset = 1500 if number else 1350
+            name = f"{vendor}Reduce__{number}"
+            device.collective(start + offset, start + offset + 20, name, "Reduce")
     return path
 
 
@@ -50,7 +49,7 @@ def by_name(found: Difference) -> dict[str, tuple[str, float]]:
     return {change.place.name: (change.status, change.delta_ns) for change in found.changes}
 
 
-def test_each_step_is_a_sample_and_work_in_no_step_is_left_out(tmp_path: Path) -> None:
+def test_each_step_is_a_sample_and_work_outside_steps_is_left_out(tmp_path: Path) -> None:
     run = runs.load([recording(tmp_path / "a.db", 6)])
     assert run.steps == 6
     names = [place.name for place in run.operations.places]
@@ -60,7 +59,7 @@ def test_each_step_is_a_sample_and_work_in_no_step_is_left_out(tmp_path: Path) -
     assert not np.isnan(run.operations.total_ns).any()
 
 
-def test_recordings_with_other_numbers_of_steps_are_compared_per_step(tmp_path: Path) -> None:
+def test_recordings_with_different_numbers_of_steps_are_compared_per_step(tmp_path: Path) -> None:
     found = compared(
         recording(tmp_path / "a.db", 6), recording(tmp_path / "b.db", 12, matmul_ns=300)
     )
@@ -71,19 +70,17 @@ def test_recordings_with_other_numbers_of_steps_are_compared_per_step(tmp_path: 
     assert {*changes.values()} == {("slower", delta_ns), ("unclear", 0.0)}
     assert not found.warnings
     assert [line.partition(" has ")[2] for line in found.left_out] == [
-        f"{found.base.outside_steps_ns / 1e6:.6g} ms of work outside its steps, "
-        "which is not compared",
-        f"{found.new.outside_steps_ns / 1e6:.6g} ms of work outside its steps, "
-        "which is not compared",
+        f"{side.outside_steps_ns / 1e6:.6g} ms of work outside its steps, which is not compared"
+        for side in (found.base, found.new)
     ]
     assert min(found.base.outside_steps_ns, found.new.outside_steps_ns) > 0
 
 
-def test_kernels_of_a_gpu_and_an_npu_stand_under_the_same_operation(tmp_path: Path) -> None:
+def test_gpu_and_npu_kernels_are_listed_under_the_same_operation(tmp_path: Path) -> None:
     found = compared(
         recording(tmp_path / "gpu.db", 5, vendor="cuda"), recording(tmp_path / "npu.db", 7)
     )
-    assert {status for status, _ in by_name(found).values()} == {"unclear"}, "one run a side"
+    assert {status for status, _ in by_name(found).values()} == {"unclear"}, "one run per side"
     kernels = {(one.operation, one.name): (one.base_ns, one.new_ns) for one in found.kernel_changes}
     linear = {one: times for one, times in kernels.items() if one[0] == "aten::linear"}
     assert linear == {
@@ -93,9 +90,9 @@ def test_kernels_of_a_gpu_and_an_npu_stand_under_the_same_operation(tmp_path: Pa
     assert not any(operation == "aten::zeros" for operation, _ in kernels)
 
 
-def test_a_recording_without_steps_is_not_measured_against_steps(tmp_path: Path) -> None:
+def test_recording_without_steps_is_not_compared_with_steps(tmp_path: Path) -> None:
     stepped = recording(tmp_path / "a.db", 5)
-    whole = recording(tmp_path / "b.db", 5, marked=False)
+    whole = recording(tmp_path / "b.db", 5, with_steps=False)
     found = compared(stepped, whole)
     assert any("whole recording" in warning for warning in found.warnings)
     assert not found.totals
@@ -103,9 +100,9 @@ def test_a_recording_without_steps_is_not_measured_against_steps(tmp_path: Path)
     assert any("have no steps" in warning for warning in found.warnings)
 
 
-def test_steps_survive_in_a_baseline(tmp_path: Path) -> None:
+def test_baseline_keeps_the_number_of_steps(tmp_path: Path) -> None:
     run = runs.load([recording(tmp_path / "a.db", 6)])
-    kept = api.load(api.dump(run), where="here")
-    assert kept.steps == 6
+    stored = api.load(api.dump(run), where="here")
+    assert stored.steps == 6
     noise = Noise(0.01, degrees=5)
-    assert gate(kept, run, ["operation:aten::linear"], Limits(), noise).outcome == "pass"
+    assert gate(stored, run, ["operation:aten::linear"], Limits(), noise).outcome == "pass"

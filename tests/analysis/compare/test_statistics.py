@@ -1,3 +1,5 @@
+"""Statistical comparison of two samples."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,10 +10,8 @@ from hypothesis import strategies as st
 from unified_prof.compare.confidence import Sample
 from unified_prof.compare.statistics import compare, correct_for_many, medians, shifts
 
-distinct = st.lists(st.integers(0, 10_000), min_size=4, max_size=9, unique=True)
 
-
-def test_where_both_directions_are_possible_it_is_unclear_and_not_the_same() -> None:
+def test_interval_that_includes_slower_and_faster_is_unclear() -> None:
     base = np.array([100, 20, 110, 25, 95, 22, 105, 21, 100, 24.0])
     new = np.array([39, 100, 20, 110, 22, 105, 21, 25, 98, 24.0])
     found = compare(base, new)
@@ -23,14 +23,14 @@ def test_where_both_directions_are_possible_it_is_unclear_and_not_the_same() -> 
     assert found.verdict() == "unclear"
 
 
-def test_what_is_surely_within_five_percent_is_the_same() -> None:
+def test_difference_significantly_below_5_percent_is_the_same() -> None:
     generator = np.random.default_rng(3)
     base, new = (Sample.from_values(generator.uniform(100, 101, 20), (5,) * 4) for _ in range(2))
     assert compare(base, new).verdict() == "same"
-    assert compare(base.values, new.values).verdict() == "unclear", "as one run each"
+    assert compare(base.values, new.values).verdict() == "unclear", "one run each"
 
 
-def test_from_no_time_at_all_it_can_only_get_slower() -> None:
+def test_zero_time_can_only_get_slower() -> None:
     nothing = np.zeros(6)
     assert compare(nothing, nothing).verdict() == "same"
     assert compare(nothing, nothing + 5).verdict() == "slower"
@@ -38,7 +38,7 @@ def test_from_no_time_at_all_it_can_only_get_slower() -> None:
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=5, max_size=30))
-def test_a_sample_against_itself_is_neither_slower_nor_faster(values: list[float]) -> None:
+def test_sample_compared_with_itself_is_neither_slower_nor_faster(values: list[float]) -> None:
     found = compare(values, values)
     assert found.ratio == 1
     assert found.verdict() in ("same", "unclear")
@@ -55,7 +55,7 @@ def test_swapping_the_sides_swaps_the_verdict(a: list[float], b: list[float]) ->
     assert {there.verdict(), back.verdict()} != {"faster"}
 
 
-def test_a_fifth_slower_is_slower_and_its_interval_holds_the_truth() -> None:
+def test_interval_of_a_20_percent_slowdown_contains_the_true_ratio() -> None:
     generator = np.random.default_rng(2)
     base = 5 + generator.gamma(2, 0.05, 30)
     a, b = (Sample.from_values(x, (10,) * 3) for x in (base, base[::-1] * 1.2))
@@ -67,19 +67,19 @@ def test_a_fifth_slower_is_slower_and_its_interval_holds_the_truth() -> None:
     assert found.ratio_low > 1.1
 
 
-def test_too_few_samples_say_inconclusive_never_faster() -> None:
+def test_few_samples_are_inconclusive() -> None:
     found = compare([10.0] * 4, [1.0] * 4)
     assert not found.conclusive
     assert found.verdict() == "inconclusive"
 
 
 @pytest.mark.parametrize("bad", [[], [float("nan")] * 6, [1.0, float("inf")]])
-def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
+def test_empty_or_nonfinite_sample_is_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="sample"):
         compare([1.0] * 6, bad)
 
 
-def test_correction_never_lowers_a_p_value_and_keeps_unknown_ones() -> None:
+def test_correction_for_multiple_tests_never_lowers_a_p_value() -> None:
     raw = np.array([0.01, np.nan, 0.02, 0.9])
     corrected = correct_for_many(raw)
     assert np.isnan(corrected[1])
@@ -91,7 +91,7 @@ def test_correction_never_lowers_a_p_value_and_keeps_unknown_ones() -> None:
     st.lists(st.floats(1, 100), min_size=5, max_size=20),
     st.lists(st.floats(1, 100), min_size=5, max_size=20),
 )
-def test_shifts_hold_their_ratio_and_the_steadier_one_comes_first(
+def test_shift_interval_contains_its_ratio_and_the_narrower_one_is_first(
     a: list[float], b: list[float]
 ) -> None:
     first, second = shifts(Sample.from_values(a), Sample.from_values(b))
@@ -102,7 +102,7 @@ def test_shifts_hold_their_ratio_and_the_steadier_one_comes_first(
     assert fastest.low <= fastest.high
 
 
-def test_medians_of_rows_pass_over_what_is_not_known() -> None:
+def test_medians_ignore_unknown_values() -> None:
     matrix = np.array([[3, np.nan, 1, 2], [np.nan] * 4, [4, 1, np.nan, np.nan]])
     assert medians(matrix).tolist() == pytest.approx([2, np.nan, 2.5], nan_ok=True)
     assert medians(np.empty((2, 0))).tolist() == pytest.approx([np.nan] * 2, nan_ok=True)

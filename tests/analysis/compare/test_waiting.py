@@ -1,4 +1,4 @@
-"""One definition of time for the total and its parts, whatever was waited for."""
+"""Time waiting for a processor is excluded from totals and their parts alike."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from unified_prof.compare.gate import Limits, gate
 
 
 def iterations(*, waited_ms: float = 0.0, seed: int = 0, known: tuple[str, ...] = TIMES) -> Run:
-    """Make a run of 30 ms an iteration, 10 forward and 20 backward, that waited in its forward."""
+    """Return a run of 30 ms per iteration, 10 forward and 20 backward, with waits in forward."""
     generator = np.random.default_rng(seed)
     wait = generator.uniform(0.5, 1.5, 12) * waited_ms * 1e6
     scatter = generator.uniform(1, 1.01, 12)
-    own = {TOTAL: 30e6 * scatter, FORWARD: 10e6 * scatter, BACKWARD: 20e6 * scatter}
+    busy = {TOTAL: 30e6 * scatter, FORWARD: 10e6 * scatter, BACKWARD: 20e6 * scatter}
     waited = {TOTAL: wait, FORWARD: wait, BACKWARD: np.zeros(12)}
-    made = replace(
+    run = replace(
         run_of(STEP),
-        totals={metric: own[metric] + waited[metric] for metric in TIMES},
+        totals={metric: busy[metric] + waited[metric] for metric in TIMES},
         waited={metric: waited[metric] for metric in known},
     )
-    return in_runs(made)
+    return in_runs(run)
 
 
-def test_forward_and_backward_are_without_waiting_where_the_total_is() -> None:
+def test_waits_are_excluded_from_forward_backward_and_total() -> None:
     found = diff(iterations(), iterations(waited_ms=70, seed=1))
     medians = {metric: one.new_median for metric, one in found.totals.items()}
     assert medians[FORWARD] + medians[BACKWARD] == pytest.approx(medians[TOTAL], rel=0.02)
@@ -48,10 +48,10 @@ def test_forward_and_backward_are_without_waiting_where_the_total_is() -> None:
 
 
 @pytest.mark.parametrize("known", [(TOTAL,), (TOTAL, BACKWARD)])
-def test_where_the_waiting_of_a_pass_is_not_known_all_times_are_with_it(
+def test_waits_are_included_everywhere_if_they_are_unknown_for_a_pass(
     known: tuple[str, ...],
 ) -> None:
-    """As in reports of earlier versions: never a forward pass of 99 ms in a total of 30 ms."""
+    """Reports of earlier versions lack them; a forward pass must not exceed the total."""
     waiting = iterations(waited_ms=70, seed=1, known=known)
     for sides in ((iterations(), waiting), (waiting, iterations())):
         found = diff(*sides)
@@ -62,12 +62,12 @@ def test_where_the_waiting_of_a_pass_is_not_known_all_times_are_with_it(
             assert forward < total
 
 
-def test_where_nobody_counts_the_waiting_nothing_is_said_of_it() -> None:
-    silent = replace(iterations(), waited={})
-    assert exclude_waiting(silent, silent)[2] is None
+def test_unknown_waits_are_not_mentioned() -> None:
+    unknown = replace(iterations(), waited={})
+    assert exclude_waiting(unknown, unknown)[2] is None
 
 
-def test_one_side_alone_does_not_get_its_waiting_taken_off() -> None:
+def test_waits_are_included_if_the_other_side_has_unknown_waits() -> None:
     new = iterations(waited_ms=70, seed=1)
     _, same, waiting = exclude_waiting(replace(iterations(), waited={}), new)
     assert same.totals == new.totals
@@ -75,14 +75,14 @@ def test_one_side_alone_does_not_get_its_waiting_taken_off() -> None:
     assert (waiting.left_out, waiting.base_share) == (False, None)
 
 
-def test_the_gate_judges_by_the_same_times() -> None:
+def test_gate_excludes_waits() -> None:
     verdict = gate(iterations(), iterations(waited_ms=70, seed=1), TIMES, Limits())
     assert verdict.outcome == "pass"
     assert verdict.waiting is not None
     assert verdict.waiting.left_out
 
 
-def test_runs_that_are_pooled_keep_their_waiting() -> None:
+def test_pooled_runs_keep_their_waits() -> None:
     both = pool([iterations(waited_ms=5), iterations(waited_ms=7, seed=2)])
     assert len(both.totals[FORWARD]) == len(both.waited[FORWARD]) == 24
     _, _, waiting = exclude_waiting(both, both)
@@ -90,4 +90,4 @@ def test_runs_that_are_pooled_keep_their_waiting() -> None:
     assert waiting.left_out
     mixed = pool([iterations(waited_ms=5), replace(iterations(), waited={})])
     _, _, waiting = exclude_waiting(mixed, mixed)
-    assert waiting is None, "not known of all iterations"
+    assert waiting is None, "not known for all iterations"

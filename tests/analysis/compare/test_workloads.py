@@ -1,4 +1,4 @@
-"""Several workloads at a time: the geometric mean is judged by the rule that one workload is."""
+"""Several workloads: the geometric mean is judged by the rule for a single workload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unified_prof.errors import UsageError
 
 
 def run_of(*milliseconds: float, clock: str = "operation", peak: float | None = None) -> Run:
-    """Return a side whose runs take so long."""
+    """Return a side with runs of the given durations."""
     runs = [one * 1e6 * np.linspace(1, 1.01, 10) for one in milliseconds]
     totals = {TOTAL: np.concatenate(runs)}
     lengths = {TOTAL: tuple(map(len, runs))}
@@ -32,20 +32,20 @@ def sample(milliseconds: Sequence[float]) -> Sample:
     return run_of(*milliseconds).sample(TOTAL)
 
 
-def test_of_one_workload_it_is_the_workload() -> None:
+def test_mean_of_a_single_workload_is_the_workload() -> None:
     base, new = sample([10.0, 10.2, 9.9]), sample([12.0, 11.9, 12.3])
     assert shifts_together([(base, new)]) == shifts(base, new)
 
 
-def test_what_no_workload_can_be_told_by_itself_may_be_of_all() -> None:
-    # Each is 12 % slower, on a machine whose runs differ by 3 %.
+def test_regression_of_all_workloads_is_found_although_each_is_inconclusive() -> None:
+    # Each is slower by 12 %, on a machine whose runs vary by 3 %.
     generator = np.random.default_rng(11)
 
     def side(level: float) -> Run:
         return run_of(*(level * math.exp(generator.normal(0, 0.03)) for _ in range(3)))
 
-    pairs = {str(number): (side(level), side(level * 1.12)) for number, level in
-             enumerate((1.0, 5.0, 20.0, 80.0, 300.0, 1000.0))}  # fmt: skip
+    levels = enumerate((1.0, 5.0, 20.0, 80.0, 300.0, 1000.0))
+    pairs = {str(number): (side(level), side(level * 1.12)) for number, level in levels}
     found = gate_each(pairs, [TOTAL], Limits(), {})
     assert {verdict.outcome for verdict in found.each.values()} == {"inconclusive"}
     (check,) = found.together
@@ -56,20 +56,20 @@ def test_what_no_workload_can_be_told_by_itself_may_be_of_all() -> None:
     assert found.exit_code == 1
 
 
-def test_what_hits_all_workloads_of_a_round_is_no_evidence() -> None:
-    # All workloads of a round are disturbed alike: six of them say no more than one.
+def test_common_disturbance_of_a_round_is_no_evidence() -> None:
+    # All workloads of a round are disturbed equally: six of them give no more evidence than one.
     rounds = (1.0, 1.3, 0.9)
     base = run_of(*(10 * one for one in rounds))
     new = run_of(*(11.5 * one for one in (1.2, 0.85, 1.1)))
-    alone = gate(base, new, [TOTAL], Limits()).checks[0]
+    single = gate(base, new, [TOTAL], Limits()).checks[0]
     together = gate_each({str(n): (base, new) for n in range(6)}, [TOTAL], Limits(), {}).together[0]
-    assert alone.outcome == together.outcome == "inconclusive"
-    assert alone.shift is not None
+    assert single.outcome == together.outcome == "inconclusive"
+    assert single.shift is not None
     assert together.shift is not None
-    assert together.shift.low == pytest.approx(alone.shift.low, rel=0.01)
+    assert together.shift.low == pytest.approx(single.shift.low, rel=0.01)
 
 
-def test_a_regression_of_one_is_one_of_all_and_faster_ones_do_not_hide_it() -> None:
+def test_regression_of_one_workload_is_not_hidden_by_a_faster_one() -> None:
     pairs = {
         "slower": (run_of(10, 10.01, 10.02), run_of(12, 12.01, 12.02)),
         "faster": (run_of(10, 10.01, 10.02), run_of(5, 5.01, 5.02)),
@@ -90,7 +90,7 @@ def test_runs_that_another_workload_lacks_are_left_out() -> None:
     assert found[0].ratio == pytest.approx(1.0, rel=0.01)
 
 
-def test_a_workload_without_the_metric_leaves_the_whole_open() -> None:
+def test_metric_missing_in_one_workload_is_inconclusive() -> None:
     pairs = {"a": (run_of(10, 10, peak=1e9), run_of(10, 10, peak=1e9)), "b": (run_of(1), run_of(1))}
     check = gate_each(pairs, [PEAK], Limits(), {}).together[0]
     assert (check.outcome, check.reason) == ("inconclusive", "not measured in b")
@@ -108,7 +108,7 @@ def test_memory_is_judged_by_the_mean_of_its_ratios() -> None:
     assert check.comparison.median_ratio == pytest.approx(1.3**0.5)
 
 
-def test_too_few_samples_and_times_of_nothing_are_told() -> None:
+def test_few_samples_and_zero_times_have_no_ratio() -> None:
     few = Sample.from_values([1.0, 2.0])
     assert compare_together([(few, few)])[1] is None
     nothing = Sample.from_values([0.0] * 6)
@@ -119,13 +119,12 @@ def test_too_few_samples_and_times_of_nothing_are_told() -> None:
         compare_together([])
 
 
-def test_what_was_learned_counts_where_it_was_of_all() -> None:
+def test_learned_noise_is_used_only_if_it_is_known_for_all_workloads() -> None:
     pairs = {"a": (run_of(10), run_of(13)), "b": (run_of(20), run_of(26))}
     learned = {"a": Noise(0.01, 8), "b": Noise(0.02, 5)}
     assert gate_each(pairs, [TOTAL], Limits(), {}).together[0].outcome == "inconclusive"
-    assert gate_each(pairs, [TOTAL], Limits(), {"a": learned["a"]}).together[0].outcome == (
-        "inconclusive"
-    )
+    partly = gate_each(pairs, [TOTAL], Limits(), {"a": learned["a"]}).together[0]
+    assert partly.outcome == "inconclusive"
     assert gate_each(pairs, [TOTAL], Limits(), learned).together[0].outcome == "regression"
 
 
@@ -145,7 +144,7 @@ _RUNS = st.lists(st.floats(1.0, 100.0), min_size=1, max_size=4)
 @given(
     st.lists(st.tuples(_RUNS, _RUNS), min_size=1, max_size=4), st.sampled_from([None, 0.01, 0.3])
 )
-def test_gate_and_diff_never_contradict_each_other_on_the_whole(
+def test_gate_and_diff_of_the_mean_do_not_contradict_each_other(
     times: list[tuple[list[float], list[float]]], relative: float | None
 ) -> None:
     pairs = {str(number): (run_of(*one), run_of(*two)) for number, (one, two) in enumerate(times)}
@@ -154,10 +153,10 @@ def test_gate_and_diff_never_contradict_each_other_on_the_whole(
     outcome = gate_each(pairs, [TOTAL], Limits(), noises).together[0].outcome
     compared = compare_each(pairs, TOTAL, noises)
     assert compared is not None
-    said = compared.verdict()
+    verdict = compared.verdict()
     if outcome == "regression":
-        assert said == "slower"
-    if said in ("same", "faster"):
+        assert verdict == "slower"
+    if verdict in ("same", "faster"):
         assert outcome != "regression"
     if outcome == "pass":
         assert compared.ratio is not None

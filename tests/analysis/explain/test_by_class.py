@@ -1,4 +1,4 @@
-"""Device work by what it computes."""
+"""Device time by kernel class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.analysis.builders import Device, training_step
 from unified_prof.explain.api import open_analyses
 
 
-def test_the_classes_are_all_of_the_devices_work(tmp_path: Path) -> None:
+def test_classes_add_up_to_all_device_time(tmp_path: Path) -> None:
     training_step(path := tmp_path / "msprof_20260101000000.db")
     with open_analyses(path) as (analysis,):
         found = analysis.breakdown("class")
@@ -21,7 +21,7 @@ def test_the_classes_are_all_of_the_devices_work(tmp_path: Path) -> None:
         assert "class" not in analysis.summary.available
 
 
-def test_a_class_says_what_most_of_it_is(tmp_path: Path) -> None:
+def test_class_names_its_longest_operation(tmp_path: Path) -> None:
     with Device(path := tmp_path / "msprof_20260101000000.db") as device:
         device.call(0, 100, "aten::softmax", launches=1)
         device.call(200, 300, "aten::sum", launches=2)
@@ -32,10 +32,3 @@ def test_a_class_says_what_most_of_it_is(tmp_path: Path) -> None:
         rows = {row.name: row for row in analysis.breakdown("class").rows}
     assert (rows["reduction"].count, rows["reduction"].detail) == (2, "aten::sum")
     assert (rows["other"].count, rows["other"].detail) == (1, "who_knows_q")
-
-
-def test_without_device_work_there_are_no_classes(tmp_path: Path) -> None:
-    with Device(path := tmp_path / "msprof_20260101000000.db") as device:
-        device.call(0, 100, "aten::softmax")
-    with open_analyses(path) as (analysis,):
-        assert "class" not in analysis.summary.available

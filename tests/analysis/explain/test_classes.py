@@ -1,13 +1,13 @@
-"""Classes of kernels and operations: one computation has one class, whoever made the kernel."""
+"""Kernels and operations of one kind have one class, whichever library provides them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from unified_prof.explain import kernel_classes
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.kernel_classes import (
     ATTENTION,
@@ -34,6 +34,9 @@ from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Lab
 
 NATIVE = "void at::native::"
 VECTORIZED = f"{NATIVE}vectorized_elementwise_kernel<4, at::native::"
+SDPA = "aten::scaled_dot_product_attention"
+MULTI_TENSOR = f"{NATIVE}multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor>"
+SUM = f"{NATIVE}reduce_kernel<128, 4, at::native::ReduceOp<float, sum_functor<float> > >"
 
 KERNELS = [
     (MATMUL, "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNN"),
@@ -161,71 +164,62 @@ OPERATIONS = [
 
 
 @pytest.mark.parametrize(("expected", "name"), KERNELS)
-def test_a_kernel_has_the_class_of_what_it_computes(expected: str, name: str) -> None:
+def test_kernel_has_the_class_of_its_computation(expected: str, name: str) -> None:
     assert of_kernel(name) == expected
     assert class_of(KERNEL, name) == expected
 
 
 @pytest.mark.parametrize(("expected", "name"), OPERATIONS)
-def test_an_operation_has_the_class_of_what_it_means(
-    expected: str | None, name: str | None
-) -> None:
+def test_operation_has_the_class_of_its_computation(expected: str | None, name: str | None) -> None:
     assert of_operation(name) == expected
 
 
 @pytest.mark.parametrize("name", ["", "N/A", "hip_opaque_4711", "x" * 100_000])
-def test_what_no_name_tells_is_other(name: str) -> None:
+def test_opaque_name_has_class_other(name: str) -> None:
     assert class_of(KERNEL, name, name, name) == REST
 
 
-def test_copies_and_collectives_are_told_by_what_they_are() -> None:
-    assert class_of(COPY, "memcpy host to device", operation="aten::linear") == COPIES
-    assert class_of(COMMUNICATION, "N/A__N/A_4_1") == COLLECTIVES
+@pytest.mark.parametrize(
+    ("expected", "arguments"),
+    [
+        (COPIES, (COPY, "memcpy host to device", None, "aten::linear")),
+        (COLLECTIVES, (COMMUNICATION, "N/A__N/A_4_1")),
+        # All kernels of an attention operation, fused or not, are attention.
+        (ATTENTION, (KERNEL, "attn_fwd", "aten::_flash_attention_forward", SDPA)),
+        (ATTENTION, (KERNEL, "ampere_sgemm_32x128_nn", "aten::bmm", SDPA)),
+        (ATTENTION, (KERNEL, "softmax_warp_forward<float>", "aten::_softmax", SDPA)),
+        (ATTENTION, (KERNEL, "BatchMatMulV2", "BatchMatMulV2", SDPA)),
+        # Casts keep their class in any operation.
+        (CAST, (KERNEL, "trans_TransData_12", "TransData", "aten::linear")),
+        (CAST, (KERNEL, "aclnnCast_CastAiCore_Cast", "Cast", "aten::layer_norm")),
+        (CAST, (KERNEL, "x_copy_kernel_cuda", "aten::copy_", "Optimizer.step#SGD.step")),
+        # The vendor's operator type has priority over the kernel name.
+        (COPIES, (KERNEL, "Conv2DBackpropFilter6_MemSet", "MemSet", "aten::conv2d")),
+        (MATMUL, (KERNEL, "AdaptiveAvgPool2d24LeftBatchMatMulV2", "BatchMatMulV2")),
+        (CONVOLUTION, (KERNEL, "volta_sgemm_64x64_nn", "aten::cudnn_convolution")),
+        (ELEMENT_WISE, (KERNEL, MULTI_TENSOR, "aten::_foreach_add_")),
+        # The gradient of a bias is a reduction.
+        (REDUCTION, (KERNEL, SUM, "aten::sum", "aten::linear")),
+    ],
+)
+def test_class_depends_on_kind_kernel_operator_and_operation(
+    expected: str, arguments: tuple[Any, ...]
+) -> None:
+    assert class_of(*arguments) == expected
 
 
-def test_a_fused_and_an_unfused_attention_have_one_class() -> None:
-    attention = "aten::scaled_dot_product_attention"
-    fused = class_of(KERNEL, "attn_fwd", "aten::_flash_attention_forward", attention)
-    parts = [
-        class_of(KERNEL, "ampere_sgemm_32x128_nn", "aten::bmm", attention),
-        class_of(KERNEL, "softmax_warp_forward<float>", "aten::_softmax", attention),
-        class_of(KERNEL, "BatchMatMulV2", "BatchMatMulV2", attention),
-    ]
-    assert {fused, *parts} == {ATTENTION}
+def test_kernels_launched_by_an_optimizer_are_optimizer_kernels() -> None:
+    kernel = (KERNEL, MULTI_TENSOR, "aten::_foreach_add_")
+    assert class_of(*kernel, in_optimizer=True) == OPTIMIZER
 
 
-def test_a_cast_is_one_wherever_it_occurs() -> None:
-    assert class_of(KERNEL, "trans_TransData_12", "TransData", "aten::linear") == CAST
-    assert class_of(KERNEL, "aclnnCast_CastAiCore_Cast", "Cast", "aten::layer_norm") == CAST
-    assert class_of(KERNEL, "x_copy_kernel_cuda", "aten::copy_", "Optimizer.step#SGD.step") == CAST
+def test_every_class_has_an_example() -> None:
+    examples = {expected for expected, _ in (*KERNELS, *OPERATIONS)}
+    assert examples - {None} == set(CLASSES) - {REST}
+    assert len(set(CLASSES)) == len(CLASSES)
 
 
-def test_a_vendors_operator_type_goes_before_the_kernels_own_name() -> None:
-    assert class_of(KERNEL, "Conv2DBackpropFilter6_MemSet", "MemSet", "aten::conv2d") == COPIES
-    assert class_of(KERNEL, "AdaptiveAvgPool2d24LeftBatchMatMulV2", "BatchMatMulV2") == MATMUL
-
-
-def test_a_gemm_that_convolves_is_a_convolution() -> None:
-    assert class_of(KERNEL, "volta_sgemm_64x64_nn", "aten::cudnn_convolution") == CONVOLUTION
-
-
-def test_what_an_optimizer_launches_is_the_optimizers() -> None:
-    kernel = f"{NATIVE}multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor>"
-    assert class_of(KERNEL, kernel, "aten::_foreach_add_") == ELEMENT_WISE
-    assert class_of(KERNEL, kernel, "aten::_foreach_add_", in_optimizer=True) == OPTIMIZER
-
-
-def test_the_sum_of_a_bias_gradient_is_a_reduction_of_its_own() -> None:
-    kernel = f"{NATIVE}reduce_kernel<128, 4, at::native::ReduceOp<float, sum_functor<float> > >"
-    assert class_of(KERNEL, kernel, "aten::sum", "aten::linear") == REDUCTION
-
-
-def test_every_class_has_a_kernel_or_operation_here() -> None:
-    told = {expected for expected, _ in (*KERNELS, *OPERATIONS)}
-    assert told - {None} == set(CLASSES) - {REST}
-
-
-def test_many_pieces_have_the_classes_that_each_has() -> None:
+def test_vectorized_classification_equals_that_of_single_tasks() -> None:
     texts = [name for _, name in (*KERNELS, *OPERATIONS) if name is not None]
     labels = Labels(texts)
     generator = np.random.default_rng(0)
@@ -234,12 +228,12 @@ def test_many_pieces_have_the_classes_that_each_has() -> None:
     in_optimizer = generator.integers(0, 2, 3000)
     found = classes_of(labels, kind, kernel, operator, operation, in_optimizer)
     for at, place in enumerate(found.tolist()):
-        told = (labels.text(int(one[at])) for one in (kernel, operator, operation))
-        expected = class_of(int(kind[at]), *told, in_optimizer=bool(in_optimizer[at]))
+        names = (labels.text(int(one[at])) for one in (kernel, operator, operation))
+        expected = class_of(int(kind[at]), *names, in_optimizer=bool(in_optimizer[at]))
         assert CLASSES[place] == expected
 
 
-def test_names_that_differ_in_their_numbers_have_one_class() -> None:
+def test_numbers_in_kernel_names_do_not_change_the_class() -> None:
     assert of_kernel("Add116") == of_kernel("Add29") == ELEMENT_WISE
     assert of_kernel("trans_TransData_12") == CAST
     assert of_kernel("im2col_kernel") == CONVOLUTION
@@ -247,7 +241,7 @@ def test_names_that_differ_in_their_numbers_have_one_class() -> None:
 
 
 @pytest.mark.slow
-def test_hardly_any_time_of_real_recordings_is_other(shared: Path, tmp_path: Path) -> None:
+def test_class_other_is_at_most_2_percent_of_real_kernel_time(shared: Path, tmp_path: Path) -> None:
     for trace in sorted((shared / "samples" / "kineto").glob("*.json.gz")):
         if "capture" in trace.name or "non_gpu" in trace.name:
             continue
@@ -257,7 +251,7 @@ def test_hardly_any_time_of_real_recordings_is_other(shared: Path, tmp_path: Pat
             assert isinstance(analysis, MsprofAnalysis)
             work = analysis.recording.work
             texts = work.labels
-            told = [
+            classified = [
                 (class_of(kind, texts.text(kernel), texts.text(operator)), time)
                 for kind, kernel, operator, time in zip(
                     work.kind.tolist(),
@@ -267,9 +261,5 @@ def test_hardly_any_time_of_real_recordings_is_other(shared: Path, tmp_path: Pat
                     strict=True,
                 )
             ]
-            rest = sum(time for found, time in told if found == REST)
-            assert rest <= 0.02 * sum(time for _, time in told), trace.name
-
-
-def test_classes_have_no_name_twice() -> None:
-    assert len(set(kernel_classes.CLASSES)) == len(kernel_classes.CLASSES)
+            other = sum(time for found, time in classified if found == REST)
+            assert other <= 0.02 * sum(time for _, time in classified), trace.name

@@ -1,16 +1,14 @@
-"""How the host launched work, call by call, and how much of it stood in the queues."""
+"""Launches by runtime call, and the launch queues of the streams."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.analysis.builders import Device, training_step
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording.model import Row
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
@@ -28,9 +26,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "msprof_20260101000000.db"
 
 
-def test_launches_are_told_by_the_call_that_made_them(path: Path) -> None:
+def test_launch_breakdown_has_latency_and_wait_by_runtime_call(path: Path) -> None:
     with Device(path) as device:
-        # A kernel of 4 us at once, one of 2 us that is shorter than its call, one that is late.
+        # A 4 us kernel, one of 2 us that is shorter than its call, and one that starts late.
         for number, (called, returned, start, end) in enumerate(
             [(0, 3, 5, 9), (10, 14, 13, 15), (20, 80, 181, 190)]
         ):
@@ -59,7 +57,7 @@ def test_launches_are_told_by_the_call_that_made_them(path: Path) -> None:
     assert (missing.count, missing.total_ns, dict(missing.extra)) == (1, None, {})
 
 
-def test_a_replayed_graph_is_one_launch_and_waiting_tasks_are_none(path: Path) -> None:
+def test_replayed_graph_is_one_launch_and_stream_waits_are_none(path: Path) -> None:
     with Device(path) as device:
         device.runtime(0, 1000, "cudaGraphLaunch", 7)
         for start in (500, 700, 900):
@@ -67,9 +65,9 @@ def test_a_replayed_graph_is_one_launch_and_waiting_tasks_are_none(path: Path) -
         device.runtime(2000, 2100, "aclrtStreamWaitEvent", 8)
         device.task(5000, 6000, "EVENT_WAIT", connection=8, stream=1)
     with open_analyses(path) as (analysis,):
-        delay = analysis.launch_delay()
-    assert delay is not None
-    assert (delay.count, delay.max_ns) == (1, 500)
+        latency = analysis.launch_delay()
+    assert latency is not None
+    assert (latency.count, latency.max_ns) == (1, 500)
     found = rows(path, "launch")
     assert list(found) == ["cudaGraphLaunch"]
     graph = found["cudaGraphLaunch"]
@@ -77,7 +75,7 @@ def test_a_replayed_graph_is_one_launch_and_waiting_tasks_are_none(path: Path) -
     assert {name: row.count for name, row in rows(path, "queue").items()} == {"stream 1": 1}
 
 
-def test_a_queue_has_what_was_launched_and_has_not_begun(path: Path) -> None:
+def test_queue_length_counts_launched_kernels_that_have_not_started(path: Path) -> None:
     with Device(path) as device:
         for number, (called, start) in enumerate([(0, 100), (10, 200), (20, 300), (400, 350)]):
             device.runtime(called, called + 5, "cudaLaunchKernel", number + 1)
@@ -86,8 +84,8 @@ def test_a_queue_has_what_was_launched_and_has_not_begun(path: Path) -> None:
         device.task(90, 95, connection=9, stream=3, kernel=("k", "K"))
     found = rows(path, "queue")
     assert list(found) == ["stream 2", "stream 3"]
-    # 1 from 0, 2 from 10, 3 from 20 to 100, 2 to 200, 1 to 300, none to 400: there a clock that
-    # is a little ahead lets work start before it was launched.
+    # 1 from 0, 2 from 10, 3 from 20 to 100, 2 to 200, 1 to 300, none to 400: with clock skew a
+    # kernel can start before its launch.
     assert found["stream 2"].extra == {
         "window_ns": 400,
         "empty_ns": 100,
@@ -104,7 +102,7 @@ def test_a_queue_has_what_was_launched_and_has_not_begun(path: Path) -> None:
     assert line.value.tolist() == [1, 2, 3, 2, 1, 0, 0]
 
 
-def test_a_full_queue_is_told(path: Path) -> None:
+def test_time_with_a_full_queue_is_reported(path: Path) -> None:
     with Device(path) as device:
         for number in range(1030):
             device.runtime(number, number + 1, "cudaLaunchKernel", number + 1)
@@ -113,16 +111,16 @@ def test_a_full_queue_is_told(path: Path) -> None:
     assert (row.extra["longest"], row.extra["full_ns"]) == (1030, 10_006 - 1023)
 
 
-def test_without_calls_of_the_host_nothing_is_told(tmp_path: Path) -> None:
+def test_launch_and_queue_breakdowns_are_refused_if_no_launch_was_recorded(tmp_path: Path) -> None:
     training_step(path := tmp_path / "msprof_20260101000000.db")
     for by in ("launch", "queue"):
         with pytest.raises(UsageError, match="no launch call was recorded"):
             rows(path, by)
     with open_analyses(path) as (analysis,):
-        assert "queue of stream 2" not in names(analysis)
+        assert "queue of stream 2" not in [one.name for one in analysis.counter_series()]
 
 
-def test_copies_at_the_same_time_add_up(path: Path) -> None:
+def test_copy_rates_of_overlapping_copies_add_up(path: Path) -> None:
     with Device(path) as device:
         device.task(0, 1000, "MEMCPY_ASYNC", copy=1000)
         device.task(500, 1500, "MEMCPY_ASYNC", stream=3, copy=3000)
@@ -134,34 +132,26 @@ def test_copies_at_the_same_time_add_up(path: Path) -> None:
     assert line.value.tolist() == [1e9, 4e9, 3e9, 0]
 
 
-def names(analysis: Analysis) -> list[str]:
-    return [one.name for one in analysis.counter_series()]
-
-
-def test_a_recorded_rate_is_better_than_one_of_rounded_times(path: Path) -> None:
+def test_recorded_bandwidth_has_priority_over_size_divided_by_time(path: Path) -> None:
     with Device(path) as device:
         task = device.task(0, 1000, "MEMCPY_ASYNC", copy=1000)
-        row: dict[str, Any] = {
-            "globalTaskId": [task],
-            "name": device.text("Memcpy"),
-            "operation": 0,
-        }
-        row |= {"bandwidthGBps": 0.75, "sizeBytes": 1000, "gridDim": 0, "blockDim": 0}
-        device.writer.write("UPROF_GPU_TASKS", row)
+        copy = {"name": device.text("Memcpy"), "bandwidthGBps": 0.75, "sizeBytes": 1000}
+        no_kernel = {"operation": 0, "gridDim": 0, "blockDim": 0}
+        device.row("UPROF_GPU_TASKS", globalTaskId=task, **copy, **no_kernel)
     with open_analyses(path) as (analysis,):
         (line,) = analysis.counter_series()
     assert line.value.tolist() == [0.75e9, 0]
 
 
 @pytest.mark.parametrize(
-    ("delays", "words"),
+    ("delays", "expected"),
     [
         ([5, 6, 300], "median 6.00 µs, p90 6.00 µs, max 300 µs (3 launches)"),
         ([5], "5.00 µs (1 launch)"),
     ],
 )
-def test_the_headline_says_what_a_launch_delay_is(
-    path: Path, delays: list[int], words: str
+def test_headline_has_median_p90_and_maximum_launch_latency(
+    path: Path, delays: list[int], expected: str
 ) -> None:
     with Device(path) as device:
         for number, delay in enumerate(delays):
@@ -170,4 +160,4 @@ def test_the_headline_says_what_a_launch_delay_is(
             start = called + delay * US
             device.task(start, start + US, connection=number + 1, kernel=("k", "K"))
     with open_reports(path) as opened:
-        assert f"launch latency  {words}" in report_formats.produce_text(opened, ReportRequest())
+        assert f"launch latency  {expected}" in report_formats.produce_text(opened, ReportRequest())

@@ -1,4 +1,4 @@
-"""Operations at every depth: each in itself and with all that it called, also by its inputs."""
+"""Self and total time of operations at every depth, by name and by input shapes."""
 
 from __future__ import annotations
 
@@ -31,33 +31,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "msprof_20260101000000.db"
 
 
-def test_each_call_stands_for_itself(path: Path) -> None:
+def test_self_breakdown_has_time_of_each_call_without_its_callees(path: Path) -> None:
     training_step(path)
     found = rows(path, "self")
     assert found["aten::linear"].total_ns == 0
-    assert found["aten::linear"].extra == {
-        "with_callees_ns": 100,
-        "launches": 0,
-        "self_host_ns": 870 - 760,
-        "host_ns": 870,
-    }
+    extra = {"with_callees_ns": 100, "launches": 0, "self_host_ns": 870 - 760, "host_ns": 870}
+    assert found["aten::linear"].extra == extra
     addmm = found["aten::addmm"]
     assert (addmm.count, addmm.total_ns, addmm.extra["launches"]) == (1, 100, 1)
-    # Backward work is of the call that launched it, not of the forward operation.
+    # A backward kernel counts for the call that launched it, not for the forward operation.
     assert found["aten::mm"].total_ns == 150
-    assert found["autograd::engine::evaluate_function: AddmmBackward0"].extra == {
-        "with_callees_ns": 150,
-        "launches": 0,
-        "self_host_ns": 500 - 480,
-        "host_ns": 500,
-    }
+    extra = {"with_callees_ns": 150, "launches": 0, "self_host_ns": 500 - 480, "host_ns": 500}
+    assert found["autograd::engine::evaluate_function: AddmmBackward0"].extra == extra
     assert not {"ProfilerStep#4", "nn.Module: Net_0"} & set(found)
 
 
-def test_the_rows_are_all_of_the_devices_work(path: Path) -> None:
+def test_self_times_add_up_to_all_device_time(path: Path) -> None:
     training_step(path)
-    whole = breakdown(path, "kernel").total_ns
-    assert breakdown(path, "self").total_ns == whole
+    assert breakdown(path, "self").total_ns == breakdown(path, "kernel").total_ns
     rest = rows(path, "self")["(launched by no operation)"]
     assert (rest.count, rest.total_ns) == (2, 200 + 40)
 
@@ -76,7 +67,7 @@ def test_only_child_with_the_name_of_its_parent_is_not_counted(path: Path) -> No
     assert (row.extra["host_ns"], row.extra["self_host_ns"]) == (200, 200 - 40)
 
 
-def test_calls_of_cann_within_an_operation_are_part_of_it(path: Path) -> None:
+def test_cann_calls_within_an_operation_belong_to_it(path: Path) -> None:
     with Device(path) as device:
         device.call(0, 100, "aten::_convolution")
         device.call(10, 90, "Conv2D", launches=1)
@@ -87,7 +78,7 @@ def test_calls_of_cann_within_an_operation_are_part_of_it(path: Path) -> None:
     assert found["aten::_convolution"].total_ns == 50
 
 
-def test_inputs_tell_calls_of_one_operation_apart(path: Path) -> None:
+def test_shape_breakdown_separates_calls_by_input_shapes_and_types(path: Path) -> None:
     shapes = "64,128;\r\n128,8;\r\n;\r\n", "c10::BFloat16;\r\nfloat;\r\nScalar;\r\n"
     with Device(path) as device:
         device.call(0, 100, "aten::mm", launches=1, inputs=shapes)
@@ -107,7 +98,7 @@ def test_inputs_tell_calls_of_one_operation_apart(path: Path) -> None:
     }
 
 
-def test_without_shapes_it_says_what_would_have_recorded_them(path: Path) -> None:
+def test_shape_breakdown_without_shapes_names_record_shapes(path: Path) -> None:
     training_step(path)
     with pytest.raises(UsageError, match="record_shapes"):
         breakdown(path, "shape")
@@ -121,25 +112,25 @@ with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
     for _ in range(3):
         model(torch.randn(16, 64)).sum().backward()
 profiler.export_chrome_trace(sys.argv[1])
-told = {one.key: [one.count, one.self_cpu_time_total, one.cpu_time_total]
+averages = {one.key: [one.count, one.self_cpu_time_total, one.cpu_time_total]
         for one in profiler.key_averages()}
-json.dump(told, open(sys.argv[2], "w"))
+json.dump(averages, open(sys.argv[2], "w"))
 """
 
 
 @pytest.mark.slow
-def test_figures_are_those_of_torchs_own_table(tmp_path: Path) -> None:
-    trace, told = tmp_path / "trace.json", tmp_path / "told.json"
-    run(sys.executable, "-c", _PROGRAM, trace, told)
+def test_counts_and_times_equal_key_averages_of_torch(tmp_path: Path) -> None:
+    trace, averages = tmp_path / "trace.json", tmp_path / "averages.json"
+    run(sys.executable, "-c", _PROGRAM, trace, averages)
     run(sys.executable, "-m", "unified_prof", "import", trace, "-o", tmp_path / "report")
-    expected: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    expected: dict[str, Any] = json.loads(averages.read_text(encoding="utf-8"))
     found = {
         name: [row.count, row.total_ns, row.extra["host_ns"]]
         for name, row in rows(tmp_path / "report", "self").items()
     }
     assert found == {
-        name: [count, round(own * 1000), round(whole * 1000)]
-        for name, (count, own, whole) in expected.items()
+        name: [count, round(self_us * 1000), round(total_us * 1000)]
+        for name, (count, self_us, total_us) in expected.items()
     }
 
 
@@ -150,7 +141,7 @@ def run(*arguments: Any) -> None:
 @pytest.mark.parametrize(
     "checkpoint", ["CheckpointFunctionBackward", "/x/torch/utils/checkpoint.py(15): recompute_fn"]
 )
-def test_what_a_checkpoint_makes_again_is_told(path: Path, checkpoint: str) -> None:
+def test_time_recomputed_by_a_checkpoint_is_reported(path: Path, checkpoint: str) -> None:
     engine = "autograd::engine::evaluate_function: MmBackward0"
     kind = 50003 if ".py" in checkpoint else 50001
     with Device(path) as device:
@@ -158,7 +149,7 @@ def test_what_a_checkpoint_makes_again_is_told(path: Path, checkpoint: str) -> N
         device.call(1000, 1900, engine)
         device.call(1100, 1800, checkpoint, kind=kind)
         device.call(1110, 1190, "aten::mm", launches=2)
-        # A checkpoint of the reentrant kind runs its own backward pass.
+        # A reentrant checkpoint runs a backward pass within the outer one.
         device.call(1200, 1700, engine)
         device.call(1300, 1400, "aten::mm", launches=3)
         for number in (1, 2, 3):
@@ -168,7 +159,7 @@ def test_what_a_checkpoint_makes_again_is_told(path: Path, checkpoint: str) -> N
     assert (row.total_ns, row.extra["recomputed_ns"]) == (1110, 100)
 
 
-def test_a_call_chain_tells_of_a_checkpoint_too(path: Path) -> None:
+def test_checkpoint_is_recognized_in_the_call_chain(path: Path) -> None:
     with Device(path) as device:
         device.chain(7, "/w/net.py(9): f", "torch/utils/checkpoint.py(1500): recompute_fn")
         device.chain(8, "/w/net.py(9): f", "torch/utils/checkpoint.py(343): checkpoint")
@@ -179,6 +170,6 @@ def test_a_call_chain_tells_of_a_checkpoint_too(path: Path) -> None:
     assert rows(path, "self")["aten::mm"].extra["recomputed_ns"] == 1100
 
 
-def test_without_checkpoints_nothing_is_said_of_them(path: Path) -> None:
+def test_recomputed_time_is_omitted_without_checkpoints(path: Path) -> None:
     training_step(path)
     assert "recomputed_ns" not in rows(path, "self")["aten::addmm"].extra

@@ -1,4 +1,4 @@
-"""The critical path: every nanosecond once, charged to what the machine really waited for."""
+"""Critical path: each nanosecond once, attributed to what the simulated machine waited for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device, training_step
-from tests.analysis.explain import made
-from tests.analysis.explain.made import Action, Await, Launch, Record, Step, Synchronise, Work
+from tests.analysis.explain import machine
+from tests.analysis.explain.machine import (
+    Action,
+    EndStep,
+    HostWork,
+    Launch,
+    RecordEvent,
+    Synchronize,
+    WaitEvent,
+)
 from tests.analysis.explain.test_what_if import programs
 from tests.analysis.test_skyline import breakdown_of
 from unified_prof.errors import UsageError
@@ -32,203 +39,207 @@ from unified_prof.sqlite.reader import open_report
 US = 1_000
 
 
-def of_program(
+def path_of_program(
     program: Sequence[Action], folder: Path, *, syncs: bool = True, host: bool = True
 ) -> Breakdown:
-    return breakdown_of(
-        made.write(made.run(program), folder / "a.db", syncs=syncs, host=host), "path"
-    )
+    execution = machine.run(program)
+    file = machine.write(execution, folder / "a.db", syncs=syncs, host=host)
+    return breakdown_of(file, "path")
 
 
-def by_kind(found: Breakdown) -> dict[str, int]:
+def total_by_kind(found: Breakdown) -> dict[str, int]:
     sums: dict[str, int] = {}
     for row in found.rows:
         sums[row.kind] = sums.get(row.kind, 0) + (row.total_ns or 0)
     return {kind: total for kind, total in sums.items() if total}
 
 
-def named(found: Breakdown, name: str) -> Row:
+def row_named(found: Breakdown, name: str) -> Row:
     (row,) = [row for row in found.rows if row.name == name]
     return row
 
 
-def test_a_device_that_is_behind_is_the_path(tmp_path: Path) -> None:
-    program: list[Action] = [*[Launch("mm_1", 100 * US)] * 20, Synchronise(), Step()]
-    found = of_program(program, tmp_path)
-    assert found.total_ns == made.run(program).step_ns[0]
-    assert sum(by_kind(found).values()) == found.total_ns
-    assert by_kind(found)["kernel"] == 20 * 100 * US
-    assert by_kind(found)["event"] == 19 * made.GAP_NS
-    assert by_kind(found)["synchronising"] == made.RETURN_NS
-    assert by_kind(found)["launch"] == made.LATENCY_NS
-    assert by_kind(found)["host"] == 1_000 + 3_000  # from the step's begin to the first launch
+def test_kernels_are_the_path_if_the_device_is_the_bottleneck(tmp_path: Path) -> None:
+    program: list[Action] = [*[Launch("mm_1", 100 * US)] * 20, Synchronize(), EndStep()]
+    found = path_of_program(program, tmp_path)
+    assert found.total_ns == machine.run(program).step_ns[0]
+    assert sum(total_by_kind(found).values()) == found.total_ns
+    assert total_by_kind(found)["kernel"] == 20 * 100 * US
+    assert total_by_kind(found)["event"] == 19 * machine.GAP_NS
+    assert total_by_kind(found)["synchronising"] == machine.RETURN_NS
+    assert total_by_kind(found)["launch"] == machine.LATENCY_NS
+    assert (
+        total_by_kind(found)["host"] == 1_000 + 3_000
+    )  # from the start of the step to the first launch
 
 
-def test_a_host_that_is_slow_is_the_path_and_kernels_have_slack(tmp_path: Path) -> None:
-    turn: list[Action] = [Launch("mm_1", 5 * US), Work(100 * US)]
-    found = of_program([*turn * 20, Synchronise(), Step()], tmp_path)
-    assert set(by_kind(found)) == {"host", "synchronising"}
-    row = named(found, "mm_1")
+def test_host_is_the_path_and_kernels_have_slack_if_the_host_is_the_bottleneck(
+    tmp_path: Path,
+) -> None:
+    turn: list[Action] = [Launch("mm_1", 5 * US), HostWork(100 * US)]
+    found = path_of_program([*turn * 20, Synchronize(), EndStep()], tmp_path)
+    assert set(total_by_kind(found)) == {"host", "synchronising"}
+    row = row_named(found, "mm_1")
     assert (row.total_ns, row.extra["off_path_ns"]) == (0, 20 * 5 * US)
-    # The last one may take until the call returns that asks whether it is done.
-    until = made.CALL_NS + 3 * US + 100 * US + made.RETURN_NS
-    assert row.extra["slack_ns"] == until - made.LATENCY_NS - 5 * US
+    # The last kernel may take until the synchronizing call returns.
+    until = machine.CALL_NS + 3 * US + 100 * US + machine.RETURN_NS
+    assert row.extra["slack_ns"] == until - machine.LATENCY_NS - 5 * US
     assert row.detail == "kernel, not on the path"
-    assert named(found, "(outside any operation)").detail == "host work"
-    assert (named(found, "aten::op").total_ns or 0) == 20 * 10 * US
+    assert row_named(found, "(outside any operation)").detail == "host work"
+    assert (row_named(found, "aten::op").total_ns or 0) == 20 * 10 * US
 
 
-def both_streams() -> list[Action]:
+def two_stream_program() -> list[Action]:
     return [
         Launch("mm_1", 50 * US),
-        Record(1, 7),
-        Await(1, 20),
+        RecordEvent(1, 7),
+        WaitEvent(1, 20),
         Launch("nccl_1", 300 * US, stream=20),
-        Record(2, 20),
+        RecordEvent(2, 20),
         Launch("relu_1", 260 * US),
-        Await(2, 7),
+        WaitEvent(2, 7),
         Launch("mm_1", 50 * US),
-        Synchronise(),
-        Step(),
+        Synchronize(),
+        EndStep(),
     ]
 
 
 @pytest.mark.parametrize("syncs", [True, False])
-def test_through_events_to_the_stream_that_came_last(tmp_path: Path, syncs: bool) -> None:
-    found = of_program(both_streams(), tmp_path, syncs=syncs)
-    assert named(found, "nccl_1").total_ns == 300 * US
-    beside = named(found, "relu_1")
-    assert beside.total_ns == 0
-    assert beside.extra["slack_ns"] == pytest.approx(40 * US, abs=3 * US)
-    assert named(found, "behind another stream").total_ns == 2 * made.GAP_NS
+def test_path_follows_events_to_the_stream_that_finished_last(tmp_path: Path, syncs: bool) -> None:
+    found = path_of_program(two_stream_program(), tmp_path, syncs=syncs)
+    assert row_named(found, "nccl_1").total_ns == 300 * US
+    overlapped = row_named(found, "relu_1")
+    assert overlapped.total_ns == 0
+    assert overlapped.extra["slack_ns"] == pytest.approx(40 * US, abs=3 * US)
+    assert row_named(found, "behind another stream").total_ns == 2 * machine.GAP_NS
 
 
-def test_several_steps_are_told_each_and_on_average(tmp_path: Path) -> None:
+def test_path_has_a_column_per_step_and_the_mean_of_all_steps(tmp_path: Path) -> None:
     program: list[Action] = []
     for long in (1, 2):
-        program += [*[Launch("mm_1", long * 100 * US)] * 5, Synchronise(), Step()]
-    row = named(of_program(program, tmp_path), "mm_1")
+        program += [*[Launch("mm_1", long * 100 * US)] * 5, Synchronize(), EndStep()]
+    row = row_named(path_of_program(program, tmp_path), "mm_1")
     assert row.total_ns == 1500 * US
     assert row.extra["per_step_ns"] == 750 * US
     assert (row.extra["step_0_ns"], row.extra["step_1_ns"]) == (500 * US, 1000 * US)
 
 
-def test_of_many_steps_the_shortest_and_the_longest_are_told(tmp_path: Path) -> None:
+def test_path_of_many_steps_has_the_shortest_and_longest_step(tmp_path: Path) -> None:
     program: list[Action] = []
     for long in range(1, 8):
-        program += [*[Launch("mm_1", long * 100 * US)] * 2, Synchronise(), Step()]
-    row = named(of_program(program, tmp_path), "mm_1")
+        program += [*[Launch("mm_1", long * 100 * US)] * 2, Synchronize(), EndStep()]
+    row = row_named(path_of_program(program, tmp_path), "mm_1")
     assert (row.extra["least_ns"], row.extra["most_ns"]) == (200 * US, 1400 * US)
     assert "step_0_ns" not in row.extra
 
 
-def test_a_device_alone_has_a_path_that_says_so(tmp_path: Path) -> None:
-    ran = made.run(both_streams())
-    ran.steps.clear()
-    file = made.write(ran, tmp_path / "a.db", host=False)
+def test_device_only_recording_has_a_path_with_its_limits(tmp_path: Path) -> None:
+    execution = machine.run(two_stream_program())
+    execution.steps.clear()
+    file = machine.write(execution, tmp_path / "a.db", host=False)
     with open_analyses(file) as (analysis,):
         found = analysis.breakdown("path")
-        said = {one.name: one.detail or "" for one in analysis.summary.anomalies}
-    assert sum(by_kind(found).values()) == found.total_ns
-    assert set(by_kind(found)) <= {"kernel", "event", "gap"}
-    assert named(found, "nccl_1").total_ns == 300 * US
-    assert said["path_without_host"].startswith("no host calls recorded")
-    assert said["path_without_steps"].startswith("no steps recorded")
-    assert said["path_without_events"].startswith("no event waits recorded")
+        limits = {one.name: one.detail or "" for one in analysis.summary.anomalies}
+    assert sum(total_by_kind(found).values()) == found.total_ns
+    assert set(total_by_kind(found)) <= {"kernel", "event", "gap"}
+    assert row_named(found, "nccl_1").total_ns == 300 * US
+    assert limits["path_without_host"].startswith("no host calls recorded")
+    assert limits["path_without_steps"].startswith("no steps recorded")
+    assert limits["path_without_events"].startswith("no event waits recorded")
 
 
-def test_a_host_alone_has_a_path_that_says_so(tmp_path: Path) -> None:
+def test_host_only_recording_has_a_path_with_its_limits(tmp_path: Path) -> None:
     with Device(tmp_path / "a.db") as device:
         device.call(0, 100 * US, "ProfilerStep#1")
         device.call(10 * US, 40 * US, "aten::mm")
         device.call(50 * US, 90 * US, "enumerate(DataLoader)#_SingleProcess.__next__")
     with open_analyses(tmp_path / "a.db") as (analysis,):
         found = analysis.breakdown("path")
-        said = {one.name for one in analysis.summary.anomalies}
-    assert by_kind(found) == {"host": 60 * US, "input": 40 * US}
-    assert named(found, "aten::mm").total_ns == 30 * US
-    assert "path_without_device" in said
+        limits = {one.name for one in analysis.summary.anomalies}
+    assert total_by_kind(found) == {"host": 60 * US, "input": 40 * US}
+    assert row_named(found, "aten::mm").total_ns == 30 * US
+    assert "path_without_device" in limits
 
 
-def test_what_was_recorded_of_nothing_has_no_path(tmp_path: Path) -> None:
+def test_recording_without_tasks_and_operations_has_no_path(tmp_path: Path) -> None:
     with Device(tmp_path / "a.db") as device:
-        device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
+        device.row("NPU_INFO", id=0, name="Ascend910B")
     with open_analyses(tmp_path / "a.db") as (analysis,), pytest.raises(UsageError) as raised:
         analysis.breakdown("path")
     assert "neither device work nor framework operations were recorded" in str(raised.value)
 
 
-def test_the_backward_thread_is_followed_to_the_one_that_called_it(tmp_path: Path) -> None:
-    """Main launches, is idle while the engine's thread works, and goes on when that is done."""
+def test_path_follows_the_backward_thread_to_its_caller(tmp_path: Path) -> None:
+    """The main thread launches, is idle during backward on the autograd thread, and continues."""
     with Device(tmp_path / "a.db") as device:
-        row: dict[str, Any] = {"id": [1], "startNs": device.T0, "endNs": device.T0 + 1000 * US}
-        device.writer.write("STEP_TIME", row)
+        device.step(1, 0, 1000 * US)
         device.call(0, 1000 * US, "ProfilerStep#1")
         device.call(10 * US, 200 * US, "aten::mm")
         device.call(220 * US, 700 * US, "AddmmBackward0", thread=2)
         device.call(720 * US, 950 * US, "aten::add_")
         for at, thread, connection in ((100, 1, 1), (500, 2, 2), (800, 1, 3)):
-            call: dict[str, Any] = {
-                "startNs": [device.T0 + at * US],
-                "endNs": device.T0 + (at + 5) * US,
-                "connectionId": connection,
-                "globalTid": thread,
-                "name": device.text("cudaLaunchKernel"),
-            }
-            device.writer.write("CANN_API", call)
+            device.runtime(at * US, (at + 5) * US, "cudaLaunchKernel", connection, thread=thread)
             begin = (at + 6) * US
             device.task(begin, begin + 10 * US, connection=connection, kernel=("k", "K"))
     found = breakdown_of(tmp_path / "a.db", "path")
-    assert sum(by_kind(found).values()) == found.total_ns == 1000 * US
-    assert named(found, "AddmmBackward0").total_ns == 480 * US
-    assert named(found, "from one thread to another").total_ns == 40 * US
-    assert named(found, "aten::mm").total_ns == 190 * US
+    assert sum(total_by_kind(found).values()) == found.total_ns == 1000 * US
+    assert row_named(found, "AddmmBackward0").total_ns == 480 * US
+    assert row_named(found, "from one thread to another").total_ns == 40 * US
+    assert row_named(found, "aten::mm").total_ns == 190 * US
 
 
-def test_a_step_of_an_npu_with_its_collective(tmp_path: Path) -> None:
+def test_path_of_an_npu_step_covers_the_step(tmp_path: Path) -> None:
     found = breakdown_of(training_step(tmp_path / "a.db"), "path")
-    assert sum(by_kind(found).values()) == found.total_ns == 5000
+    assert sum(total_by_kind(found).values()) == found.total_ns == 5000
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_an_npus_wait_leads_to_the_record_on_the_other_stream(tmp_path: Path, told: bool) -> None:
-    """Told: how long it waited, as a 910B tells; else it is a moment, found 40 µs late (910A)."""
+@pytest.mark.parametrize("duration_recorded", [True, False])
+def test_npu_event_wait_leads_to_the_record_on_the_other_stream(
+    tmp_path: Path, duration_recorded: bool
+) -> None:
+    """A 910B records the duration of the wait; a 910A only a moment, 40 us after the event."""
     with Device(tmp_path / "a.db") as device:
         device.task(0, 100 * US, stream=2, kernel=("mm", "MatMul"))
         device.task(0, 300 * US, stream=4, kernel=("other", "Other"))
         device.task(300 * US, 300 * US, "EVENT_RECORD", stream=4)
-        over = 301 * US if told else 340 * US
-        device.task(100 * US if told else over, over, "EVENT_WAIT", stream=2)
+        over = 301 * US if duration_recorded else 340 * US
+        device.task(100 * US if duration_recorded else over, over, "EVENT_WAIT", stream=2)
         device.task(over, over + 50 * US, stream=2, kernel=("add", "Add"))
     found = breakdown_of(tmp_path / "a.db", "path")
-    assert named(found, "other").total_ns == 300 * US
-    assert named(found, "add").total_ns == 50 * US
-    assert named(found, "behind another stream").total_ns == over - 300 * US
-    # Until the record: that it was seen late is no reason to be late as well.
-    assert named(found, "mm").extra["slack_ns"] == 200 * US
+    assert row_named(found, "other").total_ns == 300 * US
+    assert row_named(found, "add").total_ns == 50 * US
+    assert row_named(found, "behind another stream").total_ns == over - 300 * US
+    # The slack lasts until the record, not until the wait noticed it.
+    assert row_named(found, "mm").extra["slack_ns"] == 200 * US
 
 
-def test_a_clock_of_the_host_that_is_ahead_is_taken_back(tmp_path: Path) -> None:
-    turn: list[Action] = [Launch("mm_1", 10 * US), Work(50 * US)]
-    ran = made.run([*turn * 5, Synchronise(), Step()])
+def test_host_clock_that_is_ahead_is_corrected(tmp_path: Path) -> None:
+    turn: list[Action] = [Launch("mm_1", 10 * US), HostWork(50 * US)]
+    execution = machine.run([*turn * 5, Synchronize(), EndStep()])
     ahead = 20 * US
-    ran.calls = [(start + ahead, end + ahead, name, it) for start, end, name, it in ran.calls]
-    ran.operations = [(start + ahead, end + ahead, name) for start, end, name in ran.operations]
-    with open_report(made.write(ran, tmp_path / "a.db")) as report:
+    execution.calls = [
+        (start + ahead, end + ahead, name, it) for start, end, name, it in execution.calls
+    ]
+    execution.operations = [
+        (start + ahead, end + ahead, name) for start, end, name in execution.operations
+    ]
+    with open_report(machine.write(execution, tmp_path / "a.db")) as report:
         scheduled = builder.of_recording(Recording(report))
         assert scheduled is not None
-        assert scheduled.pieces.skew_ns == ahead - made.LATENCY_NS
+        assert scheduled.pieces.skew_ns == ahead - machine.LATENCY_NS
         assert not len(scheduled.schedule.dropped)
 
 
-def test_intervals_of_a_thread_are_divided_at_begins_and_ends_of_calls(tmp_path: Path) -> None:
-    ran = made.run([Launch("mm_1", 10 * US), Work(50 * US), Launch("mm_1", 10 * US), Step()])
-    ranges = [(start, end) for start, end, *_ in ran.calls]
-    ranges += [(start, end) for start, end, _ in ran.operations]
+def test_host_intervals_are_divided_at_call_boundaries(tmp_path: Path) -> None:
+    execution = machine.run(
+        [Launch("mm_1", 10 * US), HostWork(50 * US), Launch("mm_1", 10 * US), EndStep()]
+    )
+    ranges = [(start, end) for start, end, *_ in execution.calls]
+    ranges += [(start, end) for start, end, _ in execution.operations]
     moments = sorted({at for one in ranges for at in one})
-    # From within the first operation to behind the last, and a moment in which nothing begins.
+    # From within the first operation to after the last, and an interval without calls.
     intervals = [(moments[0] + 1, moments[-1] + 7), (moments[-1] + 9, moments[-1] + 11)]
-    with open_report(made.write(ran, tmp_path / "a.db")) as report:
+    with open_report(machine.write(execution, tmp_path / "a.db")) as report:
         recording = Recording(report)
         (thread,) = set(recording.host_calls.thread[:].tolist())
         start, end = np.array(intervals).T + Device.T0
@@ -237,22 +248,27 @@ def test_intervals_of_a_thread_are_divided_at_begins_and_ends_of_calls(tmp_path:
         )
     cuts = [moments[0] + 1, *moments[1:], moments[-1] + 7]
     expected = [(*part, 0) for part in pairwise(cuts)] + [(*intervals[1], 1)]
-    begins, ends, of = parts
+    begins, ends, interval = parts
     assert expected == list(
-        zip((begins - Device.T0).tolist(), (ends - Device.T0).tolist(), of.tolist(), strict=True)
+        zip(
+            (begins - Device.T0).tolist(),
+            (ends - Device.T0).tolist(),
+            interval.tolist(),
+            strict=True,
+        )
     )
 
 
 @settings(max_examples=15, deadline=None)
 @given(programs(), st.booleans(), st.booleans())
-def test_each_nanosecond_of_a_step_is_on_its_path_once(
+def test_path_covers_each_nanosecond_of_a_step_once(
     program: list[Action], syncs: bool, host: bool
 ) -> None:
-    ran = made.run(program, noise=2_000)
-    if not ran.kernels and not host:
+    execution = machine.run(program, noise=2_000)
+    if not execution.kernels and not host:
         return
     with TemporaryDirectory() as folder:
-        file = made.write(ran, Path(folder) / "a.db", syncs=syncs, host=host)
+        file = machine.write(execution, Path(folder) / "a.db", syncs=syncs, host=host)
         with open_report(file) as report:
             recording = Recording(report)
             found = paths.of_recording(recording)
@@ -264,17 +280,17 @@ def test_each_nanosecond_of_a_step_is_on_its_path_once(
             lengths = np.bincount(segments.step, weights=segments.length_ns, minlength=steps)
             assert lengths.tolist() == scheduled.steps_ns().tolist()
             for step in range(len(scheduled.step_names)):
-                mine = np.flatnonzero(segments.step == step)
-                if not len(mine):  # the device was done with it before the one before it was over
+                of_step = np.flatnonzero(segments.step == step)
+                if not len(of_step):  # the device finished this step before the previous one
                     continue
-                assert segments.start_ns[mine[0]] == scheduled.step_begin_ns[step]
-                assert (segments.start_ns[mine[1:]] == segments.end_ns[mine[:-1]]).all()
+                assert segments.start_ns[of_step[0]] == scheduled.step_begin_ns[step]
+                assert (segments.start_ns[of_step[1:]] == segments.end_ns[of_step[:-1]]).all()
             assert sum(row.total_ns or 0 for row in found.rows()) == lengths.sum()
 
 
 @given(st.data())
-def test_slack_is_what_a_moment_may_be_late_and_no_more(data: st.DataObject) -> None:
-    """Any graph: a moment that comes later by its slack delays no end, by one more it does."""
+def test_slack_is_the_largest_delay_that_does_not_delay_the_end(data: st.DataObject) -> None:
+    """For any graph, a delay by the slack delays no end, and a delay by one more does."""
     count = data.draw(st.integers(2, 12))
     time = np.cumsum(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
     takes = np.array(data.draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)))
@@ -303,7 +319,7 @@ def test_slack_is_what_a_moment_may_be_late_and_no_more(data: st.DataObject) -> 
         reaches[used.source[edge]] |= reaches[used.target[edge]]
     moment = data.draw(st.integers(0, count - 2))
     for late in (0, 1):
-        # Late by its slack: all edges from it are longer by so much.
+        # Delay the moment by its slack: all edges from it get longer.
         longer = used.lag_ns + np.where(used.source == moment, slack[moment] + late, 0)
         moved = int(schedule.replay(None, longer)[-1] - schedule.time_ns[-1])
         assert moved == (late if reaches[moment] else 0)
@@ -317,40 +333,40 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_of_real_devices_each_nanosecond_is_on_the_path_once(shared: Path, name: str) -> None:
+def test_path_of_real_recordings_covers_the_step(shared: Path, name: str) -> None:
     found = breakdown_of(shared / "samples" / "ascend" / name, "path")
     (step,) = breakdown_of(shared / "samples" / "ascend" / name, "step").rows
     assert sum(row.total_ns or 0 for row in found.rows) == found.total_ns == step.total_ns
-    kinds = by_kind(found)
+    kinds = total_by_kind(found)
     assert kinds.get("gap", 0) < 0.02 * (found.total_ns or 0)
 
 
-def test_a_rank_that_waits_in_a_collective_has_it_on_its_path(shared: Path) -> None:
+def test_collective_wait_of_a_real_rank_is_on_its_path(shared: Path) -> None:
     found = breakdown_of(shared / "samples" / "ascend" / SAMPLES[0], "path")
     longest = found.rows[0]
     assert (longest.name, longest.kind, longest.count) == ("hcom_allReduce_", "communication", 4)
-    # The step ends 140 ms after it: the wait for the event behind it is what the device does.
+    # The step ends 140 ms after it, because the device waits for the event that follows it.
     assert 0.6 < (longest.total_ns or 0) / (found.total_ns or 1) < 0.7
 
 
-def test_of_a_long_recording_the_first_steps_are_walked(
+def test_path_of_a_long_recording_covers_the_first_steps_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program: list[Action] = []
     for _ in range(4):
-        program += [*[Launch("mm_1", 100 * US)] * 5, Synchronise(), Step()]
-    whole = named(of_program(program, tmp_path), "mm_1")
+        program += [*[Launch("mm_1", 100 * US)] * 5, Synchronize(), EndStep()]
+    whole = row_named(path_of_program(program, tmp_path), "mm_1")
     monkeypatch.setattr(builder, "MAX_TASKS", 12)
     with open_analyses(tmp_path / "a.db") as (analysis,):
         found = analysis.breakdown("path")
-        said = {one.name: one.detail for one in analysis.summary.anomalies}
-    assert found.total_ns == sum(made.run(program).step_ns[:2])
-    assert named(found, "mm_1").total_ns == (whole.total_ns or 0) / 2
-    assert said["path_of_first_steps"] == (
+        limits = {one.name: one.detail for one in analysis.summary.anomalies}
+    assert found.total_ns == sum(machine.run(program).step_ns[:2])
+    assert row_named(found, "mm_1").total_ns == (whole.total_ns or 0) / 2
+    assert limits["path_of_first_steps"] == (
         "long recording: only the first 2 steps are analyzed, 2 are left out"
     )
     monkeypatch.setattr(builder, "MAX_TASKS", 3)
-    assert breakdown_of(tmp_path / "a.db", "path").total_ns == made.run(program).step_ns[0]
+    assert breakdown_of(tmp_path / "a.db", "path").total_ns == machine.run(program).step_ns[0]
 
 
 @pytest.mark.parametrize(
@@ -370,10 +386,13 @@ def test_of_a_long_recording_the_first_steps_are_walked(
         ),
     ],
 )
-def test_where_hta_has_a_path_it_is_ours_but_for_what_it_gives_no_weight(
+def test_path_equals_that_of_hta(
     shared: Path, tmp_path: Path, trace: str, name: str, which: int, expected: dict[str, int]
 ) -> None:
-    """HTA 0.5.0: compute 3712, kernel to kernel 50, launch 30; and 123, 30, host 408."""
+    """HTA 0.5.0 has compute 3712, kernel to kernel 50, launch 30; and 123, 30, host 408.
+
+    It gives no weight to copies and to some host time.
+    """
     convert(shared / "samples" / "kineto" / f"{trace}.json.gz", tmp_path / "a.db")
     with open_report(tmp_path / "a.db") as report:
         recording = Recording(report)

@@ -1,4 +1,4 @@
-"""Sequences that come again: against counting each of them by hand."""
+"""Repeated sequences, compared with counting each of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=4)
 
 
 @given(ROWS, st.integers(0, 3), st.integers(2, 4), st.integers(4, 6))
-def test_it_finds_what_counting_finds(
+def test_repeated_sequences_equal_those_counted_one_by_one(
     parts: list[list[int]], more_than: int, shortest: int, longest: int
 ) -> None:
     token = np.array([one for part in parts for one in part], np.int64)
@@ -45,17 +45,19 @@ def test_it_finds_what_counting_finds(
 @pytest.mark.parametrize(
     ("text", "again"), [("abc", 3), ("abcabc", 3), ("abca", 3), ("aaa", 1), ("aba", 2), ("a", 1)]
 )
-def test_the_period_of_a_sequence(text: str, again: int) -> None:
+def test_period_of_a_sequence(text: str, again: int) -> None:
     assert period([ord(one) for one in text]) == again
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 7))
-def test_all_rotations_have_one_first(sequence: list[int], by: int) -> None:
+def test_all_rotations_of_a_sequence_have_the_same_first_rotation(
+    sequence: list[int], by: int
+) -> None:
     by %= len(sequence)
     assert first_rotation([*sequence[by:], *sequence[:by]]) == first_rotation(sequence)
 
 
-def test_what_overlaps_is_taken_once() -> None:
+def test_overlapping_occurrences_count_once() -> None:
     begins = np.array([0, 2, 4, 5, 9], np.int64)
     assert begins[non_overlapping(begins, 3)].tolist() == [0, 4, 9]
     assert begins[non_overlapping(begins, 1)].tolist() == begins.tolist()

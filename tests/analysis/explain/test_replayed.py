@@ -1,4 +1,4 @@
-"""Kernels of replayed graphs count for the operations of the recording of their capture."""
+"""Kernels of replayed graphs count for the operations in the recording of the capture."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unified_prof.report.formats import ReportRequest
 MM, ADD = ("aten::mm", "cudaLaunchKernel"), ("aten::add", "cuLaunchKernelEx")
 
 
-def capture(path: Path, *graphs: Sequence[tuple[str, str]], bounds: bool = True) -> Path:
-    """Record captures: (operation, call) of each launch; some work runs at once beside them."""
+def write_capture(path: Path, *graphs: Sequence[tuple[str, str]], bounds: bool = True) -> Path:
+    """Write graph captures, as (operation, call) of each launch, and one eager launch."""
     with Device(path) as device:
         at, connection = 1000, 100
         device.chain(1, "/w/net.py(9): f", "/w/train.py(3): run")
@@ -42,10 +42,10 @@ def capture(path: Path, *graphs: Sequence[tuple[str, str]], bounds: bool = True)
     return path
 
 
-def replay(
+def write_replay(
     path: Path, *graphs: Sequence[tuple[int, int | None]], copies: Sequence[int] = ()
 ) -> Path:
-    """Record replays: duration of each kernel and number of its node; one more kernel eagerly."""
+    """Write graph replays, as (duration, node number) of each kernel, and one eager kernel."""
     with Device(path) as device:
         device.call(0, 10, "aten::relu", launches=1)
         device.runtime(2, 6, "cudaLaunchKernel", 1)
@@ -55,15 +55,18 @@ def replay(
             device.runtime(100 + 50 * number, 140 + 50 * number, "cudaGraphLaunch", 10 + number)
             for place, (lasted, node) in enumerate(kernels):
                 start += 1000
-                what: dict[str, Any] = {"kernel": (f"k{place}", "K")}
+                work: dict[str, Any] = {"kernel": (f"k{place}", "K")}
                 if place in copies:
-                    what = {"copy": 64, "task_type": "MEMCPY_ASYNC"}
-                task = device.task(start, start + lasted, connection=10 + number, **what)
+                    work = {"copy": 64, "task_type": "MEMCPY_ASYNC"}
+                task = device.task(start, start + lasted, connection=10 + number, **work)
                 if node is not None:
-                    row: dict[str, Any] = {"globalTaskId": [task], "name": 0, "operation": 0}
-                    row |= {"gridDim": 0, "blockDim": 0, "graphId": 7, "graphNodeId": node}
-                    device.writer.write("UPROF_GPU_TASKS", row)
+                    write_node(device, task, node)
     return path
+
+
+def write_node(device: Device, task: int, node: int) -> None:
+    unused = {"name": 0, "operation": 0, "gridDim": 0, "blockDim": 0}
+    device.row("UPROF_GPU_TASKS", globalTaskId=task, graphId=7, graphNodeId=node, **unused)
 
 
 @pytest.fixture
@@ -75,30 +78,38 @@ def operations(analysis: Analysis) -> dict[str, tuple[int, int | None]]:
     return {row.name: (row.count, row.total_ns) for row in analysis.breakdown("operation").rows}
 
 
-def told(replayed: Path, captured: Path) -> tuple[dict[str, tuple[int, int | None]], list[str]]:
+def operations_and_anomalies(
+    replayed: Path, captured: Path
+) -> tuple[dict[str, tuple[int, int | None]], list[str]]:
     with open_reports(replayed, capture=captured) as opened:
         (analysis,) = opened.analyses
         found = operations(analysis)
         return found, [one.name for one in analysis.summary.anomalies]
 
 
-def test_the_nth_piece_of_a_replay_is_of_the_nth_launch(paths: tuple[Path, Path]) -> None:
+def test_nth_kernel_of_a_replay_belongs_to_the_nth_captured_launch(
+    paths: tuple[Path, Path],
+) -> None:
     kernels = [(30, None), (5, None), (40, None)]
-    replay(paths[0], kernels, kernels)
-    capture(paths[1], [MM, ADD, MM])
-    found, odd = told(*paths)
+    write_replay(paths[0], kernels, kernels)
+    write_capture(paths[1], [MM, ADD, MM])
+    found, anomalies = operations_and_anomalies(*paths)
     assert found == {"aten::mm": (4, 140), "aten::add": (2, 10), "aten::relu": (1, 7)}
-    assert odd == []
+    assert anomalies == []
 
 
-def test_the_numbers_of_nodes_decide_where_they_are_known(paths: tuple[Path, Path]) -> None:
-    # On two streams the second node began first.
-    replay(paths[0], [(5, 902), (30, 901), (40, 903)])
-    capture(paths[1], [MM, ADD, MM])
-    assert told(*paths)[0] == {"aten::mm": (2, 70), "aten::add": (1, 5), "aten::relu": (1, 7)}
+def test_recorded_node_numbers_assign_kernels_to_launches(paths: tuple[Path, Path]) -> None:
+    # On two streams the second node started first.
+    write_replay(paths[0], [(5, 902), (30, 901), (40, 903)])
+    write_capture(paths[1], [MM, ADD, MM])
+    assert operations_and_anomalies(*paths)[0] == {
+        "aten::mm": (2, 70),
+        "aten::add": (1, 5),
+        "aten::relu": (1, 7),
+    }
 
 
-def test_collectives_are_nodes_and_rows_of_their_own(paths: tuple[Path, Path]) -> None:
+def test_collectives_are_nodes_and_keep_their_row(paths: tuple[Path, Path]) -> None:
     with Device(paths[0]) as device:
         device.runtime(100, 140, "cudaGraphLaunch", 10)
         for number, name in enumerate(("k0", "nccl", "k1")):
@@ -110,63 +121,68 @@ def test_collectives_are_nodes_and_rows_of_their_own(paths: tuple[Path, Path]) -
                 kernel=(name, "K") if name != "nccl" else None,
                 stream=7 + (name == "nccl"),
             )
-            row: dict[str, Any] = {"globalTaskId": [task], "name": 0, "operation": 0}
-            row |= {"gridDim": 0, "blockDim": 0, "graphId": 7, "graphNodeId": number + 1}
-            device.writer.write("UPROF_GPU_TASKS", row)
+            write_node(device, task, number + 1)
         device.collective(1100, 1110, "all_reduce_1", "all_reduce")
-    capture(paths[1], [MM, ("c10d::allreduce_", "cuLaunchKernelEx"), ADD])
-    found, odd = told(*paths)
+    write_capture(paths[1], [MM, ("c10d::allreduce_", "cuLaunchKernelEx"), ADD])
+    found, anomalies = operations_and_anomalies(*paths)
     assert found == {"aten::mm": (1, 10), "all_reduce": (1, 10), "aten::add": (1, 10)}
-    assert odd == []
+    assert anomalies == []
 
 
-def test_work_on_several_streams_is_not_guessed_at(paths: tuple[Path, Path]) -> None:
+def test_kernels_on_two_streams_without_node_numbers_are_not_assigned(
+    paths: tuple[Path, Path],
+) -> None:
     with Device(paths[0]) as device:
         device.runtime(100, 140, "cudaGraphLaunch", 10)
         device.task(1000, 1010, connection=10, stream=7, kernel=("k0", "K"))
         device.task(1005, 1020, connection=10, stream=8, kernel=("k1", "K"))
-    capture(paths[1], [MM, ADD])
-    found, odd = told(*paths)
+    write_capture(paths[1], [MM, ADD])
+    found, anomalies = operations_and_anomalies(*paths)
     assert set(found) == {"K"}
-    assert odd == ["replay_without_nodes"]
+    assert anomalies == ["replay_without_nodes"]
 
 
-def test_without_the_capture_kernels_stand_for_themselves(paths: tuple[Path, Path]) -> None:
-    replay(paths[0], [(30, None), (5, None)])
+def test_kernels_of_a_replay_without_capture_keep_their_type(paths: tuple[Path, Path]) -> None:
+    write_replay(paths[0], [(30, None), (5, None)])
     with open_reports(paths[0]) as opened:
         assert set(operations(opened.analyses[0])) == {"K", "aten::relu"}
 
 
-def test_graphs_are_told_apart_by_their_launches(paths: tuple[Path, Path]) -> None:
-    replay(paths[0], [(30, None), (5, None)], [(1, None), (2, None), (3, None)], copies=[1])
-    capture(paths[1], [MM, MM], [ADD, ("aten::copy_", "cudaMemcpyAsync")], [MM, ADD, MM])
-    found, odd = told(*paths)
+def test_graphs_are_distinguished_by_their_launches(paths: tuple[Path, Path]) -> None:
+    write_replay(paths[0], [(30, None), (5, None)], [(1, None), (2, None), (3, None)], copies=[1])
+    write_capture(paths[1], [MM, MM], [ADD, ("aten::copy_", "cudaMemcpyAsync")], [MM, ADD, MM])
+    found, anomalies = operations_and_anomalies(*paths)
     assert found["aten::add"] == (1, 30)
     assert found["aten::copy_"] == (1, 5)
-    assert odd == ["replay_without_capture"]
+    assert anomalies == ["replay_without_capture"]
 
 
-def test_alike_graphs_of_other_operations_are_not_guessed_at(paths: tuple[Path, Path]) -> None:
-    replay(paths[0], [(30, None), (5, None)])
-    capture(paths[1], [MM, ADD], [ADD, MM])
-    found, odd = told(*paths)
+def test_ambiguous_captures_are_not_assigned(paths: tuple[Path, Path]) -> None:
+    write_replay(paths[0], [(30, None), (5, None)])
+    write_capture(paths[1], [MM, ADD], [ADD, MM])
+    found, anomalies = operations_and_anomalies(*paths)
     assert "aten::mm" not in found
-    assert odd == ["replay_of_several_captures"]
-    # Of the same operations it does not matter which one it was.
+    assert anomalies == ["replay_of_several_captures"]
+    # If the captures have the same operations, it does not matter which one was replayed.
     paths[1].unlink()
-    capture(paths[1], [MM, ADD], [MM, ADD])
-    assert told(*paths) == ({"aten::mm": (1, 30), "aten::add": (1, 5), "aten::relu": (1, 7)}, [])
+    write_capture(paths[1], [MM, ADD], [MM, ADD])
+    assert operations_and_anomalies(*paths) == (
+        {"aten::mm": (1, 30), "aten::add": (1, 5), "aten::relu": (1, 7)},
+        [],
+    )
 
 
-def test_a_capture_without_bounds_is_all_that_ran_nothing(paths: tuple[Path, Path]) -> None:
-    replay(paths[0], [(30, None), (5, None)])
-    capture(paths[1], [MM, ADD], bounds=False)
-    assert told(*paths)[0]["aten::mm"] == (1, 30)
+def test_capture_without_begin_and_end_is_the_launches_without_tasks(
+    paths: tuple[Path, Path],
+) -> None:
+    write_replay(paths[0], [(30, None), (5, None)])
+    write_capture(paths[1], [MM, ADD], bounds=False)
+    assert operations_and_anomalies(*paths)[0]["aten::mm"] == (1, 30)
 
 
-def test_lines_kernels_and_totals_follow(paths: tuple[Path, Path]) -> None:
-    replay(paths[0], [(30, None), (5, None)])
-    capture(paths[1], [MM, ADD])
+def test_lines_kernels_and_totals_use_the_captured_operations(paths: tuple[Path, Path]) -> None:
+    write_replay(paths[0], [(30, None), (5, None)])
+    write_capture(paths[1], [MM, ADD])
     with open_reports(paths[0], capture=paths[1]) as opened:
         (analysis,) = opened.analyses
         lines = {row.name: row.total_ns for row in analysis.breakdown("line").rows}
@@ -179,16 +195,18 @@ def test_lines_kernels_and_totals_follow(paths: tuple[Path, Path]) -> None:
         assert "aten::mm" in report_formats.produce_text(opened, ReportRequest())
 
 
-def test_what_is_no_capture_is_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
-    replay(paths[0], [(30, None)])
+def test_recording_without_operations_is_refused_as_capture(
+    paths: tuple[Path, Path], tmp_path: Path
+) -> None:
+    write_replay(paths[0], [(30, None)])
     with Device(paths[1]) as device:
         device.task(0, 1, kernel=("k", "K"))
     with pytest.raises(UsageError, match="no operations"):
-        told(*paths)
+        operations_and_anomalies(*paths)
     result = CliRunner().invoke(app, ["report", str(paths[0]), "--with", str(tmp_path / "no.db")])
     assert result.exit_code != 0
     with pytest.raises(UsageError, match="cannot be its own capture"):
-        told(paths[0], paths[0])
+        operations_and_anomalies(paths[0], paths[0])
 
 
 @pytest.mark.slow
@@ -196,7 +214,7 @@ def test_what_is_no_capture_is_refused(paths: tuple[Path, Path], tmp_path: Path)
     ("server", "operation", "pieces"),
     [("vllm", "vllm::moe_forward", 24), ("sglang", "aiter::gemm_a16w16", 144)],
 )
-def test_replays_of_servers_are_attributed_whole(
+def test_replays_of_inference_servers_are_attributed(
     server: str, operation: str, pieces: int, shared: Path, tmp_path: Path
 ) -> None:
     folders = {}
@@ -205,8 +223,8 @@ def test_replays_of_servers_are_attributed_whole(
         folders[part] = tmp_path / part
         done = CliRunner().invoke(app, ["import", str(trace), "-o", str(folders[part]), "-q"])
         assert done.exit_code == 0, done.output
-    found, odd = told(folders["replay"], folders["capture"])
+    found, anomalies = operations_and_anomalies(folders["replay"], folders["capture"])
     assert found[operation][0] == pieces
-    assert odd == []
+    assert anomalies == []
     rest = sum(count for name, (count, _) in found.items() if "::" not in name)
     assert rest < 0.4 * sum(count for count, _ in found.values())

@@ -1,4 +1,4 @@
-"""Kernels that follow one another under an operation, and how often."""
+"""Kernel sequences by operation, with their counts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "msprof_20260101000000.db"
 
 
-def test_sequences_are_counted_by_what_follows_what(path: Path) -> None:
+def test_kernel_sequences_are_counted_by_operation(path: Path) -> None:
     orders = (("a", "b", "b", "c"), ("a", "b", "b", "c"), ("a", "c", "b"), ("a", "b"))
     with Device(path) as device:
         connection = 0
         for number, kernels in enumerate(orders):
             begin = 1000 * number
             device.call(begin, begin + 300, "aten::layer_norm")
-            # Launched by an operation further down, on the device in the order of their starts.
+            # The kernels are launched by a nested operation and run in the order of their starts.
             for place, kernel in reversed(list(enumerate(kernels))):
                 connection += 1
                 at = begin + 10 + 20 * place
@@ -39,17 +39,15 @@ def test_sequences_are_counted_by_what_follows_what(path: Path) -> None:
                 device.task(start, start + 10, connection=connection, kernel=(kernel, "K"))
     first, second = rows(path)
     assert (first.name, first.count, first.detail) == ("aten::layer_norm", 2, "a → b x2 → c")
-    assert (first.total_ns, dict(first.extra)) == (
-        80,
-        {"kernels": 4, "elapsed_ns": 2 * 160, "host_ns": 600},
-    )
+    assert first.total_ns == 80
+    assert dict(first.extra) == {"kernels": 4, "elapsed_ns": 2 * 160, "host_ns": 600}
     assert (second.count, second.detail, second.total_ns) == (1, "a → c → b", 30)
 
 
-def test_on_an_ascend_it_is_types_that_follow_one_another(path: Path) -> None:
-    """Its kernels are called after the operators of the program: `trans_Cast_17`, `MatMul28`."""
+def test_sequence_on_ascend_consists_of_operator_types(path: Path) -> None:
+    """Kernel names on Ascend contain instance numbers: `trans_Cast_17`, `MatMul28`."""
     with Device(path) as device:
-        device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B3"})
+        device.row("NPU_INFO", id=0, name="Ascend910B3")
         for number in range(4):
             begin = 1000 * number
             device.call(begin, begin + 300, "aten::linear", launches=number + 1)
@@ -61,7 +59,7 @@ def test_on_an_ascend_it_is_types_that_follow_one_another(path: Path) -> None:
     assert (row.name, row.count, row.detail) == ("aten::linear", 4, "Cast → MatMulV2 → Cast")
 
 
-def test_backward_has_sequences_of_its_own(path: Path) -> None:
+def test_backward_operation_has_its_own_sequence(path: Path) -> None:
     with Device(path) as device:
         device.call(0, 10, "aten::linear", sequence=5)
         device.call(100, 200, "autograd::engine::evaluate_function: AddmmBackward0", thread=2)
@@ -73,13 +71,13 @@ def test_backward_has_sequences_of_its_own(path: Path) -> None:
     assert (row.name, row.detail) == ("AddmmBackward0", "mm x3")
 
 
-def test_without_operations_it_says_so(path: Path) -> None:
+def test_sequence_breakdown_is_refused_if_no_operation_was_recorded(path: Path) -> None:
     with Device(path) as device:
         device.task(0, 10, kernel=("mm", "K"))
     with pytest.raises(UsageError, match="no framework operation was recorded"):
         rows(path)
 
 
-def test_each_name_of_a_sequence_is_shortened() -> None:
+def test_every_name_of_a_sequence_is_shortened() -> None:
     long = "void at::native::add<float>(int, float*) x2"
     assert names.readable_names([f"{long} → {long}"]) == ("add x2 → add x2",)

@@ -1,4 +1,4 @@
-"""Call stacks: each nanosecond in one of them, under what launched or called it."""
+"""Call stacks: each nanosecond is in exactly one stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
-from tests.analysis.explain.test_replayed import ADD, MM, capture, replay
+from tests.analysis.explain.test_replayed import ADD, MM, write_capture, write_replay
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
@@ -23,19 +23,19 @@ def stacks(
         return opened.analyses[0].stacks(measure, by)
 
 
-def lines(found: Stacks) -> dict[str, int]:
+def weight_by_stack(found: Stacks) -> dict[str, int]:
     return {";".join(one.name for one in each.frames): each.weight for each in found.samples}
 
 
-def of(path: Path, ask: Callable[[Analysis], object]) -> object:
+def query(path: Path, question: Callable[[Analysis], object]) -> object:
     with open_reports(path) as opened:
-        return ask(opened.analyses[0])
+        return question(opened.analyses[0])
 
 
-def test_device_time_stands_under_modules_operations_and_kernels(tmp_path: Path) -> None:
+def test_device_time_is_stacked_by_module_operation_and_kernel(tmp_path: Path) -> None:
     path = training_step(tmp_path / "step.db")
     layer = "Net_0;Linear_0;aten::linear"
-    assert lines(stacks(path, "device")) == {
+    assert weight_by_stack(stacks(path, "device")) == {
         "(not attributed to a module);hcom_allReduce__1": 200,
         f"{layer};(backward);AddmmBackward0;aten::mm;mm_kernel": 150,
         f"{layer};aten::addmm;mm_kernel": 100,
@@ -44,19 +44,19 @@ def test_device_time_stands_under_modules_operations_and_kernels(tmp_path: Path)
         "(not attributed to a module);memcpy host to device": 40,
         "(outside any module);aten::_foreach_add_;add": 30,
     }
-    assert stacks(path, "device").total == of(path, lambda one: one.breakdown("kernel").total_ns)
-    assert of(path, lambda one: one.measures) == ("device", "host")
+    assert stacks(path, "device").total == query(path, lambda one: one.breakdown("kernel").total_ns)
+    assert query(path, lambda one: one.measures) == ("device", "host")
 
 
-def test_lines_stand_above_operations_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_stacks_by_line_have_lines_above_operations(tmp_path: Path) -> None:
     found = stacks(training_step(tmp_path / "step.db"), "device", "line")
-    assert lines(found)["train.py:3;net.py:9;aten::linear;aten::addmm;mm_kernel"] == 100
+    assert weight_by_stack(found)["train.py:3;net.py:9;aten::linear;aten::addmm;mm_kernel"] == 100
     (relu,) = (one for one in found.samples if one.frames[-1].name == "relu_kernel")
     assert relu.frames[1] == Frame("net.py:10", "line", "net.py", 10)
     assert found.total == 640
 
 
-def test_host_time_is_what_each_call_spent_itself(tmp_path: Path) -> None:
+def test_host_stack_has_the_self_time_of_each_call(tmp_path: Path) -> None:
     with Device(tmp_path / "step.db") as device:
         device.call(0, 1000, "ProfilerStep#4")
         device.call(1000, 1500, "ProfilerStep#5")
@@ -64,29 +64,29 @@ def test_host_time_is_what_each_call_spent_itself(tmp_path: Path) -> None:
         device.call(200, 400, "aten::mm")
         device.runtime(210, 240, "aclnnMm", 7)
         device.runtime(10, 60, "aclrtSync", 8, thread=(3 << 32) | 9)
-    found = lines(stacks(tmp_path / "step.db", "host"))
+    found = weight_by_stack(stacks(tmp_path / "step.db", "host"))
     assert sum(found.values()) == 1550
     assert found["thread 9;aclrtSync"] == 50
-    assert found["thread 1;ProfilerStep"] == 1100, "steps are one frame"
+    assert found["thread 1;ProfilerStep"] == 1100, "both steps are one frame"
     assert [weight for text, weight in found.items() if text.endswith("aten::mm")] == [170]
     assert [weight for text, weight in found.items() if text.endswith("aclnnMm")] == [30]
 
 
-def test_one_thread_needs_no_frame(tmp_path: Path) -> None:
+def test_single_thread_has_no_thread_frame(tmp_path: Path) -> None:
     with Device(tmp_path / "one.db") as device:
         device.runtime(10, 60, "cudaLaunchKernel", 7)
         device.runtime(10, 60, "cuLaunchKernel", 8)
     found = stacks(tmp_path / "one.db", "host")
-    assert sorted(lines(found).values()) == [50]
+    assert sorted(weight_by_stack(found).values()) == [50]
     assert found.samples[0].frames[0].name.endswith("LaunchKernel")
 
 
-def test_kernels_that_nothing_launched_stand_under_their_operator(tmp_path: Path) -> None:
+def test_kernels_without_launch_are_stacked_under_their_operator_type(tmp_path: Path) -> None:
     with Device(tmp_path / "plain.db") as device:
         device.task(0, 10, kernel=("mm_1", "MatMul"))
         device.task(20, 25, kernel=("mm_2", "MatMul"))
         device.task(30, 31, kernel=("Add", "Add"))
-    assert lines(stacks(tmp_path / "plain.db", "device")) == {
+    assert weight_by_stack(stacks(tmp_path / "plain.db", "device")) == {
         "MatMul;mm_1": 10,
         "MatMul;mm_2": 5,
         "Add": 1,
@@ -95,11 +95,11 @@ def test_kernels_that_nothing_launched_stand_under_their_operator(tmp_path: Path
         stacks(tmp_path / "plain.db", "device", "module")
 
 
-def test_replayed_kernels_stand_under_what_was_captured(tmp_path: Path) -> None:
+def test_replayed_kernels_are_stacked_under_their_captured_operation(tmp_path: Path) -> None:
     kernels = [(30, None), (5, None), (40, None)]
-    replayed = replay(tmp_path / "replay.db", kernels, kernels)
-    captured = capture(tmp_path / "capture.db", [MM, ADD, MM])
-    assert lines(stacks(replayed, "device", capture=captured)) == {
+    replayed = write_replay(tmp_path / "replay.db", kernels, kernels)
+    captured = write_capture(tmp_path / "capture.db", [MM, ADD, MM])
+    assert weight_by_stack(stacks(replayed, "device", capture=captured)) == {
         "train.py:3;net.py:9;aten::mm;k0": 60,
         "train.py:3;net.py:9;aten::add;k1": 10,
         "train.py:3;net.py:9;aten::mm;k2": 80,
@@ -108,28 +108,32 @@ def test_replayed_kernels_stand_under_what_was_captured(tmp_path: Path) -> None:
     assert stacks(replayed, "device").total == 157
 
 
-def test_tracked_operations_stand_under_their_lines_and_modules(tmp_path: Path) -> None:
+def test_tracked_operations_are_stacked_under_lines_or_modules(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "run_time.sqlite")
-    assert lines(stacks(path, "time")) == {
+    assert weight_by_stack(stacks(path, "time")) == {
         "model.py:30;model.py:12;linear": 4_500_000,
         "model.py:30;model.py:14;linear": 1_500_000,
         "model.py:30;model.py:13;relu": 250_000,
     }
     assert stacks(path, "forward").total == 2_250_000
-    assert lines(stacks(path, "backward")).keys() == {
+    assert weight_by_stack(stacks(path, "backward")).keys() == {
         "model.py:30;model.py:12;linear",
         "model.py:30;model.py:14;linear",
     }
     modules = [("net.one", "Linear"), ("net", "Net"), ("", "Model")]
     path = run_time_report(tmp_path / "modules.sqlite", modules=modules)
-    assert set(lines(stacks(path, "time"))) == {"net;one;linear", "net;relu", "(root);linear"}
-    assert "model.py:30;model.py:13;relu" in lines(stacks(path, "time", "line"))
+    assert set(weight_by_stack(stacks(path, "time"))) == {
+        "net;one;linear",
+        "net;relu",
+        "(root);linear",
+    }
+    assert "model.py:30;model.py:13;relu" in weight_by_stack(stacks(path, "time", "line"))
 
 
-def test_memory_is_weights_and_what_operations_keep(tmp_path: Path) -> None:
+def test_memory_stacks_have_weights_and_activations(tmp_path: Path) -> None:
     path = memory_report(tmp_path / "memory.sqlite")
-    assert of(path, lambda one: one.measures) == ("memory",)
-    assert lines(stacks(path, "memory")) == {
+    assert query(path, lambda one: one.measures) == ("memory",)
+    assert weight_by_stack(stacks(path, "memory")) == {
         "model.py:5;weight": 8000,
         "model.py:30;model.py:12;linear": 800,
         "model.py:5;bias": 40,

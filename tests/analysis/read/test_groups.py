@@ -1,4 +1,4 @@
-"""Groups of ranks, as databases of both vendors name them."""
+"""Communication groups, as databases of both vendors describe them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _groups(path: Path) -> collectives.Groups:
         return collectives.load_groups(report)
 
 
-def test_a_communicator_has_its_group(tmp_path: Path) -> None:
+def test_communicator_has_its_group(tmp_path: Path) -> None:
     info = {
         "10.0.0.1%eth0_60000_0_17": {"group_name": "tp", "group_rank": 1, "global_ranks": [4, 5]},
         "hccl_world_group": {"group_name": "default_group", "global_ranks": [0, 1, 2]},
@@ -41,7 +41,7 @@ def test_a_communicator_has_its_group(tmp_path: Path) -> None:
     assert found["hccl_world_group"].ranks == (0, 1, 2)
 
 
-def test_a_number_stands_for_the_communicator_that_it_was_made_of(tmp_path: Path) -> None:
+def test_hash_of_a_communicator_identifies_its_group(tmp_path: Path) -> None:
     info = {"abc": {"group_name": "pp", "global_ranks": [0]}}
     found = _groups(_report(tmp_path / "r.db", json.dumps(info)))
     assert found[str(group_hash("abc"))] is found["abc"]
@@ -49,7 +49,7 @@ def test_a_number_stands_for_the_communicator_that_it_was_made_of(tmp_path: Path
     assert list(found) == ["abc"]
 
 
-def test_a_text_in_a_text_is_read(tmp_path: Path) -> None:
+def test_doubly_encoded_json_is_read(tmp_path: Path) -> None:
     info = {"abc": {"group_name": "dp", "global_ranks": [0, 1]}}
     found = _groups(_report(tmp_path / "r.db", json.dumps(json.dumps(info))))
     assert found["abc"].kind == "dp"
@@ -58,7 +58,7 @@ def test_a_text_in_a_text_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["no JSON", "[1]", "{}", '{"a": 3}', "null", 7, None, "[" * 100_000]
 )
-def test_what_is_no_table_of_groups_names_none(tmp_path: Path, value: object) -> None:
+def test_invalid_group_table_is_ignored(tmp_path: Path, value: object) -> None:
     path = _report(tmp_path / "r.db", "{}")
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE META_DATA SET value = ? WHERE name = 'parallel_group_info'", (value,))
@@ -66,7 +66,7 @@ def test_what_is_no_table_of_groups_names_none(tmp_path: Path, value: object) ->
 
 
 @pytest.mark.parametrize("ranks", [None, "0,1", [0, "1"], [0, -1], [0, True], {"0": 1}])
-def test_ranks_that_are_none_are_not_told(tmp_path: Path, ranks: object) -> None:
+def test_invalid_ranks_of_a_group_are_ignored(tmp_path: Path, ranks: object) -> None:
     info = {"abc": {"group_name": None, "global_ranks": ranks}}
     (group,) = _groups(_report(tmp_path / "r.db", json.dumps(info))).values()
     assert group == collectives.Group("abc", "", "other", ())
@@ -101,11 +101,11 @@ def test_ranks_that_are_none_are_not_told(tmp_path: Path, ranks: object) -> None
         ("", "other"),
     ],
 )
-def test_kinds(title: str, kind: str) -> None:
+def test_group_kind_is_derived_from_its_title(title: str, kind: str) -> None:
     assert collectives.kind_of(title) == kind
 
 
-def test_a_file_without_the_table_has_no_groups(tmp_path: Path) -> None:
+def test_file_without_group_table_has_no_groups(tmp_path: Path) -> None:
     with ReportWriter(tmp_path / "r.db"):
         pass
     assert len(_groups(tmp_path / "r.db")) == 0

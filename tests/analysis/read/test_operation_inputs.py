@@ -1,4 +1,4 @@
-"""Rows that are alike in several columns have one number."""
+"""Inputs of operations are read in any order, and equal rows get one number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUE = st.sampled_from([MISSING, -1, 0, 1, 7, 1 << 40])
 
 
 @given(st.lists(st.tuples(VALUE, VALUE, st.booleans()), max_size=30))
-def test_rows_have_one_number_exactly_where_they_are_alike(
+def test_rows_have_the_same_number_if_and_only_if_they_are_equal(
     rows: list[tuple[int, int, bool]],
 ) -> None:
     columns = [np.array([row[place] for row in rows], np.int64) for place in range(3)]
@@ -29,14 +29,14 @@ def test_rows_have_one_number_exactly_where_they_are_alike(
 
 
 @pytest.mark.parametrize("order", ["rising", "falling", "none"])
-def test_inputs_are_found_whatever_the_order_of_rows(
+def test_operation_inputs_are_found_for_any_row_order(
     order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = np.arange(200) // 3 * 10
-    if order != "rising":
-        moments = (
-            moments[::-1] if order == "falling" else np.random.default_rng(1).permutation(moments)
-        )
+    if order == "falling":
+        moments = moments[::-1]
+    elif order == "none":
+        moments = np.random.default_rng(1).permutation(moments)
     with Device(tmp_path / "msprof_1.db") as db:
         for number, at in enumerate(moments.tolist()):
             inputs = (f"{number},2", "float") if number % 5 else None
@@ -48,11 +48,11 @@ def test_inputs_are_found_whatever_the_order_of_rows(
         recording = analysis.recording
         assert recording.framework is not None
         ranges = np.arange(len(recording.framework))
-        told = []
-        for at_a_time in (1 << 17, 7):
-            monkeypatch.setattr(operators, "_AT_A_TIME", at_a_time)
+        texts = []
+        for batch in (1 << 17, 7):
+            monkeypatch.setattr(operators, "_AT_A_TIME", batch)
             monkeypatch.setattr(operators, "_MANY", 1)
             found = of_ranges(recording.source, recording.framework, ranges)
-            told.append([recording.strings.texts(found[one].tolist()) for one in sorted(found)])
-        assert told[0] == told[1]
-        assert len(set(told[0][0])) > 100
+            texts.append([recording.strings.texts(found[one].tolist()) for one in sorted(found)])
+        assert texts[0] == texts[1]
+        assert len(set(texts[0][0])) > 100

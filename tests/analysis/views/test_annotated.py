@@ -1,4 +1,4 @@
-"""The devices' time by annotation, of traces of torch.profiler."""
+"""Device time by annotation in traces of torch.profiler."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from unified_prof.recording.model import Breakdown
 BATCH = "execute_context_1(8)_generation_0(0)"
 
 
-def on_device(name: str, ts: int, dur: int, stream: int = 7) -> Event:
+def device_annotation(name: str, ts: int, dur: int, stream: int = 7) -> Event:
     args = {"device": 0, "stream": stream}
     return complete("gpu_user_annotation", name, ts, dur, pid=0, tid=stream, args=args)
 
 
-def work() -> list[Event]:
-    """Two launches and a copy in the host's range from 100 to 200, one launch behind it."""
+def tasks() -> list[Event]:
+    """Two kernels and a copy launched between 100 and 200, one kernel launched after 200."""
     launches = [call(at, 5, number) for number, at in enumerate((110, 120, 130, 210), start=1)]
     name = "Memcpy DtoH (Device -> Pageable)"
     return [
@@ -40,47 +40,49 @@ def uprof(*arguments: object) -> object:
     return ended.value.code or 0
 
 
-def by_annotation(path: Path, *events: Event) -> Breakdown:
+def annotation_breakdown(path: Path, *events: Event) -> Breakdown:
     report = path / "r.db"
     convert(write(path / "trace.json", events), report)
     with open_analyses(report) as (analysis,):
         return analysis.breakdown("annotation")
 
 
-def test_the_devices_ranges_count_and_one_in_another_for_both(tmp_path: Path) -> None:
-    found = by_annotation(
+def test_device_annotations_count_for_each_enclosing_range(tmp_path: Path) -> None:
+    found = annotation_breakdown(
         tmp_path,
-        *work(),
+        *tasks(),
         complete("user_annotation", BATCH, 100, 100),
-        on_device(BATCH, 300, 24),
-        on_device(BATCH, 305, 10, stream=8),
-        on_device("inner", 320, 4),
-        on_device("ProfilerStep#7", 290, 200),
+        device_annotation(BATCH, 300, 24),
+        device_annotation(BATCH, 305, 10, stream=8),
+        device_annotation("inner", 320, 4),
+        device_annotation("ProfilerStep#7", 290, 200),
     )
     rows = {row.name: row for row in found.rows}
     assert list(rows) == [BATCH, "inner"]
     assert (rows[BATCH].count, rows[BATCH].total_ns) == (2, 19_000)
-    assert rows[BATCH].extra == {
-        "window_ns": 24_000,
-        "compute_ns": 15_000,
-        "communication_ns": 0,
-        "copy_ns": 4_000,
-    }
+    extra = {"window_ns": 24_000, "compute_ns": 15_000, "communication_ns": 0, "copy_ns": 4_000}
+    assert rows[BATCH].extra == extra
     assert rows["inner"].total_ns == 4_000
-    assert found.total_ns == 69_000, "all work of the device, to which shares refer"
+    assert found.total_ns == 69_000, "all device work, to which shares refer"
 
 
-def test_without_the_devices_ranges_what_was_launched_meanwhile_counts(tmp_path: Path) -> None:
-    found = by_annotation(tmp_path, *work(), complete("user_annotation", "step[DECODE]", 100, 100))
+def test_host_annotation_counts_the_tasks_it_launched_if_device_ranges_are_missing(
+    tmp_path: Path,
+) -> None:
+    found = annotation_breakdown(
+        tmp_path, *tasks(), complete("user_annotation", "step[DECODE]", 100, 100)
+    )
     (row,) = found.rows
     assert (row.name, row.count, row.total_ns) == ("step[DECODE]", 1, 19_000)
     assert row.extra["window_ns"] == 100_000
     assert row.detail == "tasks launched in the range"
 
 
-def test_text_and_json_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_json_contain_the_annotation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = tmp_path / "r.db"
-    convert(write(tmp_path / "trace.json", [*work(), on_device(BATCH, 300, 24)]), report)
+    convert(write(tmp_path / "trace.json", [*tasks(), device_annotation(BATCH, 300, 24)]), report)
     assert uprof("report", report, "--by", "annotation") == 0
     assert BATCH in capsys.readouterr().out
     assert uprof("report", report, "--format", "json") == 0
@@ -88,10 +90,10 @@ def test_text_and_json_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert figures["breakdowns"]["annotation"]["rows"][0]["name"] == BATCH
 
 
-def test_a_recording_without_annotations_says_so(
+def test_report_by_annotation_fails_if_no_range_was_annotated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "r.db"
-    convert(write(tmp_path / "trace.json", work()), report)
+    convert(write(tmp_path / "trace.json", tasks()), report)
     assert uprof("report", report, "--by", "annotation") == 2
     assert "no annotated range was recorded" in capsys.readouterr().err

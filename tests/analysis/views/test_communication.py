@@ -1,4 +1,4 @@
-"""Collectives are named with their group of ranks in every format."""
+"""Collectives are named and grouped by their communication group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TP = {"group_name": "tp", "group_rank": 0, "global_ranks": [0, 1]}
 DP = {"group_name": "dp", "group_rank": 0, "global_ranks": [0, 2]}
 
 
-def _two_groups(path: Path) -> Path:
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("groups") / "msprof_1.db"
     with Device(path) as device:
         device.groups(**{"1.2.3.4%eth0_1": TP, "1.2.3.4%eth0_2": DP})
         device.task(0, 150, kernel=("mm", "MatMul"))
@@ -35,12 +37,7 @@ def _two_groups(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def two_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _two_groups(tmp_path_factory.mktemp("groups") / "msprof_1.db")
-
-
-def test_collectives_are_named_with_their_group(two_groups: Path) -> None:
+def test_operation_name_of_a_collective_contains_its_group(two_groups: Path) -> None:
     rows = by_name(breakdown_of(two_groups, "operation"))
     found = {name: (row.count, row.total_ns) for name, row in rows.items()}
     assert found == {
@@ -53,12 +50,12 @@ def test_collectives_are_named_with_their_group(two_groups: Path) -> None:
     assert kernels["hcom_allReduce__1_0_1 (tp)"].detail == "hcom_allReduce_ (tp)"
 
 
-def test_time_is_divided_by_group(two_groups: Path) -> None:
+def test_group_breakdown_has_total_busy_and_exposed_time(two_groups: Path) -> None:
     rows = by_name(breakdown_of(two_groups, "group"))
     assert list(rows) == ["tp", "dp", "group elsewhere", "(no group recorded)"]
     tp, dp = rows["tp"], rows["dp"]
     assert (tp.count, tp.total_ns, tp.detail) == (2, 220, "hcom_allReduce_ x2")
-    # Both from 100 to 300; until 150 a kernel runs beside them.
+    # Both run between 100 and 300; until 150 a kernel overlaps them.
     assert tp.extra == {"busy_ns": 200, "exposed_ns": 150, "ranks": 2}
     assert dp.extra == {"busy_ns": 50, "exposed_ns": 50, "ranks": 2}
     assert "ranks" not in rows["group elsewhere"].extra
@@ -71,8 +68,8 @@ def test_every_format_shows_the_group(two_groups: Path) -> None:
         by_operation = [
             report_formats.produce_text(opened, ReportRequest()),
             report_formats.produce_markdown(opened, ReportRequest()),
+            report_formats.produce_csv(opened, ReportRequest()),
         ]
-        by_operation.append(report_formats.produce_csv(opened, ReportRequest()))
         by_group = report_formats.produce_text(opened, ReportRequest(by="group"))
         page = html.produce_page(opened, ReportRequest())
         (analysis,) = opened.analyses
@@ -94,7 +91,7 @@ def test_every_format_shows_the_group(two_groups: Path) -> None:
     assert "hcom_allReduce__1_0_1 (tp)" in traced
 
 
-def test_groups_of_one_kind_keep_the_frameworks_names(tmp_path: Path) -> None:
+def test_groups_of_the_same_kind_keep_the_framework_names(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     groups: dict[str, Any] = {
         "a": {**DP, "group_name": "dp"},
@@ -116,7 +113,7 @@ def test_groups_of_one_kind_keep_the_frameworks_names(tmp_path: Path) -> None:
     }
 
 
-def test_without_group_info_names_stay_as_they_are(tmp_path: Path) -> None:
+def test_operation_name_is_unchanged_if_groups_were_not_described(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     with Device(path) as device:
         device.collective(0, 10, "hcom_send__1", "hcom_send_", group="1.2.3.4%eth0_1")
@@ -126,7 +123,7 @@ def test_without_group_info_names_stay_as_they_are(tmp_path: Path) -> None:
         assert "group" in analysis.summary.available
 
 
-def test_without_collectives_there_is_no_breakdown_by_group(tmp_path: Path) -> None:
+def test_group_breakdown_is_refused_if_no_collective_has_a_group(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     with Device(path) as device:
         device.task(0, 150, kernel=("mm", "MatMul"))

@@ -1,4 +1,4 @@
-"""Rows by key, and slices on rows where none overlaps another: the same as the plain way."""
+"""Grouping of rows by key and layout of overlapping slices, against a simple implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unified_prof.recording.tracks import _row_of_each
 
 
 @given(st.lists(st.integers(-3, 5)))
-def test_rows_come_by_key_in_order(keys: list[int]) -> None:
+def test_rows_are_grouped_by_ascending_key_in_their_order(keys: list[int]) -> None:
     found = [(key, rows.tolist()) for key, rows in by_key(np.array(keys, np.int64))]
     assert found == [
         (key, [row for row, one in enumerate(keys) if one == key]) for key in sorted(set(keys))
@@ -19,7 +19,7 @@ def test_rows_come_by_key_in_order(keys: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10))).map(sorted))
-def test_each_slice_lies_on_the_lowest_row_that_is_free(slices: list[tuple[int, int]]) -> None:
+def test_slice_is_drawn_on_the_lowest_free_row(slices: list[tuple[int, int]]) -> None:
     start = np.array([begin for begin, _ in slices], np.int64)
     end = start + np.array([length for _, length in slices], np.int64)
     free_at: list[int] = []

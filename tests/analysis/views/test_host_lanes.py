@@ -1,4 +1,4 @@
-"""Threads of the host beside the work: everything of few ranges, a bounded part of many."""
+"""Host threads in the timeline: every range of short recordings, a bounded part of long ones."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def threads(path: Path, limit: int = 30_000) -> tuple[HostThreads, Timeline | No
     return found, work
 
 
-def drawn(found: HostThreads) -> dict[tuple[str, int], list[str]]:
-    """Return the names by thread and depth."""
+def labels_by_row(found: HostThreads) -> dict[tuple[str, int], list[str]]:
+    """Return the range names by thread and depth."""
     return {
         (thread.name, depth): [found.labels[one] for one in row.label.tolist()]
         for thread in found.threads
@@ -34,8 +34,8 @@ def drawn(found: HostThreads) -> dict[tuple[str, int], list[str]]:
 
 
 @pytest.fixture
-def launching(tmp_path: Path) -> Path:
-    """An operation with two launches, another on a second thread, a call that launches none."""
+def launches(tmp_path: Path) -> Path:
+    """Two launches and a synchronization on one thread, one launch on another."""
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 1000, "ProfilerStep#1")
         device.call(100, 500, "aten::mm")
@@ -51,9 +51,9 @@ def launching(tmp_path: Path) -> Path:
     return tmp_path / "msprof_1.db"
 
 
-def test_ranges_nest_and_work_has_its_launch(launching: Path) -> None:
-    found, work = threads(launching)
-    assert drawn(found) == {
+def test_ranges_nest_and_tasks_refer_to_their_launch(launches: Path) -> None:
+    found, work = threads(launches)
+    assert labels_by_row(found) == {
         ("thread 1", 0): ["ProfilerStep#1"],
         ("thread 1", 1): ["aten::mm"],
         ("thread 1", 2): ["cudaLaunchKernel", "cudaLaunchKernel", "cudaStreamSynchronize"],
@@ -71,54 +71,54 @@ def test_ranges_nest_and_work_has_its_launch(launching: Path) -> None:
     assert (found.start_ns, found.end_ns) == (Device.T0, Device.T0 + 1000)
 
 
-def test_of_a_step_every_range_is_there(tmp_path: Path) -> None:
+def test_every_range_of_a_step_is_drawn(tmp_path: Path) -> None:
     found, _ = threads(training_step(tmp_path / "msprof_1.db"))
     assert found.ranges == found.drawn == 14
     assert found.python_frames == 0
-    rows = drawn(found)
+    rows = labels_by_row(found)
     assert rows["thread 1", 1] == ["nn.Module: Net_0", "Optimizer.step#SGD.step"]
     assert rows["thread 2", 2] == ["aten::threshold_backward", "aten::mm"]
 
 
-def test_frames_of_python_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_python_frames_are_left_out_and_counted(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 900, "/w/train.py(3): run", kind=50003)
         device.call(10, 800, "aten::mm", launches=1)
         device.task(300, 350, connection=1, kernel=("first", "mm"))
     found, _ = threads(tmp_path / "msprof_1.db")
-    assert drawn(found) == {("thread 1", 0): ["aten::mm"]}
+    assert labels_by_row(found) == {("thread 1", 0): ["aten::mm"]}
     assert found.python_frames == 1
 
 
-def test_what_the_host_did_long_before_the_work_does_not_stretch_it(tmp_path: Path) -> None:
+def test_host_calls_long_before_the_first_task_are_left_out(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.runtime(0, 10, "aclInit", 2)
         device.runtime(1_000_000, 1_000_010, "aclrtLaunchKernel", 3)
         device.runtime(1_000_900, 9_000_000, "waits", 4)
         device.task(1_000_100, 1_001_000, connection=3, kernel=("first", "mm"))
     found, _ = threads(tmp_path / "msprof_1.db")
-    assert drawn(found) == {("thread 1", 0): ["aclrtLaunchKernel"]}
+    assert labels_by_row(found) == {("thread 1", 0): ["aclrtLaunchKernel"]}
     assert (found.ranges, found.outside) == (1, 2)
 
 
-def test_without_a_device_the_host_has_its_own_time(tmp_path: Path) -> None:
+def test_host_only_recording_has_the_time_of_its_ranges(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 10, "aten::mm")
         device.call(90_000, 90_010, "aten::add")
     found, work = threads(tmp_path / "msprof_1.db")
     assert work is None
-    assert drawn(found) == {("thread 1", 0): ["aten::mm", "aten::add"]}
+    assert labels_by_row(found) == {("thread 1", 0): ["aten::mm", "aten::add"]}
     assert found.launched_by == ()
 
 
-def test_without_a_host_there_are_no_threads(tmp_path: Path) -> None:
+def test_device_only_recording_has_no_host_threads(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 100, kernel=("first", "mm"))
     with open_analyses(tmp_path / "msprof_1.db") as analyses:
         assert analyses[0].host_threads(analyses[0].timeline(), 100) is None
 
 
-def test_so_deep_that_there_is_no_row_the_launch_is_still_there(tmp_path: Path) -> None:
+def test_launch_is_drawn_on_the_last_row_if_ranges_nest_too_deeply(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for depth in range(30):
             device.call(depth, 1000 - depth, f"aten::level_{depth}")
@@ -127,16 +127,14 @@ def test_so_deep_that_there_is_no_row_the_launch_is_still_there(tmp_path: Path) 
     found, _ = threads(tmp_path / "msprof_1.db")
     (thread,) = found.threads
     assert len(thread.rows) == 16
-    assert [found.labels[one] for one in thread.rows[-1].label] == [
-        "aten::level_15",
-        "cudaLaunchKernel",
-    ]
+    labels = [found.labels[one] for one in thread.rows[-1].label]
+    assert labels == ["aten::level_15", "cudaLaunchKernel"]
     assert (found.ranges, found.drawn) == (31, 17)
     assert found.launched_by[0].tolist() == [16]
 
 
-def many(path: Path, count: int) -> Path:
-    """Write operations with a launch each, every hundredth of them long, and their kernels."""
+def write_many_ranges(path: Path, count: int) -> Path:
+    """Write `count` operations with a launch and a kernel each; every hundredth is long."""
     with Device(path) as device:
         ids = np.arange(count)
         start = device.T0 + 2000 * ids
@@ -159,10 +157,10 @@ def many(path: Path, count: int) -> Path:
     return path
 
 
-def test_of_many_ranges_one_part_is_whole_and_the_longest_are_there(
+def test_middle_part_is_complete_and_the_longest_ranges_are_kept_if_ranges_exceed_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = many(tmp_path / "msprof_1.db", 5000)
+    path = write_many_ranges(tmp_path / "msprof_1.db", 5000)
     found, _ = threads(path, limit=1000)
     assert found.ranges == 10_000
     assert 500 <= found.drawn <= 1000
@@ -171,10 +169,10 @@ def test_of_many_ranges_one_part_is_whole_and_the_longest_are_there(
     operations, calls = (row.start_ns for row in found.threads[0].rows)
     assert int(((operations >= begin) & (operations < end)).sum()) == 250
     assert int(((calls >= begin) & (calls < end)).sum()) == 250
-    assert begin == Device.T0 + 2000 * 2500 + 100, "from the launch in the middle"
-    elsewhere = (operations < begin) | (operations >= end)
-    took = found.threads[0].rows[0].duration_ns[elsewhere]
-    assert took.tolist() == [1900] * (50 - 2), "the long ones that are not in the part"
+    assert begin == Device.T0 + 2000 * 2500 + 100, "the launch in the middle"
+    outside = (operations < begin) | (operations >= end)
+    duration_ns = found.threads[0].rows[0].duration_ns[outside]
+    assert duration_ns.tolist() == [1900] * (50 - 2), "long ranges outside the complete part"
     assert found.longer_than_ns == 500
     (launched_by,) = found.launched_by
     assert int((launched_by >= 0).sum()) == 250
@@ -193,12 +191,12 @@ def test_of_many_ranges_one_part_is_whole_and_the_longest_are_there(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 50])
-def test_there_are_never_more_than_there_is_room_for(tmp_path: Path, limit: int) -> None:
-    found, _ = threads(many(tmp_path / "msprof_1.db", 300), limit=limit)
+def test_number_of_ranges_never_exceeds_the_limit(tmp_path: Path, limit: int) -> None:
+    found, _ = threads(write_many_ranges(tmp_path / "msprof_1.db", 300), limit=limit)
     assert found.drawn <= limit
 
 
-def test_threads_that_launch_come_first_and_those_beyond_the_room_are_counted(
+def test_threads_with_launches_come_first_and_omitted_threads_are_counted(
     tmp_path: Path,
 ) -> None:
     with Device(tmp_path / "msprof_1.db") as device:

@@ -1,4 +1,4 @@
-"""Why a device was idle, of recordings that are written out by hand."""
+"""Reasons for idle time, in hand-written recordings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,32 +21,24 @@ from unified_prof.report import html_page as html
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
-
-def _launch(
-    device: Device, at: int, connection: int, name: str = "cudaLaunchKernel", *, until: int = 1
-) -> None:
-    row: dict[str, Any] = {
-        "startNs": [device.T0 + at],
-        "endNs": device.T0 + at + until,
-        "connectionId": connection,
-        "globalTid": 1,
-        "name": device.text(name),
-    }
-    device.writer.write("CANN_API", row)
-
-
 _CONNECTIONS = count(1_000_000)
 
 
 def _kernel(
-    made: Device, launched: int | None, start: int, end: int, *, device: int = 0, stream: int = 2
+    recording: Device,
+    launched: int | None,
+    start: int,
+    end: int,
+    *,
+    device: int = 0,
+    stream: int = 2,
 ) -> None:
-    """Add a kernel and the call that launched it; None: the call is not known."""
+    """Add a kernel and its launch at `launched`; None: without a launch."""
     connection = -1
     if launched is not None:
         connection = next(_CONNECTIONS)
-        _launch(made, launched, connection)
-    made.task(
+        recording.runtime(launched, launched + 1, "cudaLaunchKernel", connection)
+    recording.task(
         *(start, end), connection=connection, kernel=("k", "MatMul"), device=device, stream=stream
     )
 
@@ -70,12 +61,14 @@ def _rows(path: Path) -> dict[str, Row]:
     return by_name(breakdown_of(path, "idle"))
 
 
-def test_until_the_launch_the_device_waits_for_the_host(tmp_path: Path) -> None:
+def test_device_is_host_bound_until_the_launch_and_then_waits_for_launch_latency(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, 0, 100, 200)
-        _kernel(device, 50, 210, 300)  # launched long before: the device took its time
-        _kernel(device, 400, 420, 500)  # launched too late
+        _kernel(device, 50, 210, 300)  # launched early: launch latency
+        _kernel(device, 400, 420, 500)  # launched late: host-bound
         _kernel(device, 450, 500, 600)
     assert _reasons(_totals(path)) == {"host": 100, "launched": 10 + 20}
     rows = _rows(path)
@@ -85,7 +78,7 @@ def test_until_the_launch_the_device_waits_for_the_host(tmp_path: Path) -> None:
     assert rows["launch latency"].extra == {"longest_ns": 20}
 
 
-def test_what_nobody_is_known_to_have_launched_is_said_so(tmp_path: Path) -> None:
+def test_idle_time_before_a_kernel_without_launch_has_unknown_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, None, 100, 200)
@@ -93,7 +86,7 @@ def test_what_nobody_is_known_to_have_launched_is_said_so(tmp_path: Path) -> Non
     assert _reasons(_totals(path)) == {"unknown": 60}
 
 
-def test_input_takes_its_part_of_the_hosts_time(tmp_path: Path) -> None:
+def test_data_loading_is_separated_from_host_bound_time(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         device.call(220, 300, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
@@ -103,15 +96,13 @@ def test_input_takes_its_part_of_the_hosts_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cudaStreamSynchronize", "aclrtSynchronizeStream", "hipMemcpy"])
-def test_a_call_that_let_the_device_run_dry_is_named_with_its_line(
-    tmp_path: Path, name: str
-) -> None:
+def test_synchronizing_call_is_named_with_its_operation_and_line(tmp_path: Path, name: str) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         device.chain(3, "/w/train.py(12): step")
         device.call(110, 220, "aten::item", chain=3)
         device.call(115, 215, "aten::_local_scalar_dense", chain=3)
-        _launch(device, 120, 99, name, until=85)  # returns at 205, after the kernel
+        device.runtime(120, 205, name, 99)  # returns after the kernel
         device.call(230, 260, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
         _kernel(device, 0, 100, 200)
         _kernel(device, 300, 310, 400)
@@ -121,97 +112,83 @@ def test_a_call_that_let_the_device_run_dry_is_named_with_its_line(
     assert (row.total_ns, row.count, row.detail) == (70, 2, "train.py:12")
 
 
-def test_a_call_on_a_device_that_is_dry_already_costs_its_own_time(tmp_path: Path) -> None:
+def test_synchronizing_call_on_an_idle_device_costs_its_own_duration(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
-        _launch(device, 250, 99, "cudaDeviceSynchronize", until=20)
+        device.runtime(250, 270, "cudaDeviceSynchronize", 99)
         _kernel(device, 0, 100, 200)
         _kernel(device, 300, 310, 400)
     assert _reasons(_totals(path)) == {"host": 50 + 30, "synchronising": 20, "launched": 10}
     assert _rows(path)["synchronization: cudaDeviceSynchronize"].detail is None
 
 
-def test_a_background_threads_waiting_is_nobodys_reason(tmp_path: Path) -> None:
+def test_wait_of_a_background_thread_is_no_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, 0, 100, 200)
         _kernel(device, 300, 300, 400)
-        row: dict[str, Any] = {"startNs": [device.T0], "endNs": device.T0 + 900, "connectionId": 99}
-        row |= {"globalTid": 77, "name": device.text("cudaEventSynchronize")}
-        device.writer.write("CANN_API", row)
+        device.runtime(0, 900, "cudaEventSynchronize", 99, thread=77)
     assert _reasons(_totals(path)) == {"host": 100}
 
 
-def test_launched_work_waits_for_other_streams_and_collectives(tmp_path: Path) -> None:
+def test_launched_kernel_waits_for_other_streams_and_collectives(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, 0, 100, 200)
         device.task(180, 240, "EVENT_WAIT", stream=2)
         _kernel(device, 50, 250, 300)
-        _launch(device, 60, 4294967295)
+        device.runtime(60, 61, "cudaLaunchKernel", 4294967295)
         device.collective(320, 400, "hcom_allReduce__1", "hcom_allReduce_")
     assert _reasons(_totals(path)) == {"stream": 40, "launched": 10, "unknown": 20}
 
 
-def test_a_collective_that_was_launched_is_waited_for(tmp_path: Path) -> None:
+def test_launched_collective_makes_idle_time_communication(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, 0, 100, 200)
-        _launch(device, 210, 4294, "hcom_allReduce")
-        row: dict[str, Any] = {
-            "opName": [device.text("all")],
-            "opType": device.text("allreduce"),
-            "startNs": device.T0 + 260,
-            "endNs": device.T0 + 300,
-            "connectionId": 4294,
-            "opId": 1,
-            "deviceId": 0,
-        }
-        device.writer.write("COMMUNICATION_OP", row)
+        device.runtime(210, 211, "hcom_allReduce", 4294)
+        names = {"opName": device.text("all"), "opType": device.text("allreduce")}
+        times = {"startNs": 260, "endNs": 300}
+        device.row("COMMUNICATION_OP", **names, **times, connectionId=4294, opId=1, deviceId=0)
     assert _reasons(_totals(path)) == {"host": 10, "communication": 50}
 
 
-def test_on_gpus_an_event_is_waited_for_where_a_call_said_so(tmp_path: Path) -> None:
+def test_gpu_stream_wait_is_a_reason_only_after_a_wait_event(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, 0, 100, 200, stream=7)
-        _kernel(device, 10, 220, 300, stream=20)  # behind a wait
-        _kernel(device, 20, 330, 400, stream=20)  # behind its own stream only
+        _kernel(device, 10, 220, 300, stream=20)  # after a wait event
+        _kernel(device, 20, 330, 400, stream=20)  # after its own stream only
         kind = device.text("Stream Wait Event")
-        row: dict[str, Any] = {"startNs": [device.T0 + 5], "endNs": device.T0 + 6, "kind": kind}
-        row |= {"deviceId": 0, "streamId": 20, "waitStream": 7}
-        device.writer.write("UPROF_GPU_SYNCS", row)
+        place = {"deviceId": 0, "streamId": 20, "waitStream": 7}
+        device.row("UPROF_GPU_SYNCS", startNs=5, endNs=6, kind=kind, **place)
     assert _reasons(_totals(path)) == {"stream": 20, "launched": 30}
 
 
 def _two_steps(path: Path) -> Path:
     with Device(path) as device:
-        for number, start in ((1, 0), (2, 1000)):
-            at = device.T0 + start
-            device.writer.write("STEP_TIME", {"id": [number], "startNs": at, "endNs": at + 1000})
+        device.step(1, 0, 1000)
+        device.step(2, 1000, 2000)
         _kernel(device, 100, 200, 300)
         _kernel(device, 350, 700, 800)
         _kernel(device, 1400, 1500, 1600)
     return path
 
 
-def test_each_step_has_its_own_reasons(tmp_path: Path) -> None:
+def test_idle_reasons_of_each_step_add_up_to_its_idle_time(tmp_path: Path) -> None:
     path = _two_steps(tmp_path / "a.db")
     with open_analyses(path) as (analysis,):
         whole, first, second = analysis.why_idle()
         idle = [row.extra["idle_ns"] for row in analysis.breakdown("step").rows]
     assert (whole.step, first.step, second.step) == (None, "1", "2")
     assert [first.idle_ns, second.idle_ns] == idle == [800, 900]
-    # Before 100, from 300 to 350 and after the last work the host; in step 2 until 1400.
+    # Host-bound: to 100, 300 to 350, after the last task; in step 2 until 1400.
     assert _reasons(first) == {"host": 100 + 50 + 200, "launched": 100 + 350}
     assert _reasons(second) == {"host": 400 + 400, "launched": 100}
-    assert {reason: whole.reason_ns(reason) for reason in ("host", "launched")} == {
-        "host": 1150,
-        "launched": 550,
-    }
+    assert (whole.reason_ns("host"), whole.reason_ns("launched")) == (1150, 550)
 
 
-def test_formats_say_the_same(tmp_path: Path) -> None:
+def test_every_format_shows_the_idle_reasons(tmp_path: Path) -> None:
     with open_reports(_two_steps(tmp_path / "a.db")) as opened:
         shown = report_formats.produce_text(opened, ReportRequest())
         by_idle = report_formats.produce_text(opened, ReportRequest(by="idle"))
@@ -219,22 +196,18 @@ def test_formats_say_the_same(tmp_path: Path) -> None:
         marked = report_formats.produce_markdown(opened, ReportRequest(by="idle"))
         (report,) = json.loads(report_formats.produce_json(opened, ReportRequest()))["reports"]
         page = html.produce_page(opened, ReportRequest())
-    told = "host-bound 1.15 µs (67.6 %); launch latency 550 ns (32.4 %)"
-    assert told in shown
+    assert "host-bound 1.15 µs (67.6 %); launch latency 550 ns (32.4 %)" in shown
     assert "launch latency" in shown
     for one in (by_idle, table, marked, page):
         assert re.search(r"host\\?-bound", one)
-    assert [(one["step"], one["host_ns"]) for one in report["why_idle"]] == [
-        (None, 1150),
-        ("1", 350),
-        ("2", 800),
-    ]
+    steps = [(one["step"], one["host_ns"]) for one in report["why_idle"]]
+    assert steps == [(None, 1150), ("1", 350), ("2", 800)]
     rows = {row["name"]: row for row in report["breakdowns"]["idle"]["rows"]}
     assert rows["host-bound"]["total_ns"] == 1150
     assert report["devices"][0]["steps"]["idle_ns"] == report["why_idle"][0]["idle_ns"]
 
 
-def test_devices_are_explained_each_by_itself(tmp_path: Path) -> None:
+def test_idle_reasons_are_computed_per_device(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         for where, late in ((0, 0), (1, 100)):
@@ -248,20 +221,18 @@ def test_devices_are_explained_each_by_itself(tmp_path: Path) -> None:
     assert total == sum(devices.values())
 
 
-def test_any_recording_adds_up(tmp_path: Path) -> None:
-    """Random work, launches, waits and calls: reasons are a division of the idle time."""
+def test_idle_reasons_add_up_for_random_recordings(tmp_path: Path) -> None:
     generator = np.random.default_rng(7)
 
-    def moments(many: int, until: int = 9000) -> Sequence[int]:
-        found: list[int] = generator.integers(0, until, many).tolist()
+    def moments(number: int, until: int = 9000) -> Sequence[int]:
+        found: list[int] = generator.integers(0, until, number).tolist()
         return found
 
     for number in range(6):
         path = tmp_path / f"{number}.db"
         with Device(path) as device:
             for begin in (500, 2500, 6000)[: number % 4]:
-                at = device.T0 + begin
-                device.writer.write("STEP_TIME", {"id": [begin], "startNs": at, "endNs": at + 2000})
+                device.step(begin, begin, begin + 2000)
             for start, length, stream in zip(
                 moments(60), moments(60, 90), moments(60, 3), strict=True
             ):
@@ -269,7 +240,7 @@ def test_any_recording_adds_up(tmp_path: Path) -> None:
                 _kernel(device, launched, start, start + length, stream=stream)
             for start, length in zip(moments(20), moments(20, 200), strict=True):
                 device.task(start, start + length, "EVENT_WAIT", stream=1)
-                _launch(device, start, next(_CONNECTIONS), "cudaStreamSynchronize", until=length)
+                device.runtime(start, start + length, "cudaStreamSynchronize", next(_CONNECTIONS))
                 device.call(start, start + length, "enumerate(DataLoader)#_Iter.__next__")
             device.collective(4000, 4400, "all", "allreduce")
         whole = _totals(path)
@@ -284,7 +255,7 @@ def test_any_recording_adds_up(tmp_path: Path) -> None:
         assert all(one.reason_ns(reason) >= 0 for one in (whole, *steps) for reason in REASONS)
 
 
-def test_without_device_work_there_is_nothing_to_explain(tmp_path: Path) -> None:
+def test_idle_breakdown_is_refused_if_there_are_no_device_tasks(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         device.call(0, 10, "aten::mm")
@@ -294,16 +265,16 @@ def test_without_device_work_there_is_nothing_to_explain(tmp_path: Path) -> None
         breakdown_of(path, "idle")
 
 
-def test_a_step_without_idle_time_or_calls(tmp_path: Path) -> None:
+def test_idle_reason_is_unknown_if_no_launch_was_recorded(tmp_path: Path) -> None:
     with open_analyses(training_step(tmp_path / "a.db")) as (analysis,):
         whole, step = analysis.why_idle()
     assert whole.idle_ns == step.idle_ns == 5000 - 580
-    # No launching call was recorded: all that is known is that after the last work none came.
+    # Only after the last task is the reason known: no launch followed.
     assert _reasons(whole) == {"unknown": 4420 - (5000 - 4040), "host": 5000 - 4040}
 
 
 @pytest.mark.parametrize(
-    ("name", "synchronises"),
+    ("name", "synchronizes"),
     [
         ("cudaDeviceSynchronize", True),
         ("cudaEventSynchronize", True),
@@ -320,18 +291,24 @@ def test_a_step_without_idle_time_or_calls(tmp_path: Path) -> None:
         (None, False),
     ],
 )
-def test_calls_that_synchronise(name: str | None, synchronises: bool) -> None:
-    assert is_synchronising(name) is synchronises
+def test_synchronizing_calls_are_recognized_by_name(name: str | None, synchronizes: bool) -> None:
+    assert is_synchronising(name) is synchronizes
 
 
-def test_ranges_that_fetch_input() -> None:
-    assert is_input("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-    assert is_input("torch/utils/data/dataloader.py(625): __next__")
-    assert not is_input("dataloader.py(3): main")
-    assert is_input("[pl][profile][_TrainingEpochLoop].train_dataloader_next")
-    assert is_input("## data_loading ##")
-    assert is_input("get_batch 12")
-    assert not is_input("get_batch_norm")
-    assert not is_input("data_parallel")
-    assert not is_input("aten::copy_")
-    assert not is_input(None)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", True),
+        ("torch/utils/data/dataloader.py(625): __next__", True),
+        ("[pl][profile][_TrainingEpochLoop].train_dataloader_next", True),
+        ("## data_loading ##", True),
+        ("get_batch 12", True),
+        ("dataloader.py(3): main", False),
+        ("get_batch_norm", False),
+        ("data_parallel", False),
+        ("aten::copy_", False),
+        (None, False),
+    ],
+)
+def test_data_loading_ranges_are_recognized_by_name(name: str | None, expected: bool) -> None:
+    assert is_input(name) is expected

@@ -1,4 +1,4 @@
-"""Idle intervals for the timeline add up to the sums by reason."""
+"""Idle intervals of the timeline add up to the idle reasons."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from tests.analysis.views.test_host_lanes import many
+from tests.analysis.views.test_host_lanes import write_many_ranges
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.idle import REASONS
 
 
-def test_the_stretches_are_what_the_sums_are_made_of(tmp_path: Path) -> None:
+def test_idle_intervals_add_up_to_the_idle_reasons(tmp_path: Path) -> None:
     with open_analyses(training_step(tmp_path / "msprof_1.db")) as (analysis,):
         (lane,) = analysis.idle_lanes(1000)
         (whole,) = (one for one in analysis.why_idle() if one.step is None)
@@ -29,14 +29,12 @@ def test_the_stretches_are_what_the_sums_are_made_of(tmp_path: Path) -> None:
         if stream.name == "stream 2":
             begin = work.start_ns + stream.start_ns
             for start, end in zip(begin, begin + stream.duration_ns, strict=True):
-                assert not ((lane.start_ns < end) & (ends > start)).any(), "no work meanwhile"
+                assert not ((lane.start_ns < end) & (ends > start)).any(), "idle only"
 
 
 @pytest.mark.parametrize("limit", [1, 10, 100])
-def test_of_many_the_longest_are_there_and_the_others_are_counted(
-    tmp_path: Path, limit: int
-) -> None:
-    with open_analyses(many(tmp_path / "msprof_1.db", 300)) as (analysis,):
+def test_longest_idle_intervals_are_kept_and_the_others_counted(tmp_path: Path, limit: int) -> None:
+    with open_analyses(write_many_ranges(tmp_path / "msprof_1.db", 300)) as (analysis,):
         (every,) = analysis.idle_lanes(10_000)
         (some,) = analysis.idle_lanes(limit)
     assert len(some) <= limit
@@ -45,7 +43,7 @@ def test_of_many_the_longest_are_there_and_the_others_are_counted(
     assert (some.duration_ns > some.longer_than_ns).all()
 
 
-def test_where_nothing_is_known_of_the_host_no_reason_is_drawn(tmp_path: Path) -> None:
+def test_idle_intervals_are_not_drawn_if_no_host_call_was_recorded(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 100, kernel=("one", "one"))
         device.task(300, 400, kernel=("two", "two"))

@@ -1,8 +1,9 @@
-"""Time by module, of modules that stand in call chains alone: all imported and live timelines."""
+"""Time by module if modules are recorded as frames of call chains."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,12 @@ from unified_prof.explain.skyline import trees
 from unified_prof.pipeline.convert import convert
 
 ENGINE = "autograd::engine::evaluate_function: "
-NOT_KNOWN = "(not attributed to a module)"
+UNATTRIBUTED = "(not attributed to a module)"
 OUTSIDE = "(outside any module)"
 
 
 def _chained(path: Path) -> Path:
-    """Write a step whose modules are frames of call chains, as `uprof convert` leaves them."""
+    """Write a step with modules as frames of call chains, as `uprof convert` does."""
     with Device(path) as device:
         linear = ("nn.Module: Linear_0", "/w/net.py(4): forward", "nn.Module: Net_0")
         device.chain(1, "<built-in linear>", *linear, "/w/train.py(9): step")
@@ -31,21 +32,15 @@ def _chained(path: Path) -> Path:
         device.call(10, 90, "aten::addmm", chain=1, sequence=5, launches=1)
         device.call(100, 200, "aten::relu", chain=2, sequence=6, launches=2)
         device.call(200, 300, "aten::mse_loss", chain=3, sequence=7, launches=3)
-        # Backward, on a thread without recorded frames.
+        # Backward runs on a thread without recorded frames.
         device.call(400, 500, ENGINE + "AddmmBackward0", thread=2)
         device.call(410, 490, "AddmmBackward0", thread=2, sequence=5, forward_thread=1, launches=4)
         device.call(500, 600, ENGINE + "torch::autograd::AccumulateGrad", thread=2)
         device.call(510, 590, "aten::add_", thread=2, launches=5)
-        # The importer gave this node the chain of its forward operation, which was not recorded.
+        # The importer gave this node the chain of a forward operation that was not recorded.
         device.call(600, 700, ENGINE + "TanhBackward0", thread=2, chain=1)
-        device.call(
-            *(610, 690, "TanhBackward0"),
-            thread=2,
-            chain=1,
-            sequence=99,
-            forward_thread=1,
-            launches=6,
-        )
+        node: dict[str, Any] = {"sequence": 99, "forward_thread": 1, "launches": 6}
+        device.call(610, 690, "TanhBackward0", thread=2, chain=1, **node)
         device.call(700, 800, "aten::no_stack", thread=3, launches=7)
         for number in range(1, 9):
             device.task(
@@ -54,7 +49,7 @@ def _chained(path: Path) -> Path:
     return path
 
 
-def test_modules_come_from_call_chains_backward_too(tmp_path: Path) -> None:
+def test_forward_and_backward_time_counts_for_the_module_in_the_call_chain(tmp_path: Path) -> None:
     path = _chained(tmp_path / "msprof_1.db")
     rows = by_name(breakdown_of(path, "module"))
     found = {name: (row.forward_ns, row.backward_ns) for name, row in rows.items()}
@@ -62,24 +57,24 @@ def test_modules_come_from_call_chains_backward_too(tmp_path: Path) -> None:
         "Net_0.Linear_0": (10, 40 + 60),
         "Net_0": (20, None),
         OUTSIDE: (30, None),
-        # Gradients that add up, an operation without a stack, and a task without a launch.
-        NOT_KNOWN: (70, 50),
+        # Gradient accumulation, an operation without a stack, and a task without a launch.
+        UNATTRIBUTED: (70, 50),
     }
-    assert rows[NOT_KNOWN].total_ns == 50 + 70 + 80
-    assert (rows["Net_0.Linear_0"].detail, rows[NOT_KNOWN].detail) == ("Linear", None)
+    assert rows[UNATTRIBUTED].total_ns == 50 + 70 + 80
+    assert (rows["Net_0.Linear_0"].detail, rows[UNATTRIBUTED].detail) == ("Linear", None)
     assert sum(row.total_ns or 0 for row in rows.values()) == summary_of(path).totals.total_ns
 
 
-def test_comparisons_and_trees_know_them(tmp_path: Path) -> None:
+def test_modules_of_call_chains_appear_in_comparisons_and_trees(tmp_path: Path) -> None:
     path = _chained(tmp_path / "msprof_1.db")
     modules = {place.module for place in runs.load([path]).operations.places}
     assert modules == {"Net_0.Linear_0", "Net_0", None}
     with open_analyses(path) as (analysis,):
         (tree,) = [one for one in trees(analysis) if one.kind == "module"]
-    assert {"Linear_0", "Net_0", NOT_KNOWN, OUTSIDE} <= {node.name for node in tree.nodes}
+    assert {"Linear_0", "Net_0", UNATTRIBUTED, OUTSIDE} <= {node.name for node in tree.nodes}
 
 
-def test_a_range_around_goes_before_the_chain(tmp_path: Path) -> None:
+def test_module_range_has_priority_over_the_call_chain(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     with Device(path) as device:
         device.chain(1, "nn.Module: FromChain_0")
@@ -92,7 +87,7 @@ def test_a_range_around_goes_before_the_chain(tmp_path: Path) -> None:
     assert set(by_name(breakdown_of(path, "module"))) == {"Around_0", "FromChain_0", OUTSIDE}
 
 
-def test_chains_without_modules_give_no_breakdown(tmp_path: Path) -> None:
+def test_module_breakdown_is_refused_if_chains_contain_no_module(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     with Device(path) as device:
         device.chain(1, "/w/train.py(9): step")
@@ -104,13 +99,12 @@ def test_chains_without_modules_give_no_breakdown(tmp_path: Path) -> None:
         breakdown_of(path, "module")
 
 
-def test_all_work_of_a_step_with_module_ranges_is_told(tmp_path: Path) -> None:
+def test_tasks_without_launch_are_not_attributed_to_a_module(tmp_path: Path) -> None:
     names = set(by_name(breakdown_of(training_step(tmp_path / "msprof_1.db"), "module")))
-    # A copy and a collective that no call is known of stand apart from the optimizer.
-    assert names == {"Net_0.Linear_0", "Net_0", OUTSIDE, NOT_KNOWN}
+    assert names == {"Net_0.Linear_0", "Net_0", OUTSIDE, UNATTRIBUTED}
 
 
-def test_an_imported_trace_is_divided_by_module(tmp_path: Path) -> None:
+def test_imported_trace_has_forward_and_backward_time_by_module(tmp_path: Path) -> None:
     forward = {"args": {"External id": 1, "Sequence number": 3, "Fwd thread id": 0}}
     backward = {"args": {"External id": 2, "Sequence number": 3, "Fwd thread id": 1}, "tid": 7}
     trace = write(
@@ -134,7 +128,7 @@ def test_an_imported_trace_is_divided_by_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_traces_with_stacks_have_modules(shared: Path, tmp_path: Path) -> None:
+def test_real_traces_with_stacks_have_time_by_module(shared: Path, tmp_path: Path) -> None:
     for name, module in (
         ("h100_vit", "ViTModel_0.ViTEmbeddings_0.ViTPatchEmbeddings_0.Conv2d_0"),
         ("mi300_resnet_act_checkpoint", "DistributedDataParallel_0.ResNet_0.BatchNorm2d_0"),

@@ -7,7 +7,7 @@ import numpy as np
 from unified_prof.recording.timeline import stacked, thin_line
 
 
-def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:
+def test_thinned_line_keeps_ends_and_extremes() -> None:
     time = np.arange(100_000)
     value = np.zeros(100_000)
     value[54_321], value[77_777] = 9, -3
@@ -18,12 +18,12 @@ def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:
     assert kept[at == 77_777].tolist() == [-3]
 
 
-def test_a_short_line_stays_as_it_is() -> None:
+def test_short_line_is_not_thinned() -> None:
     time, value = np.arange(5), np.arange(5.0)
     assert thin_line(time, value) == (time, value)
 
 
-def test_nothing_open_is_exactly_zero() -> None:
+def test_stacked_line_is_exactly_zero_where_nothing_is_open() -> None:
     start, end = np.array([0, 5, 40]), np.array([20, 30, 41])
     _, value = stacked(start, end, np.array([0.1, 0.7, 1e9]))
     assert value.tolist()[-3:] == [0.0, 1e9, 0.0]

@@ -15,17 +15,8 @@ from unified_prof.recording.model import Row
 def mark(
     device: Device, start: int, end: int, name: str, thread: int = 1, domain: str = "default"
 ) -> None:
-    device.writer.write(
-        "MSTX_EVENTS",
-        {
-            "startNs": [device.T0 + start],
-            "endNs": device.T0 + end,
-            "message": device.text(name),
-            "domainId": device.text(domain),
-            "globalTid": thread,
-            "eventType": 2,
-        },
-    )
+    texts = {"message": device.text(name), "domainId": device.text(domain)}
+    device.row("MSTX_EVENTS", startNs=start, endNs=end, **texts, globalTid=thread, eventType=2)
 
 
 def rows(path: Path) -> dict[str, Row]:
@@ -34,14 +25,14 @@ def rows(path: Path) -> dict[str, Row]:
         return {row.name: row for row in analysis.breakdown("annotation").rows}
 
 
-def test_nested_regions_are_rows_with_their_own_time(tmp_path: Path) -> None:
+def test_nested_regions_have_total_and_self_time(tmp_path: Path) -> None:
     path = tmp_path / "host.db"
     with Device(path) as device:
         device.call(5, 50, "aten::mm")
         mark(device, 0, 1000, "epoch")
         for at in (100, 300, 500):
             mark(device, at, at + 100, "batch")
-        mark(device, 120, 150, "batch")  # one within itself
+        mark(device, 120, 150, "batch")  # nested in itself
         mark(device, 700, 760, "batch", thread=2)
         mark(device, 0, 2000, "ProfilerStep#3")
         mark(device, 0, 2000, "nn.Linear", domain="Module")
@@ -58,7 +49,7 @@ def test_nested_regions_are_rows_with_their_own_time(tmp_path: Path) -> None:
         assert analysis.breakdown("annotation").total_ns == 1060
 
 
-def test_without_regions_there_is_no_such_breakdown(tmp_path: Path) -> None:
+def test_annotation_breakdown_is_unavailable_without_regions(tmp_path: Path) -> None:
     path = tmp_path / "host.db"
     with Device(path) as device:
         device.call(5, 50, "aten::mm")
@@ -66,7 +57,7 @@ def test_without_regions_there_is_no_such_breakdown(tmp_path: Path) -> None:
         assert "annotation" not in analysis.summary.available
 
 
-def test_regions_of_torch_are_found(tmp_path: Path) -> None:
+def test_record_function_regions_of_torch_are_converted(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     from unified_prof.pipeline.convert import convert
 

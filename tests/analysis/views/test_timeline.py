@@ -1,4 +1,4 @@
-"""The timeline: every task where they are few, faithful blocks where they are many."""
+"""Device timeline: every task of short recordings, merged blocks of long ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.analysis.builders import Device, training_step
 from unified_prof.explain.api import open_analyses
 
 
-def test_every_task_of_a_small_report_is_there(tmp_path: Path) -> None:
+def test_timeline_of_a_small_recording_has_every_task(tmp_path: Path) -> None:
     with open_analyses(training_step(tmp_path / "msprof_1.db")) as (analysis,):
         timeline = analysis.timeline(limit=100)
     assert timeline is not None
@@ -21,7 +21,7 @@ def test_every_task_of_a_small_report_is_there(tmp_path: Path) -> None:
     assert [timeline.labels[number] for number in first.label[:2]] == ["mm_kernel", "relu_kernel"]
 
 
-def test_merged_blocks_keep_counts_times_and_the_longest_name(tmp_path: Path) -> None:
+def test_merged_block_has_task_count_busy_time_and_longest_name(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for index in range(400):
             name = "long" if index % 5 == 3 else "short"
@@ -44,10 +44,10 @@ def test_merged_blocks_keep_counts_times_and_the_longest_name(tmp_path: Path) ->
     assert (labels[-1], int(lane.count[-1])) == ("huge", 1)
 
 
-def test_the_busiest_part_has_every_task(tmp_path: Path) -> None:
+def test_busiest_part_is_drawn_task_by_task(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for index in range(400):
-            # Ten times as dense between 1000 and 1100.
+            # Ten times as dense between 1000 and 1200.
             start = index * 10 if index < 200 else 1000 + (index - 200) * 1
             device.task(start, start + 1, stream=index % 2, kernel=(f"k{index}", "k"))
     with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
@@ -65,7 +65,7 @@ def test_the_busiest_part_has_every_task(tmp_path: Path) -> None:
     assert 20 <= inside <= 40
 
 
-def test_where_all_starts_at_once_no_part_is_drawn_whole(tmp_path: Path) -> None:
+def test_no_part_is_drawn_task_by_task_if_all_tasks_start_at_once(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for index in range(400):
             device.task(0, 10 + index, stream=index % 2)

@@ -1,1 +1,1 @@
-"""Tests of comparing recordings of devices."""
+"""Comparison of device recordings."""

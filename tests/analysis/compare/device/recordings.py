@@ -1,4 +1,4 @@
-"""Recordings of one model on two vendors' devices, written out by hand."""
+"""Hand-written recordings of the same model on devices of two vendors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.analysis.builders import Device
 
 STEP_NS = 10_000
 INPUTS = ("64,128;128,256;", "c10::BFloat16;c10::BFloat16;")
-"""Shapes and types of each operation's arguments."""
+"""Shapes and types of the inputs of each operation."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Op:
 
     name: str
     kernels: Sequence[tuple[str, str, int]]
-    """Name, operator type and time of each."""
+    """Name, operator type and duration of each kernel."""
     module: str = "Net_0"
     count: int = 1
 
@@ -52,20 +52,20 @@ def recording(
     steps: int = 2,
     model: str | None = "NVIDIA H100",
     host: bool = True,
-    marked: bool = True,
+    with_steps: bool = True,
     collective: tuple[str, str] | None = ("ncclDevKernel_AllReduce", "allreduce"),
     group: str = "17",
     devices: int = 1,
     warm_up_ns: int = 500,
 ) -> Path:
-    """Write some steps of some operations, each of its kernels after the one before."""
+    """Write steps of the given operations, with their kernels one after another."""
     with Device(path) as device:
         link = 1
         if warm_up_ns:
             device.task(10, 10 + warm_up_ns, kernel=("fill", "Fill"))
         for step in range(steps):
             start = 1000 + STEP_NS * step
-            if marked:
+            if with_steps:
                 device.call(start, start + STEP_NS - 100, f"ProfilerStep#{step}")
             at = start + 10
             for number in range(devices):
@@ -74,17 +74,15 @@ def recording(
                         if host:
                             device.call(at, at + 9, f"nn.Module: {op.module}", kind=50003)
                         for kernel, (name, operator, took) in enumerate(op.kernels):
-                            # The kernels of one call are launched by operations below it.
+                            # Nested operations launch the kernels of one call.
                             if host:
                                 if not kernel:
                                     device.call(at + 1, at + 8, op.name, inputs=INPUTS)
-                                device.call(
-                                    at + 2 + 2 * kernel, at + 3 + 2 * kernel, op.name, launches=link
-                                )
-                            begin = start + 1000 + 10 * (at - start)
+                                begin = at + 2 + 2 * kernel
+                                device.call(begin, begin + 1, op.name, launches=link)
+                            begin = start + 1000 + 10 * (at - start) + 1000 * kernel
                             device.task(
-                                begin + 1000 * kernel,
-                                begin + 1000 * kernel + took,
+                                *(begin, begin + took),
                                 connection=link,
                                 kernel=(name, operator),
                                 device=number,
@@ -92,13 +90,10 @@ def recording(
                             link += 1
                         at += 10
                 if collective is not None:
+                    name = f"{collective[0]}__{step}_{number}_1"
+                    begin, end = start + 9000, start + 9200
                     device.collective(
-                        start + 9000,
-                        start + 9200,
-                        f"{collective[0]}__{step}_{number}_1",
-                        collective[1],
-                        device=number,
-                        group=group,
+                        *(begin, end, name, collective[1]), device=number, group=group
                     )
         device.groups(**{group: {"group_name": "dp", "global_ranks": [0, 1]}})
         if model is not None:
@@ -107,8 +102,8 @@ def recording(
     return path
 
 
-def on_npu(path: Path, operations: Sequence[Op] = NPU, **more: object) -> Path:
-    """Write the same model's steps as an NPU runs them."""
+def npu_recording(path: Path, operations: Sequence[Op] = NPU, **more: object) -> Path:
+    """Write the steps of the same model on an NPU."""
     options: dict[str, object] = {
         "model": "Ascend910B",
         "collective": ("hcom_allReduce", "hcom_allReduce_"),

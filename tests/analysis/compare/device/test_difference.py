@@ -1,4 +1,4 @@
-"""Recordings of devices compared: every row counts once, counterparts stand side by side."""
+"""Comparison of device recordings: counterparts are paired and no time is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import unified_prof
-from tests.analysis.compare.device.recordings import GPU, NPU, Op, on_npu, recording
+from tests.analysis.compare.device.recordings import GPU, NPU, Op, npu_recording, recording
 from unified_prof.compare import device_leaves
 from unified_prof.compare.device_diff import DeviceDifference, of_devices
 from unified_prof.compare.device_side import PARTS
@@ -27,7 +27,7 @@ def compared(base: Path, new: Path) -> DeviceDifference:
 
 
 def check_sums(found: DeviceDifference) -> None:
-    """Every table adds up to the work of both sides, and the parts of steps to the steps."""
+    """Check that every table adds up to the work of both sides, and step parts to the steps."""
     for rows in (found.classes, found.operations, found.modules, found.lines, found.kernels):
         totals = [
             sum(amount.total_ns for row in rows if (amount := getattr(row, side)) is not None)
@@ -51,7 +51,7 @@ def by_name(found: DeviceDifference) -> dict[tuple[str, str], Line]:
 
 
 def times(found: DeviceDifference, row: Line) -> tuple[float | None, float | None]:
-    """Return the times of a row in a step of each side."""
+    """Return the time per step of a row on each side."""
     return (
         None if row.base is None else found.base.per_share(row.base.total_ns),
         None if row.new is None else found.new.per_share(row.new.total_ns),
@@ -59,69 +59,76 @@ def times(found: DeviceDifference, row: Line) -> tuple[float | None, float | Non
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> DeviceDifference:
-    return compared(recording(tmp_path / "gpu.db"), on_npu(tmp_path / "npu.db"))
+def gpu_and_npu(tmp_path: Path) -> DeviceDifference:
+    return compared(recording(tmp_path / "gpu.db"), npu_recording(tmp_path / "npu.db"))
 
 
-def test_one_operation_of_two_vendors_is_one_row(both: DeviceDifference) -> None:
-    rows = by_name(both)
+def test_operation_of_two_vendors_is_one_row(gpu_and_npu: DeviceDifference) -> None:
+    rows = by_name(gpu_and_npu)
     linear = rows["matmul", "linear"]
-    assert times(both, linear) == (200, 300)
-    assert both.ratio(linear) == 1.5
+    assert times(gpu_and_npu, linear) == (200, 300)
+    assert gpu_and_npu.ratio(linear) == 1.5
     assert linear.base is not None
     assert (linear.base.calls, linear.base.runs) == (4, 4)
     assert (linear.base_name, linear.new_name) == ("aten::linear", "aten::linear")
 
 
-def test_backends_words_for_one_operation_are_one_name(both: DeviceDifference) -> None:
-    attention = by_name(both)["attention", "scaled_dot_product_attention"]
-    assert times(both, attention) == (300, 700)
+def test_synonyms_of_an_operation_are_one_row(gpu_and_npu: DeviceDifference) -> None:
+    attention = by_name(gpu_and_npu)["attention", "scaled_dot_product_attention"]
+    assert times(gpu_and_npu, attention) == (300, 700)
     assert attention.base_name == "aten::scaled_dot_product_attention"
     assert attention.new_name == "npu::npu_fusion_attention"
 
 
-def test_operations_with_other_names_are_paired_by_module(both: DeviceDifference) -> None:
-    found = by_name(both)["element-wise", "silu -> gated"]
-    assert times(both, found) == (30, 50)
+def test_operations_with_different_names_are_paired_by_module(
+    gpu_and_npu: DeviceDifference,
+) -> None:
+    found = by_name(gpu_and_npu)["element-wise", "silu -> gated"]
+    assert times(gpu_and_npu, found) == (30, 50)
     assert found.modules == ("Glu",)
 
 
-def test_what_only_one_side_has_is_told(both: DeviceDifference) -> None:
-    alone = {(row.class_name, row.name, row.side) for row in both.operations if row.side != "both"}
-    assert alone == {("cast and format", "linear", "new")}
-    casts = by_name(both)["cast and format", "linear"]
-    assert [kernel.name for kernel in both.kernels_of(casts)] == ["trans_TransData_1"]
-    assert both.ratio(casts) is None
-    assert both.change_ns(casts) == 120
+def test_operation_of_one_side_only_is_a_row_of_that_side(gpu_and_npu: DeviceDifference) -> None:
+    one_sided = {
+        (row.class_name, row.name, row.side) for row in gpu_and_npu.operations if row.side != "both"
+    }
+    assert one_sided == {("cast and format", "linear", "new")}
+    casts = by_name(gpu_and_npu)["cast and format", "linear"]
+    assert [kernel.name for kernel in gpu_and_npu.kernels_of(casts)] == ["trans_TransData_1"]
+    assert gpu_and_npu.ratio(casts) is None
+    assert gpu_and_npu.change_ns(casts) == 120
 
 
-def test_collectives_are_one_row_by_kind_and_group(both: DeviceDifference) -> None:
-    rows = [row for row in both.operations if row.class_name == "collectives"]
+def test_collectives_are_one_row_by_kind_and_group(gpu_and_npu: DeviceDifference) -> None:
+    rows = [row for row in gpu_and_npu.operations if row.class_name == "collectives"]
     assert [(row.name, row.side) for row in rows] == [("all_reduce (dp)", "both")]
-    assert times(both, rows[0]) == (200, 200)
+    assert times(gpu_and_npu, rows[0]) == (200, 200)
     assert rows[0].base is not None
     assert rows[0].base.calls == 2
 
 
-def test_the_greatest_loss_stands_first(both: DeviceDifference) -> None:
-    changes = [both.change_ns(row) for row in both.operations]
+def test_rows_are_sorted_by_increase_of_time(gpu_and_npu: DeviceDifference) -> None:
+    changes = [gpu_and_npu.change_ns(row) for row in gpu_and_npu.operations]
     assert changes == sorted(changes, reverse=True)
-    assert both.operations[0].name == "scaled_dot_product_attention"
+    assert gpu_and_npu.operations[0].name == "scaled_dot_product_attention"
 
 
-def test_the_devices_are_named_and_no_verdict_is_given(both: DeviceDifference) -> None:
-    assert (both.base.devices, both.new.devices) == (("NVIDIA H100",), ("Ascend910B",))
-    assert not both.same_devices
+def test_devices_are_named_and_different(gpu_and_npu: DeviceDifference) -> None:
+    assert (gpu_and_npu.base.devices, gpu_and_npu.new.devices) == (
+        ("NVIDIA H100",),
+        ("Ascend910B",),
+    )
+    assert not gpu_and_npu.same_devices
 
 
-def test_matrix_products_are_limited_by_the_peak_of_their_type(tmp_path: Path) -> None:
+def test_peak_of_matmuls_is_that_of_their_type(tmp_path: Path) -> None:
     base = recording(tmp_path / "a.db", model="NVIDIA H200")
     new = recording(tmp_path / "b.db", model="NVIDIA A100-SXM4-80GB")
     peaks = compared(base, new).allowed["matmul"]
     assert (peaks.base.name, peaks.base.rate, peaks.new.rate) == ("bf16", 989e12, 312e12)
 
 
-def test_other_numbers_of_steps_are_compared_by_step(tmp_path: Path) -> None:
+def test_recordings_with_different_numbers_of_steps_are_compared_per_step(tmp_path: Path) -> None:
     found = compared(recording(tmp_path / "a.db", steps=2), recording(tmp_path / "b.db", steps=7))
     assert (found.base.steps, found.new.steps) == (2, 7)
     assert {found.change_ns(row) for row in found.operations} == {0.0}
@@ -130,9 +137,9 @@ def test_other_numbers_of_steps_are_compared_by_step(tmp_path: Path) -> None:
     assert len(found.left_out) == 2
 
 
-def test_recordings_without_steps_are_compared_as_a_whole(tmp_path: Path) -> None:
-    base = recording(tmp_path / "a.db", steps=2, marked=False, warm_up_ns=0)
-    new = recording(tmp_path / "b.db", steps=6, marked=False, warm_up_ns=0)
+def test_recordings_without_steps_are_compared_as_a_whole_with_a_warning(tmp_path: Path) -> None:
+    base = recording(tmp_path / "a.db", steps=2, with_steps=False, warm_up_ns=0)
+    new = recording(tmp_path / "b.db", steps=6, with_steps=False, warm_up_ns=0)
     found = compared(base, new)
     (warning,) = found.warnings
     assert "have no steps" in warning
@@ -143,9 +150,9 @@ def test_recordings_without_steps_are_compared_as_a_whole(tmp_path: Path) -> Non
     assert "occur 6 times as often" in stepped.warnings[0]
 
 
-def test_a_side_without_host_rows_is_compared_by_class_and_kind_of_kernel(tmp_path: Path) -> None:
+def test_side_without_host_rows_is_compared_by_class_and_kernel_kind(tmp_path: Path) -> None:
     base = recording(tmp_path / "a.db", NPU, model="Ascend910B")
-    bare = on_npu(tmp_path / "b.db", host=False, marked=False, warm_up_ns=0)
+    bare = npu_recording(tmp_path / "b.db", host=False, with_steps=False, warm_up_ns=0)
     found = compared(base, bare)
     assert any("new has no framework operations" in warning for warning in found.warnings)
     names = {row.name for row in found.operations if row.side == "both"}
@@ -155,7 +162,9 @@ def test_a_side_without_host_rows_is_compared_by_class_and_kind_of_kernel(tmp_pa
     assert any("neither side has framework" in warning for warning in gpu.warnings)
 
 
-def test_kernels_of_no_operation_are_one_row_a_class_on_other_devices(tmp_path: Path) -> None:
+def test_kernels_without_operation_are_one_row_per_class_on_different_devices(
+    tmp_path: Path,
+) -> None:
     graph = [Op("", [(f"Cijk_gemm_{n}", f"Cijk_gemm_{n}", 10)]) for n in range(5)]
     base = recording(tmp_path / "a.db", graph, model="AMD MI300X", host=False)
     new = recording(tmp_path / "b.db", graph, host=False)
@@ -165,7 +174,7 @@ def test_kernels_of_no_operation_are_one_row_a_class_on_other_devices(tmp_path: 
     assert ("matmul", "Cijk_gemm_0") in by_name(compared(new, same))
 
 
-def test_several_devices_are_told_as_one_of_them(tmp_path: Path) -> None:
+def test_recording_with_four_devices_is_compared_per_device(tmp_path: Path) -> None:
     one = recording(tmp_path / "a.db", devices=1, collective=None)
     four = recording(tmp_path / "b.db", devices=4, collective=None)
     found = compared(one, four)
@@ -173,49 +182,49 @@ def test_several_devices_are_told_as_one_of_them(tmp_path: Path) -> None:
     assert {found.change_ns(row) for row in found.operations} == {0.0}
 
 
-def test_the_ranks_of_a_folder_are_one_side(tmp_path: Path) -> None:
+def test_ranks_of_a_directory_are_one_side(tmp_path: Path) -> None:
     for side in ("base", "new"):
         (tmp_path / side).mkdir()
     for rank in range(3):
         recording(tmp_path / "base" / f"rank{rank}.db", steps=2)
     for rank in range(2):
-        on_npu(tmp_path / "new" / f"rank{rank}.db", steps=3)
+        npu_recording(tmp_path / "new" / f"rank{rank}.db", steps=3)
     found = compared(tmp_path / "base", tmp_path / "new")
     assert (found.base.recordings, found.new.recordings) == (3, 2)
     assert (found.base.steps, found.new.steps) == (6, 6)
     assert times(found, by_name(found)["matmul", "linear"]) == (200, 300)
 
 
-def test_ranks_without_steps_are_left_out_where_others_have_some(tmp_path: Path) -> None:
+def test_ranks_without_steps_are_left_out_if_others_have_steps(tmp_path: Path) -> None:
     for side in ("base", "new"):
         (tmp_path / side).mkdir()
         recording(tmp_path / side / "rank0.db")
-    recording(tmp_path / "new" / "rank1.db", marked=False)
+    recording(tmp_path / "new" / "rank1.db", with_steps=False)
     found = compared(tmp_path / "base", tmp_path / "new")
     assert any("have no steps and are left out" in warning for warning in found.warnings)
     assert {found.change_ns(row) for row in found.operations} == {0.0}
 
 
-def test_a_recording_without_work_is_none_of_a_device(tmp_path: Path) -> None:
+def test_recording_without_device_tasks_has_no_device_difference(tmp_path: Path) -> None:
     empty = recording(tmp_path / "a.db", (), collective=None, warm_up_ns=0)
     assert of_devices([empty], [recording(tmp_path / "b.db")]) is None
     assert isinstance(unified_prof.diff(empty, empty), Difference)
-    # Beside one with work it would be the host's time against a device's.
+    # Otherwise host time would be compared with device time.
     with pytest.raises(
         UsageError, match=f"{tmp_path}/b.db has device work, {empty} has host work only"
     ):
         unified_prof.diff(empty, tmp_path / "b.db")
 
 
-def test_one_recording_given_twice_is_told_from_two_that_are_alike(tmp_path: Path) -> None:
+def test_equal_recordings_are_identical_and_a_changed_one_is_not(tmp_path: Path) -> None:
     base, new = recording(tmp_path / "a.db"), recording(tmp_path / "b.db")
     assert compared(base, new).identical
     slower = [*GPU[:-1], Op(GPU[-1].name, [(*GPU[-1].kernels[0][:2], 21)])]
     assert not compared(base, recording(tmp_path / "c.db", slower)).identical
 
 
-def test_it_is_public(tmp_path: Path) -> None:
-    base, new = recording(tmp_path / "gpu.db"), on_npu(tmp_path / "npu.db")
+def test_diff_is_public_and_accepts_a_list_of_paths(tmp_path: Path) -> None:
+    base, new = recording(tmp_path / "gpu.db"), npu_recording(tmp_path / "npu.db")
     found = unified_prof.diff(base, [new])
     assert isinstance(found, DeviceDifference)
     assert found.base.label == str(base)
@@ -243,18 +252,18 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OPERATIONS, OPERATIONS, st.integers(1, 3), st.booleans(), st.booleans(), st.integers(1, 2))
-def test_the_rows_add_up_to_the_work_of_both_sides(
+def test_rows_add_up_to_the_work_of_both_sides_for_random_operations(
     tmp_path_factory: pytest.TempPathFactory,
     base: list[Op],
     new: list[Op],
     steps: int,
-    marked: bool,
+    with_steps: bool,
     host: bool,
     devices: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("sums")
     before = recording(folder / "a.db", base, steps=2, devices=devices)
-    after = on_npu(folder / "b.db", new, steps=steps, marked=marked, host=host)
+    after = npu_recording(folder / "b.db", new, steps=steps, with_steps=with_steps, host=host)
     found = compared(before, after)
     work = 200 * 2 * devices + 2 * devices * sum(
         op.count * sum(took for _, _, took in op.kernels) for op in base
@@ -264,17 +273,17 @@ def test_the_rows_add_up_to_the_work_of_both_sides(
 
 def test_kernels_without_operations_are_paired_by_their_type(tmp_path: Path) -> None:
     many = [Op("", [(f"kernel_{n}", f"Type{n}", 5)]) for n in range(300)]
-    base = recording(tmp_path / "a.db", many[:200], steps=1, host=False, marked=False)
-    new = on_npu(tmp_path / "b.db", many[100:], steps=1, host=False, marked=False)
+    base = recording(tmp_path / "a.db", many[:200], steps=1, host=False, with_steps=False)
+    new = npu_recording(tmp_path / "b.db", many[100:], steps=1, host=False, with_steps=False)
     found = compared(base, new)
     assert sum(row.side == "both" for row in found.operations) >= 100
 
 
 @pytest.mark.parametrize("host", [True, False])
-def test_work_read_in_many_windows_is_the_same(
+def test_comparison_does_not_depend_on_window_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: bool
 ) -> None:
-    base, new = recording(tmp_path / "a.db", host=host), on_npu(tmp_path / "b.db", host=host)
+    base, new = recording(tmp_path / "a.db", host=host), npu_recording(tmp_path / "b.db", host=host)
     whole = compared(base, new)
     monkeypatch.setattr(tasks, "WINDOW", 3)
     monkeypatch.setattr(device_leaves, "_MAX_ROWS", 4)

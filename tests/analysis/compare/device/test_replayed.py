@@ -1,4 +1,4 @@
-"""Replayed graphs on the sides of a comparison count for the operations of their captures."""
+"""Replayed graphs count for their captured operations in comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import unified_prof
 from tests.analysis.builders import Device, run_time_report
-from tests.analysis.explain.test_replayed import ADD, MM, capture, replay
+from tests.analysis.explain.test_replayed import ADD, MM, write_capture, write_replay
 from tests.cli.test_report import refused, uprof
 from unified_prof.compare.device_diff import DeviceDifference
 from unified_prof.errors import UsageError
@@ -20,21 +20,21 @@ AFTER: Kernels = [(60, None), (5, None), (40, None)]
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    return replay(tmp_path / "base.db", BEFORE, BEFORE)
+    return write_replay(tmp_path / "base.db", BEFORE, BEFORE)
 
 
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
-    return replay(tmp_path / "new.db", AFTER, AFTER)
+    return write_replay(tmp_path / "new.db", AFTER, AFTER)
 
 
 @pytest.fixture
 def captured(tmp_path: Path) -> Path:
-    return capture(tmp_path / "capture.db", [MM, ADD, MM])
+    return write_capture(tmp_path / "capture.db", [MM, ADD, MM])
 
 
-def lines(found: object) -> dict[str, list[tuple[int, int]]]:
-    """Return calls and time of each operation on either side."""
+def calls_and_times(found: object) -> dict[str, list[tuple[int, int]]]:
+    """Return calls and time of each operation on both sides."""
     assert isinstance(found, DeviceDifference)
     return {
         one.name: [(side.calls, side.total_ns) for side in (one.base, one.new) if side is not None]
@@ -42,22 +42,19 @@ def lines(found: object) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-def test_replayed_work_is_the_captured_operations_on_both_sides(
+def test_replayed_kernels_count_for_captured_operations_on_both_sides(
     base: Path, new: Path, captured: Path
 ) -> None:
-    found = lines(unified_prof.diff(base, new, captures=captured))
-    assert found == {
-        "mm": [(4, 140), (4, 200)],
-        "add": [(2, 10), (2, 10)],
-        "relu": [(1, 7), (1, 7)],
-    }
+    found = calls_and_times(unified_prof.diff(base, new, captures=captured))
+    expected = {"mm": [(4, 140), (4, 200)], "add": [(2, 10), (2, 10)], "relu": [(1, 7), (1, 7)]}
+    assert found == expected
 
 
-def test_without_captures_it_stands_for_itself(base: Path, new: Path) -> None:
-    assert "mm" not in lines(unified_prof.diff(base, new))
+def test_replayed_kernels_without_capture_are_not_attributed(base: Path, new: Path) -> None:
+    assert "mm" not in calls_and_times(unified_prof.diff(base, new))
 
 
-def test_a_side_that_ran_eagerly_is_compared_with_one_that_replays(
+def test_eager_side_is_compared_with_a_replayed_side(
     new: Path, captured: Path, tmp_path: Path
 ) -> None:
     eager = tmp_path / "eager.db"
@@ -69,26 +66,30 @@ def test_a_side_that_ran_eagerly_is_compared_with_one_that_replays(
             device.task(
                 at + 50, at + 50 + lasted, connection=number + 1, kernel=(f"k{number}", "K")
             )
-    found = lines(unified_prof.diff(eager, new, captures=(None, captured)))
+    found = calls_and_times(unified_prof.diff(eager, new, captures=(None, captured)))
     assert found == {"mm": [(2, 70), (4, 200)], "add": [(1, 5), (2, 10)], "relu": [(1, 7), (1, 7)]}
 
 
-def test_what_is_not_attributed_is_said_of_its_side(base: Path, new: Path, tmp_path: Path) -> None:
-    other = capture(tmp_path / "other.db", [MM, ADD])
+def test_launches_that_match_no_capture_are_warned_about(
+    base: Path, new: Path, tmp_path: Path
+) -> None:
+    other = write_capture(tmp_path / "other.db", [MM, ADD])
     found = unified_prof.diff(base, new, captures=(None, other))
     assert isinstance(found, DeviceDifference)
     assert any("new.db" in one and "3 launches" in one for one in found.warnings), found.warnings
 
 
-def test_lines_follow_on_the_command_line(base: Path, new: Path, captured: Path) -> None:
-    both = uprof("diff", base, new, "--with", captured, "--by", "line").stdout
-    assert "net.py:9" in both
+def test_diff_command_attributes_replays_to_lines(base: Path, new: Path, captured: Path) -> None:
+    with_both = uprof("diff", base, new, "--with", captured, "--by", "line").stdout
+    assert "net.py:9" in with_both
     each = ("--base-with", captured, "--new-with", captured)
-    assert uprof("diff", base, new, *each, "--by", "line").stdout == both
+    assert uprof("diff", base, new, *each, "--by", "line").stdout == with_both
     assert "net.py:9" not in uprof("diff", base, new, "--by", "line").stdout
 
 
-def test_wrong_captures_are_refused(base: Path, new: Path, captured: Path, tmp_path: Path) -> None:
+def test_invalid_captures_are_refused(
+    base: Path, new: Path, captured: Path, tmp_path: Path
+) -> None:
     refused(uprof("diff", base, new, "--with", captured, "--new-with", captured), 2, "--base-with")
     refused(uprof("diff", base, new, "--with", new), 2, "cannot be its own capture")
     refused(

@@ -1,4 +1,4 @@
-"""What torch itself counts, and what the formulas make of the same calls, printed as recorded."""
+"""FLOPs of programs as torch counts them and as the roofline formulas count them."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ _TYPES = {
 
 
 class Counting(TorchDispatchMode):  # type: ignore[misc]
-    """Takes every call that reaches a kernel as a profiler would print it, and prices it."""
+    """Formats each dispatched call as the profiler records it, and computes its cost."""
 
     def __init__(self) -> None:
         super().__init__()
         self.costs: list[tuple[str, Cost]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
-        given |= kwargs or {}
-        values = [given.get(one.name, one.default_value) for one in func._schema.arguments]
+        arguments = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
+        arguments |= kwargs or {}
+        values = [arguments.get(one.name, one.default_value) for one in func._schema.arguments]
         name = func._schema.name
         if (formula := formula_of(name)) is not None:
-            shown = [_shown(one) for one in values]
-            texts = [";\r\n".join(part) for part in list(zip(*shown, strict=True))[:3]]
-            concrete = json.dumps([one[3] for one in shown])
+            recorded = [_recorded_text(one) for one in values]
+            texts = [";\r\n".join(part) for part in list(zip(*recorded, strict=True))[:3]]
+            concrete = json.dumps([one[3] for one in recorded])
             self.costs.append((name, formula(parsed(texts[1], texts[0], texts[2], concrete))))
         return func(*args, **(kwargs or {}))
 
     @property
     def flops(self) -> int:
-        """What matrix units do."""
+        """FLOPs of the matrix units."""
         return sum(cost.flops for _, cost in self.costs if cost.unit == "matrix")
 
 
-def _shown(value: Any) -> tuple[str, str, str, str]:
-    """Return type, shape, strides and value as torch.profiler's trace has them in our tables."""
+def _recorded_text(value: Any) -> tuple[str, str, str, str]:
+    """Return type, shape, strides and value as torch.profiler records them."""
     if isinstance(value, torch.Tensor):
         shape, strides = (",".join(map(str, one)) for one in (value.shape, value.stride()))
         return _TYPES[value.dtype], shape, strides, ""
@@ -66,17 +66,17 @@ def _shown(value: Any) -> tuple[str, str, str, str]:
     return "Scalar", "", "", str(value)
 
 
-def both(run: Callable[[], object]) -> tuple[int, int]:
-    """Return the FLOPs that torch counts of a program, and what the formulas count."""
-    with FlopCounterMode(display=False) as theirs:
+def torch_and_formula_flops(run: Callable[[], object]) -> tuple[int, int]:
+    """Return the FLOPs of a program as torch and as the formulas count them."""
+    with FlopCounterMode(display=False) as torch_counter:
         run()
-    with Counting() as ours:
+    with Counting() as counting:
         run()
-    return theirs.get_total_flops(), ours.flops
+    return torch_counter.get_total_flops(), counting.flops
 
 
 def costs(run: Callable[[], object]) -> Iterator[tuple[str, Cost]]:
-    """Yield the operations of a program that have a formula."""
+    """Yield the operations of a program that have a formula, with their cost."""
     with Counting() as counting:
         run()
     yield from counting.costs

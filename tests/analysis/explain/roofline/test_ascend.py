@@ -1,4 +1,4 @@
-"""What operators of an Ascend cost, by figures worked out by hand."""
+"""Costs of Ascend operators, compared with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def cost(
 @pytest.mark.parametrize(
     "factors", ["32,4096;4096,1000", "4096,32;4096,1000", "32,4096;1000,4096", "4096,32;1000,4096"]
 )
-def test_a_product_is_told_from_its_result_however_its_factors_lie(factors: str) -> None:
+def test_matmul_flops_do_not_depend_on_transposition(factors: str) -> None:
     found = cost(
         "MatMulV2", (f'"{factors}"', "FLOAT16;FLOAT16", "ND;ND"), ('"32,1000"', "FLOAT16", "ND")
     )
     assert (found.unit, found.dtype, found.flops) == ("matrix", "fp16", 2 * 32 * 1000 * 4096)
 
 
-def test_a_batch_may_share_a_factor() -> None:
+def test_batch_matmul_may_share_a_factor() -> None:
     found = cost(
         "BatchMatMulV2",
         ("8,4,16,64;64,32", "DT_BF16;DT_BF16", "ND;ND"),
@@ -48,7 +48,7 @@ def test_a_batch_may_share_a_factor() -> None:
     assert found.flops == 2 * 8 * 4 * 16 * 32 * 64
 
 
-def test_quantized_products_calculate_in_int8() -> None:
+def test_quantized_matmul_uses_int8() -> None:
     found = cost(
         "QuantBatchMatmulV3",
         ("128,512;512,256;256", "INT8;INT8;UINT64", "ND;ND;ND"),
@@ -57,7 +57,7 @@ def test_quantized_products_calculate_in_int8() -> None:
     assert (found.dtype, found.flops) == ("int8", 2 * 128 * 256 * 512)
 
 
-def test_padding_is_said_where_nobody_knows_better() -> None:
+def test_padded_sizes_give_an_upper_limit_unless_the_framework_recorded_the_shapes() -> None:
     # 1,000 columns are 63 blocks of 16, so 1,008.
     found = cost(
         "MatMul",
@@ -79,15 +79,15 @@ def test_padding_is_said_where_nobody_knows_better() -> None:
 CONV = ("convolution", "32,3,224,224;64,3,11,11;64", "float;float;float")
 BACKWARD = ("convolution_backward", "32,64,55,55;32,3,224,224;64,3,11,11", "float;float;float")
 X, WEIGHT, Y = "32,1,224,224,8", "121,4,16,8", "32,8,55,55,8"
-ONCE = 2 * 32 * 64 * 55 * 55 * 3 * 121
+CONV_FLOPS = 2 * 32 * 64 * 55 * 55 * 3 * 121
 
 
-def test_three_channels_are_not_eight() -> None:
+def test_convolution_flops_exclude_channel_padding() -> None:
     layouts = "NC1HWC0;FRACTAL_Z;NCHW"
     types = "FLOAT;FLOAT;FLOAT"
     result = (Y, "FLOAT", "NC1HWC0")
     found = cost("Conv2D", (f"{X};{WEIGHT};64", types, layouts), result, CONV)
-    assert (found.flops, found.doubt) == (ONCE, None)
+    assert (found.flops, found.doubt) == (CONV_FLOPS, None)
     padded = cost("Conv2D", (f"{X};{WEIGHT};64", types, layouts), result)
     assert padded.flops == 2 * 32 * 55 * 55 * 121 * 64 * 8
     assert padded.doubt is not None
@@ -96,10 +96,10 @@ def test_three_channels_are_not_eight() -> None:
         ("32,3,224,224;64,3,11,11", "FLOAT;FLOAT", "NCHW;NCHW"),
         ("32,64,55,55", "FLOAT", "NCHW"),
     )
-    assert plain.flops == ONCE
+    assert plain.flops == CONV_FLOPS
 
 
-def test_each_gradient_of_a_convolution_is_as_much_as_itself() -> None:
+def test_each_gradient_of_a_convolution_has_the_flops_of_the_convolution() -> None:
     weight = cost(
         "Conv2DBackpropFilter",
         (f"{X};4;{Y}", "FLOAT;INT32;FLOAT", "NC1HWC0;NCHW;NC1HWC0"),
@@ -112,10 +112,10 @@ def test_each_gradient_of_a_convolution_is_as_much_as_itself() -> None:
         (X, "FLOAT", "NC1HWC0"),
         BACKWARD,
     )
-    assert weight.flops == data.flops == ONCE
+    assert weight.flops == data.flops == CONV_FLOPS
 
 
-FULL = 4 * 2 * 8 * 128 * 256 * 64
+ATTENTION_FLOPS = 4 * 2 * 8 * 128 * 256 * 64
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ FULL = 4 * 2 * 8 * 128 * 256 * 64
         ("128,2,512", "256,2,512"),  # S, B, H
     ],
 )
-def test_attention_is_the_same_in_every_order(q: str, k: str) -> None:
+def test_attention_flops_do_not_depend_on_the_layout(q: str, k: str) -> None:
     found = cost(
         "FlashAttentionScore",
         (f"{q};{k};{k}", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
         (f"2,8,128,8;2,8,128,8;0;{q}", "FLOAT;FLOAT;DT_BF16;DT_BF16", "ND;ND;ND;ND"),
     )
-    assert found.flops == FULL
+    assert found.flops == ATTENTION_FLOPS
     assert found.doubt is not None
     assert found.doubt.startswith("a causal mask is not recorded")
     backward = cost(
@@ -141,10 +141,10 @@ def test_attention_is_the_same_in_every_order(q: str, k: str) -> None:
         (f"{q};{k};{k};{q};2,8,128,8", "DT_BF16;" * 4 + "FLOAT", "ND;" * 4 + "ND"),
         (f"{q};{k};{k}", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
     )
-    assert backward.flops == FULL * 5 // 2
+    assert backward.flops == ATTENTION_FLOPS * 5 // 2
 
 
-def test_grouped_queries_of_attention() -> None:
+def test_attention_with_grouped_queries() -> None:
     found = cost(
         "FlashAttentionScore",
         ("1,32,128,64;1,4,128,64;1,4,128,64", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
@@ -153,7 +153,7 @@ def test_grouped_queries_of_attention() -> None:
     assert found.flops == 4 * 32 * 128 * 128 * 64
 
 
-def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
+def test_attention_with_unknown_dimension_order_has_no_cost() -> None:
     with pytest.raises(UnknownCostError, match="order of its dimensions"):
         cost(
             "FlashAttentionScore",
@@ -162,7 +162,7 @@ def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
         )
 
 
-def test_one_query_tells_the_order_and_needs_no_mask() -> None:
+def test_attention_of_one_query_needs_no_mask() -> None:
     found = cost(
         "IncreFlashAttention",
         ("4,32,1,128;4,8,1000,128;4,8,1000,128", "FLOAT16;FLOAT16;FLOAT16", "ND;ND;ND"),
@@ -171,7 +171,7 @@ def test_one_query_tells_the_order_and_needs_no_mask() -> None:
     assert (found.flops, found.doubt) == (4 * 4 * 32 * 1000 * 128, None)
 
 
-def test_other_operators_move_their_own_layout() -> None:
+def test_other_operators_have_bytes_and_flops() -> None:
     moved = cost(
         "TransData", ("32,3,224,224", "FLOAT", "NCHW"), ("32,1,224,224,8", "FLOAT", "NC1HWC0")
     )
@@ -204,7 +204,7 @@ def test_other_operators_move_their_own_layout() -> None:
         ("SBH", "128,2,512", "256,2,256"),
     ],
 )
-def test_fused_attention_of_torch_npu_names_its_layout(layout: str, q: str, k: str) -> None:
+def test_torch_npu_attention_uses_the_recorded_layout(layout: str, q: str, k: str) -> None:
     formula = formula_of("npu::npu_fusion_attention")
     backward = formula_of("npu::npu_fusion_attention_grad")
     assert formula is not None
@@ -217,17 +217,17 @@ def test_fused_attention_of_torch_npu_names_its_layout(layout: str, q: str, k: s
         values = ["", "", "", "8", layout, *[""] * 11, str(mode)]
         return formula(parsed(shapes, ";".join(kinds), None, json.dumps(values)))
 
-    whole = 4 * 2 * 8 * 128 * 256 * 64
-    assert (forward(0).flops, forward(0).doubt) == (whole, None)
+    full = 4 * 2 * 8 * 128 * 256 * 64
+    assert (forward(0).flops, forward(0).doubt) == (full, None)
     assert forward(0, "128,256").doubt is not None
-    seen = sum(i + 1 + 128 for i in range(128))
-    assert (forward(3).flops, forward(3).doubt) == (whole * seen // (128 * 256), None)
+    visible = sum(i + 1 + 128 for i in range(128))
+    assert (forward(3).flops, forward(3).doubt) == (full * visible // (128 * 256), None)
     shapes, kinds = f"{q};{k};{k};{q};;", ";".join([half] * 4 + ["Scalar"] * 2)
     values = json.dumps(["", "", "", "", "8", layout])
-    assert backward(parsed(shapes, kinds, None, values)).flops == whole * 5 // 2
+    assert backward(parsed(shapes, kinds, None, values)).flops == full * 5 // 2
 
 
-def test_packed_sequences_of_torch_npu_are_not_guessed() -> None:
+def test_torch_npu_attention_of_packed_sequences_has_no_cost() -> None:
     formula = formula_of("npu::npu_fusion_attention")
     assert formula is not None
     kinds = "c10::Half;c10::Half;c10::Half;Scalar;Scalar"

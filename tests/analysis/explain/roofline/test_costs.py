@@ -1,4 +1,4 @@
-"""FLOPs and bytes: against what torch counts of real operations, and against figures by hand."""
+"""FLOPs and bytes, compared with torch's FLOP counter and with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from tests.analysis.explain.roofline.counted import both, costs
+from tests.analysis.explain.roofline.counted import costs, torch_and_formula_flops
 from unified_prof.explain.roofline import costs as formulas
 from unified_prof.explain.roofline.arguments import Tensor, UnknownCostError, parsed
 from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
@@ -20,7 +20,7 @@ SIZE = st.integers(1, 6)
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return a tensor without values: only its shape counts."""
+    """Return a tensor that has only a shape."""
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
 
 
@@ -33,7 +33,7 @@ def bf16(*shape: int) -> Tensor:
 
 @given(m=SIZE, k=SIZE, n=SIZE, batch=st.lists(SIZE, max_size=2))
 @settings(max_examples=30, deadline=None)
-def test_products_are_counted_as_torch_counts_them_forward_and_backward(
+def test_matmul_flops_equal_those_of_torch_forward_and_backward(
     m: int, k: int, n: int, batch: list[int]
 ) -> None:
     def run() -> None:
@@ -42,15 +42,15 @@ def test_products_are_counted_as_torch_counts_them_forward_and_backward(
         z = torch.matmul(y, tensor(*batch, n, m))
         (z.sum() + torch.addmm(tensor(n), tensor(m, k), tensor(k, n)).sum()).backward()
 
-    theirs, ours = both(run)
-    assert ours == theirs > 0
+    expected, found = torch_and_formula_flops(run)
+    assert found == expected > 0
 
 
 @pytest.mark.parametrize(
     ("left", "right"),
     [((4, 5), (5,)), ((5,), (5, 3)), ((2, 1, 4, 5), (3, 5, 6)), ((7, 4, 5), (5, 6)), ((5,), (5,))],
 )
-def test_a_product_with_vectors_and_broadcast_batches(
+def test_matmul_with_vectors_and_broadcast_batches(
     left: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
     a, b = torch.empty(left), torch.empty(right)
@@ -60,7 +60,7 @@ def test_a_product_with_vectors_and_broadcast_batches(
     assert found.moved_bytes == 4 * (a.numel() + b.numel() + result.numel())
 
 
-def test_bias_and_type_of_the_result_stand_apart() -> None:
+def test_matmul_bias_is_vector_work_and_output_type_sets_its_bytes() -> None:
     found = formulas.matmul(bf16(141, 512), bf16(512, 2048), bias=bf16(2048))
     assert (found.unit, found.dtype, found.flops) == ("matrix", "bf16", 2 * 141 * 512 * 2048)
     assert found.vector_flops == 141 * 2048
@@ -69,26 +69,26 @@ def test_bias_and_type_of_the_result_stand_apart() -> None:
     assert wide.moved_bytes == 64 + 64 + 128
 
 
-def test_an_expanded_factor_is_read_once() -> None:
+def test_expanded_factor_is_read_once() -> None:
     a = Tensor((16, 4, 5), "fp32", (0, 5, 1))
     found = formulas.matmul(a, Tensor((16, 5, 6), "fp32", (30, 6, 1)))
     assert found.moved_bytes == 4 * (4 * 5 + 16 * 5 * 6 + 16 * 4 * 6)
     assert found.flops == 2 * 16 * 4 * 5 * 6
 
 
-def test_complex_products_are_four_real_ones() -> None:
+def test_complex_matmul_has_four_times_the_flops() -> None:
     a = Tensor((3, 4), "complex64")
     assert formulas.matmul(a, Tensor((4, 5), "complex64")).flops == 4 * 2 * 3 * 4 * 5
 
 
-def test_factors_that_do_not_go_together_are_refused() -> None:
+def test_matmul_of_incompatible_shapes_is_refused() -> None:
     with pytest.raises(UnknownCostError, match="inner sizes"):
         formulas.matmul(bf16(3, 4), bf16(5, 6))
     with pytest.raises(UnknownCostError, match="do not match"):
         formulas.matmul(bf16(2, 3, 4), bf16(3, 4, 5))
 
 
-def test_experts_of_different_sizes() -> None:
+def test_grouped_matmul_counts_each_nonempty_group() -> None:
     found = formulas.grouped_matmul([3, 0, 5], n=7, k=11, dtype="bf16")
     assert found.flops == 2 * 8 * 7 * 11
     assert found.moved_bytes == 2 * (8 * 11 + 3 * 11 * 7 + 8 * 7)
@@ -108,7 +108,7 @@ def test_experts_of_different_sizes() -> None:
     batch=st.integers(1, 3),
 )
 @settings(max_examples=60, deadline=None)
-def test_convolutions_are_counted_as_torch_counts_them(
+def test_convolution_flops_equal_those_of_torch(
     spatial: int,
     groups: int,
     stride: int,
@@ -129,15 +129,15 @@ def test_convolutions_are_counted_as_torch_counts_them(
         y = call(x, weight, bias, stride, padding, groups=groups, dilation=dilation)
         results.append((y.shape, groups))
         if groups == 1:
-            # Of groups, torch counts the weight's gradient too high by their number.
+            # With groups, torch multiplies the FLOPs of the weight gradient by their number.
             y.sum().backward()
 
     results: list[Any] = []
-    theirs, ours = both(run)
-    assert ours == theirs > 0
+    expected, found = torch_and_formula_flops(run)
+    assert found == expected > 0
 
 
-def test_a_backward_of_groups_is_twice_its_forward() -> None:
+def test_backward_convolution_with_groups_has_the_flops_of_the_requested_gradients() -> None:
     x, w, dy = bf16(2, 6, 9, 9), bf16(4, 3, 3, 3), bf16(2, 4, 5, 5)
     forward = formulas.convolution(x, w, (5, 5))
     assert forward.flops == 2 * 2 * 4 * 25 * 3 * 9
@@ -157,20 +157,19 @@ def test_a_backward_of_groups_is_twice_its_forward() -> None:
     size=st.integers(5, 12), window=st.integers(1, 4), step=st.integers(1, 3), pad=st.integers(0, 1)
 )
 @settings(max_examples=30, deadline=None)
-def test_sizes_of_results_are_those_of_torch(size: int, window: int, step: int, pad: int) -> None:
+def test_convolution_output_sizes_equal_those_of_torch(
+    size: int, window: int, step: int, pad: int
+) -> None:
     x = torch.empty(1, 1, size, size, device="meta")
     w = torch.empty(1, 1, window, window, device="meta")
     y = F.conv2d(x, w, stride=step, padding=pad)
-    assert (
-        formulas.convolution_sizes((size,) * 2, (window,) * 2, (step,), (pad,), (1,)) == y.shape[2:]
-    )
+    square = (size,) * 2, (window,) * 2
+    assert formulas.convolution_sizes(*square, (step,), (pad,), (1,)) == y.shape[2:]
     z = F.conv_transpose2d(x, w, stride=step, padding=pad)
-    found = formulas.transposed_sizes((size,) * 2, (window,) * 2, (step,), (pad,), (1,), (0,))
+    found = formulas.transposed_sizes(*square, (step,), (pad,), (1,), (0,))
     assert found == z.shape[2:]
     same = F.conv2d(x, w, padding="same") if window % 2 else x
-    assert (
-        formulas.convolution_sizes((size,) * 2, (window,) * 2, (1,), "same", (1,)) == same.shape[2:]
-    )
+    assert formulas.convolution_sizes(*square, (1,), "same", (1,)) == same.shape[2:]
 
 
 # Attention
@@ -178,7 +177,7 @@ def test_sizes_of_results_are_those_of_torch(size: int, window: int, step: int, 
 
 @given(batch=SIZE, heads=SIZE, queries=SIZE, keys=SIZE, depth=SIZE, value_depth=SIZE)
 @settings(max_examples=30, deadline=None)
-def test_attention_without_a_mask_is_counted_as_torch_counts_it(
+def test_attention_flops_without_mask_equal_those_of_torch(
     batch: int, heads: int, queries: int, keys: int, depth: int, value_depth: int
 ) -> None:
     q, k = (batch, heads, queries, depth), (batch, heads, keys, depth)
@@ -190,29 +189,24 @@ def test_attention_without_a_mask_is_counted_as_torch_counts_it(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_fused_attention_of_torch_is_priced_by_its_recorded_arguments(causal: bool) -> None:
+def test_fused_attention_uses_its_recorded_arguments(causal: bool) -> None:
     def run() -> None:
         q = tensor(2, 4, 10, 8, dtype=torch.bfloat16)
-        out = torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.0, causal)
-        other = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, q, q, None, True, 0.0, causal
-        )
-        own = torch.ops.aten._flash_attention_forward(
+        torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.0, causal)
+        torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True, 0.0, causal)
+        torch.ops.aten._flash_attention_forward(
             *[q.transpose(1, 2)] * 3, None, None, 10, 10, 0.0, causal, False
         )
-        results.append((out, other, own))
 
-    results: list[Any] = []
-    theirs, ours = both(run)
+    expected, found = torch_and_formula_flops(run)
     once = 2 * 4 * 8 * 2 * 2
-    # torch does not count that half of the scores are never calculated, and of flash attention's
-    # own function, where heads come third, it takes heads for queries.
-    assert theirs == once * (2 * 10 * 10 + 4 * 4 * 10 // 4)
-    assert ours == 3 * once * (55 if causal else 100)
+    # torch counts masked scores too, and takes the heads of _flash_attention_forward for queries.
+    assert expected == once * (2 * 10 * 10 + 4 * 4 * 10 // 4)
+    assert found == 3 * once * (55 if causal else 100)
 
 
 @given(queries=st.integers(0, 9), keys=st.integers(0, 9))
-def test_pairs_that_a_causal_mask_lets_through(queries: int, keys: int) -> None:
+def test_causal_mask_pairs_equal_those_counted_one_by_one(queries: int, keys: int) -> None:
     for causal, offset in ((UPPER_LEFT, 0), (LOWER_RIGHT, keys - queries)):
         expected = sum(min(max(i + 1 + offset, 0), keys) for i in range(queries))
         assert formulas.seen_pairs(queries, keys, causal) == expected
@@ -225,19 +219,18 @@ def test_grouped_queries_read_the_keys_of_their_group() -> None:
     assert found.moved_bytes == 2 * (2 * q.elements + 2 * kv.elements)
 
 
-def test_unknown_causality_is_said_not_chosen() -> None:
+def test_unknown_causality_is_reported_as_a_doubt() -> None:
     q = bf16(1, 2, 4, 8)
     found = Attention.from_tensors(q, q, q, causal_known=False).forward()
     assert found.flops == 4 * 2 * 16 * 8
-    assert (
-        found.doubt == "a causal mask is not recorded; with one, FLOPs would be 0.62 times as many"
-    )
+    expected = "a causal mask is not recorded; with one, FLOPs would be 0.62 times as many"
+    assert found.doubt == expected
 
 
-# The rest
+# Other operations
 
 
-def test_element_wise_operations_broadcast_and_read_expanded_tensors_once() -> None:
+def test_elementwise_operations_broadcast_and_read_expanded_tensors_once() -> None:
     found = formulas.elementwise([bf16(4, 1, 8), bf16(3, 8)])
     assert (found.flops, found.moved_bytes) == (96, 2 * (32 + 24 + 96))
     compared = formulas.elementwise([bf16(4, 8), bf16(4, 8)], out="bool")
@@ -246,7 +239,7 @@ def test_element_wise_operations_broadcast_and_read_expanded_tensors_once() -> N
         formulas.elementwise([bf16(4), bf16(3)])
 
 
-def test_types_are_promoted_as_torch_does() -> None:
+def test_type_promotion_equals_that_of_torch() -> None:
     assert parsed("", "Scalar", None, '["15"]').scalar_type(0) == "bf16"
     pairs = [
         (torch.bfloat16, torch.float32),
@@ -256,25 +249,24 @@ def test_types_are_promoted_as_torch_does() -> None:
     ]
     names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "int64"}
     names |= {torch.float16: "fp16", torch.bool: "bool", torch.int32: "int32"}
-    for one, other in pairs:
-        found = formulas.result_type([Tensor((2,), names[one]), Tensor((2,), names[other])])
-        assert found == names[torch.promote_types(one, other)]
-        # A tensor without dimensions does not widen one that has some.
-        scalar = formulas.result_type([Tensor((2,), "bf16"), Tensor((), "fp64")])
-        assert scalar == "bf16"
+    for left, right in pairs:
+        found = formulas.result_type([Tensor((2,), names[left]), Tensor((2,), names[right])])
+        assert found == names[torch.promote_types(left, right)]
+        # A tensor without dimensions does not widen the result.
+        assert formulas.result_type([Tensor((2,), "bf16"), Tensor((), "fp64")]) == "bf16"
 
 
-def test_rows_of_a_table_count_not_the_table() -> None:
+def test_embedding_reads_only_the_selected_rows() -> None:
     (found,) = (
         cost
-        for name, cost in costs(lambda: F.embedding(tensor_ids(5), tensor(30522, 512)))
+        for name, cost in costs(lambda: F.embedding(index_tensor(5), tensor(30522, 512)))
         if name == "aten::embedding"
     )
     assert (found.flops, found.moved_bytes) == (0, 5 * (8 + 2 * 4 * 512))
 
 
 @pytest.mark.parametrize(("indices", "index_bytes"), [(True, 8), (False, 0)])
-def test_pooling_reads_its_input_and_writes_results_and_their_indices(
+def test_pooling_reads_its_input_and_writes_results_and_indices(
     indices: bool, index_bytes: int
 ) -> None:
     pool = F.max_pool2d if indices else F.avg_pool2d
@@ -284,17 +276,17 @@ def test_pooling_reads_its_input_and_writes_results_and_their_indices(
     assert found.moved_bytes == 4 * 2 * 3 * 8 * 8 + results * (4 + index_bytes)
 
 
-def tensor_ids(count: int) -> torch.Tensor:
+def index_tensor(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int64, device="meta")
 
 
-def test_one_training_step_has_only_formulas_that_agree_with_its_tensors() -> None:
+def test_formulas_of_a_training_step_match_its_tensors() -> None:
     def run() -> None:
         x = tensor(2, 8, 16)
         y = F.layer_norm(x, (16,), tensor(16), tensor(16))
         y = F.gelu(F.linear(y, tensor(32, 16)))
         scores = F.log_softmax(y.reshape(16, 32), -1)
-        loss = F.nll_loss(scores, tensor_ids(16)) + y.sum((0, 1)).mean()
+        loss = F.nll_loss(scores, index_tensor(16)) + y.sum((0, 1)).mean()
         loss.backward()
 
     by_name: dict[str, list[Cost]] = {}
@@ -313,7 +305,7 @@ def test_one_training_step_has_only_formulas_that_agree_with_its_tensors() -> No
     assert sum(cost.flops for cost in by_name["mm"]) == 3 * 2 * 16 * 16 * 32
 
 
-def test_a_fused_adam_step_of_fp32_moves_28_bytes_a_parameter() -> None:
+def test_fused_adam_in_fp32_moves_28_bytes_per_parameter() -> None:
     params = [Tensor((10, 10), "fp32"), Tensor((28,), "fp32")]
     found = formulas.optimizer("adam", params)
     assert (found.flops, found.moved_bytes) == (12 * 128, 28 * 128)
@@ -323,7 +315,7 @@ def test_a_fused_adam_step_of_fp32_moves_28_bytes_a_parameter() -> None:
         formulas.optimizer("adam", [])
 
 
-def test_copies_do_not_calculate() -> None:
+def test_copies_have_no_flops() -> None:
     found = formulas.copy(Tensor((3, 5), "fp32"), bf16(3, 5))
     assert (found.unit, found.flops, found.moved_bytes) == ("copy", 0, 15 * 6)
     assert formulas.concatenation([bf16(2, 3), bf16(4, 3)]).moved_bytes == 2 * 2 * 18
@@ -340,12 +332,12 @@ def test_copies_do_not_calculate() -> None:
         ("send", 1000),
     ],
 )
-def test_what_each_rank_sends_at_least(kind: str, sent: int) -> None:
+def test_wire_bytes_are_the_minimum_that_each_rank_sends(kind: str, sent: int) -> None:
     assert formulas.wire_bytes(kind, 1000, 8) == sent
     assert formulas.wire_bytes(kind, 1000, 1) == 0
     assert formulas.collective("all_reduce", 1024, 4, "fp32").flops == 192
 
 
-def test_what_is_sent_by_an_unknown_collective_is_not_guessed() -> None:
+def test_wire_bytes_of_an_unknown_collective_are_refused() -> None:
     with pytest.raises(UnknownCostError):
         formulas.wire_bytes("barrier", 1000, 8)

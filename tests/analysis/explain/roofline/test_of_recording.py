@@ -1,10 +1,9 @@
-"""Operations of recordings under the limits of their devices: small ones written out by hand."""
+"""Operations of hand-written recordings relative to the roofline of their device."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,22 +11,17 @@ from click.testing import CliRunner
 from tests.analysis.builders import Device
 from unified_prof import open_report
 from unified_prof.cli.app import app
-from unified_prof.explain.roofline import breakdown
-from unified_prof.explain.roofline import peaks as offered
+from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import Roofline, RooflineRow
 from unified_prof.recording.recording import Recording
 
 
 class Shaped(Device):
-    """A device database whose operations and operators have shapes."""
+    """A database whose operations and operators have shapes."""
 
-    def __enter__(self) -> Shaped:
-        super().__enter__()
-        return self
-
-    def named(self, name: str) -> None:
-        """Say what device 0 is."""
-        self.writer.write("NPU_INFO", {"id": [0], "name": name})
+    def set_device_name(self, name: str) -> None:
+        """Set the name of device 0."""
+        self.row("NPU_INFO", id=0, name=name)
 
     def operation(
         self,
@@ -40,46 +34,20 @@ class Shaped(Device):
         launches: int | None = None,
         values: list[str] | None = None,
     ) -> None:
-        """Add an operation of the framework with its inputs."""
-        self._calls += 1
-        at = {"globalTid": 1, "name": self.text(name)}
-        self.writer.write(
-            "PYTORCH_API",
-            {
-                "startNs": [str(self.T0 + start)],
-                "endNs": [str(self.T0 + end)],
-                "connectionId": self._calls,
-                "inputShapes": self.text(shapes),
-                "inputDtypes": self.text(types),
-                "sequenceNumber": -1,
-                "fwdThreadId": 0,
-                "callchainId": -1,
-                "type": 50001,
-                **at,
-            },
-        )
+        """Add a framework operation with its inputs."""
+        self.call(start, end, name, launches=launches, inputs=(shapes, types))
         if values is not None:
-            row: dict[str, Any] = {"startNs": [self.T0 + start], **at}
-            row |= {"inputStrides": self.text(""), "moduleHierarchy": self.text("")}
-            self.writer.write(
-                "UPROF_OPERATION_INPUTS", {**row, "concreteInputs": self.text(json.dumps(values))}
-            )
-        if launches is not None:
-            self.writer.write("CONNECTION_IDS", {"id": [self._calls], "connectionId": launches})
+            names = ("name", "inputStrides", "moduleHierarchy", "concreteInputs")
+            texts = map(self.text, (name, "", "", json.dumps(values)))
+            row = dict(zip(names, texts, strict=True))
+            self.row("UPROF_OPERATION_INPUTS", startNs=start, globalTid=1, **row)
 
     def kernel(self, start: int, end: int, name: str, connection: int = -1) -> None:
-        """Add a kernel of a GPU."""
+        """Add a GPU kernel."""
         identity = self.task(start, end, connection=connection, kernel=(name, name))
-        self.writer.write(
-            "UPROF_GPU_TASKS",
-            {
-                "globalTaskId": [identity],
-                "name": self.text(name),
-                "operation": self.text(name),
-                "gridDim": self.text("1,1,1"),
-                "blockDim": self.text("1,1,1"),
-            },
-        )
+        text, one = self.text(name), self.text("1,1,1")
+        columns = {"name": text, "operation": text, "gridDim": one, "blockDim": one}
+        self.row("UPROF_GPU_TASKS", globalTaskId=identity, **columns)
 
     def operator(
         self,
@@ -90,26 +58,25 @@ class Shaped(Device):
         outputs: tuple[str, str, str],
         connection: int = -1,
     ) -> None:
-        """Add an operator of an Ascend: shapes, types and formats of what it reads and writes."""
+        """Add an Ascend operator; `inputs` and `outputs` are shapes, types and formats."""
         identity = self.task(start, end, connection=connection)
-        row: dict[str, Any] = {"name": [self.text(op_type)], "globalTaskId": identity}
-        row["opType"] = self.text(op_type)
-        for way, texts in (("input", inputs), ("output", outputs)):
-            for what, text in zip(("Shapes", "DataTypes", "Formats"), texts, strict=True):
-                row[f"{way}{what}"] = self.text(text)
-        self.writer.write("COMPUTE_TASK_INFO", row)
+        row: dict[str, int] = {"name": self.text(op_type), "opType": self.text(op_type)}
+        for direction, texts in (("input", inputs), ("output", outputs)):
+            for column, text in zip(("Shapes", "DataTypes", "Formats"), texts, strict=True):
+                row[f"{direction}{column}"] = self.text(text)
+        self.row("COMPUTE_TASK_INFO", globalTaskId=identity, **row)
 
 
 def roofline(path: Path) -> Roofline:
-    """Return what is found in a database."""
+    """Return the roofline of a database."""
     with open_report(path) as report:
         recording = Recording(report)
-        assert offered.offered(recording)
+        assert peaks.offered(recording)
         return breakdown.roofline_of(recording)
 
 
-def only(found: Roofline, name: str) -> RooflineRow:
-    """Return the one row of an operation."""
+def row_of(found: Roofline, name: str) -> RooflineRow:
+    """Return the only row of an operation."""
     (one,) = (row for row in found.rows if row.name == name)
     return one
 
@@ -118,10 +85,10 @@ MM = "1024,4096;4096,2048"
 BF16 = "c10::BFloat16;c10::BFloat16"
 
 
-def gpu(path: Path, name: str = "NVIDIA H100 80GB HBM3", length: int = 40_000) -> Path:
-    """Write a step in which a product of two kernels runs within `linear`, and one unknown."""
+def write_gpu_step(path: Path, name: str = "NVIDIA H100 80GB HBM3", length: int = 40_000) -> Path:
+    """Write a step with a matmul of two kernels in `linear`, and an operation without formula."""
     with Shaped(path) as device:
-        device.named(name)
+        device.set_device_name(name)
         device.call(0, 100_000, "ProfilerStep#1")
         device.operation(10, 900, "aten::linear", "1024,4096;2048,4096", BF16)
         device.operation(20, 800, "aten::mm", MM, BF16, launches=100)
@@ -132,9 +99,9 @@ def gpu(path: Path, name: str = "NVIDIA H100 80GB HBM3", length: int = 40_000) -
     return path
 
 
-def test_an_operation_is_charged_once_with_all_its_kernels(tmp_path: Path) -> None:
-    found = roofline(gpu(tmp_path / "a.db"))
-    product = only(found, "aten::mm")
+def test_operation_is_rated_once_with_all_its_kernels(tmp_path: Path) -> None:
+    found = roofline(write_gpu_step(tmp_path / "a.db"))
+    product = row_of(found, "aten::mm")
     assert product.shapes == "[1024,4096] [4096,2048] bf16"
     assert (product.count, product.total_ns) == (1, 40_000)
     assert product.cost is not None
@@ -144,13 +111,13 @@ def test_an_operation_is_charged_once_with_all_its_kernels(tmp_path: Path) -> No
     assert product.bound == "compute"
     assert product.above_target_ns == pytest.approx(40_000 - flops / (0.7 * 989e12) * 1e9)
     assert not [row for row in found.rows if row.name == "aten::linear"]
-    unknown = only(found, "mine::op")
+    unknown = row_of(found, "mine::op")
     assert (unknown.cost, unknown.doubt) == (None, "no FLOP formula")
     assert sum(row.total_ns for row in found.rows) == 41_000
 
 
-def test_matrix_work_of_the_steps_is_told_against_the_peak(tmp_path: Path) -> None:
-    (use,) = roofline(gpu(tmp_path / "a.db")).use
+def test_flops_of_the_steps_are_compared_with_the_peak(tmp_path: Path) -> None:
+    (use,) = roofline(write_gpu_step(tmp_path / "a.db")).use
     flops = 2 * 1024 * 4096 * 2048
     assert (use.flops, use.steps, use.peak) == (flops, 1, "bf16 989")
     assert use.share == pytest.approx(flops / 989e12 / (use.time_ns / 1e9))
@@ -158,33 +125,35 @@ def test_matrix_work_of_the_steps_is_told_against_the_peak(tmp_path: Path) -> No
     assert use.by_step == (("1", flops, use.share),)
 
 
-def test_what_is_faster_than_possible_is_doubted_not_shown(tmp_path: Path) -> None:
-    found = only(roofline(gpu(tmp_path / "a.db", length=8_000)), "aten::mm")
+def test_operation_faster_than_the_peak_has_a_doubt_instead_of_an_efficiency(
+    tmp_path: Path,
+) -> None:
+    found = row_of(roofline(write_gpu_step(tmp_path / "a.db", length=8_000)), "aten::mm")
     assert found.efficiency is None
     assert found.doubt is not None
     assert found.doubt.startswith("faster than the peak allows")
 
 
-def test_an_unknown_device_has_absolute_figures_only(tmp_path: Path) -> None:
-    found = roofline(gpu(tmp_path / "a.db", "Somebody's Accelerator 7"))
-    product = only(found, "aten::mm")
+def test_unknown_device_has_absolute_figures_only(tmp_path: Path) -> None:
+    found = roofline(write_gpu_step(tmp_path / "a.db", "Somebody's Accelerator 7"))
+    product = row_of(found, "aten::mm")
     assert product.cost is not None
     assert (product.efficiency, product.bound, product.above_target_ns) == (None, None, None)
     (use,) = found.use
     assert (use.share, use.peak) == (None, "")
 
 
-def test_the_headline_says_that_no_peak_is_known(tmp_path: Path) -> None:
-    path = gpu(tmp_path / "a.db", "Somebody's Accelerator 7")
+def test_headline_of_an_unknown_device_reports_no_mfu(tmp_path: Path) -> None:
+    path = write_gpu_step(tmp_path / "a.db", "Somebody's Accelerator 7")
     output = CliRunner().invoke(app, ["report", str(path)]).output
     assert "172 TFLOP/s, peak of this device unknown (see [tool.uprof" in output
     assert "MFU" not in output
 
 
-def test_fp32_is_held_against_what_its_kernels_ran_in(tmp_path: Path) -> None:
+def test_fp32_matmul_is_rated_by_the_precision_of_its_kernel(tmp_path: Path) -> None:
     types = "float;float"
     with Shaped(tmp_path / "a.db") as device:
-        device.named("NVIDIA A100-SXM4-80GB")
+        device.set_device_name("NVIDIA A100-SXM4-80GB")
         kernels = {
             1: "sm80_xmma_gemm_f32f32_tf32f32_f32_tn",
             2: "ampere_sgemm_128x64_nn",
@@ -203,7 +172,7 @@ def test_fp32_is_held_against_what_its_kernels_ran_in(tmp_path: Path) -> None:
         "tf32",
         "fp32",
         "tf32",
-        # Slower than fp32 would be too slow for either: nothing is assumed.
+        # At the fp32 rate it would be too slow for either: nothing is assumed.
         "fp32" if 2 * 1024 * 4096 * 4096 / 19.5e12 <= 1e-3 else "tf32",
     ]
     assumed = by_shape["[1024,4096] [4096,3072] fp32"].doubt
@@ -211,15 +180,15 @@ def test_fp32_is_held_against_what_its_kernels_ran_in(tmp_path: Path) -> None:
     assert "TF32 is assumed" in assumed
 
 
-def test_a_matrix_operation_within_another_counts_alone(tmp_path: Path) -> None:
+def test_nested_matrix_operation_counts_instead_of_the_outer_one(tmp_path: Path) -> None:
     with Shaped(tmp_path / "a.db") as device:
-        device.named("NVIDIA H100 80GB HBM3")
+        device.set_device_name("NVIDIA H100 80GB HBM3")
         device.operation(0, 900, "aten::matmul", MM, BF16, launches=100)
         device.operation(20, 800, "aten::mm", MM, BF16, launches=101)
         device.kernel(2000, 3000, "set_up", 100)
         device.kernel(3000, 60_000, "gemm", 101)
     found = roofline(tmp_path / "a.db")
-    outer = only(found, "aten::matmul")
+    outer = row_of(found, "aten::matmul")
     assert (outer.cost, outer.doubt) == (
         None,
         "counted for the operations within it that launched kernels",
@@ -227,28 +196,28 @@ def test_a_matrix_operation_within_another_counts_alone(tmp_path: Path) -> None:
     assert found.use[0].flops == 2 * 1024 * 4096 * 2048
 
 
-def test_values_of_arguments_tell_the_size_of_a_convolution(tmp_path: Path) -> None:
+def test_recorded_arguments_determine_the_size_of_a_convolution(tmp_path: Path) -> None:
     values = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
     shapes = "8,64,56,56;128,64,3,3;;;;;;;"
     types = ";".join([*BF16.split(";"), "", *["ScalarList"] * 3, "Scalar", "ScalarList", "Scalar"])
     with Shaped(tmp_path / "a.db") as device:
-        device.named("NVIDIA H100 80GB HBM3")
-        for number, given in ((1, values), (2, None)):
+        device.set_device_name("NVIDIA H100 80GB HBM3")
+        for number, recorded in ((1, values), (2, None)):
             at = 1_000_000 * number
             device.operation(
-                at, at + 9, "aten::convolution", shapes, types, launches=number, values=given
+                at, at + 9, "aten::convolution", shapes, types, launches=number, values=recorded
             )
             device.kernel(at + 10, at + 50_000, f"conv{number}", number)
     rows = [row for row in roofline(tmp_path / "a.db").rows if row.name == "aten::convolution"]
-    told = [row.cost.flops for row in rows if row.cost is not None]
-    assert told == [2 * 8 * 128 * 28 * 28 * 64 * 9]
-    (untold,) = (row.doubt for row in rows if row.cost is None)
-    assert untold == "the values of its arguments were not recorded"
+    flops = [row.cost.flops for row in rows if row.cost is not None]
+    assert flops == [2 * 8 * 128 * 28 * 28 * 64 * 9]
+    (doubt,) = (row.doubt for row in rows if row.cost is None)
+    assert doubt == "the values of its arguments were not recorded"
 
 
-def test_operators_of_an_ascend_have_shapes_of_their_own(tmp_path: Path) -> None:
+def test_ascend_operators_use_their_recorded_shapes_and_formats(tmp_path: Path) -> None:
     with Shaped(tmp_path / "a.db") as device:
-        device.named("Ascend910B3")
+        device.set_device_name("Ascend910B3")
         device.operation(
             0, 90, "aten::mm", "1000,4096;4096,2048", "c10::Half;c10::Half", launches=7
         )
@@ -279,36 +248,36 @@ def test_operators_of_an_ascend_have_shapes_of_their_own(tmp_path: Path) -> None
             600_000, 610_000, "Odd", ('"-1,4"', "FLOAT", "ND"), ('"-1,4"', "FLOAT", "ND")
         )
     found = roofline(tmp_path / "a.db")
-    plain, padded = only(found, "MatMulV3"), only(found, "MatMulV2")
+    plain, padded = row_of(found, "MatMulV3"), row_of(found, "MatMulV2")
     assert plain.cost is not None
     assert plain.cost.flops == 2 * 1000 * 4096 * 2048
     assert plain.efficiency == pytest.approx(plain.cost.flops / (20 * 1800e6 * 8192) / 200e-6)
     assert plain.doubt is None
-    # 63 blocks of 16 rows are 1,008: the framework's operation says 1,000.
+    # 63 blocks of 16 rows are 1,008; the framework operation has 1,000.
     assert padded.cost is not None
     assert padded.cost.flops == 2 * 1000 * 4096 * 2048
     assert padded.cost.moved_bytes == 2 * (4096 * 1008 + 4096 * 2048 + 1008 * 2048)
-    add = only(found, "Add")
+    add = row_of(found, "Add")
     assert add.cost is not None
     assert (add.cost.unit, add.cost.moved_bytes) == ("vector", 4 * (2 * 512 * 1024 + 1024))
     assert add.bound == "memory"
     assert add.uncertain
-    odd = only(found, "Odd")
+    odd = row_of(found, "Odd")
     assert odd.doubt == "its shapes were not known when it was launched"
 
 
-def test_sizes_and_types_in_each_others_columns_are_put_right(tmp_path: Path) -> None:
-    # torch_npu of 2024 and 2025 wrote them so.
+def test_swapped_shape_and_type_columns_are_corrected(tmp_path: Path) -> None:
+    # torch_npu wrote them this way in 2024 and 2025.
     with Shaped(tmp_path / "a.db") as device:
         device.operation(0, 90, "aten::mm", BF16, MM, launches=7)
         device.task(100, 90_000, connection=7, kernel=("gemm", "gemm"))
-    found = only(roofline(tmp_path / "a.db"), "aten::mm")
+    found = row_of(roofline(tmp_path / "a.db"), "aten::mm")
     assert found.cost is not None
     assert found.cost.flops == 2 * 1024 * 4096 * 2048
 
 
-def test_the_report_shows_the_breakdown_and_the_headline(tmp_path: Path) -> None:
-    path = gpu(tmp_path / "a.db")
+def test_report_shows_the_roofline_breakdown_and_the_headline(tmp_path: Path) -> None:
+    path = write_gpu_step(tmp_path / "a.db")
     result = CliRunner().invoke(app, ["report", str(path), "--by", "roofline"])
     assert result.exit_code == 0, result.output
     assert "aten::mm [1024,4096] [4096,2048] bf16" in result.output
@@ -324,7 +293,7 @@ def test_the_report_shows_the_breakdown_and_the_headline(tmp_path: Path) -> None
     assert use["share"] == pytest.approx(0.174, abs=1e-3)
 
 
-def test_the_headline_tells_the_length_of_several_steps_as_a_sum(tmp_path: Path) -> None:
+def test_headline_has_the_total_time_of_two_steps(tmp_path: Path) -> None:
     with Shaped(tmp_path / "a.db") as device:
         for number, at in enumerate((0, 100_000), start=1):
             device.call(at, at + 100_000, f"ProfilerStep#{number}")
@@ -334,52 +303,46 @@ def test_the_headline_tells_the_length_of_several_steps_as_a_sum(tmp_path: Path)
     assert "34.4 GFLOP in 2 steps, 200 µs in total: 172 TFLOP/s" in result.output
 
 
-def test_a_recording_without_shapes_has_no_roofline(tmp_path: Path) -> None:
+def test_roofline_of_a_recording_without_shapes_names_record_shapes(tmp_path: Path) -> None:
     with Device(tmp_path / "a.db") as device:
         device.task(0, 100, kernel=("gemm", "gemm"))
     result = CliRunner().invoke(app, ["report", str(tmp_path / "a.db"), "--by", "roofline"])
     assert "record_shapes" in str(result.exception)
 
 
-def test_of_millions_of_tasks_a_report_has_it_where_it_is_asked_for(
+def test_long_recordings_have_a_roofline_only_if_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = gpu(tmp_path / "a.db")
-    monkeypatch.setattr(offered, "QUICK_TASKS", 2)
+    path = write_gpu_step(tmp_path / "a.db")
+    monkeypatch.setattr(peaks, "QUICK_TASKS", 2)
     document = json.loads(CliRunner().invoke(app, ["report", str(path), "--format", "json"]).output)
     (report,) = document["reports"]
     assert "roofline" not in report["breakdowns"]
     assert report["model_use"] == []
-    asked = CliRunner().invoke(app, ["report", str(path), "--by", "roofline"])
-    assert "aten::mm [1024,4096]" in asked.output
+    requested = CliRunner().invoke(app, ["report", str(path), "--by", "roofline"])
+    assert "aten::mm [1024,4096]" in requested.output
 
 
-def test_collectives_are_told_by_what_each_rank_sends_at_least(tmp_path: Path) -> None:
+def test_collectives_have_the_minimum_bytes_that_each_rank_sends(tmp_path: Path) -> None:
     with Shaped(tmp_path / "a.db") as device:
         device.operator(0, 50, "Add", ("8;8", "FLOAT;FLOAT", "ND;ND"), ("8", "FLOAT", "ND"))
         device.groups(g={"group_name": "dp", "global_ranks": [0, 1, 2, 3]})
         for number, (name, data_type) in enumerate(
             (("hcom_allReduce_", 4), ("hcom_allGather_", 11), ("hcom_odd_", 4)), start=1
         ):
-            device.writer.write(
-                "COMMUNICATION_OP",
-                {
-                    "opName": [device.text(f"{name}_1_{number}")],
-                    "opType": device.text(name),
-                    "startNs": device.T0 + 1000 * number,
-                    "endNs": device.T0 + 1000 * number + 600,
-                    "opId": number,
-                    "deviceId": 0,
-                    "groupName": device.text("g"),
-                    "dataType": data_type,
-                    "count": 1024,
-                },
-            )
+            texts = {
+                "opName": device.text(f"{name}_1_{number}"),
+                "opType": device.text(name),
+                "groupName": device.text("g"),
+            }
+            times = {"startNs": 1000 * number, "endNs": 1000 * number + 600}
+            sizes = {"opId": number, "deviceId": 0, "dataType": data_type, "count": 1024}
+            device.row("COMMUNICATION_OP", **texts, **times, **sizes)
     rows = {row.name: row for row in roofline(tmp_path / "a.db").rows}
     moved = {name: row.cost and row.cost.moved_bytes for name, row in rows.items() if name != "Add"}
     assert moved == {
         "hcom_allReduce_ (dp)": 2 * 4 * 1024 * 3 // 4,
-        # HCCL counts what one rank gives.
+        # HCCL records the elements of one rank.
         "hcom_allGather_ (dp)": 4 * 2 * 1024 * 3 // 4,
         "hcom_odd_ (dp)": None,
     }

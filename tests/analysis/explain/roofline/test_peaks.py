@@ -1,4 +1,4 @@
-"""Peaks: which device a name means, what a part of one can do, and what a user says of others."""
+"""Peaks of devices: lookup by name, parts of devices, and entries of users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_added() -> Iterator[None]:
+def reset_devices() -> Iterator[None]:
     yield
     peaks.add({}, "")
 
@@ -56,11 +56,13 @@ def bf16(name: str) -> float | None:
         ("", None),
     ],
 )
-def test_the_longest_name_that_stands_there_as_words_wins(name: str, tflops: float | None) -> None:
+def test_device_is_the_longest_known_name_that_matches_whole_words(
+    name: str, tflops: float | None
+) -> None:
     assert bf16(name) == tflops
 
 
-def test_an_ascend_has_what_its_cores_and_clock_make() -> None:
+def test_ascend_peak_is_computed_from_cores_and_clock() -> None:
     assert bf16("Ascend910B4") == pytest.approx(20 * 1500e6 * 8192 / 1e12)
     assert bf16("Ascend910B3") == pytest.approx(294.9, abs=0.1)
     found = peaks.find("Ascend910_9392")
@@ -70,28 +72,27 @@ def test_an_ascend_has_what_its_cores_and_clock_make() -> None:
     assert int8.rate == pytest.approx(2 * 363.7e12, rel=1e-3)
     assert memory is not None
     assert memory.uncertain
-    # The vendor quotes cube and vector together.
+    # The vendor quotes the sum of cube and vector units.
     vector = found.vector("fp16")
     assert vector is not None
     assert vector.rate / 1e12 == pytest.approx(48 * 1850e6 * 256 / 1e12)
-    # What the cube does in fp32 is not published: nothing is made up.
+    # The fp32 rate of the cube unit is not published.
     assert found.matrix("fp32") is None
 
 
-def test_a_recorded_clock_goes_before_the_tables_unless_it_is_of_another_device() -> None:
+def test_recorded_clock_has_priority_unless_it_belongs_to_another_device() -> None:
     slower = peaks.find("Ascend910B3", mhz=1650)
     assert slower is not None
     assert slower.source == "PC Ascend910B3, 1,650 MHz recorded"
     peak = slower.matrix("fp16")
     assert peak is not None
     assert peak.rate == pytest.approx(20 * 1650e6 * 8192)
-    # `Ascend910B` of 900 MHz is an older device; at 1,800 MHz it is one of the 910B series, but
-    # which one is not said.
+    # `Ascend910B` at 900 MHz is an older device; at 1,800 MHz the name is ambiguous.
     assert peaks.find("Ascend910B", mhz=900) is not None
     assert peaks.find("Ascend910B", mhz=1800) is None
 
 
-def test_a_slice_of_a_device_has_its_part() -> None:
+def test_mig_slice_has_its_part_of_the_peak() -> None:
     found = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb", units=14, memory_bytes=int(4.75 * 2**30))
     assert found is not None
     peak, memory = found.matrix("bf16"), found.of_memory()
@@ -100,12 +101,12 @@ def test_a_slice_of_a_device_has_its_part() -> None:
     assert peak.rate == pytest.approx(312e12 * 14 / 108)
     assert memory.rate == pytest.approx(1555e9 / 8)
     assert "14 of 108 units" in found.source
-    nothing_said = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
-    assert nothing_said is not None
-    assert nothing_said.matrix("bf16") is None
+    whole = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert whole is not None
+    assert whole.matrix("bf16") is None
 
 
-def test_a_device_of_amd_without_its_name_is_known_by_generation_and_memory() -> None:
+def test_unnamed_amd_device_is_identified_by_generation_and_memory() -> None:
     def name(capability: tuple[int, int], gib: float, **more: int) -> str | None:
         found = peaks.find(
             "AMD Radeon Graphics", capability=capability, memory_bytes=int(gib * 2**30), **more
@@ -116,12 +117,12 @@ def test_a_device_of_amd_without_its_name_is_known_by_generation_and_memory() ->
     assert name((9, 4), 255, warp=64) == "MI325X"
     assert name((9, 0), 64, warp=64, units=104) == "MI250"
     assert name((9, 0), 64, warp=64, units=110) == "MI250X"
-    # 9.0 is Hopper too, whose warps have 32 threads.
+    # 9.0 is also the capability of Hopper, with warps of 32 threads.
     assert name((9, 0), 64, warp=32, units=104) is None
     assert name((9, 4), 100, warp=64) is None
 
 
-def test_types_find_their_unit() -> None:
+def test_each_data_type_has_the_rate_of_its_unit() -> None:
     found = peaks.find("NVIDIA A100-SXM4-80GB")
     assert found is not None
 
@@ -138,23 +139,19 @@ def test_types_find_their_unit() -> None:
     assert link.rate == 300e9
 
 
-def test_the_table_is_read_device_by_device_and_that_is_all_of_it() -> None:
+def test_device_table_contains_every_entry_of_devices_toml() -> None:
     text = (Path(peaks.__file__).parent / "devices.toml").read_text(encoding="utf-8")
-    stand_there = {
-        name: entry for entry in tomllib.loads(text)["device"] for name in entry["names"]
-    }
+    expected = {name: entry for entry in tomllib.loads(text)["device"] for name in entry["names"]}
     devices = {device.name: device for device in peaks.all_devices()}
-    assert list(devices) == list(stand_there)
-    for name, entry in stand_there.items():
+    assert list(devices) == list(expected)
+    for name, entry in expected.items():
         rates = {key: entry[key] for key in peaks.RATES if key in entry}
         assert devices[name].rates == rates
-        assert (devices[name].memory, devices[name].source) == (
-            entry.get("memory"),
-            entry["source"],
-        )
+        found = (devices[name].memory, devices[name].source)
+        assert found == (entry.get("memory"), entry["source"])
 
 
-def test_every_device_of_the_table_says_where_its_figures_are_from() -> None:
+def test_every_device_has_rates_and_their_source() -> None:
     devices = peaks.all_devices()
     assert len(devices) > 50
     for device in devices:
@@ -162,22 +159,22 @@ def test_every_device_of_the_table_says_where_its_figures_are_from() -> None:
         assert device.rates or device.cores, device
 
 
-def test_every_device_of_the_table_stands_in_its_document() -> None:
+def test_every_device_is_listed_in_the_documentation() -> None:
     text = (Path(__file__).resolve().parents[4] / "docs" / "roofline.md").read_text()
     missing = [device.name for device in peaks.all_devices() if f"`{device.name}`" not in text]
     assert missing == []
 
 
-def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
+def test_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text(
         "[tool.uprof.devices.'My GPU']\nbf16 = 100\nmemory = 1000\nsource = 'measured'\n"
         "[tool.uprof.devices.'Ascend910B4']\nmemory = 1200\n"
     )
     assert config.defaults(file, click.Command("report")) == {}
-    mine, corrected = peaks.find("Vendor My GPU 32GB"), peaks.find("Ascend910B4")
-    assert mine is not None
-    assert (mine.rates, mine.memory, mine.source) == ({"bf16": 100.0}, 1000.0, "measured")
+    added, corrected = peaks.find("Vendor My GPU 32GB"), peaks.find("Ascend910B4")
+    assert added is not None
+    assert (added.rates, added.memory, added.source) == ({"bf16": 100.0}, 1000.0, "measured")
     assert corrected is not None
     memory = corrected.of_memory()
     assert memory is not None
@@ -187,7 +184,7 @@ def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("devices = 3", "[tool.uprof.devices] is not a table of devices"),
         (
@@ -203,10 +200,12 @@ def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
         ("devices.X.uncertain = ['x']", "uncertain: ['x'] is not a list of figures"),
     ],
 )
-def test_a_wrong_entry_is_told_plainly(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_device_entry_is_refused_with_the_reason(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.uprof]\n{text}\n")
     with pytest.raises(UsageError) as failure:
         config.defaults(file, click.Command("report"))
     assert str(failure.value).startswith(str(file))
-    assert complaint in str(failure.value)
+    assert message in str(failure.value)

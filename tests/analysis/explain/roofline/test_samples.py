@@ -1,4 +1,4 @@
-"""Recordings of real devices: figures worked out by hand, where they are at hand."""
+"""Roofline of recordings from real devices, compared with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from unified_prof.cli.app import app
 from unified_prof.explain.roofline.breakdown import Roofline, RooflineRow
 
 
-def imported(shared: Path, name: str, tmp_path: Path) -> Roofline:
-    """Return what is found in a trace of torch.profiler."""
+def convert_and_analyze(shared: Path, name: str, tmp_path: Path) -> Roofline:
+    """Return the roofline of a torch.profiler trace."""
     trace, database = shared / "samples" / "kineto" / f"{name}.json.gz", tmp_path / "trace.db"
     result = CliRunner().invoke(app, ["import", str(trace), "-o", str(database)])
     assert result.exit_code == 0, result.output
@@ -21,7 +21,7 @@ def imported(shared: Path, name: str, tmp_path: Path) -> Roofline:
 
 
 def row(found: Roofline, name: str, shapes: str) -> RooflineRow:
-    """Return the one row of a name and shapes."""
+    """Return the only row with a name and shapes, which has a cost."""
     (one,) = (one for one in found.rows if one.name == name and one.shapes.startswith(shapes))
     assert one.cost is not None
     return one
@@ -37,11 +37,11 @@ VIT_LAYERS, TOKENS = 12, 4 * 197
         ("mi300_vit", "aten::miopen_convolution", 1307e12, 5300e9),
     ],
 )
-def test_a_vision_transformer_of_both_vendors(
+def test_vision_transformer_has_the_same_flops_on_both_vendors(
     shared: Path, tmp_path: Path, name: str, convolution: str, peak: float, bandwidth: float
 ) -> None:
-    found = imported(shared, name, tmp_path)
-    # Queries, keys, values and output of 12 layers.
+    found = convert_and_analyze(shared, name, tmp_path)
+    # Query, key, value and output projections of 12 layers.
     linear = row(found, "aten::addmm", "[768] [788,768] [768,768]")
     assert linear.count == 4 * VIT_LAYERS
     assert linear.cost is not None
@@ -59,7 +59,7 @@ def test_a_vision_transformer_of_both_vendors(
     norm = row(found, "aten::native_layer_norm", "[4,197,768]")
     assert norm.cost is not None
     assert norm.cost.moved_bytes == 25 * 2 * (2 * TOKENS * 768 + 2 * 768)
-    # The same model on both: the same matrix work, all of it known.
+    # The model is the same on both devices, so all its matrix FLOPs are the same and known.
     (use,) = found.use
     assert (use.flops, use.known_share) == (140_509_200_384, 1.0)
 
@@ -75,7 +75,7 @@ def test_a_vision_transformer_of_both_vendors(
         ("910A_2024-09_level1.db", ("MatMul", "[576,2,16,16] [576,256,16,16]"), ("AxpyV2", None)),
     ],
 )
-def test_an_alexnet_on_two_generations_of_ascend(
+def test_alexnet_has_the_same_flops_on_two_ascend_generations(
     shared: Path, file: str, product: tuple[str, str], copies: tuple[str, int | None]
 ) -> None:
     found = roofline(shared / "samples" / "ascend" / file)
@@ -97,28 +97,20 @@ def test_an_alexnet_on_two_generations_of_ascend(
     name, moved = copies
     largest = max((one for one in found.rows if one.name == name), key=lambda one: one.total_ns)
     assert largest.cost is not None
-    # Two tensors and a factor are read and one tensor is written, by each call.
+    # Each call reads two tensors and a factor, and writes one tensor.
     assert largest.cost.moved_bytes == (moved or 2 * 3 * 4 * 4096 * 9216 + 2 * 4)
-    # Forward, and its gradients as much each, but none of the pictures.
-    convolutions = (
-        (64, 55, 3, 11),
-        (192, 27, 64, 5),
-        (384, 13, 192, 3),
-        (256, 13, 384, 3),
-        (256, 13, 256, 3),
-    )
-    layers = [
-        2 * 32 * outputs * side**2 * inputs * window**2
-        for outputs, side, inputs, window in convolutions
-    ]
+    # Forward and both gradients, except the gradient of the images.
+    convolutions = [(64, 55, 3, 11), (192, 27, 64, 5), (384, 13, 192, 3)]
+    convolutions += [(256, 13, 384, 3), (256, 13, 256, 3)]
+    layers = [2 * 32 * out * side**2 * inputs * k**2 for out, side, inputs, k in convolutions]
     layers += [2 * 32 * 9216 * 4096, 2 * 32 * 4096 * 4096, 2 * 32 * 4096 * 1000]
     (use,) = found.use
-    # The 910A pools by small products whose sizes are padded.
+    # The 910A computes pooling by small matmuls of padded sizes.
     assert use.flops == pytest.approx(3 * sum(layers) - layers[0], rel=0.003)
 
 
-def test_a_device_that_nobody_knows_has_no_share(shared: Path) -> None:
-    # `Ascend910B` of 1,800 MHz: the name is of an older device of 900 MHz.
+def test_device_with_ambiguous_name_has_no_efficiency(shared: Path) -> None:
+    # `Ascend910B` at 1,800 MHz: the name is that of an older device of 900 MHz.
     name = "level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db"
     found = roofline(shared / "samples" / "ascend" / name)
     assert set(found.devices.values()) == {None}

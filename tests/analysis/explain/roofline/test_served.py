@@ -1,4 +1,4 @@
-"""What servers of language models run: costs of their operations, also in replayed graphs."""
+"""Costs of operations of inference servers, launched eagerly and in replayed graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.explain.roofline.test_of_recording import Shaped, only
+from tests.analysis.explain.roofline.test_of_recording import Shaped, row_of
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.explain.roofline import breakdown
@@ -29,7 +29,9 @@ def cost(
     return formula(Arguments(found.given, tuple(values or ()), around))
 
 
-def told(name: str, *tensors: tuple[str, str], values: Sequence[str] | None = None) -> list[int]:
+def flops_and_bytes(
+    name: str, *tensors: tuple[str, str], values: Sequence[str] | None = None
+) -> list[int]:
     found = cost(name, *tensors, values=values)
     return [found.flops, found.moved_bytes]
 
@@ -45,7 +47,7 @@ NORM = [5 * 40, 2 * (40 + 40 + 10)]
         ("aiter::rmsnorm2d_fwd_ck", [ROWS, ("10", BF16), ("", "Scalar")], NORM),
         ("aiter::rmsnorm", [ROWS, ROWS, ("10", BF16), ("", "Scalar")], NORM),
         ("_C::rms_norm", [ROWS, ROWS, ("10", BF16), ("", "Scalar")], NORM),
-        # Result, input, residual and its sum, weight.
+        # Result, input, residual and their sum, weight.
         ("aiter::add_rmsnorm", [ROWS] * 4 + [("10", BF16)], [6 * 40, 2 * (4 * 40 + 10)]),
         (
             "aiter::rmsnorm2d_fwd_with_add_ck",
@@ -53,7 +55,7 @@ NORM = [5 * 40, 2 * (40 + 40 + 10)]
             [6 * 40, 2 * (4 * 40 + 10)],
         ),
         ("sgl_kernel::silu_and_mul", [("4,10", BF16), ("4,20", BF16)], [6 * 40, 2 * (40 + 80)]),
-        # The caches are as large as memory: what is written are the rows.
+        # Only the stored rows are written, not the whole cache.
         (
             "sglang::store_cache",
             [("4,10", BF16), ("4,10", BF16), ("999,10", BF16), ("999,10", BF16), ("4", INT64)],
@@ -79,39 +81,41 @@ NORM = [5 * 40, 2 * (40 + 40 + 10)]
             [("32,256", FP8), ("512,256", FP8), ("32,2", "float"), ("4,2", "float"), ROWS],
             [2 * 32 * 512 * 256, 32 * 256 + 512 * 256 + 2 * 32 * 512 + 4 * (64 + 8)],
         ),
-        # One row of 32 indices is expanded: it is read once.
+        # The index is read in full, the table only at the indices.
         ("aten::gather", [("999,8", BF16), ("", "Scalar"), ("32,8", INT64)], [0, 32 * 8 * (8 + 4)]),
     ],
 )
-def test_operations_of_servers(
+def test_operation_of_a_server_has_flops_and_bytes(
     name: str, tensors: list[tuple[str, str]], expected: list[int]
 ) -> None:
-    assert told(name, *tensors) == expected
+    assert flops_and_bytes(name, *tensors) == expected
 
 
-def test_an_expanded_index_is_read_once() -> None:
+def test_expanded_index_is_read_once() -> None:
     found = parsed("999,8;;32,8", f"{BF16};Scalar;{INT64}", "8,1;;1,0")
     formula = formula_of("aten::gather")
     assert formula is not None
     assert formula(found).moved_bytes == 32 * 8 + 2 * 32 * 8 * 2
 
 
-def test_rotary_embeddings_turn_what_their_table_has() -> None:
-    given = [("4", INT64), ("4,64", BF16), ("4,32", BF16), ("", "Scalar"), ("999,16", BF16)]
-    # Heads of 16, all of it turned; of heads of 32, half.
-    whole = told("_C::rotary_embedding", *given, values=["", "", "", "16", ""])
+def test_rotary_embedding_counts_the_rotated_part_of_each_head() -> None:
+    arguments = [("4", INT64), ("4,64", BF16), ("4,32", BF16), ("", "Scalar"), ("999,16", BF16)]
+    # Heads of 16 are rotated in full, heads of 32 by half.
+    whole = flops_and_bytes("_C::rotary_embedding", *arguments, values=["", "", "", "16", ""])
     assert whole == [3 * 4 * 96, 2 * 2 * 4 * 96 + 4 * 16 * 2 + 4 * 8]
-    half = told("sgl_kernel::rotary_embedding", *given, values=["", "", "", "32", ""])
+    half = flops_and_bytes(
+        "sgl_kernel::rotary_embedding", *arguments, values=["", "", "", "32", ""]
+    )
     assert half == [3 * 4 * 48, 2 * 4 * 96 + 4 * 16 * 2 + 4 * 8]
 
 
-def test_a_batch_is_named_by_the_range_around_it() -> None:
+def test_batch_sizes_are_parsed_from_the_enclosing_range() -> None:
     name = "execute_3_context_1(sq4sk6sqsq16sqsk24)_generation_2(sq2sk30sqsq2sqsk30)"
-    # Four queries of six keys see 3, 4, 5 and 6; two new tokens see 30 in all.
+    # Four queries with six keys see 3, 4, 5 and 6 of them; two new tokens see 30 in total.
     assert Batch.parse(name) == Batch(keys=36, pairs=3 + 4 + 5 + 6 + 30)
     flat = "execute_16_context_0_sq0sk0sqsq0sqsk0_generation_16_sq16sk8209sqsq16sqsk8209"
     assert Batch.parse(flat) == Batch(keys=8209, pairs=8209)
-    # Of two prompts of 2 and 3 tokens the squares are told; of a batch that goes on, no keys.
+    # Prefills of 2 and 3 tokens have known sizes; continued batches have unknown keys.
     assert Batch.parse("execute_context_2(5_13)_generation_0(0)") == Batch(keys=5, pairs=3 + 6)
     assert Batch.parse("execute_context_2(5_13)_generation_4(4)") is None
     assert Batch.parse("ProfilerStep#3") is None
@@ -139,12 +143,12 @@ GENERATION = "execute_2_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq2sk100sqsq2sq
         ),
     ],
 )
-def test_attention_over_a_cache_is_told_by_its_batch(
+def test_attention_with_a_cache_uses_the_batch_of_the_enclosing_range(
     name: str, tensors: list[tuple[str, str]]
 ) -> None:
     found = cost(name, *tensors, around=GENERATION)
     assert found.flops == 4 * 8 * 64 * 100
-    # Queries and result, keys and values of both heads.
+    # Queries and result, then keys and values of both heads.
     assert found.moved_bytes == 2 * (2 * 8 * 64) * 2 + 2 * 100 * 2 * 64 * 2
     assert found.doubt is not None
     assert "window" in found.doubt
@@ -152,7 +156,7 @@ def test_attention_over_a_cache_is_told_by_its_batch(
         cost(name, *tensors)
 
 
-def test_a_cache_of_eight_bits_has_queries_of_eight() -> None:
+def test_attention_with_an_fp8_cache_has_fp8_queries() -> None:
     tensors = [("2,8,64", FP8), ("2,2,64", BF16), ("2,2,64", BF16), ("2,8,64", BF16)]
     found = cost("vllm::unified_attention_with_output", *tensors, around=GENERATION)
     assert found.moved_bytes == 2 * 8 * 64 * (1 + 2) + 2 * 100 * 2 * 64
@@ -172,7 +176,9 @@ def test_a_cache_of_eight_bits_has_queries_of_eight() -> None:
         ("aiter::_flash_attn_backward", 1, 12, 10),
     ],
 )
-def test_flash_attention_of_others(name: str, first: int, causal: int, passes: int) -> None:
+def test_flash_attention_of_other_libraries(
+    name: str, first: int, causal: int, passes: int
+) -> None:
     rows = ("2,16,8,64", BF16)
     tensors = [rows] * first + [rows, ("2,16,2,64", BF16), ("2,16,2,64", BF16)]
     values = [""] * causal
@@ -180,11 +186,11 @@ def test_flash_attention_of_others(name: str, first: int, causal: int, passes: i
     assert cost(name, *tensors, values=[*values, "True"]).flops == passes * 2 * 8 * 136 * 64
 
 
-def test_attention_within_attention_counts_once(tmp_path: Path) -> None:
+def test_nested_attention_counts_once(tmp_path: Path) -> None:
     rows = "2,16,8,64;2,16,8,64;2,16,8,64"
     types, values = ";".join([BF16] * 3), ["", "", "", "0.0", "0.1", "False"]
     with Shaped(path := tmp_path / "a.db") as device:
-        device.named("AMD Instinct MI300X")
+        device.set_device_name("AMD Instinct MI300X")
         wrapper = "aiter::wrapper_fmha_v3_fwd"
         given = f"1;{rows}", f"{BF16};{types}"
         device.operation(10, 900, wrapper, *given, launches=1, values=["", *values])
@@ -192,25 +198,25 @@ def test_attention_within_attention_counts_once(tmp_path: Path) -> None:
         device.kernel(1000, 2000, "layout", 1)
         device.kernel(2000, 9000, "fmha_fwd", 2)
     found, _ = roofline(path, None)
-    inner = only(found, "aiter::fmha_v3_fwd")
+    inner = row_of(found, "aiter::fmha_v3_fwd")
     assert inner.cost is not None
     assert inner.cost.flops == 4 * 2 * 8 * 256 * 64
-    assert only(found, wrapper).cost is None
+    assert row_of(found, wrapper).cost is None
 
 
-def test_a_batch_norm_that_trains_writes_what_it_keeps() -> None:
-    given = [("2,3,4,4", BF16), *[("3", BF16)] * 4, ("", "Scalar")]
-    training = told("aten::native_batch_norm", *given, values=[""] * 5 + ["True"])[1]
+def test_batch_norm_in_training_writes_its_statistics() -> None:
+    arguments = [("2,3,4,4", BF16), *[("3", BF16)] * 4, ("", "Scalar")]
+    training = flops_and_bytes("aten::native_batch_norm", *arguments, values=[""] * 5 + ["True"])[1]
     assert training == 2 * (2 * 96 + 4 * 3 + 2 * 3)
-    testing = told("aten::native_batch_norm", *given, values=[""] * 5 + ["False"])[1]
+    testing = flops_and_bytes("aten::native_batch_norm", *arguments, values=[""] * 5 + ["False"])[1]
     assert testing == 2 * (2 * 96 + 4 * 3)
 
 
 MM = "1024,4096;4096,2048"
 
 
-def captured(path: Path) -> Path:
-    """Record a capture: a product, attention, and something that nobody knows."""
+def write_capture(path: Path) -> Path:
+    """Write a capture with a matmul, attention, and an operation without formula."""
     with Shaped(path) as device:
         device.runtime(900, 910, "cudaStreamBeginCapture_v10000", 50)
         for number, (name, shapes, types) in enumerate(
@@ -231,23 +237,16 @@ def captured(path: Path) -> Path:
     return path
 
 
-def replayed(path: Path, times: int = 2) -> Path:
-    """Record replays of it, and a product that was launched at once."""
+def write_replay(path: Path, times: int = 2) -> Path:
+    """Write replays of the capture, and one eager matmul."""
     with Shaped(path) as device:
-        device.named("NVIDIA H100 80GB HBM3")
+        device.set_device_name("NVIDIA H100 80GB HBM3")
         device.operation(10, 90, "aten::mm", MM, f"{BF16};{BF16}", launches=1)
         device.kernel(1000, 31_000, "gemm", 1)
         for number in range(times):
             at = 100_000 * (number + 1)
-            device.writer.write(
-                "MSTX_EVENTS",
-                {
-                    "startNs": [device.T0 + at],
-                    "endNs": device.T0 + at + 100,
-                    "message": device.text(GENERATION.replace("100", str(100 * (number + 1)))),
-                    "globalTid": 1,
-                },
-            )
+            batch = device.text(GENERATION.replace("100", str(100 * (number + 1))))
+            device.row("MSTX_EVENTS", startNs=at, endNs=at + 100, message=batch, globalTid=1)
             device.runtime(at + 10, at + 40, "cudaGraphLaunch", 10 + number)
             for place, name in enumerate(("gemm", "attention", "k")):
                 start = at + 1000 + 30_000 * place
@@ -262,39 +261,39 @@ def roofline(replay: Path, capture: Path | None) -> tuple[Roofline, MsprofAnalys
         return breakdown.roofline_of(analysis.recording), analysis
 
 
-def test_replayed_kernels_have_the_work_of_the_captured_operations(tmp_path: Path) -> None:
-    replay, capture = replayed(tmp_path / "replay.db"), captured(tmp_path / "capture.db")
+def test_replayed_kernels_have_the_flops_of_the_captured_operations(tmp_path: Path) -> None:
+    replay, capture = write_replay(tmp_path / "replay.db"), write_capture(tmp_path / "capture.db")
     found, _ = roofline(replay, capture)
-    product = only(found, "aten::mm")
-    # Each replay is one more call, and what was launched at once is of the same row.
+    product = row_of(found, "aten::mm")
+    # Each replay is one more call in the row of the eager launch.
     assert (product.count, product.total_ns) == (3, 30_000 + 2 * 20_000)
     assert product.cost is not None
     assert product.cost.flops == 3 * 2 * 1024 * 4096 * 2048
-    attention = only(found, "vllm::unified_attention_with_output")
+    attention = row_of(found, "vllm::unified_attention_with_output")
     assert attention.count == 2
     assert attention.cost is not None
     # The second batch has twice as many keys.
     assert attention.cost.flops == 4 * 8 * 64 * (100 + 200)
-    assert only(found, "mine::op").doubt == "no FLOP formula"
+    assert row_of(found, "mine::op").doubt == "no FLOP formula"
     assert {one.kind for one in found.rows} == {"operation"}
     assert sum(one.total_ns for one in found.rows) == 30_000 + 6 * 20_000
 
 
-def test_without_the_capture_replayed_kernels_stand_for_themselves(tmp_path: Path) -> None:
-    found, _ = roofline(replayed(tmp_path / "replay.db"), None)
-    assert only(found, "aten::mm").count == 1
+def test_replayed_kernels_without_capture_are_rows_of_kernels(tmp_path: Path) -> None:
+    found, _ = roofline(write_replay(tmp_path / "replay.db"), None)
+    assert row_of(found, "aten::mm").count == 1
     assert {one.name for one in found.rows if one.kind == "kernel"} == {"gemm", "attention", "k"}
 
 
-def test_operations_at_every_depth_have_their_replays(tmp_path: Path) -> None:
-    replay, capture = replayed(tmp_path / "replay.db"), captured(tmp_path / "capture.db")
+def test_replays_count_in_self_shape_and_class_breakdowns(tmp_path: Path) -> None:
+    replay, capture = write_replay(tmp_path / "replay.db"), write_capture(tmp_path / "capture.db")
     with open_reports(replay, capture=capture) as opened:
         (analysis,) = opened.analyses
         rows = {row.name: row for row in analysis.breakdown("self").rows}
         product = rows["aten::mm"]
         assert (product.count, product.total_ns) == (3, 70_000)
         assert product.extra["launches"] == 3
-        # Of the host's time only what was launched at once is this recording's.
+        # Host time is that of the eager launch in this recording.
         assert product.extra["host_ns"] == 80
         assert rows["mine::op"].extra["host_ns"] is None
         assert (rows["mine::op"].count, rows["mine::op"].total_ns) == (2, 40_000)
@@ -309,20 +308,23 @@ def test_operations_at_every_depth_have_their_replays(tmp_path: Path) -> None:
 HALF = "c10::Half"
 
 
-def test_the_bias_of_attention_is_read() -> None:
+def test_attention_bias_is_read() -> None:
     qkv = [("4,32,2048,64", HALF)] * 3
     name = "aten::_scaled_dot_product_efficient_attention"
-    plain = told(name, *qkv)
-    biased = told(name, *qkv, ("4,32,2048,2048", HALF))
+    plain = flops_and_bytes(name, *qkv)
+    biased = flops_and_bytes(name, *qkv, ("4,32,2048,2048", HALF))
     assert plain[1] == 4 * 2 * 4 * 32 * 2048 * 64
     assert biased == [plain[0], plain[1] + 2 * 4 * 32 * 2048 * 2048]
 
 
-def test_grouped_products_of_eight_bits_have_a_wider_result() -> None:
+def test_grouped_fp8_matmul_has_a_16_bit_result() -> None:
     factors = [("64,128", FP8), ("4,128,256", FP8)]
     read = 64 * 128 + 4 * 128 * 256
-    assert told("aten::_scaled_grouped_mm", *factors) == [2 * 64 * 128 * 256, read + 2 * 64 * 256]
-    assert told("aten::_grouped_mm", *factors)[1] == read + 64 * 256
+    assert flops_and_bytes("aten::_scaled_grouped_mm", *factors) == [
+        2 * 64 * 128 * 256,
+        read + 2 * 64 * 256,
+    ]
+    assert flops_and_bytes("aten::_grouped_mm", *factors)[1] == read + 64 * 256
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_grouped_products_of_eight_bits_have_a_wider_result() -> None:
         ),
     ],
 )
-def test_operations_of_quantized_models(
+def test_operation_of_a_quantized_model_has_flops_and_bytes(
     name: str, tensors: list[tuple[str, str]], values: list[str] | None, expected: list[int]
 ) -> None:
-    assert told(name, *tensors, values=values) == expected
+    assert flops_and_bytes(name, *tensors, values=values) == expected

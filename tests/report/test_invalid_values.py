@@ -1,9 +1,11 @@
-"""Values that no program should have written: every format still appears, or says why not."""
+"""Databases with invalid values: every format is still produced, or fails with a usage error."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import tempfile
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,23 @@ from unified_prof.report import (
 )
 from unified_prof.report.figures import collect_figures, figures_document
 
-ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff\x00", "<b>\x1b["]
+INVALID = [
+    None,
+    -1,
+    0,
+    2**63 - 1,
+    -(2**63),
+    1e308,
+    float("inf"),
+    "",
+    "soon",
+    b"\xff\x00",
+    "<b>\x1b[",
+]
 
 
-def everything(path: Path) -> None:
-    """Print a report in every format."""
+def produce_everything(path: Path) -> None:
+    """Produce a report in every format."""
     with open_analyses(path) as analyses:
         figures = [collect_figures(one) for one in analyses]
         json.dumps(figures_document(figures), allow_nan=False)
@@ -38,14 +52,14 @@ def everything(path: Path) -> None:
             with open_reports(path) as opened:
                 one.produce(opened, formats.ReportRequest())
         for sort in ("time", "size", "name"):
-            with suppress(UsageError):  # nothing has the figure
+            with suppress(UsageError):  # no row has the figure
                 collect_figures(analyses[0], sort=sort)
         viewer_traces.write_chrome_trace(path.with_suffix(".json"), [("", one) for one in analyses])
     json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def full_database(path: Path) -> None:
-    """Write an msprof database with a row in every table that a report reads."""
+    """Write an msprof database with a row in every table that reports read."""
     training_step(path)
     with Device(path.with_name("more.db")) as device:
         row: dict[str, Any] = {"timestampNs": [device.T0, device.T0 + 5], "deviceId": 0}
@@ -68,16 +82,14 @@ def full_database(path: Path) -> None:
         device.writer.fact("torch", "2.13")
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ATTACH ? AS more", (str(path.with_name("more.db")),))
-        own = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master")}
+        existing = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master")}
         for (name,) in db.execute("SELECT name FROM more.sqlite_master WHERE type = 'table'"):
-            if name not in own:
+            if name not in existing:
                 db.execute(f'CREATE TABLE main."{name}" AS SELECT * FROM more."{name}"')
 
 
-def cases(build: Any) -> list[tuple[str, str]]:
-    """Return every (table, column) of a file that has rows and is not an enumeration."""
-    import tempfile
-
+def columns_with_rows(build: Callable[[Path], None]) -> list[tuple[str, str]]:
+    """Return the (table, column) pairs with rows, except those of enumerations."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.db"
         build(path)
@@ -116,26 +128,26 @@ BUILDERS = {"msprof": full_database, "run_time": skyline, "memory": memory}
     "kind",
     ["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("msprof", "run_time"))],
 )
-def test_every_format_stands_odd_values_in_any_column(kind: str, tmp_path: Path) -> None:
+def test_every_format_accepts_invalid_values_in_any_column(kind: str, tmp_path: Path) -> None:
     original = tmp_path / "original.db"
     BUILDERS[kind](original)
-    everything(original)
-    columns = cases(BUILDERS[kind])
+    produce_everything(original)
+    columns = columns_with_rows(BUILDERS[kind])
     assert len(columns) > 10
     for number, (table, column) in enumerate(columns):
-        check(original, tmp_path / "odd.db", table, column, ODD[number % len(ODD)])
+        check(original, tmp_path / "invalid.db", table, column, INVALID[number % len(INVALID)])
 
 
-def check(original: Path, path: Path, table: str, column: str, odd: object) -> None:
+def check(original: Path, path: Path, table: str, column: str, value: object) -> None:
     path.write_bytes(original.read_bytes())
     with closing(sqlite3.connect(path)) as db:
         try:
             with db:
                 sql = f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = 1'
-                db.execute(sql, (odd,))
+                db.execute(sql, (value,))
         except sqlite3.Error:
-            return  # the format itself refuses this value
+            return  # the table refuses this value
     try:
-        everything(path)
+        produce_everything(path)
     except Exception as err:
-        raise AssertionError(f"{table}.{column} = {odd!r}") from err
+        raise AssertionError(f"{table}.{column} = {value!r}") from err

@@ -1,4 +1,4 @@
-"""Figures in words: three digits, a unit that fits, and nothing unmeasured as a zero."""
+"""Formatted figures: three digits, a suitable unit, and unmeasured values are not zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unified_prof.report import names
         (12_345_000_000_000, "12,345 s"),
     ],
 )
-def test_durations(value_ns: float | None, text: str) -> None:
+def test_duration_has_three_digits_and_a_unit(value_ns: float | None, text: str) -> None:
     assert names.format_duration(value_ns) == text
 
 
@@ -33,7 +33,7 @@ def test_durations(value_ns: float | None, text: str) -> None:
     ("value_bytes", "text"),
     [(None, "-"), (0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1 << 30, "1.00 GiB")],
 )
-def test_sizes(value_bytes: int | None, text: str) -> None:
+def test_size_has_a_binary_unit(value_bytes: int | None, text: str) -> None:
     assert names.format_size(value_bytes) == text
 
 
@@ -41,12 +41,12 @@ def test_sizes(value_bytes: int | None, text: str) -> None:
     ("value", "text"),
     [(None, "-"), (0.0, "0.0 %"), (0.01, "<0.1 %"), (12.345, "12.3 %"), (100.0, "100.0 %")],
 )
-def test_percentages_that_are_not_zero_do_not_look_like_it(value: float | None, text: str) -> None:
+def test_small_percentage_is_not_shown_as_zero(value: float | None, text: str) -> None:
     assert names.format_percent(value) == text
 
 
 @given(st.integers(1, 10**15))
-def test_a_duration_in_words_is_right_to_half_a_percent(value_ns: int) -> None:
+def test_formatted_duration_is_exact_within_half_a_percent(value_ns: int) -> None:
     number, unit = names.format_duration(value_ns).split()
     factor = {"ns": 1, "µs": 10**3, "ms": 10**6, "s": 10**9}[unit]
     assert float(number.replace(",", "")) * factor == pytest.approx(value_ns, rel=0.0051)

@@ -1,4 +1,4 @@
-"""What `uprof run` says at its end: the report in short, by the printer of `uprof report`."""
+"""The summary that `uprof run` prints at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unified_prof.report import report_document, terminal
 from unified_prof.report.figures import collect_figures
 
 
-def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_missing(
+def test_footer_has_headline_top_rows_anomalies_and_files(
     tmp_path: Path,
 ) -> None:
     operations: list[tuple[str, float, None, list[Frame]]] = [
@@ -28,17 +28,13 @@ def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_mi
         f"op_{number}" for number in range(11, 1, -1)
     ]
     assert "and 5 more" in shown
-    assert (
-        "iterations with different operations, excluded from medians: number 3 (2 times)" in shown
-    )
-    assert "not measured" not in shown, "that is the same at the end of every run"
-    assert shown.splitlines()[-2:] == [
-        f"run-time report  {run_time}",
-        f"memory report    {memory}",
-    ]
+    assert "different operations, excluded from medians: number 3 (2 times)" in shown
+    assert "not measured" not in shown, "it is the same at the end of every run"
+    files = [f"run-time report  {run_time}", f"memory report    {memory}"]
+    assert shown.splitlines()[-2:] == files
 
 
-def test_its_figures_are_those_of_report(tmp_path: Path) -> None:
+def test_footer_has_the_figures_of_report(tmp_path: Path) -> None:
     path = training_step(tmp_path / "msprof_1.db")
     shown = report_document.run_footer({"timeline": [path]}).splitlines()
     with open_analyses(path) as analyses:
@@ -50,7 +46,7 @@ def test_its_figures_are_those_of_report(tmp_path: Path) -> None:
     assert set(shown[:-2]) <= set(whole.splitlines())
 
 
-def test_a_report_that_cannot_be_read_back_is_told_and_does_not_fail_the_run(
+def test_unreadable_report_is_a_warning_in_the_footer(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "run_time.sqlite").write_bytes(b"")
@@ -68,8 +64,8 @@ ITERATIONS = [
 ]
 
 
-def test_the_parts_of_an_iteration_add_up_to_it(tmp_path: Path) -> None:
-    """Medians of parts would say forward 2, backward 2 of an iteration of 11 ms."""
+def test_parts_of_the_median_iteration_add_up_to_its_duration(tmp_path: Path) -> None:
+    """Medians of the parts would give forward 2, backward 2 for an iteration of 11 ms."""
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS)
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
@@ -77,21 +73,18 @@ def test_the_parts_of_an_iteration_add_up_to_it(tmp_path: Path) -> None:
         "median 11.0 ms, p90 26.2 ms (n = 3); forward 7.00 ms (63.6 %), "
         "backward 2.00 ms (18.2 %), optimizer and other 2.00 ms (18.2 %)"
     )
-    assert next(iter(headline)) == "iteration", "the length of a step comes first"
+    assert next(iter(headline)) == "iteration", "the iteration time comes first"
 
 
-def test_of_an_even_number_the_two_in_the_middle_are_taken(tmp_path: Path) -> None:
+def test_median_of_two_iterations_is_their_mean(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:2])
     with open_analyses(path) as analyses:
         totals = analyses[0].summary.totals
-    assert (totals.iteration_ns, totals.iteration_forward_ns, totals.iteration_backward_ns) == (
-        10_500_000,
-        4_500_000,
-        4_500_000,
-    )
+    assert (totals.iteration_ns, totals.iteration_forward_ns) == (10_500_000, 4_500_000)
+    assert totals.iteration_backward_ns == 4_500_000
 
 
-def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+def test_time_waiting_for_a_cpu_is_reported(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:1])
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")

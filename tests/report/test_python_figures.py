@@ -1,4 +1,4 @@
-"""The figures of reports from Python: those of the commands."""
+"""Figures of reports in Python equal those of the commands."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def timeline(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_document_is_that_of_the_command(timeline: Path) -> None:
+def test_document_equals_that_of_the_command(timeline: Path) -> None:
     (answer,) = unified_prof.figures(timeline)
-    (told,) = json.loads(uprof("report", timeline, "--format", "json").stdout)["reports"]
+    (expected,) = json.loads(uprof("report", timeline, "--format", "json").stdout)["reports"]
     found = json.loads(json.dumps(answer.document))
-    assert found["breakdowns"].keys() == told["breakdowns"].keys()
-    assert found["totals"] == told["totals"]
+    assert found["breakdowns"].keys() == expected["breakdowns"].keys()
+    assert found["totals"] == expected["totals"]
     rows = [row.name for row in answer.breakdown("kernel").rows]
-    assert rows == [row["name"] for row in told["breakdowns"]["kernel"]["rows"]]
+    assert rows == [row["name"] for row in expected["breakdowns"]["kernel"]["rows"]]
 
 
-def test_what_is_only_made_when_asked_for_is_asked_for(timeline: Path) -> None:
+def test_optional_breakdowns_are_computed_only_if_requested(timeline: Path) -> None:
     (answer,) = unified_prof.figures(timeline)
     with pytest.raises(UsageError, match="breakdown 'path' was not requested"):
         answer.breakdown("path")
@@ -43,7 +43,7 @@ def test_what_is_only_made_when_asked_for_is_asked_for(timeline: Path) -> None:
         unified_prof.figures(timeline, by=["speed"])
 
 
-def test_a_gate_takes_one_report_a_side_or_several(tmp_path: Path) -> None:
+def test_gate_accepts_one_report_or_several_per_side(tmp_path: Path) -> None:
     base = [write_run(tmp_path / f"base{n}", seed=n) for n in range(3)]
     slow = [write_run(tmp_path / f"slow{n}", slow_line=1.5, seed=9 + n) for n in range(3)]
     assert unified_prof.gate(base, slow).outcome == "regression"
@@ -53,7 +53,7 @@ def test_a_gate_takes_one_report_a_side_or_several(tmp_path: Path) -> None:
     assert unified_prof.gate(base[0], base[1], metrics=["peak-memory"]).outcome == "pass"
 
 
-def test_a_breakdown_is_a_polars_table(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breakdown_is_converted_to_polars(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (answer,) = unified_prof.figures(timeline)
     monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(DataFrame=list))
     rows = answer.to_polars("kernel")
@@ -63,7 +63,7 @@ def test_a_breakdown_is_a_polars_table(timeline: Path, monkeypatch: pytest.Monke
         answer.to_polars()
 
 
-def test_a_breakdown_is_a_table_of_pandas_where_that_is_installed(timeline: Path) -> None:
+def test_breakdown_is_converted_to_pandas_if_it_is_installed(timeline: Path) -> None:
     (answer,) = unified_prof.figures(timeline)
     if importlib.util.find_spec("pandas") is None:
         with pytest.raises(UsageError, match="pandas is not installed"):

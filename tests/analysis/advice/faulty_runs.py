@@ -1,4 +1,4 @@
-"""Recordings of one fault each, a few hundred rows written out by hand; times in ns."""
+"""Hand-written recordings of runs with one performance fault; times are in ns."""
 
 from __future__ import annotations
 
@@ -13,32 +13,20 @@ US = 1_000
 MS = 1_000_000
 STREAM = 7
 HOST = 1
-"""The thread that launches."""
+"""Thread that launches."""
 
 
-class Plant(Device):
-    """A recording in the making, with calls of the runtime."""
-
-    def __enter__(self) -> Plant:
-        super().__enter__()
-        return self
+class FaultyRun(Device):
+    """Writes a recording with runtime calls and kernels."""
 
     def api(
         self, start: int, end: int, name: str, *, thread: int = HOST, connection: int | None = None
     ) -> int:
-        """Add a call of the runtime; return what ties it to the work it launches."""
+        """Add a runtime call; return the connection id of the tasks it launches."""
         if connection is None:
             self._connections += 1
             connection = self._connections
-        row: dict[str, Any] = {
-            "startNs": [self.T0 + start],
-            "endNs": [self.T0 + end],
-            "type": 5000,
-            "globalTid": thread,
-            "connectionId": connection,
-            "name": self.text(name),
-        }
-        self.writer.write("CANN_API", row)
+        self.runtime(start, end, name, connection, thread=thread)
         return connection
 
     def kernel(
@@ -53,7 +41,7 @@ class Plant(Device):
         stream: int = STREAM,
         **more: Any,
     ) -> int:
-        """Add a kernel, and the call that launched it where `launched` says when it began."""
+        """Add a kernel and, if `launched` is a time, the call that launched it."""
         connection = -1
         if launched is not None:
             connection = self.api(launched, launched + takes, "cudaLaunchKernel")
@@ -61,23 +49,18 @@ class Plant(Device):
             start, end, connection=connection, kernel=(name, op_type), stream=stream, **more
         )
 
-    def step(self, number: int, start: int, end: int) -> None:
-        """Add a step of the profiler."""
-        row: dict[str, Any] = {"id": [number], "startNs": self.T0 + start, "endNs": self.T0 + end}
-        self.writer.write("STEP_TIME", row)
-
 
 def advice(path: Path) -> Advice:
-    """Return what is said of a recording."""
+    """Return the advice for a recording."""
     with open_analyses(path) as (analysis,):
         return analysis.advice()
 
 
-def found(path: Path) -> dict[str, Finding]:
-    """Return its findings by kind."""
+def findings_by_kind(path: Path) -> dict[str, Finding]:
+    """Return the findings for a recording by kind."""
     return {one.kind: one for one in advice(path).findings}
 
 
-def cost_ns(finding: Finding) -> int:
-    """Return what a finding costs a step."""
+def saving_ns(finding: Finding) -> int:
+    """Return the time per step that a finding estimates to save."""
     return round(finding.cost_ms_per_step * MS)

@@ -1,15 +1,16 @@
-"""Text of unknown origin does nothing but appear, on one line."""
+"""Texts of unknown origin are escaped to one harmless line; decimal numbers are exact."""
 
 from __future__ import annotations
 
 import os
 import unicodedata
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.base.text import printable, storable
+from unified_prof.base.text import printable, storable, us_text_to_ns
 
 _ANY_TEXT = st.text(st.characters(codec=None))
 
@@ -29,16 +30,16 @@ _ANY_TEXT = st.text(st.characters(codec=None))
         ("[bold]report[/bold].db", "[bold]report[/bold].db"),
     ],
 )
-def test_names_do_nothing_but_appear(name: str, shown: str) -> None:
+def test_control_characters_are_escaped(name: str, shown: str) -> None:
     assert printable(name) == shown
 
 
-def test_bytes_of_a_name_that_is_not_utf_8_appear_as_these_bytes() -> None:
+def test_bytes_that_are_not_utf_8_are_escaped() -> None:
     assert printable(os.fsdecode(b"caf\xe9.db")) == r"caf\xe9.db"
 
 
 @given(_ANY_TEXT)
-def test_the_result_is_one_line_that_can_be_encoded_and_stays(text: str) -> None:
+def test_escaped_text_is_one_encodable_line_and_stable(text: str) -> None:
     shown = printable(text)
     assert len(shown.splitlines()) <= 1
     shown.encode("utf-8")
@@ -47,12 +48,12 @@ def test_the_result_is_one_line_that_can_be_encoded_and_stays(text: str) -> None
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Zs"))))
-def test_what_people_write_stays_as_it_is(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
 @given(_ANY_TEXT)
-def test_stored_is_what_is_utf_8_as_it_is_and_a_raw_byte_as_that_byte(text: str) -> None:
+def test_storable_text_is_valid_utf_8_and_stable(text: str) -> None:
     stored = storable(text)
     stored.encode("utf-8")
     assert storable(stored) == stored
@@ -60,5 +61,16 @@ def test_stored_is_what_is_utf_8_as_it_is_and_a_raw_byte_as_that_byte(text: str)
         assert stored == text
 
 
-def test_names_that_are_not_utf_8_are_stored_alike_by_all_writers() -> None:
+def test_names_that_are_not_utf_8_are_stored_as_escapes() -> None:
     assert storable(os.fsdecode(b"caf\xe9.py")) == r"caf\xe9.py"
+
+    @given(st.integers(min_value=0, max_value=2**63 - 1))
+    def test_microseconds_are_converted_to_exact_nanoseconds(ns: int) -> None:
+        assert us_text_to_ns(str(Decimal(ns) / 1000)) == ns
+
+    @pytest.mark.parametrize(
+        "text", ["", "abc", "nan", "inf", "-inf", "1.2.3", "1e999999999", "1e40"]
+    )
+    def test_invalid_number_is_refused(text: str) -> None:
+        with pytest.raises(ValueError, match="not a decimal number"):
+            us_text_to_ns(text)

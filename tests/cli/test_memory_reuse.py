@@ -1,4 +1,4 @@
-"""What a command does about the memory of its process."""
+"""Reuse of freed memory by the C library."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from unified_prof.cli import command as thrift
+from unified_prof.cli import command as cli_command
 
 _FAULTS = """
 import resource, sys
 import numpy as np
-from unified_prof.cli import command as thrift
+from unified_prof.cli import command as cli_command
 if sys.argv[1] == "keep":
-    thrift.keep_memory()
+    cli_command.keep_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def some():
@@ -43,7 +43,10 @@ def test_freed_memory_is_reused_without_page_faults() -> None:
     assert _faults("as usual") > 10 * _faults("keep") + 1000
 
 
+assert _faults("default") > 10 * _faults("keep") + 1000
+
+
 def test_other_c_libraries_are_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in (lambda _: object(), os.stat):
         monkeypatch.setattr(ctypes, "CDLL", library)
-        thrift.keep_memory()
+        cli_command.keep_memory()

@@ -1,10 +1,9 @@
-"""A small cluster made by hand: every rank's timeline is simulated in one true time.
+"""Simulated multi-rank run, as partials or as databases; all faults are known exactly.
 
-Ranks are tensor (fastest), then data parallel, then pipeline stages, as Megatron has them. A step
-of a rank is: input, for each micro-batch kernels with a blocking all-reduce between them, what it
-gets from the stage before and gives to the next one, then gradients over the data parallel group
-beside the last kernels, one small all-reduce over all ranks, then the optimizer. What is planted
-is known exactly.
+Ranks are ordered tensor parallel (fastest), data parallel, pipeline stages, as in Megatron. A step
+of a rank consists of input; per micro-batch, kernels with a blocking all-reduce in between, a
+receive from the previous stage and a send to the next; then the gradient all-reduce of the data
+parallel group, overlapped with the last kernels, an all-reduce of all ranks, and the optimizer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ VERBS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, and what is wrong with it."""
+    """Layout of a run and its faults."""
 
     tp: int = 2
     dp: int = 4
@@ -52,29 +51,29 @@ class Plan:
     setup_ns: int = 0
     skew_ns: int = 2_000_000
     drift_ppm: float = 0.0
-    """Standard deviation of by how much hosts' clocks go wrong."""
+    """Standard deviation of the drift of host clocks."""
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_host: int | None = None
     late: Mapping[int, int] = field(default_factory=dict)
     stops: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> how long it stands still in a step, for no reason, ns."""
+    """Rank -> pause per step without a recorded reason, ns."""
     stop_where: str = "begin"
-    """begin of the step, kernels: between two of them, collective: before the one of all."""
+    """Start of the step (begin), between two kernels, or before the all-reduce of all ranks."""
     loader: bool = True
     """True if input wait is recorded."""
     ep: int = 0
-    """So many data parallel ranks have one set of experts; 0: there are none."""
+    """Number of data parallel ranks that share a set of experts; 0: no experts."""
     hot: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> how many times as many tokens its experts get as those of others in its group."""
+    """Rank -> tokens of its experts relative to the others in its group."""
     uneven: float = 0.0
-    """How far the tokens of experts lie apart by nature, each time."""
+    """Standard deviation of the tokens per expert and call."""
     padded: bool = False
-    """True if all experts are sent as many tokens, filled up with nothing."""
+    """True if all experts receive the same number of tokens, padded."""
     buckets: int = 1
-    """Gradient all-reduces of a step; more than one go on beside layers of the backward pass."""
+    """Gradient all-reduces per step; more than one overlap with layers of the backward pass."""
     only: Collection[int] | None = None
-    """The steps in which problems found; None: all."""
+    """Steps with faults; None: all."""
 
     @property
     def world(self) -> int:
@@ -85,24 +84,24 @@ class Plan:
 
 
 @dataclass
-class Made:
-    """Timelines of all ranks in true time, and the planted truth."""
+class SimulatedRun:
+    """Timelines of all ranks in true time, and the true figures."""
 
     plan: Plan
     groups: dict[tuple[int, ...], str]
     kernels: list[list[tuple[int, int, str]]]
-    """By rank: start, end and name."""
+    """Start, end and name, by rank."""
     operations: list[list[dict[str, Any]]]
     steps: list[list[tuple[int, int]]]
     inputs: list[list[tuple[int, int]]]
     clock: list[int]
-    """By host."""
+    """Offset, by host."""
     wait: list[int]
     drift: list[float]
-    """By host: seconds that its clock gains per second."""
+    """Gain in seconds per second, by host."""
 
-    def seen(self, rank: int, times: Any) -> Any:
-        """Return true times as the clock of a rank's host shows them."""
+    def local_time(self, rank: int, times: Any) -> Any:
+        """Return true times as shown by the clock of the rank's host."""
         host = self.plan.host(rank)
         gained = np.rint(np.asarray(times) * self.drift[host]).astype(np.int64)
         return times + START + self.clock[host] + gained
@@ -113,7 +112,7 @@ class Made:
         return (steps[-1][1] - steps[0][0]) / len(steps)
 
 
-def make(plan: Plan) -> Made:
+def simulate(plan: Plan) -> SimulatedRun:
     """Simulate a run."""
     return _Simulation(plan).run()
 
@@ -142,7 +141,7 @@ class _Simulation:
         self.world = tuple(range(plan.world))
         groups.setdefault(self.world, "world")
         empty: list[list[Any]] = [[] for _ in range(plan.world)]
-        self.made = Made(
+        self.simulated = SimulatedRun(
             plan,
             groups,
             [[] for _ in empty],
@@ -162,28 +161,28 @@ class _Simulation:
         self.between: set[tuple[int, int]] = set()
 
     @property
-    def wrong(self) -> bool:
-        """True if what is planted holds in this step."""
+    def faulty(self) -> bool:
+        """True if the faults apply in this step."""
         return self.plan.only is None or self.step in self.plan.only
 
     def rank(self, t: int, d: int, p: int) -> int:
         return (p * self.plan.dp + d) * self.plan.tp + t
 
-    def of(self, kind: str, rank: int) -> tuple[int, ...] | None:
-        found = [r for r, k in self.made.groups.items() if k == kind and rank in r]
+    def group_of(self, kind: str, rank: int) -> tuple[int, ...] | None:
+        found = [r for r, k in self.simulated.groups.items() if k == kind and rank in r]
         return found[0] if found else None
 
-    def run(self) -> Made:
-        plan, made = self.plan, self.made
+    def run(self) -> SimulatedRun:
+        plan, simulated = self.plan, self.simulated
         for self.step in range(plan.steps):
             for rank in range(plan.world):
                 begin = self.now[rank]
-                made.steps[rank].append((begin, 0))
-                self.now[rank] += 150_000 + (plan.late.get(rank, 0) if self.wrong else 0)
+                simulated.steps[rank].append((begin, 0))
+                self.now[rank] += 150_000 + (plan.late.get(rank, 0) if self.faulty else 0)
                 if plan.loader:
-                    made.inputs[rank].append((begin, self.now[rank]))
+                    simulated.inputs[rank].append((begin, self.now[rank]))
                 self.stop(rank, "begin")
-            # Stage by stage and batch by batch: each one's needs have happened before it.
+            # By stage and batch, so that whatever a stage needs has been simulated.
             for _batch in range(plan.batches):
                 for p in range(plan.pp):
                     stage = [r for r in range(plan.world) if r // (plan.tp * plan.dp) == p]
@@ -193,17 +192,17 @@ class _Simulation:
                     for half in range(2):
                         for rank in stage:
                             self.work(rank, KERNELS[2 * half : 2 * half + 2])
-                        for group in {self.of("tp", rank) for rank in stage} - {None}:
+                        for group in {self.group_of("tp", rank) for rank in stage} - {None}:
                             assert group is not None
                             self.all_reduce(group, SIZE, blocking=True)
-                        for group, kind in made.groups.items():
+                        for group, kind in simulated.groups.items():
                             if kind == "ep" and group[0] in stage:
                                 self.experts(group)
             ends: dict[int, int] = {}
             if plan.buckets > 1:
                 ends = self.backward()
             else:
-                for group, kind in made.groups.items():
+                for group, kind in simulated.groups.items():
                     if kind == "dp":
                         ends.update(self.all_reduce(group, GRADIENTS, blocking=False))
             for rank in range(plan.world):
@@ -214,16 +213,16 @@ class _Simulation:
             self.all_reduce(self.world, 4096, blocking=True)
             for rank in range(plan.world):
                 self.work(rank, [("Adam", 400_000)])
-                begin, _ = made.steps[rank][-1]
-                made.steps[rank][-1] = (begin, self.now[rank])
-        return made
+                begin, _ = simulated.steps[rank][-1]
+                simulated.steps[rank][-1] = (begin, self.now[rank])
+        return simulated
 
     def stop(self, rank: int, where: str) -> None:
-        if self.wrong and where == self.plan.stop_where:
+        if self.faulty and where == self.plan.stop_where:
             self.now[rank] += self.plan.stops.get(rank, 0)
 
     def backward(self) -> dict[int, int]:
-        """Go back through the stages; gradients of a layer move beside the layers before it."""
+        """Simulate the stages in reverse; gradients of a layer overlap with the previous layers."""
         plan, ends = self.plan, {}
         width = plan.tp * plan.dp
         for p in reversed(range(plan.pp)):
@@ -233,33 +232,33 @@ class _Simulation:
             for _ in range(plan.buckets):
                 for rank in stage:
                     self.work(rank, KERNELS)
-                for group, kind in self.made.groups.items():
+                for group, kind in self.simulated.groups.items():
                     if kind == "tp" and group[0] in stage:
                         self.all_reduce(group, SIZE, blocking=True)
-                for group, kind in self.made.groups.items():
+                for group, kind in self.simulated.groups.items():
                     if kind == "dp" and group[0] in stage:
                         size = GRADIENTS // plan.buckets
                         ends.update(self.all_reduce(group, size, blocking=False))
         return ends
 
     def work(self, rank: int, kernels: Sequence[tuple[str, int]]) -> None:
-        late = self.wrong and self.plan.host(rank) == self.plan.slow_host
+        late = self.faulty and self.plan.host(rank) == self.plan.slow_host
         gap = 40_000 if late else 1_500
-        slow = self.plan.slow.get(rank, 1.0) if self.wrong else 1.0
+        slow = self.plan.slow.get(rank, 1.0) if self.faulty else 1.0
         for number, (name, usual) in enumerate(kernels):
             if number and (rank, self.step) not in self.between:
                 self.between.add((rank, self.step))
                 self.stop(rank, "kernels")
             factor = slow * self.rng.normal(1, self.plan.noise)
             end = self.now[rank] + int(usual * factor)
-            self.made.kernels[rank].append((self.now[rank], end, name))
+            self.simulated.kernels[rank].append((self.now[rank], end, name))
             self.now[rank] = end + gap
 
     def speed(self, ranks: Sequence[int]) -> float:
         near = len({self.plan.host(rank) for rank in ranks}) == 1
         speed = 150.0 if near else 20.0
         for pair, factor in self.plan.slow_links.items():
-            if self.wrong and set(pair) <= set(ranks):
+            if self.faulty and set(pair) <= set(ranks):
                 speed /= factor
         return speed
 
@@ -277,18 +276,18 @@ class _Simulation:
         seq = self.number(ranks)
         for rank, start in zip(ranks, begin, strict=True):
             end = real + setup + move + int(self.rng.integers(0, 1_000))
-            self.made.wait[rank] += real - start
+            self.simulated.wait[rank] += real - start
             row = {"kind": "all_reduce", "group": ranks, "seq": seq, "start": start, "end": end}
             row |= {"bytes": size, "peer": NO_VALUE, "move": end - real - setup}
-            self.made.operations[rank].append(row)
+            self.simulated.operations[rank].append(row)
             self.now[rank] = end + 3_000 if blocking else self.now[rank] + 2_000
             self.reduced[rank, ranks] = end
-        return {rank: self.made.operations[rank][-1]["end"] for rank in ranks}
+        return {rank: self.simulated.operations[rank][-1]["end"] for rank in ranks}
 
     def experts(self, ranks: tuple[int, ...]) -> None:
-        """Send tokens to the experts' ranks, let these work, send back what came of them."""
+        """Send tokens to the ranks of the experts, compute, and send the results back."""
         plan = self.plan
-        tokens = np.array([plan.hot.get(rank, 1.0) if self.wrong else 1.0 for rank in ranks])
+        tokens = np.array([plan.hot.get(rank, 1.0) if self.faulty else 1.0 for rank in ranks])
         tokens *= np.maximum(self.rng.normal(1, plan.uneven, len(ranks)), 0.1)
         tokens /= tokens.mean()
         self.all_to_all(ranks, np.ones(len(ranks)) if plan.padded else tokens)
@@ -303,34 +302,34 @@ class _Simulation:
         seq = self.number(ranks, "all_to_all")
         for rank, start, share in zip(ranks, begin, shares.tolist(), strict=True):
             end = real + move + int(self.rng.integers(0, 1_000))
-            self.made.wait[rank] += real - start
+            self.simulated.wait[rank] += real - start
             row = {"kind": "all_to_all", "group": ranks, "seq": seq, "start": start, "end": end}
             row |= {"bytes": int(SIZE * share), "peer": NO_VALUE, "move": end - real}
-            self.made.operations[rank].append(row)
+            self.simulated.operations[rank].append(row)
             self.now[rank] = end + 3_000
 
     def transfer(self, source: int, target: int) -> None:
         begin, ready = self.now[source], self.now[target]
         real = max(begin, ready)
         end = real + int(10_000 + SIZE / self.speed([source, target]))
-        group = self.of("pp", source)
+        group = self.group_of("pp", source)
         for rank, peer, start, kind in (
             (source, target, begin, "send"),
             (target, source, ready, "receive"),
         ):
-            self.made.wait[rank] += real - start
+            self.simulated.wait[rank] += real - start
             row = {"kind": kind, "group": group, "seq": self.number(rank, peer, kind)}
             row |= {"start": start, "end": end, "bytes": SIZE, "peer": peer, "move": end - real}
-            self.made.operations[rank].append(row)
+            self.simulated.operations[rank].append(row)
         self.now[source] += 3_000
         self.now[target] = end + 3_000
 
 
-def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
-    """Return what a rank's recording would map to, in the clock of its host."""
-    plan = made.plan
-    rows = sorted(made.operations[rank], key=lambda row: int(row["start"]))
-    groups = [group for group in made.groups if rank in group]
+def partial_of(simulated: SimulatedRun, rank: int, *, vendor: str = "huawei") -> Partial:
+    """Return the partial of a rank's recording, in the clock of its host."""
+    plan = simulated.plan
+    rows = sorted(simulated.operations[rank], key=lambda row: int(row["start"]))
+    groups = [group for group in simulated.groups if rank in group]
     kinds = ("all_reduce", "all_to_all", "receive", "send")
     table = np.array(
         [
@@ -338,8 +337,8 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
                 groups.index(row["group"]),
                 kinds.index(row["kind"]),
                 row["seq"],
-                int(made.seen(rank, row["start"])),
-                int(made.seen(rank, row["end"])),
+                int(simulated.local_time(rank, row["start"])),
+                int(simulated.local_time(rank, row["end"])),
                 row["bytes"],
                 row["peer"],
                 row["move"] if vendor == "huawei" else NO_VALUE,
@@ -350,13 +349,13 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     ).reshape(-1, 8)
     names = [*partials.COMMUNICATION_COLUMNS[:8]]
     operations = {name: table[:, at] for at, name in enumerate(names)}
-    kernels = sorted(made.kernels[rank])
-    start = made.seen(rank, np.array([k[0] for k in kernels], np.int64))
-    end = made.seen(rank, np.array([k[1] for k in kernels], np.int64))
+    kernels = sorted(simulated.kernels[rank])
+    start = simulated.local_time(rank, np.array([k[0] for k in kernels], np.int64))
+    end = simulated.local_time(rank, np.array([k[1] for k in kernels], np.int64))
     cover = CoveredTime(intervals.merge(start, end), start)
-    bounds = made.seen(rank, np.array(made.steps[rank], np.int64))
+    bounds = simulated.local_time(rank, np.array(simulated.steps[rank], np.int64))
     steps = {"step": np.arange(len(bounds)), "start": bounds[:, 0], "end": bounds[:, 1]}
-    waits = made.seen(rank, np.array(made.inputs[rank], np.int64).reshape(-1, 2))
+    waits = simulated.local_time(rank, np.array(simulated.inputs[rank], np.int64).reshape(-1, 2))
     texts = sorted({k[2] for k in kernels})
     code = np.array([texts.index(k[2]) for k in kernels], np.int64)
     operations["step"] = rank_communication.step_at(operations["start"], steps)
@@ -376,7 +375,11 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
         ),
         groups=tuple(
             RankGroup(
-                f"{made.groups[one]}-{one[0]}", made.groups[one], made.groups[one], one, len(one)
+                f"{simulated.groups[one]}-{one[0]}",
+                simulated.groups[one],
+                simulated.groups[one],
+                one,
+                len(one),
             )
             for one in groups
         ),
@@ -393,93 +396,74 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     )
 
 
-def partials_of(made: Made, *, vendor: str = "huawei") -> list[Partial]:
-    """Return those of all ranks."""
-    return [partial_of(made, rank, vendor=vendor) for rank in range(made.plan.world)]
+def partials_of(simulated: SimulatedRun, *, vendor: str = "huawei") -> list[Partial]:
+    """Return the partials of all ranks."""
+    return [partial_of(simulated, rank, vendor=vendor) for rank in range(simulated.plan.world)]
 
 
-def database(made: Made, rank: int, path: Path) -> Path:
-    """Write a rank's recording as an msprof database with torch_npu's tables."""
-    plan = made.plan
-    shift = START + made.clock[plan.host(rank)]
-    groups = [group for group in made.groups if rank in group]
-    hidden = {group: f"10.0.0.{at}%eth0_60000_{at}" for at, group in enumerate(made.groups)}
+def write_database(simulated: SimulatedRun, rank: int, path: Path) -> Path:
+    """Write a rank's recording as an msprof database with the tables of torch_npu."""
+    plan = simulated.plan
+    shift = START + simulated.clock[plan.host(rank)]
+    groups = [group for group in simulated.groups if rank in group]
+    hidden = {group: f"10.0.0.{at}%eth0_60000_{at}" for at, group in enumerate(simulated.groups)}
     with ReportWriter(path, revision="latest", overwrite=True) as writer:
         text = writer.strings.intern
         tasks: list[tuple[int, int, str]] = []
         compute: list[tuple[int, int, int]] = []
-        for start, end, name in sorted(made.kernels[rank]):
+        for start, end, name in sorted(simulated.kernels[rank]):
             compute.append((len(tasks), text(f"aclnn{name}"), text(name)))
             tasks.append((start + shift, end + shift, "KERNEL_AICORE"))
         ops: list[tuple[Any, ...]] = []
         parts: list[tuple[Any, ...]] = []
-        for number, row in enumerate(sorted(made.operations[rank], key=lambda r: int(r["start"]))):
+        rows = sorted(simulated.operations[rank], key=lambda row: int(row["start"]))
+        for number, row in enumerate(rows):
             group = row["group"]
             verb = VERBS[row["kind"]]
-            own = text(f"{verb}_{number}")
+            label = text(f"{verb}_{number}")
             communicator = text(hidden[group])
-            begins, ends_at = row["start"] + shift, row["end"] + shift
-            counts = (row["bytes"] // 2, len(group))
-            ops.append((own, begins, ends_at, number, communicator, number, text(verb), *counts))
+            begin, end = row["start"] + shift, row["end"] + shift
+            counts = (row["bytes"] // 2, len(group), 11, rank % plan.per_host)
+            ops.append((label, begin, end, number, communicator, number, text(verb), *counts))
             here = group.index(rank)
             there = group.index(row["peer"]) if row["peer"] >= 0 else (here + 1) % len(group)
             ends = (there, here) if row["kind"] == "receive" else (here, there)
-            parts.append((own, len(tasks), communicator, *ends, row["bytes"], number))
-            tasks.append((row["end"] - row["move"] + shift, row["end"] + shift, "MEMCPY"))
-        _put(
-            writer,
-            "TASK",
-            ("startNs", "endNs", "taskType", "globalTaskId", "deviceId"),
-            [
-                (start, end, text(kind), number, rank % plan.per_host)
-                for number, (start, end, kind) in enumerate(tasks)
-            ],
-        )
-        _put(writer, "COMPUTE_TASK_INFO", ("globalTaskId", "name", "opType"), compute)
-        _put(
-            writer,
-            "COMMUNICATION_OP",
-            "opName startNs endNs connectionId groupName opId opType count rankSize dataType"
-            " deviceId".split(),
-            [(*op, 11, rank % plan.per_host) for op in ops],
-        )
-        _put(
-            writer,
-            "COMMUNICATION_TASK_INFO",
-            ("name", "globalTaskId", "groupName", "srcRank", "dstRank", "size", "opId"),
-            parts,
-        )
-        _put(
-            writer,
-            "STEP_TIME",
-            ("id", "startNs", "endNs"),
-            [(at, a + shift, b + shift) for at, (a, b) in enumerate(made.steps[rank])],
-        )
+            parts.append((label, len(tasks), communicator, *ends, row["bytes"], number))
+            tasks.append((end - row["move"], end, "MEMCPY"))
+        numbered = [
+            (start, end, text(kind), number, rank % plan.per_host)
+            for number, (start, end, kind) in enumerate(tasks)
+        ]
+        _put(writer, "TASK", "startNs endNs taskType globalTaskId deviceId", numbered)
+        _put(writer, "COMPUTE_TASK_INFO", "globalTaskId name opType", compute)
+        columns = "opName startNs endNs connectionId groupName opId opType count rankSize"
+        _put(writer, "COMMUNICATION_OP", f"{columns} dataType deviceId", ops)
+        columns = "name globalTaskId groupName srcRank dstRank size opId"
+        _put(writer, "COMMUNICATION_TASK_INFO", columns, parts)
+        steps = [(at, a + shift, b + shift) for at, (a, b) in enumerate(simulated.steps[rank])]
+        _put(writer, "STEP_TIME", "id startNs endNs", steps)
         loader = text("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
-        _put(
-            writer,
-            "PYTORCH_API",
-            ("startNs", "endNs", "globalTid", "name", "type"),
-            [(str(a + shift), str(b + shift), 1, loader, 50001) for a, b in made.inputs[rank]],
-        )
-        told = {
+        waits = simulated.inputs[rank]
+        ranges = [(str(a + shift), str(b + shift), 1, loader, 50001) for a, b in waits]
+        _put(writer, "PYTORCH_API", "startNs endNs globalTid name type", ranges)
+        group_info = {
             hidden[group]: {
-                "group_name": made.groups[group],
+                "group_name": simulated.groups[group],
                 "group_rank": group.index(rank),
                 "global_ranks": list(group),
             }
             for group in groups
         }
-        meta = {"parallel_group_info": told, "distributed_args": {"world_size": plan.world}}
-        _put(writer, "META_DATA", ("name", "value"), [(k, json.dumps(v)) for k, v in meta.items()])
-        _put(writer, "RANK_DEVICE_MAP", ("rankId", "deviceId"), [(rank, rank % plan.per_host)])
-        _put(writer, "NPU_INFO", ("id", "name"), [(rank % plan.per_host, "Ascend910B")])
-        _put(writer, "HOST_INFO", ("hostUid", "hostName"), [("1", f"host{plan.host(rank)}")])
+        meta = {"parallel_group_info": group_info, "distributed_args": {"world_size": plan.world}}
+        _put(writer, "META_DATA", "name value", [(k, json.dumps(v)) for k, v in meta.items()])
+        _put(writer, "RANK_DEVICE_MAP", "rankId deviceId", [(rank, rank % plan.per_host)])
+        _put(writer, "NPU_INFO", "id name", [(rank % plan.per_host, "Ascend910B")])
+        _put(writer, "HOST_INFO", "hostUid hostName", [("1", f"host{plan.host(rank)}")])
     return path
 
 
-def _put(
-    writer: ReportWriter, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
-) -> None:
+def _put(writer: ReportWriter, table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
     if rows:
-        writer.write(table, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+        writer.write(
+            table, dict(zip(columns.split(), map(list, zip(*rows, strict=True)), strict=True))
+        )

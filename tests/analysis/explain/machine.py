@@ -1,7 +1,7 @@
-"""Recordings of runs that a small machine really went through: a host, streams, events, waits.
+"""Simulated host and device with streams, events and waits, which writes recordings of programs.
 
-The machine knows what it waits for; a recording says only when what ran. So what an analysis of
-the recording makes of it can be compared with what the machine does otherwise.
+The machine knows what each task waited for; a recording has only times. Tests compare what the
+analysis of a recording predicts with what the machine does when the program is changed.
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ class Launch:
     stream: int = 7
     operation: str = "aten::op"
     before_ns: int = 3_000
-    """Work of the host within the operation before the launch, and as long after it."""
+    """Host time within the operation, before the launch and again after it."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """Work of the host outside operations."""
+class HostWork:
+    """Host work outside operations."""
 
     ns: int
 
 
 @dataclass(frozen=True)
-class Record:
-    """An event is recorded on a stream."""
+class RecordEvent:
+    """Record an event on a stream."""
 
     event: int
     stream: int
 
 
 @dataclass(frozen=True)
-class Await:
-    """A stream is made to wait for an event."""
+class WaitEvent:
+    """Make a stream wait for an event."""
 
     event: int
     stream: int
 
 
 @dataclass(frozen=True)
-class Synchronise:
-    """The host waits for a stream, for all of them if it is None, perhaps within an operation."""
+class Synchronize:
+    """Wait on the host for a stream (None: for all streams), optionally within an operation."""
 
     stream: int | None = None
     operation: str | None = None
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """The host waits for the next batch of a worker process, which takes so long for each."""
+class FetchBatch:
+    """Wait on the host for the next batch of a worker process that needs `ns` for each."""
 
     ns: int
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step ends here, and the next one begins."""
+class EndStep:
+    """End the step and begin the next one."""
 
 
-Action = Launch | Work | Record | Await | Synchronise | Fetch | Step
+Action = Launch | HostWork | RecordEvent | WaitEvent | Synchronize | FetchBatch | EndStep
 
 
 @dataclass
-class Ran:
-    """What happened."""
+class Execution:
+    """What the machine did."""
 
     calls: list[tuple[int, int, str, int]] = field(default_factory=list)
     """Start, end, name, connection."""
@@ -94,11 +94,11 @@ class Ran:
     syncs: list[dict[str, Any]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     ends_ns: list[int] = field(default_factory=list)
-    """When each step was over on the host and on the device."""
+    """When the host and the device had finished each step."""
 
     @property
     def step_ns(self) -> list[int]:
-        """How long each step took."""
+        """Duration of each step."""
         begins = [max(self.steps[0][0], 0), *self.ends_ns[:-1]]
         return [
             end - max(begin, step[0])
@@ -106,10 +106,10 @@ class Ran:
         ]
 
 
-def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
-    """Let the machine go through a program; `noise` makes its delays vary, the same each time."""
+def run(program: Sequence[Action], *, noise: int = 0) -> Execution:
+    """Execute a program; `noise` is the largest random delay, from a fixed seed."""
     random = np.random.default_rng(17)
-    ran = Ran()
+    execution = Execution()
     at, number, began = 1_000, 0, 0
     free: dict[int, int] = {}
     awaited: dict[int, int] = {}
@@ -119,13 +119,13 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
     def call(name: str, length: int = CALL_NS) -> int:
         nonlocal at, number
         number += 1
-        ran.calls.append((at, at + length, name, number))
+        execution.calls.append((at, at + length, name, number))
         at += length
         return number
 
     for action in program:
         delay = int(random.integers(0, noise + 1))
-        if isinstance(action, Work):
+        if isinstance(action, HostWork):
             at += action.ns
         elif isinstance(action, Launch):
             begin = at
@@ -139,18 +139,19 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
             )
             free[action.stream] = start + action.ns
             last_work = max(last_work, start + action.ns)
-            ran.kernels.append((start, start + action.ns, action.kernel, action.stream, connection))
+            end = start + action.ns
+            execution.kernels.append((start, end, action.kernel, action.stream, connection))
             at += action.before_ns
-            ran.operations.append((begin, at, action.operation))
-        elif isinstance(action, Record):
+            execution.operations.append((begin, at, action.operation))
+        elif isinstance(action, RecordEvent):
             connection = call("cudaEventRecord", 1_000)
             events[action.event] = (free.get(action.stream, 0), action.stream, connection)
-        elif isinstance(action, Await):
+        elif isinstance(action, WaitEvent):
             done, stream, record = events[action.event]
             since = at
             connection = call("cudaStreamWaitEvent", 1_000)
             awaited[action.stream] = max(awaited.get(action.stream, 0), done)
-            ran.syncs.append(
+            execution.syncs.append(
                 {
                     "startNs": since,
                     "endNs": at,
@@ -162,78 +163,67 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
                     "waitRecord": record,
                 }
             )
-        elif isinstance(action, Synchronise):
+        elif isinstance(action, Synchronize):
             only = action.stream
             done = max(free.values(), default=0) if only is None else free.get(only, 0)
             since = at
             name = "cudaDeviceSynchronize" if only is None else "cudaStreamSynchronize"
             connection = call(name, max(done + RETURN_NS + delay - at, RETURN_NS))
             if action.operation is not None:
-                ran.operations.append((since, at, action.operation))
-            ran.syncs.append(
+                execution.operations.append((since, at, action.operation))
+            execution.syncs.append(
                 {
                     "startNs": since,
                     "endNs": at,
                     "streamId": NO_NUMBER if only is None else only,
                     "kind": "Context Sync" if only is None else "Stream Sync",
                     "correlationId": connection,
-                    "waitStream": None,
-                    "waitEvent": None,
-                    "waitRecord": None,
                 }
             )
-        elif isinstance(action, Fetch):
+        elif isinstance(action, FetchBatch):
             batches += 1
             begin, at = at, max(at + CALL_NS, batches * action.ns)
-            ran.operations.append((begin, at, FETCH))
+            execution.operations.append((begin, at, FETCH))
         else:
-            ran.steps.append((began, at))
-            ran.ends_ns.append(max(at, last_work))
+            execution.steps.append((began, at))
+            execution.ends_ns.append(max(at, last_work))
             began = at
-    return ran
+    return execution
 
 
 def write(
-    ran: Ran, path: Path, *, syncs: bool = True, host: bool = True, model: str | None = None
+    execution: Execution,
+    path: Path,
+    *,
+    syncs: bool = True,
+    host: bool = True,
+    model: str | None = None,
 ) -> Path:
-    """Write what happened as a recording; without `syncs` nobody recorded who waited for what."""
+    """Write an execution as a recording, optionally without synchronization rows or host calls."""
     with Device(path) as device:
-        t0 = device.T0
         if model is not None:
-            device.writer.write("NPU_INFO", {"id": [0], "name": model})
-        for start, end, name in ran.operations if host else ():
+            device.row("NPU_INFO", id=0, name=model)
+        for start, end, name in execution.operations if host else ():
             device.call(start, end, name, thread=HOST)
-        for number, (start, end) in enumerate(ran.steps):
+        for number, (start, end) in enumerate(execution.steps):
             if host:
                 device.call(start, end, f"ProfilerStep#{number}", thread=HOST)
-            row: dict[str, Any] = {"id": [number], "startNs": t0 + start, "endNs": t0 + end}
-            device.writer.write("STEP_TIME", row)
-        for start, end, name, connection in ran.calls if host else ():
-            row = {
-                "startNs": [t0 + start],
-                "endNs": t0 + end,
-                "connectionId": connection,
-                "globalTid": HOST,
-                "name": device.text(name),
-            }
-            device.writer.write("CANN_API", row)
-        for start, end, name, stream, connection in sorted(ran.kernels):
-            device.task(
-                *(start, end),
-                stream=stream,
-                connection=connection if host else -1,
-                kernel=(name, name.partition("_")[0]),
-            )
-        for sync in ran.syncs if syncs and host else ():
-            row = {name: [value] for name, value in sync.items()}
-            row["startNs"], row["endNs"] = [t0 + sync["startNs"]], [t0 + sync["endNs"]]
-            row |= {"kind": [device.text(sync["kind"])], "deviceId": [0], "contextId": [None]}
-            device.writer.write("UPROF_GPU_SYNCS", row)
+            device.step(number, start, end)
+        for start, end, name, connection in execution.calls if host else ():
+            device.runtime(start, end, name, connection, thread=HOST)
+        for start, end, name, stream, connection in sorted(execution.kernels):
+            connection = connection if host else -1
+            kernel = (name, name.partition("_")[0])
+            device.task(start, end, stream=stream, connection=connection, kernel=kernel)
+        for sync in execution.syncs if syncs and host else ():
+            event = dict.fromkeys(("waitStream", "waitEvent", "waitRecord")) | sync
+            event |= {"kind": device.text(sync["kind"]), "deviceId": 0, "contextId": None}
+            device.row("UPROF_GPU_SYNCS", **event)
     return path
 
 
-def faster(program: Sequence[Action], kernel: str, factor: float) -> list[Action]:
-    """Return a program whose kernels of a name take less time."""
+def with_faster_kernel(program: Sequence[Action], kernel: str, factor: float) -> list[Action]:
+    """Return the program with kernels of this name faster by `factor`."""
     return [
         replace(action, ns=round(action.ns / factor))
         if isinstance(action, Launch) and action.kernel == kernel
@@ -242,8 +232,8 @@ def faster(program: Sequence[Action], kernel: str, factor: float) -> list[Action
     ]
 
 
-def quicker_host(program: Sequence[Action], operation: str, factor: float) -> list[Action]:
-    """Return a program in which the host needs less time around the launches of an operation."""
+def with_faster_host(program: Sequence[Action], operation: str, factor: float) -> list[Action]:
+    """Return the program with less host time around the launches of an operation."""
     return [
         replace(action, before_ns=round(action.before_ns / factor))
         if isinstance(action, Launch) and action.operation == operation

@@ -1,0 +1,173 @@
+"""Distinct values, lookup, numbering and ordering equal those of simple implementations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.arrays.grouping import (
+    NOWHERE,
+    FirstSeen,
+    Lookup,
+    Pool,
+    distinct,
+    find,
+    order_of_keys,
+    rising,
+    stable_order,
+)
+
+DISTINCT_VALUES = st.one_of(st.integers(-20, 20), st.integers(-(2**63), 2**63 - 1), st.just(7))
+
+
+@given(st.lists(DISTINCT_VALUES), st.booleans())
+def test_distinct_values_and_inverse_equal_those_of_numpy(values: list[int], same: bool) -> None:
+    column = np.array(values[:1] * len(values) if same else values, np.int64)
+    found, inverse = distinct(column)
+    expected, places = np.unique(column, return_inverse=True)
+    assert found.tolist() == expected.tolist()
+    assert inverse.tolist() == places.tolist()
+
+
+@given(st.lists(DISTINCT_VALUES))
+def test_distinct_values_by_sorting_equal_those_of_numpy(values: list[int]) -> None:
+    column = np.array(values, np.int64)
+    assert rising(column).tolist() == np.unique(column).tolist()
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)))))
+def test_values_are_numbered_in_the_order_of_first_use(parts: list[list[int]]) -> None:
+    seen, expected = FirstSeen(), dict[int, int]()
+    for part in parts:
+        for value in part:
+            expected.setdefault(value, len(expected))
+        found = seen.numbers(np.array(part, np.int64))
+        assert found.tolist() == [expected[value] for value in part]
+    assert seen.values.tolist() == list(expected)
+    assert len(seen) == len(expected)
+
+
+some = st.lists(st.integers(-5, 40), max_size=30)
+
+
+@given(some, some)
+def test_sorted_key_is_found_at_its_first_row(keys: list[int], wanted: list[int]) -> None:
+    keys.sort()
+    expected = [keys.index(one) if one in keys else NOWHERE for one in wanted]
+    assert find(np.array(keys, np.int64), np.array(wanted, np.int64)).tolist() == expected
+
+
+@pytest.mark.parametrize("offset", [0, 1 << 40])
+@given(keys=some, wanted=some)
+def test_key_in_any_order_is_found_at_its_first_row(
+    offset: int, keys: list[int], wanted: list[int]
+) -> None:
+    keys = [one + offset for one in keys]
+    wanted = [one + offset for one in wanted]
+    expected = [keys.index(one) if one in keys else NOWHERE for one in wanted]
+    found = Lookup(np.array(keys, np.int64)).rows(np.array(wanted, np.int64))
+    assert found.tolist() == expected
+
+
+def test_64_bit_keys_are_not_rounded() -> None:
+    keys = np.array([2**63, 2**63 + 1, 2**64 - 1], np.uint64)
+    assert find(keys, np.array([2**63 + 1, 2**64 - 2], np.uint64)).tolist() == [1, NOWHERE]
+
+
+numbers = st.sampled_from([0, 1, 2, 3, -1, -7, 70_000, 1 << 33, -(1 << 40)])
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers), max_size=60))
+def test_stable_order_equals_lexsort(rows: list[tuple[int, int, int]]) -> None:
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    expected = np.lexsort(columns[::-1])
+    np.testing.assert_array_equal(stable_order(*columns), expected)
+
+
+@pytest.mark.parametrize("most", [1, 9, 1 << 17, 1 << 61])
+def test_stable_order_of_many_wide_numbers_equals_lexsort(most: int) -> None:
+    rng = np.random.default_rng(most % 1000)
+    columns = [rng.integers(-most, most, 5_000) for _ in range(2)]
+    np.testing.assert_array_equal(stable_order(*columns), np.lexsort(columns[::-1]))
+
+
+# Threads combined with times, small numbers, and numbers of any size.
+KEYS = st.one_of(
+    st.builds(lambda thread, time: thread << 48 | time, st.integers(0, 9), st.integers(0, 1 << 36)),
+    st.integers(-5, 5),
+    st.integers(0, (1 << 63) - 1),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
+@given(st.lists(KEYS, max_size=40), st.integers(0, 3), st.booleans())
+def test_order_of_keys_equals_argsort(keys: list[int], repeated: int, unsigned: bool) -> None:
+    column = np.array(keys * (1 + repeated), np.int64)
+    if unsigned:
+        column = column.view(np.uint64)
+    expected = np.argsort(column, kind="stable")
+    order = order_of_keys(column)
+    if order is None:
+        assert (column[1:] >= column[:-1]).all()
+    else:
+        assert order.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("high", [0, 1, 16, 48, 60, 63])
+@pytest.mark.parametrize("low", [1, 20, 40])
+def test_order_of_keys_that_differ_in_two_bit_ranges_equals_argsort(low: int, high: int) -> None:
+    rng = np.random.default_rng(low * 64 + high)
+    count = 3_000
+    keys = rng.integers(0, 1 << low, count, np.uint64) | np.uint64(1 << 45)
+    keys ^= rng.integers(0, 2, count, np.uint64) << np.uint64(high)
+    for column in (keys, keys.view(np.int64)):
+        order = order_of_keys(column)
+        assert order is not None
+        assert order.tolist() == np.argsort(column, kind="stable").tolist()
+
+
+def test_ordering_a_record_column_does_not_change_it() -> None:
+    rows = np.zeros(4, [("tag", "u1"), ("key", "u8")])
+    rows["key"] = [3, 1, 3, 0]
+    order = order_of_keys(rows["key"])
+    assert order is not None
+    assert order.tolist() == [3, 1, 0, 2]
+    assert rows["key"].tolist() == [3, 1, 3, 0]
+
+
+POOL_VALUES = st.one_of(st.integers(0, 9), st.integers(0, (1 << 64) - 1), st.just(1 << 63))
+
+
+@given(st.lists(st.lists(POOL_VALUES, max_size=30), max_size=6))
+def test_new_values_of_a_batch_are_indexed_in_ascending_order(batches: list[list[int]]) -> None:
+    pool = Pool()
+    expected: dict[int, int] = {}
+    for batch in batches:
+        for value in sorted(set(batch) - expected.keys()):
+            expected[value] = len(expected)
+        found = pool.index_of(np.array(batch, np.uint64))
+        assert found.tolist() == [expected[value] for value in batch]
+        assert pool.values.tolist() == list(expected)
+        assert len(pool) == len(expected)
+
+
+def test_pool_with_more_values_than_slots_finds_every_value() -> None:
+    rng = np.random.default_rng(4)
+    pool = Pool()
+    values = rng.integers(0, 1 << 63, 300_000, np.uint64)
+    for part in np.array_split(values, 7):
+        pool.index_of(part)
+    assert len(pool) == len(np.unique(values))
+    index = pool.index_of(values)
+    np.testing.assert_array_equal(pool.values[index], values)
+
+
+def test_record_columns_of_other_widths_are_indexed() -> None:
+    rows = np.zeros(5, [("tag", "u1"), ("thread", "u4")])
+    rows["thread"] = [7, 7, 3, 9, 3]
+    pool = Pool()
+    assert pool.index_of(rows["thread"]).tolist() == [1, 1, 0, 2, 0]
+    assert pool.index_of(np.array([-1], np.int64)).tolist() == [3]
+    assert int(pool.values[3]) == (1 << 64) - 1
