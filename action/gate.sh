@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the base revision and the current checkout in turn; writes the verdict to $UPROF_WORK/comment.md.
+# Lets the base revision and the current checkout step in turn; writes the verdict to $UPROF_WORK/comment.md.
 # Inputs are environment variables (see action.yml). Needs git and uprof; independent of GitHub and GitLab.
 set -euo pipefail
 work=${UPROF_WORK:?directory for the base checkout and the reports}
@@ -54,7 +54,7 @@ fi
 
 metrics=()
 set -f # operation:GLOB must not match files
-for metric in ${UPROF_METRICS:-total}; do metrics+=(--metric "$metric"); done
+for metric in ${UPROF_METRICS:-}; do metrics+=(--metric "$metric"); done
 set +f
 rm -rf "$reports" "$work"/verdict.* "$work/comment.md"
 code=0
@@ -65,8 +65,8 @@ cd "$work"
 # The gate appends Markdown to GITHUB_STEP_SUMMARY; here this file becomes part of the comment.
 GITHUB_STEP_SUMMARY=$work/verdict.md uprof gate "base${prefix:+/${prefix%/}}" head \
   --until-sure "${UPROF_COMMAND:?arguments of uprof run, one workload per line}" \
-  ${pythons[@]+"${pythons[@]}"} --rounds "${UPROF_ROUNDS:-10}" --keep reports --max-regress "${UPROF_MAX_REGRESS:-5%}" \
-  "${metrics[@]}" --format junit -o "$work/verdict.xml" --force || code=$?
+  ${pythons[@]+"${pythons[@]}"} --rounds "${UPROF_ROUNDS:-12}" --keep reports --max-regress "${UPROF_MAX_REGRESS:-5%}" \
+  ${metrics[@]+"${metrics[@]}"} --format junit -o "$work/verdict.xml" --force || code=$?
 
 case $code in
   0) outcome=pass ;;

@@ -90,7 +90,7 @@ def marked(text: str) -> list[int]:
 def test_unchanged_checkouts_step_in_turn_and_pass(tmp_path: Path) -> None:
     for side in ("base", "new"):
         checkout(tmp_path / side, extra="print('loss', step) if step < 3 else None")
-    options = ("--keep", "kept", "--max-regress", "200%", "--metric", "total", "--metric", "flops")
+    options = ("--keep", "kept", "--max-regress", "20%", "--metric", "total", "--metric", "flops")
     code, verdict, err = gate(tmp_path, *options)
     assert code == 0, err
     assert checks(verdict) == {"total": "pass", "flops": "pass"}
@@ -136,7 +136,7 @@ def test_random_shapes_are_not_judged_by_their_counts(tmp_path: Path) -> None:
 def test_operations_are_timed_in_turn(tmp_path: Path) -> None:
     for side in ("base", "new"):
         checkout(tmp_path / side)
-    options = ("--metric", "operation:linear", "--max-regress", "300%")
+    options = ("--metric", "operation:linear", "--max-regress", "30%")
     code, verdict, err = gate(tmp_path, *options)
     assert code == 0, err
     assert verdict["checks"][0]["shift"]["rounds"] >= 3

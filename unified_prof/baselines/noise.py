@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from unified_prof.compare.comparable import TIMES, Run
+from unified_prof.compare.comparable import TIMES, Run, program_times
 from unified_prof.compare.confidence import Noise
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.sqlite.atomic import output_error, replacing
@@ -70,6 +70,7 @@ def learn(run: Run) -> Noise:
         UsageError: There are fewer than MIN_RUNS runs, or they have no times.
     """
     found = []
+    run, _, _ = program_times(run, run)
     for metric in TIMES:
         runs = run.sample(metric).runs if metric in run.totals else []
         for statistic in (np.median, np.min):

@@ -85,7 +85,7 @@ def _run(label: str, analysis: Analysis) -> Run:
     summary = analysis.summary
     stepped = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
-    sizes, kernels = _sizes(calls), _kernels(analysis, steps or 1)
+    sizes, (kernels, launched) = _sizes(calls), _kernels(analysis, steps or 1)
     operations = _operations(analysis, calls) if stepped is None else stepped
     return Run(
         label=label,
@@ -97,7 +97,7 @@ def _run(label: str, analysis: Analysis) -> Run:
         totals=_totals(analysis),
         waited=_within(analysis, "waited_ns"),
         cpu=_within(analysis, "cpu_ns"),
-        counts=_counts(dict(summary.facts), operations, sizes),
+        counts=_counts(dict(summary.facts), operations, sizes, launched),
         kernels=kernels,
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
@@ -105,9 +105,9 @@ def _run(label: str, analysis: Analysis) -> Run:
 
 
 def _counts(
-    facts: Mapping[str, str], operations: Operations, sizes: Sequence[Sized]
+    facts: Mapping[str, str], operations: Operations, sizes: Sequence[Sized], launched: float
 ) -> dict[str, float]:
-    """Return the exact counts of an iteration of a tracked workload."""
+    """Return the exact counts of an iteration, or of a step of a device recording."""
     found = {
         name: float(facts[f"{COUNTED}{name}"])
         for name in EXACT
@@ -115,6 +115,8 @@ def _counts(
     }
     calls = sum(place.kind == "operation" for place in operations.places)
     activations = [one.size_bytes for one in sizes if one.place.kind == "activation"]
+    if launched:
+        found["kernels"] = launched
     if calls:
         found["operation-calls"] = float(calls)
     if activations:
@@ -127,12 +129,15 @@ def _left_out(calls: SomeCalls, stepped: Operations) -> float:
     return float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns))
 
 
-def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:
+def _kernels(analysis: Analysis, steps: int) -> tuple[dict[str, dict[str, float]], float]:
+    """Return the times of kernels by operation, and the number of kernels, of one step."""
     found: dict[str, dict[str, float]] = {}
+    launched = 0
     for operation, row in analysis.kernels_of_operations():
+        launched += row.count or 0
         if row.total_ns is not None:
             found.setdefault(operation, {})[row.name] = row.total_ns / steps
-    return found
+    return found, launched / steps
 
 
 def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:

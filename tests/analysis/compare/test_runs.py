@@ -106,3 +106,9 @@ def test_baseline_keeps_the_number_of_steps(tmp_path: Path) -> None:
     assert stored.steps == 6
     noise = Noise(0.01, degrees=5)
     assert gate(stored, run, ["operation:aten::linear"], Limits(), noise).outcome == "pass"
+
+
+def test_kernels_of_a_step_are_an_exact_metric(tmp_path: Path) -> None:
+    run = runs.load([recording(tmp_path / "gpu.db", 5, vendor="cuda")])
+    assert run.counts["kernels"] == 3, "two operations and a collective"
+    assert gate(run, run, ["kernels"], Limits()).outcome == "pass"
