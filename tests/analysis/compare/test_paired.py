@@ -134,8 +134,8 @@ def test_unknown_cpu_time_falls_back_to_wall_time() -> None:
 
 
 def counted(base: float, new: float, limits: Limits, metric: str = "flops") -> str:
-    sides = [run_of([np.full(10, 1e6)], counts={metric: value}) for value in (base, new)]
-    return gate(*sides, [metric], limits).outcome
+    before, after = (run_of([np.full(10, 1e6)], counts={metric: one}) for one in (base, new))
+    return gate(before, after, [metric], limits).outcome
 
 
 def test_exact_metric_may_not_rise_at_all_unless_it_has_a_limit() -> None:
