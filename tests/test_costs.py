@@ -45,11 +45,11 @@ def test_property_tests_try_fewer_examples_in_the_quick_suite() -> None:
 
     @settings(max_examples=40, database=None)
     @given(st.integers())
-    def whole(number: int) -> None:
+    def timed_test(number: int) -> None:
         tried.append(number)
 
-    item: Any = SimpleNamespace(obj=whole)
+    item: Any = SimpleNamespace(obj=timed_test)
     reduce_examples(item)
     reduce_examples(item)
-    whole()
+    timed_test()
     assert 1 < len(tried) <= 10

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.analysis.builders import training_step
 from unified_prof.base.run_spec import (
     ActivationRecord,
     Frame,
@@ -23,7 +24,6 @@ from unified_prof.base.run_spec import (
 )
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError
-from unified_prof.migrate.upgrade import create
 from unified_prof.sqlite import skyline_writer
 
 ITERATIONS = 12
@@ -266,7 +266,7 @@ def test_metric_of_unknown_operation_is_a_usage_error(base: Path, same: Path) ->
 
 
 def test_gate_refuses_reports_of_different_kinds(base: Path, tmp_path: Path) -> None:
-    create(tmp_path / "timeline.db", "msprof", "latest")
+    training_step(tmp_path / "timeline.db")
     for command in ("diff", "gate"):
         assert "are reports of different families" in str(
             error(uprof(command, base, "timeline.db"))

@@ -55,7 +55,7 @@ class Parsed(HTMLParser):
         return " ".join(self.words)
 
 
-def shown(thing: Any) -> Parsed:
+def parse_html(thing: Any) -> Parsed:
     return Parsed(thing._repr_html_())
 
 
@@ -69,40 +69,43 @@ def run(tmp_path: Path) -> Path:
 
 def test_profile_is_shown_like_the_end_of_a_run(run: Path) -> None:
     files = {"run-time": run / "run_time.sqlite", "memory": run / "memory.sqlite"}
-    found = shown(Profile(run, files))
+    found = parse_html(Profile(run, files))
     assert "linear" in found.cells
     assert str(run / "memory.sqlite") in found.text
-    assert "incomplete" in shown(Profile(run, files, failure="it ended early")).text
+    assert "incomplete" in parse_html(Profile(run, files, failure="it ended early")).text
     assert "uprof report" not in found.text, "a hint for terminals"
-    assert "does not exist" in shown(Profile(run, {"memory": run / "gone.sqlite"})).text
+    assert "does not exist" in parse_html(Profile(run, {"memory": run / "gone.sqlite"})).text
 
 
 def test_figures_are_shown_with_their_first_breakdowns(run: Path, tmp_path: Path) -> None:
     figures = unified_prof.figures(run)
-    found = shown(figures)
+    found = parse_html(figures)
     assert found.text.count("Skyline run time and memory reports") == 1
     assert "linear" in found.cells
-    assert shown(figures[0]).cells == found.cells
+    assert parse_html(figures[0]).cells == found.cells
     assert repr(figures) == f"[<figures of {figures[0].summary.path}, by operation, line, step>]"
     timeline = unified_prof.figures(training_step(tmp_path / "step.db"))
-    assert "mm_kernel" in shown(timeline[0]).cells or "more breakdowns" in shown(timeline[0]).text
+    assert (
+        "mm_kernel" in parse_html(timeline[0]).cells
+        or "more breakdowns" in parse_html(timeline[0]).text
+    )
 
 
 def test_differences_verdicts_and_advice_are_shown(
     run: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert "total" in shown(unified_prof.diff(run, run)).text
+    assert "total" in parse_html(unified_prof.diff(run, run)).text
     folder = tmp_path_factory.mktemp("timelines")
     one, other = (training_step(folder / f"{name}.db") for name in "ab")
-    assert "a.db" in shown(unified_prof.diff(one, other)).text
+    assert "a.db" in parse_html(unified_prof.diff(one, other)).text
     verdict = unified_prof.gate([run], [run], metrics=["total"])
-    assert f"gate: {verdict.outcome}" in shown(verdict).text
+    assert f"gate: {verdict.outcome}" in parse_html(verdict).text
     advice = unified_prof.advise(one)
-    assert "findings" in shown(advice).text
+    assert "findings" in parse_html(advice).text
     with unified_prof.open_report(one) as report:
-        found = shown(report)
+        found = parse_html(report)
     assert "COMPUTE_TASK_INFO" in found.text
-    assert shown(type(advice)()).text == "nothing"
+    assert parse_html(type(advice)()).text == "nothing"
 
 
 def hostile_report(path: Path, forward: float = 1.0) -> Path:
@@ -146,7 +149,7 @@ def hostile_timeline(path: Path, lasted: int = 5) -> Path:
 def test_hostile_names_are_escaped_and_the_size_is_limited(
     make: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    found = shown(make(tmp_path))
+    found = parse_html(make(tmp_path))
     assert "<script>" in found.text, "escaped"
 
 

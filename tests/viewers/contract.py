@@ -242,7 +242,7 @@ def _prof_folder(folder: Path) -> Iterator[str]:
 
 
 def _torch_folder(database: Database, report: Path) -> Iterator[str]:
-    """Ranks are told by the names of files; groups by profiler_metadata.json and META_DATA."""
+    """The rank comes from the file name, groups from profiler_metadata.json and META_DATA."""
     if report.parent.name != "ASCEND_PROFILER_OUTPUT":
         yield f"{report.parent} is not where readers look"
     outer = report.parents[1]

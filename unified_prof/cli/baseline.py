@@ -165,6 +165,7 @@ def show_history(
 ) -> None:
     """Show the versions of baselines over time, with a chart."""
     from unified_prof.baselines import api
+    from unified_prof.compare.comparable import TOTAL
     from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 
@@ -178,7 +179,7 @@ def show_history(
         noise = workloads.noise(allowed.noise, runs[-1])
         series += [
             shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
-            for metric in allowed.metrics
+            for metric in allowed.metrics or [TOTAL]
         ]
     if shape == "json":
         text = printing.json_text(shown.history_fields(series, limits))

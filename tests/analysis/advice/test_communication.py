@@ -76,7 +76,7 @@ def test_only_one_bucket_of_a_large_last_message_is_exempt(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size", [8 * MIB, 800 * MIB])
-def test_message_followed_by_a_kernel_is_not_exempt(tmp_path: Path, size: int) -> None:
+def test_last_message_costs_its_whole_time_if_a_kernel_follows(tmp_path: Path, size: int) -> None:
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
         for step in range(5):
             begin = step * STEP

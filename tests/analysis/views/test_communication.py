@@ -62,7 +62,7 @@ def test_group_breakdown_has_total_busy_and_exposed_time(two_groups: Path) -> No
     assert sum(row.total_ns or 0 for row in rows.values()) == 281
 
 
-def test_every_format_shows_the_group(two_groups: Path) -> None:
+def test_group_of_a_collective_appears_in_every_report_format(two_groups: Path) -> None:
     with open_reports(two_groups) as opened:
         (report,) = json.loads(report_formats.produce_json(opened, ReportRequest()))["reports"]
         by_operation = [

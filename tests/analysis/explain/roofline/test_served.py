@@ -192,8 +192,8 @@ def test_nested_attention_counts_once(tmp_path: Path) -> None:
     with Shaped(path := tmp_path / "a.db") as device:
         device.set_device_name("AMD Instinct MI300X")
         wrapper = "aiter::wrapper_fmha_v3_fwd"
-        given = f"1;{rows}", f"{BF16};{types}"
-        device.operation(10, 900, wrapper, *given, launches=1, values=["", *values])
+        kernel_arguments = f"1;{rows}", f"{BF16};{types}"
+        device.operation(10, 900, wrapper, *kernel_arguments, launches=1, values=["", *values])
         device.operation(100, 800, "aiter::fmha_v3_fwd", rows, types, launches=2, values=values)
         device.kernel(1000, 2000, "layout", 1)
         device.kernel(2000, 9000, "fmha_fwd", 2)
