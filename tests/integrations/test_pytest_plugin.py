@@ -371,7 +371,7 @@ def test_an_unclear_verdict_fails_only_where_that_is_asked_for(
     machine.milliseconds *= 1.2
     result = session("--uprof-compare", "main")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*test_step*unclear*main@1*is possible"])
+    result.stdout.fnmatch_lines(["*test_step*unclear*main@1*the interval is*"])
     assert session("--uprof-compare", "main", "--uprof-fail-unclear").ret == 1
 
 

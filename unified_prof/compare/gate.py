@@ -382,12 +382,12 @@ def _judge_times(
         if other.low > bound and large(other):
             return "inconclusive", contrary
         if not certainly_small(decisive):
-            return "inconclusive", f"{change}, but {_interval_text(decisive)} is possible"
+            return "inconclusive", f"{change}, but {_interval_text(decisive)}"
         if decisive.ratio <= bound:
             return "pass", f"{change}, within the limit"
         return "pass", f"{change}, but less than the absolute limit"
     if decisive.low <= bound:
-        return "inconclusive", f"{change}, but {_interval_text(decisive)} is possible"
+        return "inconclusive", f"{change}, but {_interval_text(decisive)}"
     if other.high <= bound:
         return "inconclusive", contrary
     return "regression", f"{change}, above the limit"
@@ -395,7 +395,7 @@ def _judge_times(
 
 def _interval_text(shift: Shift) -> str:
     low, high = _percent(shift.low, 1.0), _percent(shift.high, 1.0)
-    return f"anything from {low} to {high}"
+    return f"the interval is {low} to {high}"
 
 
 def _percent(new: float, base: float) -> str:
