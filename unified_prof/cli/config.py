@@ -31,7 +31,7 @@ PROJECT_SETTINGS = frozenset(
     include iterations jobs json l2 last layout llc-profiling max-regress measure memory metric
     min-abs msproftx mstx-domain-exclude mstx-domain-include new new-with no-open noise npu-chip
     npu-events nts-metrics path perfetto port preset project-root quiet rank ranks report rounds
-    runtime-api schema scope sort stats step stop-after storage-limit strict sys-cpu-freq
+    timeout runtime-api schema scope sort stats step stop-after storage-limit strict sys-cpu-freq
     sys-cpu-profiling sys-hardware-mem sys-hardware-mem-freq sys-interconnection-freq
     sys-interconnection-profiling sys-io-profiling sys-io-sampling-freq sys-pid-profiling
     sys-pid-sampling-freq sys-profiling sys-sampling-freq table task-block task-memory task-time

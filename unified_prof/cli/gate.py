@@ -77,9 +77,9 @@ class Rounds:
         ),
     ] = None
     timeout: Annotated[
-        float,
-        option(metavar="SECONDS", help="Fail if a run makes no progress for this long."),
-    ] = 600.0
+        int,
+        option(min=1, metavar="SECONDS", help="Fail if a run makes no progress for this long."),
+    ] = 600
     keep: Annotated[
         Path | None,
         option(metavar="DIR", help="Keep the reports of these runs in a new directory."),

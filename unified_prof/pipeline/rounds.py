@@ -71,7 +71,7 @@ _SHOWN_LINES, _SHOWN_BYTES = 3, 20_000
 # Seconds between checks whether a process that sends nothing has ended.
 _CHECK_S = 0.2
 # Default limit of the time without progress.
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
