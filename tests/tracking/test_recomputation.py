@@ -44,9 +44,8 @@ def test_recomputation_is_not_part_of_the_backward_of_another_operation(workload
     assert (first.recomputed_ms is None, linear.recomputed_ms is None) == (True, False)
     assert slow.backward_ms is not None
     assert min(slow.backward_ms) < SLOW_MS
-    assert all(
-        record.backward_ms and record.backward_ms >= SLOW_MS for record in tracked.iterations
-    )
+    for one in tracked.iterations:
+        assert one.parts_ms["recomputation"] >= SLOW_MS > (one.backward_ms or SLOW_MS)
 
 
 def test_no_recomputation_without_checkpoints(workload: Workload) -> None:

@@ -53,6 +53,8 @@ REPLACED = {
     "module_call", "tensor_backward", "optimizer_zero_grad", "module_zero_grad",
     "region_enter", "region_exit", "dataloader_next", "autograd_backward", "autograd_grad",
     "grad_transform",    "vmap_transform", "checkpoint", "recomputation",
+    "clip_grad_norm", "clip_grad_norm_module", "clip_grad_value", "clip_grad_value_module",
+    "tensor_item", "tensor_tolist", "tensor_cpu", "tensor_numpy", "script_module_call",
 }  # fmt: skip
 
 

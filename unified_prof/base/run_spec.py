@@ -132,7 +132,7 @@ class IterationRecord:
     forward_cpu_ms: float | None = None
     # The same for the backward time.
     backward_cpu_ms: float | None = None
-    # Times outside the passes: optimizer, zero_grad, data_loading.
+    # Times outside the passes by part, such as optimizer, without waiting for a processor.
     parts_ms: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ Tables that uprof adds (iterations, modules, provenance) are used if they exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -120,7 +120,10 @@ class SkylineAnalysis(Analysis):
         if by == "annotation":
             averaged = [number for number, step in enumerate(self.steps()) if step.matched]
             return tracked_regions.breakdown_tracked_regions(self.calls, self._regions, averaged)
-        return breakdowns.by_label(self.calls, by)
+        found = breakdowns.by_label(self.calls, by)
+        totals = self.summary.totals
+        iteration_ns = (totals.iteration_ns or 0) - (totals.iteration_waited_ns or 0)
+        return replace(found, whole_ns=max(iteration_ns, found.total_ns or 0) or None)
 
     @cached_property
     def _regions(self) -> skyline_regions.Regions:
@@ -162,6 +165,7 @@ class SkylineAnalysis(Analysis):
                 gaps=self.gaps(),
                 peak_bytes=self.summary.totals.peak_bytes,
                 facts=dict(self.summary.facts),
+                parts_ns=self.summary.totals.iteration_parts_ns,
             )
         )
 
@@ -264,10 +268,26 @@ def _step_row(step: Step) -> Row:
     )
 
 
+# Parts of an iteration in the order of a training loop.
+PARTS = (
+    "data_loading",
+    "forward",
+    "backward",
+    "recomputation",
+    "gradient_clipping",
+    "optimizer",
+    "zero_grad",
+    "synchronizing_reads",
+    "other",
+    "waiting_for_cpu",
+)
+
+
 def _median_iteration(steps: list[Step]) -> dict[str, Any]:
     """Return the median iteration and its parts, as fields of `Totals`.
 
-    Parts are those of the median iterations, so that they add up.
+    Parts are those of the median iterations, without waiting for a CPU, which is a part of its own,
+    so that they add up.
     """
     known = sorted(
         (step for step in steps if step.total_ns is not None), key=lambda step: step.total_ns or 0
@@ -282,19 +302,35 @@ def _median_iteration(steps: list[Step]) -> dict[str, Any]:
             else None
         )
 
+    total_ns = mean([step.total_ns for step in middle])
+    forward_ns = mean([step.forward_ns for step in middle])
+    backward_ns = mean([step.backward_ns for step in middle])
+    waited_ns = mean([step.waited_ns for step in middle])
+    parts_ns: dict[str, int] = {}
+    if total_ns is not None and forward_ns is not None:
+        named = dict.fromkeys(part for step in middle for part in step.parts_ns)
+        found = {part: mean([step.parts_ns.get(part, 0) for step in middle]) for part in named}
+        found["forward"] = forward_ns - (mean([step.forward_waited_ns for step in middle]) or 0)
+        if backward_ns is not None:
+            waited = [step.backward_waited_ns for step in middle]
+            found["backward"] = backward_ns - (mean(waited) or 0)
+        found["waiting_for_cpu"] = waited_ns
+        parts_ns = {part: value for part in PARTS if (value := found.get(part)) is not None}
+        other_ns = total_ns - sum(parts_ns.values())
+        # Rounding may make the parts longer than the iteration by a few nanoseconds.
+        part = "other" if other_ns >= 0 else max(parts_ns, key=lambda name: parts_ns[name])
+        parts_ns = {"other": 0, **parts_ns}
+        parts_ns[part] += other_ns
+        parts_ns = {part: parts_ns[part] for part in PARTS if part in parts_ns}
     return {
-        "iteration_ns": mean([step.total_ns for step in middle]),
+        "iteration_ns": total_ns,
         "iteration_p90_ns": int(np.percentile([step.total_ns or 0 for step in known], 90))
         if len(known) > 1
         else None,
-        "iteration_forward_ns": mean([step.forward_ns for step in middle]),
-        "iteration_backward_ns": mean([step.backward_ns for step in middle]),
-        "iteration_waited_ns": mean([step.waited_ns for step in middle]),
-        "iteration_parts_ns": {
-            part: mean([step.parts_ns.get(part, 0) for step in middle]) or 0
-            for step in middle
-            for part in step.parts_ns
-        },
+        "iteration_forward_ns": forward_ns,
+        "iteration_backward_ns": backward_ns,
+        "iteration_waited_ns": waited_ns,
+        "iteration_parts_ns": parts_ns,
     }
 
 

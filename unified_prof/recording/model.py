@@ -65,13 +65,15 @@ class Breakdown:
 
     by: By
     rows: tuple[Row, ...]
-    total_ns: int | None  # Total that the percentages refer to; None if the report has no times.
+    total_ns: int | None  # Sum of the rows' times; None if the report has no times.
     size_bytes: int | None  # Sum of the rows' sizes; None if the report has no sizes.
+    # Time that percentages refer to, such as an iteration; None: `total_ns`.
+    whole_ns: int | None = None
 
     def percent(self, row: Row) -> float | None:
         """Return the row's percentage of the total time or, without times, of the total size."""
         if self.total_ns is not None:
-            return _percent(row.total_ns, self.total_ns)
+            return _percent(row.total_ns, self.whole_ns or self.total_ns)
         return _percent(row.size_bytes, self.size_bytes)
 
 
@@ -119,7 +121,7 @@ class Step:
     cpu_ns: int | None = None  # CPU time of all threads of the process.
     forward_cpu_ns: int | None = None
     backward_cpu_ns: int | None = None
-    # Times outside the passes: optimizer, zero_grad, data_loading.
+    # Times outside the passes by part, such as optimizer, without waiting for a CPU.
     parts_ns: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -146,7 +148,8 @@ class Totals:
     iteration_backward_ns: int | None = None
     # Time in which the thread waited for a CPU core, in the same iterations.
     iteration_waited_ns: int | None = None
-    # Times outside the passes (optimizer, zero_grad, data_loading), in the same iterations.
+    # Parts of the same iterations, which add up to `iteration_ns`: passes without waiting for a
+    # CPU, optimizer, data_loading and others, `other`, `waiting_for_cpu`.
     iteration_parts_ns: Mapping[str, int] = field(default_factory=dict)
     iterations: int | None = None
     optimizer_state_bytes: int | None = None
@@ -327,13 +330,14 @@ class NotJudged:
 
 @dataclass(frozen=True, slots=True)
 class Advice(Displayed):
-    """Findings of one recording, the costliest first."""
+    """Findings of one recording, most expensive first."""
 
     findings: tuple[Finding, ...]
     not_judged: tuple[NotJudged, ...] = ()
     judged: tuple[str, ...] = ()  # Rules without findings.
     steps: int = 0  # Number of analyzed steps; 0: the window of a recording without steps.
-    step_ms: float | None = None  # Average time of a step, ms; None: not measured.
+    step_ms: float | None = None  # Time of a step by `statistic`, ms; None: not measured.
+    statistic: Literal["average", "median"] = "average"
     # Number of gaps not analyzed, because a pause without steps looks like a slow host.
     pauses: int = 0
     paused_ms: float = 0.0  # Total time of these gaps on the device with the highest total, ms.

@@ -138,7 +138,7 @@ def _analyzed_part(advice: Advice) -> str:
     if not advice.steps:
         return f"{length}, no steps recorded{_excluded_part(advice)}"
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
-    return f"{many} of {length}" + (" on average" if advice.steps > 1 else "")
+    return f"{many}, {advice.statistic} {length}" if advice.steps > 1 else f"{many} of {length}"
 
 
 def _excluded_part(advice: Advice) -> str:

@@ -22,6 +22,7 @@ from unified_prof.recording.model import (
     Row,
     Series,
     Summary,
+    Totals,
 )
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.steps import StepTrace
@@ -252,6 +253,27 @@ def coverage_fields(coverage: Coverage) -> dict[str, Any]:
     }
 
 
+def peak_parts(totals: Totals) -> dict[str, int]:
+    """Return the parts of the peak memory, which add up to it; empty if they are unknown.
+
+    Weights and optimizer state are in use all the time. Not all gradients and activations need
+    exist at the peak, so they take at most what the former leave.
+    """
+    if totals.peak_bytes is None or totals.weight_bytes is None:
+        return {}
+    parts, left = {}, totals.peak_bytes
+    for name, size in (
+        ("weights", totals.weight_bytes),
+        ("optimizer state", totals.optimizer_state_bytes),
+        ("gradients", totals.gradient_bytes),
+        ("activations", totals.activation_bytes),
+    ):
+        if size:
+            parts[name] = min(size, left)
+            left -= parts[name]
+    return {**parts, "inputs, temporaries and other tensors": left}
+
+
 def _report(figures: Figures) -> dict[str, Any]:
     summary = figures.summary
     return {
@@ -260,7 +282,7 @@ def _report(figures: Figures) -> dict[str, Any]:
         "revision": summary.revision,
         "clock": summary.clock,
         "facts": dict(summary.facts),
-        "totals": asdict(summary.totals),
+        "totals": asdict(summary.totals) | {"peak_parts_bytes": peak_parts(summary.totals)},
         "devices": [_device(one) for one in summary.devices],
         "step_trace": [asdict(one) for one in figures.step_traces],
         "why_idle": [asdict(one) for one in figures.why_idle],

@@ -5,6 +5,7 @@ Anomalies are stored under stable slugs; slugs that are hard to understand have 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -32,7 +33,7 @@ from unified_prof.recording.source import Coverage
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
-from unified_prof.report.figures import Figures, Selection, collect_figures
+from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
 from unified_prof.report.terminal import render_text
 
 _PARENTHESES = re.compile(r" \([^()]*\)")
@@ -120,6 +121,7 @@ def report_document(
         document.warning(coverage.headline, *coverage.reasons)
     for figures in reports:
         document.title(report_title(figures.summary))
+        _add_not_tracked(document, figures.summary)
         _add_findings(document, figures.advice)
         _add_headline(document, figures)
         for selection in figures.selections:
@@ -159,9 +161,10 @@ def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, t
             for analysis in analyses:
                 bys = analysis.summary.available[:1]
                 figures = collect_figures(analysis, bys, top=top, details=False)
-                _add_headline(document, figures)
+                if not _add_not_tracked(document, figures.summary):
+                    _add_headline(document, figures)
                 for selection in figures.selections:
-                    if selection.rows:
+                    if selection.rows and "not_tracked" not in dict(figures.summary.facts):
                         _add_breakdown(document, selection)
                 for label, reason in anomaly_warnings(figures.summary):
                     document.warning(label, reason)
@@ -209,6 +212,14 @@ def _not_measured(summary: Summary) -> list[tuple[str, str]]:
     return [(f"{one.what} not measured", one.why) for one in summary.not_measured]
 
 
+def _add_not_tracked(document: Document, summary: Summary) -> bool:
+    """Warn that the report lacks the workload, and return True, if it ran in another thread."""
+    reason = dict(summary.facts).get("not_tracked")
+    if reason is not None:
+        document.warning("the workload was not tracked", reason)
+    return reason is not None
+
+
 def _add_findings(document: Document, advice: Advice | None) -> None:
     """Add the most expensive findings in one line each, and where to find the others."""
     if advice is None:
@@ -250,10 +261,15 @@ def finding_summary(finding: Finding) -> str:
 
 def _add_headline(document: Document, figures: Figures) -> None:
     """Add the headline figures, and the table of devices if there are any."""
-    devices = figures.summary.devices
-    parts = step_parts(devices[0]) if len(devices) == 1 else iteration_parts(figures.summary.totals)
+    summary, devices = figures.summary, figures.summary.devices
+    parts = step_parts(devices[0]) if len(devices) == 1 else iteration_parts(summary.totals)
     for label, text in report_headline(figures):
-        document.fact(label, text, parts if label in ("step", "iteration", "window") else ())
+        bar = parts if label in ("step", "iteration", "window") else ()
+        document.fact(
+            label, text, list(peak_parts(summary.totals).items()) if label == "memory" else bar
+        )
+    if parts and not devices:
+        document.table(_part_columns(summary), caption="Parts of the median iteration")
     if devices:
         document.table(device_columns(devices))
 
@@ -276,14 +292,19 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     if totals.total_ns is not None:
         label = {"device": "device time", "host": "host time", "operation": "operations"}
         lines.append((label[summary.clock], _time_of_passes(totals)))
-    sizes = (
-        ("peak", totals.peak_bytes),
-        ("weights", totals.weight_bytes),
-        ("gradients", totals.gradient_bytes),
-        ("optimizer state", totals.optimizer_state_bytes),
-        ("activations", totals.activation_bytes),
-    )
-    known = [f"{name} {names.format_size(value)}" for name, value in sizes if value is not None]
+    sizes = list(peak_parts(totals).items()) or [
+        (name, value)
+        for name, value in (
+            ("weights", totals.weight_bytes),
+            ("gradients", totals.gradient_bytes),
+            ("activations", totals.activation_bytes),
+        )
+        if value is not None
+    ]
+    known = [f"{name} {names.format_size(value)}" for name, value in sizes]
+    if totals.peak_bytes is not None:
+        peak = f"peak {names.format_size(totals.peak_bytes)}"
+        known = [": ".join((peak, ", ".join(known))) if known else peak]
     if known:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
@@ -333,17 +354,29 @@ def step_parts(device: DeviceTime) -> list[tuple[str, int]]:
 
 
 def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
-    """Return the parts of the median iteration; empty if they were not measured."""
-    if totals.iteration_ns is None or totals.iteration_forward_ns is None:
-        return []
-    forward_ns, backward_ns = totals.iteration_forward_ns, totals.iteration_backward_ns
-    parts = [("forward", forward_ns)]
-    if backward_ns is not None:
-        parts.append(("backward", backward_ns))
-    parts += [(name.replace("_", " "), ns) for name, ns in totals.iteration_parts_ns.items()]
-    other_ns = max(0, totals.iteration_ns - sum(ns for _, ns in parts))
-    is_divided = totals.iteration_parts_ns or backward_ns is None
-    return [*parts, ("other" if is_divided else _OTHER_TIME, other_ns)]
+    """Return the parts of the median iteration, which add up to it; empty if not measured."""
+    return [
+        (name.replace("_", " ").replace("cpu", "CPU"), ns)
+        for name, ns in totals.iteration_parts_ns.items()
+        if ns or name == "other"
+    ]
+
+
+def _part_columns(summary: Summary) -> list[Column]:
+    """Return the table of the parts of the median iteration and the lines where they begin."""
+    parts, whole_ns = iteration_parts(summary.totals), summary.totals.iteration_ns
+    lines = json.loads(dict(summary.facts).get("part_lines", "{}"))
+    return [
+        Column("part of the iteration", tuple(name for name, _ in parts), is_name=True),
+        Column("time", tuple(names.format_duration(ns) for _, ns in parts)),
+        Column("share", tuple(names.format_share(ns, whole_ns) for _, ns in parts)),
+        Column(
+            "line",
+            tuple(names.neutral(lines.get(name.replace(" ", "_"), "")) for name, _ in parts),
+            is_name=True,
+            importance=2,
+        ),
+    ]
 
 
 def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str, str]]:
@@ -367,11 +400,6 @@ def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str,
         return [(label, "; ".join(part for part in (text, ", ".join(shares)) if part))]
     if not text:
         return []
-    parts = [
-        f"{name} {names.format_duration(ns)} ({names.format_share(ns, totals.iteration_ns)})"
-        for name, ns in iteration_parts(totals)
-    ]
-    text = "; ".join((text, ", ".join(parts))) if parts else text
     waited_ns = totals.iteration_waited_ns
     if waited_ns is not None and waited_ns > _MIN_WAITING_SHARE * (totals.iteration_ns or 0):
         waited = names.format_duration(waited_ns)

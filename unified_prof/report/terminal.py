@@ -39,7 +39,8 @@ _BAR_CHARACTERS = {
     "idle": "·",
     "forward": "█",
     "backward": "▓",
-    "optimizer and other": "▒",
+    "optimizer": "▒",
+    "waiting for CPU": "·",
 }
 # A number and its unit stay on one line: the space between them is this character while wrapping.
 _UNBREAKABLE = "\ue000"

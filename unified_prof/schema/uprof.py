@@ -72,8 +72,8 @@ class IterationPart(UprofBase):
 
     __tablename__ = "UPROF_ITERATION_PARTS"
     iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
-    part: Mapped[str] = mapped_column(primary_key=True, doc="optimizer, zero_grad or data_loading")
-    ms: Mapped[float] = mapped_column(doc="time of the part, ms")
+    part: Mapped[str] = mapped_column(primary_key=True, doc="optimizer, data_loading and others")
+    ms: Mapped[float] = mapped_column(doc="time of the part without waiting for a CPU, ms")
 
 
 class RunTimeSample(UprofBase):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +85,24 @@ def optimizer_state_bytes(device: str, storage_key: Callable[[Any], int]) -> int
                         if storage is not None and storage.device.type == device:
                             storages[storage_key(storage)] = storage.nbytes()
     return sum(storages.values())
+
+
+def program_settings() -> dict[str, str]:
+    """Return settings of the program's optimizers and data loaders as facts of a report."""
+    loader = sys.modules.get("torch.utils.data.dataloader")
+    iterator = getattr(loader, "_BaseDataLoaderIter", ())
+    workers = [one._num_workers for one in gc.get_objects() if issubclass(type(one), iterator)]
+    found = [
+        {
+            "class": type(one).__name__,
+            "foreach": any(group.get("foreach") for group in one.param_groups),
+            "fused": any(group.get("fused") for group in one.param_groups),
+        }
+        for one in optimizers()
+        if any(group["params"] for group in one.param_groups)
+    ]
+    facts = {"data_loader_workers": str(max(workers))} if workers else {}
+    return facts | ({"optimizers": json.dumps(found)} if found else {})
 
 
 NO_CALL = -1

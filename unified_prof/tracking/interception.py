@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -18,7 +18,14 @@ from typing import Any
 from unified_prof.tracking import torch_names
 from unified_prof.tracking.backward import recomputing, run_backward
 from unified_prof.tracking.function_mode import ModeStack, Runner
-from unified_prof.tracking.passes import DATA_LOADING, ZERO_GRAD, Passes
+from unified_prof.tracking.passes import (
+    DATA_LOADING,
+    GRADIENT_CLIPPING,
+    READS,
+    RECOMPUTATION,
+    ZERO_GRAD,
+    Passes,
+)
 from unified_prof.tracking.raw_calls import Recorder
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
@@ -30,6 +37,19 @@ _ENGINE_ENTRIES = (
     "grad_transform",
     "vmap_transform",
 )
+
+# Functions whose time is a part of an iteration.
+_PARTS = {
+    "dataloader_next": DATA_LOADING,
+    "clip_grad_norm": GRADIENT_CLIPPING,
+    "clip_grad_norm_module": GRADIENT_CLIPPING,
+    "clip_grad_value": GRADIENT_CLIPPING,
+    "clip_grad_value_module": GRADIENT_CLIPPING,
+    "tensor_item": READS,
+    "tensor_tolist": READS,
+    "tensor_cpu": READS,
+    "tensor_numpy": READS,
+}
 
 
 class Interception:
@@ -68,11 +88,13 @@ class Interception:
         replace(self._patches, "recomputation", self._wrap_recomputation)
         replace(self._patches, "function_apply", self._wrap_apply)
         replace(self._patches, "compile", self._wrap_compile)
+        replace(self._patches, "script_module_call", self._wrap_script_module)
         # Attention refuses its inference fast path if any function mode is active.
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
-        replace(self._patches, "dataloader_next", self._wrap_dataloader_next)
+        for entry, part in _PARTS.items():
+            replace(self._patches, entry, functools.partial(self._wrap_part, part))
         self._internals.watch_saved_tensor_hooks(self._patches)
 
     def remove(self) -> None:
@@ -201,8 +223,11 @@ class Interception:
     def _wrap_recomputation(self, hook: Any) -> Any:
         @contextmanager
         def tracked_hook(frame: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            recorder = self._recorder
-            with hook(frame, *args, **kwargs) as entered:
+            recorder, passes = self._recorder, self._passes
+            with ExitStack() as stack:
+                entered = stack.enter_context(hook(frame, *args, **kwargs))
+                if passes is not None and self.is_tracked_thread:
+                    stack.enter_context(passes.part(RECOMPUTATION))
                 # Times are not used when memory is measured.
                 times = recorder is not None and recorder.inside and recorder.on_node is None
                 if recorder is None or recorder.timers is None or not times:
@@ -314,6 +339,19 @@ class Interception:
 
         return tracked_call
 
+    def _wrap_script_module(self, call: Any) -> Any:
+        """Wrap the call of a TorchScript module, whose operations Python does not see."""
+
+        @functools.wraps(call)
+        def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._active() is None:
+                return call(module, *args, **kwargs)
+            label = f"torch.jit({getattr(module, 'original_name', type(module).__name__)})"
+            bound, frame = functools.partial(call, module), sys._getframe(1)
+            return self._run_compiled(label, bound, frame, args, kwargs, module)
+
+        return tracked_call
+
     def _wrap_stance(self, callback_from_stance: Callable[[Any], Any]) -> Any:
         @functools.wraps(callback_from_stance)
         def eager_where_recording(callback: Any) -> Any:
@@ -352,16 +390,22 @@ class Interception:
 
         return unseen
 
-    def _wrap_dataloader_next(self, load: Any) -> Any:
-        @functools.wraps(load)
-        def timed_load(loader: Any) -> Any:
+    def _wrap_part(self, part: str, call: Any) -> Any:
+        """Wrap a function whose time is a part of the iteration."""
+
+        @functools.wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            if torch.compiler.is_compiling():  # The compiler cannot trace the rest.
+                return call(*args, **kwargs)
             passes = self._passes
             if passes is None or passes.thread != get_ident():
-                return load(loader)
-            with passes.part(DATA_LOADING):
-                return load(loader)
+                return call(*args, **kwargs)
+            with passes.part(part):
+                return call(*args, **kwargs)
 
-        return timed_load
+        return timed
 
     def _wrap_has_torch_function(self, has_torch_function: Any) -> Any:
         def ignoring_our_mode(relevant_args: Any) -> Any:

@@ -10,7 +10,11 @@ from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.tracking.activations import SavedTensors, optimizer_state_bytes
+from unified_prof.tracking.activations import (
+    SavedTensors,
+    optimizer_state_bytes,
+    program_settings,
+)
 from unified_prof.tracking.device import Clock, Device, HostClock
 from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
@@ -77,6 +81,8 @@ class OperationTracker:
         self.clock: Clock = self.events or HostClock()
         self.iterations_per_sample = 1
         """1, or more if all but the first iteration of a sample are timed only as a whole."""
+        self.part_lines: dict[str, str] = {}
+        """`file:line` in the project at which each part of an iteration began first."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
         self._measured: list[MeasuredIteration] = []
@@ -114,7 +120,7 @@ class OperationTracker:
         if index % self.iterations_per_sample:
             if self.events is not None:
                 self.events.release()
-            self._passes = Passes(self.clock, self._waiting)
+            self._passes = Passes(self.clock, self._waiting, self._note_line)
             self._interception.observe(self._passes)
             self._passes.begin()
             return
@@ -244,6 +250,18 @@ class OperationTracker:
             self._note_waiting()
             self._recorder.on_call = None
 
+    def _note_line(self, part: str, frame: FrameType) -> None:
+        """Note the line of the project at which `part` begins."""
+        if part in self.part_lines:
+            return
+        self.part_lines[part] = ""
+        with self._internals.anomalies.recording_failures(
+            "parts_not_placed", "lines of the parts of an iteration"
+        ):
+            stack = self._walker.walk(frame)[2]
+            if stack and stack[0].path is not None:
+                self.part_lines[part] = f"{stack[0].path}:{stack[0].line(stack[1])}"
+
     def note_optimizer_step(self) -> None:
         """Note that an optimizer step begins, which ends a forward pass."""
         if self._passes is not None:
@@ -289,6 +307,8 @@ class ActivationTracker(OperationTracker):
         """Weights and their gradients at the end of the last iteration."""
         self.optimizer_state_bytes: int | None = None
         """Bytes of the optimizer state at the end of the last iteration."""
+        self.program_settings: dict[str, str] = {}
+        """Settings of optimizers and data loaders at the end of the last iteration."""
         self.irregularities = Anomalies()
         """Anomalies of these weights."""
         self.devices: set[str] = set()
@@ -336,6 +356,7 @@ class ActivationTracker(OperationTracker):
                 self.optimizer_state_bytes = optimizer_state_bytes(
                     self.device.kind, self._internals.storage_key
                 )
+                self.program_settings = program_settings()
                 self.weight_records = self._weights.records(
                     self.device.kind, self.modules, used, self.irregularities
                 )

@@ -1,8 +1,9 @@
-"""Time an iteration and its forward and backward passes, without timing operations.
+"""Divide an iteration into its parts, without timing operations.
 
-Timing every operation slows a program down. The durations of an iteration and its passes are
+Timing every operation slows a program down. The durations of an iteration and its parts are
 therefore measured in a separate iteration, in which only a few marks are recorded and no function
-mode is active. A hook detects the first module call. Replacing a method of the class instead would
+mode is active. Each mark begins a part and ends the one before, so that the parts add up to the
+iteration. A hook detects the first module call. Replacing a method of the class instead would
 invalidate Python's attribute caches of all modules, which costs up to 15 % of a step of small
 operations.
 """
@@ -10,10 +11,13 @@ operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
+from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
@@ -21,60 +25,64 @@ from unified_prof.tracking.device import Clock, Moment
 from unified_prof.tracking.interference import WaitingTime, Waits, waited_within
 from unified_prof.tracking.raw_calls import IterationTimes
 
+FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 # Parts of an iteration outside of its passes.
 OPTIMIZER, ZERO_GRAD, DATA_LOADING = "optimizer", "zero_grad", "data_loading"
+GRADIENT_CLIPPING, READS = "gradient_clipping", "synchronizing_reads"
+RECOMPUTATION = "recomputation"
 _Span = tuple[Moment, Moment]
 
 
 class Passes:
-    """Records when the passes of one iteration begin and end, on the thread that created it.
+    """Records when the parts of one iteration begin and end, on the thread that created it.
 
     Args:
         clock: Clock of the device; it must be synchronized before its times are read.
         waiting: Reads how long the thread waits for a processor; None on a device, because device
             times do not depend on it.
+        note_line: Called with the name of a part and the running frame when the part begins.
     """
 
-    def __init__(self, clock: Clock, waiting: WaitingTime | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        waiting: WaitingTime | None,
+        note_line: Callable[[str, FrameType], None] = lambda _part, _frame: None,
+    ) -> None:
         self.thread = get_ident()
         self._clock = clock
         self._waiting = waiting
+        self._note_line = note_line
         self._waits: Waits = []
         # Readings of the CPU time of all threads of the process.
         self._cpu: Waits = []
         # The hook, as long as it waits for the first module call.
         self._first_call: Any = None
-        self._begin: Moment = {}
-        self._end: Moment = {}
-        self._forward_begin: Moment | None = None
-        self._forward: list[_Span] = []
-        self._backward: list[_Span] = []
+        # The part that begins at each mark; the last mark ends the iteration.
+        self._marks: list[tuple[Moment, str]] = []
+        self._part = OTHER
+        self._is_over = False
         self._in_backward = False
-        # Parts within a backward pass, for example of an optimizer that steps in a hook.
-        self._within_backward: list[_Span] = []
-        self._optimizer_steps = 0
-        self._parts: dict[str, list[_Span]] = {}
-        self._step_begin: Moment | None = None
+        self._backward_passes = self._optimizer_steps = 0
 
     def begin(self) -> None:
         """Begin the iteration."""
-        self._begin = self._moment()
+        self._switch(OTHER)
         self.await_forward()
 
     def end(self) -> None:
         """End the iteration."""
         self.give_up()
-        self._end = self._moment()
-        self._forward_ends(self._end)
+        self._switch(OTHER)
+        self._is_over = True
 
     def await_forward(self) -> None:
         """Wait for the first call of a module."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         self.give_up()
-        if self._in_backward:
-            return
-        self._first_call = register_module_forward_pre_hook(self._called)
+        if not self._in_backward:
+            self._first_call = register_module_forward_pre_hook(self._called)
 
     def give_up(self) -> bool:
         """Remove the hook; return True if it was waiting for a forward pass."""
@@ -86,8 +94,8 @@ class Passes:
     def forward_begins(self) -> None:
         """Note the first call of a module since a backward pass or an optimizer step."""
         self.give_up()
-        if self._forward_begin is None:
-            self._forward_begin = self._moment()
+        if self._part == OTHER:
+            self._switch(FORWARD)
 
     def run_backward(self, engine: Any, roots: Any, args: Any, kwargs: Any) -> Any:
         """Run the autograd engine and return its result.
@@ -96,84 +104,95 @@ class Passes:
         """
         if self._in_backward:
             return engine(roots, *args, **kwargs)
-        begin = self._moment()
-        self._forward_ends(begin)
         self.give_up()
+        self._switch(BACKWARD)
         self._in_backward = True
         try:
             return engine(roots, *args, **kwargs)
         finally:
             self._in_backward = False
-            self._backward.append((begin, self._moment()))
+            self._backward_passes += 1
+            self._switch(OTHER)
             self.await_forward()
 
     def optimizer_steps(self) -> None:
         """Note that an optimizer step begins, which ends a forward pass."""
         self._optimizer_steps += 1
-        if self._forward_begin is not None:
-            self._forward_ends(self._moment())
-        self._step_begin = self._moment()
+        self._switch(OPTIMIZER)
         self.await_forward()
 
     def optimizer_ended(self) -> None:
         """Note that an optimizer step, or its part up to a closure, ends."""
-        begin, self._step_begin = self._step_begin, None
-        if begin is not None:
-            self._add_part(OPTIMIZER, begin)
+        if self._part == OPTIMIZER:
+            self._switch(BACKWARD if self._in_backward else OTHER)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time the block as part `name` of the iteration; ends the current forward pass."""
-        begin = self._moment()
-        if self._forward_begin is not None:
-            self._forward_ends(begin)
+        """Time the block as part `name` of the iteration; data loading ends a forward pass.
+
+        Reads within other parts belong to these: an optimizer reads its step counters.
+        """
+        before = self._part
+        if name == READS and before not in (FORWARD, OTHER):
+            yield
+            return
+        if name == DATA_LOADING and before == FORWARD:
+            before = OTHER
             self.await_forward()
+        self._switch(name)
         try:
             yield
         finally:
-            self._add_part(name, begin)
+            self._switch(before)
 
     @property
     def counts(self) -> tuple[int, int]:
         """Number of backward passes and of optimizer steps."""
-        return len(self._backward), self._optimizer_steps
+        return self._backward_passes, self._optimizer_steps
 
     def times(self) -> IterationTimes | None:
         """Return the times; None if they are unknown. The device must be synchronized first."""
-        total = self._clock.elapsed_between_ms(self._begin, self._end)
+        first, last = self._marks[0][0], self._marks[-1][0]
+        total = self._clock.elapsed_between_ms(first, last)
         if math.isnan(total):
             return None
+        spans: dict[str, list[_Span]] = {}
+        for (start, part), (end, _) in pairwise(self._marks):
+            spans.setdefault(part, []).append((start, end))
+        forward, backward = spans.pop(FORWARD, []), spans.pop(BACKWARD, [])
+        spans.pop(OTHER, None)  # what remains of the total
         return IterationTimes(
             total,
-            self._sum(self._forward),
-            _difference(self._sum(self._backward), self._sum(self._within_backward)),
-            self._waited_ms([(self._begin, self._end)]),
-            self._waited_ms(self._forward),
-            _difference(self._waited_ms(self._backward), self._waited_ms(self._within_backward)),
-            self._within(self._cpu, [(self._begin, self._end)]),
-            self._within(self._cpu, self._forward),
-            _difference(
-                self._within(self._cpu, self._backward),
-                self._within(self._cpu, self._within_backward),
-            ),
-            {name: ms for name, spans in self._parts.items() if (ms := self._sum(spans))},
+            self._sum(forward),
+            self._sum(backward),
+            self._waited_ms([(first, last)]),
+            self._waited_ms(forward),
+            self._waited_ms(backward),
+            self._within(self._cpu, [(first, last)]),
+            self._within(self._cpu, forward),
+            self._within(self._cpu, backward),
+            {
+                name: max(ms - (self._waited_ms(some) or 0.0), 0.0)
+                for name, some in spans.items()
+                if (ms := self._sum(some))
+            },
         )
-
-    def _add_part(self, name: str, begin: Moment) -> None:
-        span = (begin, self._moment())
-        self._parts.setdefault(name, []).append(span)
-        if self._in_backward:
-            self._within_backward.append(span)
 
     def _called(self, module: Any, args: Any) -> None:
         if get_ident() == self.thread:
             self.forward_begins()
 
-    def _moment(self) -> Moment:
+    def _switch(self, part: str) -> None:
+        """Begin `part` and end the current one."""
+        if self._is_over:  # within a block that began in this iteration
+            return
         if self._waiting is not None:
             self._waiting.note(self._waits)
             self._cpu.append((perf_counter_ns(), process_time_ns()))
-        return self._clock.moment()
+        self._marks.append((self._clock.moment(), part))
+        self._part = part
+        if part != OTHER:
+            self._note_line(part, sys._getframe())
 
     def _sum(self, spans: Sequence[_Span]) -> float | None:
         durations = [self._clock.elapsed_between_ms(*span) for span in spans]
@@ -189,13 +208,3 @@ class Passes:
             return None
         found_ns = waited_within(readings, [(start[0], end[0]) for start, end in spans])
         return None if found_ns is None else found_ns / NS_PER_MS
-
-    def _forward_ends(self, end: Moment) -> None:
-        if self._forward_begin is not None:
-            self._forward.append((self._forward_begin, end))
-            self._forward_begin = None
-
-
-def _difference(total_ms: float | None, part_ms: float | None) -> float | None:
-    """Return a time without a part of it; None if the time is unknown."""
-    return None if total_ms is None else max(total_ms - (part_ms or 0.0), 0.0)

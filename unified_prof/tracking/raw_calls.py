@@ -235,7 +235,7 @@ class IterationTimes:
     forward_cpu_ms: float | None
     backward_cpu_ms: float | None
     parts_ms: Mapping[str, float]
-    """Times outside of the passes: optimizer, zero_grad, data_loading."""
+    """Times outside of the passes by part, such as optimizer, without waiting for a processor."""
 
 
 class IterationTimer(Protocol):

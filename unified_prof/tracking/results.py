@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -80,8 +82,13 @@ class Results:
         regions = ReportRegions(
             session.regions.regions, (*operations, *activations), usual.iteration
         )
+        elsewhere = session.untracked_work.in_threads and session.untracked_work.reason()
+        if elsewhere and not session.run_time.count:
+            self._facts["not_tracked"] = elsewhere[0]
         self._note_peak()
         self._note_device()
+        if lines := {part: line for part, line in session.run_time.part_lines.items() if line}:
+            self._facts["part_lines"] = json.dumps(lines)
         self._note_end()
         if session.spec.turns is not None:
             note_compiled(self._facts)
@@ -159,6 +166,7 @@ class Results:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "torch_threads": str(torch.get_num_threads()),
+            "processors": str(_processors()),
             "warmup": str(self._session.spec.warmup),
             "iterations": str(self._session.spec.iterations),
         }
@@ -178,6 +186,7 @@ class Results:
             weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
         saved_bytes = memory.saved_bytes[-1]
         with anomalies.recording_failures("activations_not_listed", "the activations"):
+            self._facts |= memory.program_settings
             if memory.optimizer_state_bytes:
                 self._facts["optimizer_state_bytes"] = str(memory.optimizer_state_bytes)
             if saved_bytes is not None:
@@ -270,3 +279,10 @@ class Results:
                 "work_beside_main_streams",
                 f"{untimed}: neither are collectives; --report timeline shows them",
             )
+
+
+def _processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

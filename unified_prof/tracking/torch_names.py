@@ -48,6 +48,8 @@ _NO_RECOMPUTATION = "recomputed operations are timed as the backward pass of oth
 _NO_ACTIVATIONS = "activations are not measured"
 _NO_PEAK = "peak memory is not measured"
 _LONGER = "measured iterations take longer, because zero_grad is tracked"
+_NO_CLIPPING = "the time of gradient clipping is not shown"
+_NO_READS = "the time of reading tensors on the host is not shown"
 _NO_REGIONS = "regions of record_function are not recorded"
 _NO_COMPILED = "compiled regions are not recorded as operations"
 
@@ -77,6 +79,9 @@ PLACES: dict[str, Place] = {
     "nvtx": Place("torch.cuda.nvtx:_nvtx", "NVTX ranges are not recorded as regions"),
     # The compiler.
     "compile": Place("torch:compile", _NO_COMPILED),
+    "script_module_call": Place(
+        "torch.jit:RecursiveScriptModule.__call__", "TorchScript modules are not recorded"
+    ),
     "compiled_module_call": Place(
         "torch._dynamo.eval_frame:OptimizedModule.__call__", _NO_COMPILED
     ),
@@ -162,6 +167,14 @@ PLACES: dict[str, Place] = {
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
         "the time of data loading is not shown",
     ),
+    "clip_grad_norm": Place("torch.nn.utils:clip_grad_norm_", _NO_CLIPPING),
+    "clip_grad_norm_module": Place("torch.nn.utils.clip_grad:clip_grad_norm_", _NO_CLIPPING),
+    "clip_grad_value": Place("torch.nn.utils:clip_grad_value_", _NO_CLIPPING),
+    "clip_grad_value_module": Place("torch.nn.utils.clip_grad:clip_grad_value_", _NO_CLIPPING),
+    "tensor_item": Place("torch:Tensor.item", _NO_READS),
+    "tensor_tolist": Place("torch:Tensor.tolist", _NO_READS),
+    "tensor_cpu": Place("torch:Tensor.cpu", _NO_READS),
+    "tensor_numpy": Place("torch:Tensor.numpy", _NO_READS),
     "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler skips are not seen"),
     "module_call": Place(
         "torch.nn:Module.__call__",

@@ -1,10 +1,12 @@
-"""Advice rules for tracked workloads (Skyline reports): CPU waits, gaps, memory by line."""
+"""Advice rules for tracked workloads (Skyline reports): parts of a step, chains, memory by line."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,11 @@ from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Advice, Evidence, Finding, Gaps, NotJudged, Step, Sureness
 
 WAITED_SHARE = 0.10  # Minimum share of an iteration; an otherwise idle machine stays far below.
-# Minimum share of an iteration between all operations, as for host-bound devices.
-GAPS_SHARE = 0.10
+PART_SHARE = 0.10  # Minimum share of an iteration that a part takes, as for host-bound devices.
+CHAIN_SHARE = 0.05  # Minimum share of an iteration that an unfused chain takes.
+# Optimizers with a fused implementation, which takes at most half of the time of a Python loop.
+FUSED_OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+FUSED_GAIN = 0.5
 # Three lines with half of the activations, if at least ten lines have some.
 MAX_LINES, HEAVY_SHARE, MIN_LINES = 3, 0.5, 10
 HEAVY_BYTES = 256 << 20  # Smaller amounts do not limit the batch size.
@@ -39,6 +44,8 @@ class Tracked:
     gaps: Gaps | None
     peak_bytes: int | None
     facts: Mapping[str, str] = field(default_factory=dict)
+    parts_ns: Mapping[str, int] = field(default_factory=dict)
+    """Parts of the median iteration; see `Totals.iteration_parts_ns`."""
 
     @property
     def timed(self) -> list[Step]:
@@ -49,6 +56,20 @@ class Tracked:
     def median_ns(self) -> float:
         """Length of the median iteration; 0 if none was timed."""
         return float(np.median([one.total_ns or 0 for one in self.timed])) if self.timed else 0.0
+
+    @property
+    def working_ns(self) -> float:
+        """Length of the median iteration without waiting for a CPU."""
+        return self.median_ns - self.parts_ns.get("waiting_for_cpu", 0)
+
+    def share(self, ns: float) -> float:
+        """Return the share of the median iteration without waiting for a CPU."""
+        return ns / max(self.working_ns, 1.0)
+
+    def line_of(self, part: str) -> str:
+        """Return ` at file:line` of a part of the iteration; empty if unknown."""
+        line = json.loads(self.facts.get("part_lines", "{}")).get(part)
+        return f" at {line}" if line else ""
 
     def finding(
         self,
@@ -100,17 +121,21 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
 
 
 def time_between_operations(run: Tracked) -> Iterator[Finding]:
-    """Find time outside operations, by the lines around it."""
+    """Find time outside operations, passes and other parts, by the lines around it."""
     assert run.gaps is not None
+    loading = run.line_of("data_loading").removeprefix(" at ")
     sums: dict[str, NDArray[np.float64]] = {}
     for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
-        sums[line] = sums.get(line, np.zeros(len(times))) + times
+        if line != loading:
+            sums[line] = sums.get(line, np.zeros(len(times))) + times
     medians = {line: float(np.median(times)) for line, times in sums.items() if len(times)}
     if not medians:
         return
-    whole = float(np.median(np.sum(list(sums.values()), axis=0)))
-    share = whole / run.median_ns
-    if share < GAPS_SHARE:
+    between = float(np.median(np.sum(list(sums.values()), axis=0)))
+    # Tracking makes gaps longer: without it, they take no more than the rest of the iteration.
+    whole = min(between, run.parts_ns.get("other", between))
+    share = run.share(whole)
+    if share < PART_SHARE:
         return
     counts = {line: run.gaps.lines.count(line) for line in medians}
     heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
@@ -120,12 +145,217 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
         f"between operations: {percent(share)} of an iteration, mostly around {heaviest[0]}",
         advice="check these lines for work outside torch: Python loops, logging, conversion to "
         "lists or NumPy, reading data",
-        sure="certain",
+        sure="likely",
         figures={"between_ns": round(whole), "share": round(share, 4), "lines": len(medians)},
         evidence=[
-            {"name": line, "line": line, "count": counts[line], "total_ns": round(medians[line])}
+            {
+                "name": line,
+                "line": line,
+                "count": counts[line],
+                "total_ns": round(medians[line] * whole / between),
+            }
             for line in heaviest
         ],
+    )
+
+
+def data_loading(run: Tracked) -> Iterator[Finding]:
+    """Find iterations that wait for the DataLoader."""
+    workers = run.facts.get("data_loader_workers", "")
+    in_process = workers == "0"
+    where = ", in the main process" if in_process else f", with {workers} workers" * bool(workers)
+    yield from _part(
+        run,
+        "data_loading",
+        f"data loading{where}",
+        "load in worker processes: DataLoader(..., num_workers=N, persistent_workers=True)"
+        if in_process
+        else "use more workers or a larger prefetch_factor, or make the transforms cheaper",
+    )
+
+
+def synchronizing_reads(run: Tracked) -> Iterator[Finding]:
+    """Find time in reads of tensors on the host, which wait for the device."""
+    yield from _part(
+        run,
+        "synchronizing_reads",
+        "synchronizing reads (item, tolist, cpu, numpy)",
+        "read tensors on the host only every N iterations, for example for logging",
+    )
+
+
+def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
+    """Find optimizers that update parameters one by one although a fused version exists."""
+    unfused = [
+        one["class"]
+        for one in json.loads(run.facts.get("optimizers", "[]"))
+        if one["class"] in FUSED_OPTIMIZERS and not one["fused"] and not one["foreach"]
+    ]
+    if unfused:
+        yield from _part(
+            run,
+            "optimizer",
+            f"optimizer: {', '.join(dict.fromkeys(unfused))} updates its parameters in a loop",
+            "pass fused=True to the optimizer",
+            kind="unfused_optimizer",
+            gain=FUSED_GAIN,
+        )
+
+
+def _part(
+    run: Tracked, part: str, text: str, advice: str, *, kind: str = "", gain: float = 1.0
+) -> Iterator[Finding]:
+    """Yield a finding about a part of the iteration if the part takes PART_SHARE of it."""
+    part_ns = run.parts_ns.get(part, 0)
+    share = run.share(part_ns)
+    if share >= PART_SHARE:
+        yield run.finding(
+            kind or part,
+            part_ns * gain,
+            f"{text}: {percent(share)} of an iteration{run.line_of(part)}",
+            advice=advice,
+            sure="likely",
+            figures={f"{part}_ns": part_ns, "share": round(share, 4)},
+            evidence=[],
+        )
+
+
+def recomputation(run: Tracked) -> Iterator[Finding]:
+    """Find the cost of activation checkpointing, by operation."""
+    calls = run.calls
+    assert calls.recomputed_ns is not None
+    known = np.flatnonzero(calls.recomputed_ns != UNKNOWN)
+    names, number, count = np.unique(calls.name[known], return_inverse=True, return_counts=True)
+    times = np.bincount(number, weights=calls.recomputed_ns[known])
+    whole = float(times.sum())
+    share = run.share(whole)
+    if share < PART_SHARE:
+        return
+    yield run.finding(
+        "recomputation",
+        whole,
+        f"recomputation: activation checkpointing runs {len(known)} operations again, "
+        f"{percent(share)} of an iteration",
+        advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
+        "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
+        sure="certain",
+        figures={"recomputed_ns": round(whole), "share": round(share, 4)},
+        evidence=[
+            {
+                "name": calls.labels.texts[int(names[at])],
+                "count": int(count[at]),
+                "total_ns": round(float(times[at])),
+            }
+            for at in np.argsort(-times, kind="stable")[:EVIDENCE_ROWS].tolist()
+        ],
+    )
+
+
+class Chain(NamedTuple):
+    """Operations written by hand that torch has as one function."""
+
+    name: str
+    # Operations that identify the chain, in order; others may come in between.
+    operations: tuple[str, ...]
+    # Operations that fusing removes; None: all but the most expensive one.
+    removed: frozenset[str] | None
+    replacement: str
+
+
+CHAINS = (
+    Chain(
+        "softmax attention",
+        ("matmul", "softmax", "matmul"),
+        frozenset({"softmax", "div", "truediv", "mul", "masked_fill", "add", "dropout"}),
+        "torch.nn.functional.scaled_dot_product_attention",
+    ),
+    Chain("tanh GELU", ("pow", "tanh", "mul"), None, "gelu(x, approximate='tanh')"),
+    Chain("RMSNorm", ("pow", "mean", "rsqrt", "mul"), None, "torch.nn.functional.rms_norm"),
+)
+# Operations that may be part of a chain, by other names of the same operation.
+_SAME = {"__matmul__": "matmul", "bmm": "matmul", "square": "pow", "rmul": "mul", "radd": "add"}
+_LINKS = frozenset(
+    "matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
+    "transpose float to contiguous".split()
+)
+
+
+def unfused_chains(run: Tracked) -> Iterator[Finding]:
+    """Find functions written as chains of operations for which torch has one function."""
+    calls = run.calls
+    assert calls.total_ns is not None
+    assert calls.line is not None
+    rows = np.flatnonzero(calls.total_ns != UNKNOWN).tolist()
+    texts = calls.labels.texts
+    names = [_SAME.get(texts[calls.name[row]], texts[calls.name[row]]) for row in rows]
+    files = [texts[calls.line[row]].rpartition(":")[0] for row in rows]
+    for chain in CHAINS:
+        found = _chains(names, files, chain.operations)
+        cost = 0.0
+        for first, last in found:
+            times = np.array([max(0, int(calls.total_ns[row])) for row in rows[first : last + 1]])
+            if chain.removed is None:
+                cost += float(times.sum() - times.max())
+            else:
+                removed = [name in chain.removed for name in names[first : last + 1]]
+                cost += float(times[removed].sum())
+        share = run.share(cost)
+        if share < CHAIN_SHARE:
+            continue
+        lines = Counter(texts[calls.line[rows[first]]] for first, _ in found)
+        many = "once" if len(found) == 1 else f"{len(found)} times"
+        yield run.finding(
+            "unfused_chain",
+            cost,
+            f"{chain.name} written as single operations {many}, "
+            f"{percent(share)} of an iteration, at {lines.most_common(1)[0][0]}",
+            advice=f"use {chain.replacement}, or torch.compile",
+            sure="likely",
+            figures={"chains": len(found), "share": round(share, 4), "fused": chain.replacement},
+            evidence=[
+                {"name": chain.name, "line": line, "count": count}
+                for line, count in lines.most_common(EVIDENCE_ROWS)
+            ],
+        )
+
+
+def _chains(
+    names: Sequence[str], files: Sequence[str], operations: tuple[str, ...]
+) -> list[tuple[int, int]]:
+    """Return first and last index of each run of `operations` within one file."""
+    found, start = [], 0
+    while start < len(names):
+        if names[start] != operations[0]:
+            start += 1
+            continue
+        at, done = start, 0
+        while at < len(names) and names[at] in _LINKS and files[at] == files[start]:
+            done += names[at] == operations[done]
+            if done == len(operations):
+                found.append((start, at))
+                break
+            at += 1
+        start = at + 1 if done == len(operations) else start + 1
+    return found
+
+
+def single_thread(run: Tracked) -> Iterator[Finding]:
+    """Find single-threaded passes on a host with more processors."""
+    processors = int(run.facts["processors"])
+    passes_ns = run.parts_ns.get("forward", 0) + run.parts_ns.get("backward", 0)
+    share = run.share(passes_ns)
+    alone = run.facts["torch_threads"] == "1" and "rank" not in run.facts
+    if not alone or processors == 1 or share < 0.5:
+        return
+    yield run.finding(
+        "single_thread",
+        passes_ns * (1 - 1 / processors),
+        f"one thread: torch uses 1 of {processors} processors, forward and backward pass take "
+        f"{percent(share)} of an iteration",
+        advice="set OMP_NUM_THREADS or call torch.set_num_threads",
+        sure="possible",
+        figures={"processors": processors, "share": round(share, 4)},
+        evidence=[],
     )
 
 
@@ -190,6 +420,8 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
     )
 
 
+_PASSES = frozenset({"forward", "backward", "other", "waiting_for_cpu"})
+_NO_PARTS = "parts of iterations not recorded (table UPROF_ITERATION_PARTS)"
 # Rule, whether a run has the data for it, and what is missing otherwise.
 RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], bool], str], ...] = (
     (
@@ -201,6 +433,25 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
         time_between_operations,
         lambda run: run.gaps is not None and run.median_ns > 0,
         "time between operations not recorded (table UPROF_GAPS)",
+    ),
+    *(
+        (rule, lambda run: len(run.parts_ns) > len(_PASSES.intersection(run.parts_ns)), _NO_PARTS)
+        for rule in (data_loading, synchronizing_reads, unfused_optimizer)
+    ),
+    (
+        recomputation,
+        lambda run: run.calls.recomputed_ns is not None and run.median_ns > 0,
+        "no activation checkpointing recorded",
+    ),
+    (
+        unfused_chains,
+        lambda run: run.calls.total_ns is not None and run.calls.line is not None,
+        "times by line not recorded (run time report)",
+    ),
+    (
+        single_thread,
+        lambda run: run.facts.get("device", "").startswith("cpu") and "processors" in run.facts,
+        "number of processors not recorded, or not a CPU run",
     ),
     (
         activation_heavy_lines,
@@ -233,4 +484,5 @@ def advise(run: Tracked) -> Advice:
         judged=tuple(kind for kind, found in by_rule.items() if found == []),
         steps=len(run.timed),
         step_ms=round(run.median_ns / 1e6, 6) if run.median_ns else None,
+        statistic="median",
     )

@@ -33,6 +33,12 @@ function figures(report) {
   return found.length ? make("div", { class: "figures" }, ...found) : null;
 }
 
+const ITERATION_COLORS = {
+  data_loading: "idle-input", forward: "compute", backward: "gradient", recomputation: "communication", optimizer: "copy",
+  gradient_clipping: "idle-launched", zero_grad: "idle-stream", synchronizing_reads: "idle-synchronising", other: "rest", waiting_for_cpu: "idle-host",
+};
+const MEMORY_COLORS = { weights: "weight", "optimizer state": "copy", gradients: "gradient", activations: "activation" };
+
 function splitSection(report) {
   const { devices, totals } = report.figures;
   const strips = devices.map((device) => {
@@ -49,20 +55,18 @@ function splitSection(report) {
       { name: "overlapped communication", value: one.overlap_ns, color: "", within: true },
     ], words.duration);
   });
-  const parts = [
-    { name: "weights", value: totals.weight_bytes, color: "weight" },
-    { name: "gradients", value: totals.gradient_bytes, color: "gradient" },
-    { name: "activations", value: totals.activation_bytes, color: "activation" },
-  ];
-  const known = parts.filter((one) => one.value !== null);
-  if (known.length) {
-    const sum = known.reduce((total, one) => total + one.value, 0);
-    const rest = totals.peak_bytes === null ? null : totals.peak_bytes - sum;
-    if (rest !== null && rest > 0) parts.push({ name: "other (optimizer, temporary, fragmentation)", value: rest, color: "rest" });
-    strips.push(strip(rest !== null && rest >= 0 ? "peak memory" : "memory", rest !== null && rest >= 0 ? totals.peak_bytes : sum, parts, words.size));
+  const named = (parts, colors) => Object.entries(parts).map(([name, value]) => ({ name: name.replaceAll("_", " "), value, color: colors[name] ?? "rest" }));
+  const steps = Object.keys(totals.iteration_parts_ns).length && !devices.length;
+  if (steps) strips.push(strip("median iteration", totals.iteration_ns, named(totals.iteration_parts_ns, ITERATION_COLORS), words.duration));
+  const peak = named(totals.peak_parts_bytes, MEMORY_COLORS);
+  const known = ["weight", "gradient", "activation"].filter((name) => totals[`${name}_bytes`] !== null);
+  if (peak.length) strips.push(strip("peak memory", totals.peak_bytes, peak, words.size));
+  else if (known.length) {
+    const sizes = known.map((name) => ({ name: `${name}s`, value: totals[`${name}_bytes`], color: name }));
+    strips.push(strip("memory", sizes.reduce((total, one) => total + one.value, 0), sizes, words.size));
   }
   if (!strips.length) return null;
-  const section = card("split", devices.length ? "Device time" : "Memory");
+  const section = card("split", devices.length ? "Device time" : steps ? "Time and memory" : "Memory");
   section.append(...strips);
   return section;
 }

@@ -1,0 +1,186 @@
+"""Advice about parts of an iteration, chains of operations and recomputation, each with a twin."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.advice.faulty_runs import MS
+from unified_prof.explain.advice.tracked import Tracked, advise
+from unified_prof.recording.calls import UNKNOWN, Calls, Labels
+from unified_prof.recording.model import Finding, Gaps, Step
+
+ITERATION_MS = 100
+
+
+def tracked(
+    *operations: tuple[str, str, float],
+    parts: dict[str, int] | None = None,
+    recomputed_ms: list[float] | None = None,
+    gaps: Gaps | None = None,
+    facts: dict[str, str] | None = None,
+) -> Tracked:
+    """Return a run of 100 ms per iteration.
+
+    Args:
+        operations: Name, line and time in ms of each operation.
+        parts: Times of parts of the iteration in ms.
+        recomputed_ms: Recomputation of each operation.
+        gaps: Gaps between operations.
+        facts: Facts of the report.
+    """
+    labels = Labels()
+    times = np.array([round(ms * MS) for *_, ms in operations], np.int64)
+    again = None
+    if recomputed_ms is not None:
+        again = np.array([round(ms * MS) if ms else UNKNOWN for ms in recomputed_ms], np.int64)
+    calls = Calls(
+        labels=labels,
+        name=labels.numbers([name for name, *_ in operations]),
+        kind=np.zeros(len(operations), np.int8),
+        line=labels.numbers([line for _, line, _ in operations]),
+        total_ns=times,
+        recomputed_ns=again,
+    )
+    found = {name: ms * MS for name, ms in (parts or {}).items()}
+    rest = ITERATION_MS * MS - sum(found.values())
+    return Tracked(
+        steps=tuple(Step(str(number), ITERATION_MS * MS) for number in range(3)),
+        calls=calls,
+        gaps=gaps,
+        peak_bytes=None,
+        facts={"part_lines": json.dumps({"data_loading": "train.py:8"}), **(facts or {})},
+        parts_ns={"forward": 0, "other": rest, **found},
+    )
+
+
+def findings(run: Tracked) -> dict[str, Finding]:
+    return {one.kind: one for one in advise(run).findings}
+
+
+def optimizers(**settings: Any) -> str:
+    return json.dumps([{"class": "AdamW", "foreach": False, "fused": False, **settings}])
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "facts", "cost_ms"),
+    [
+        ("data_loading", "data_loading", {"data_loader_workers": "0"}, 20),
+        ("synchronizing_reads", "synchronizing_reads", {}, 20),
+        ("unfused_optimizer", "optimizer", {"optimizers": optimizers()}, 10),
+    ],
+)
+def test_a_part_of_ten_percent_or_more_is_found(
+    kind: str, part: str, facts: dict[str, str], cost_ms: float
+) -> None:
+    found = findings(tracked(parts={part: 20}, facts=facts))
+    assert found.keys() == {kind}
+    assert found[kind].cost_ms_per_step == cost_ms
+    assert findings(tracked(parts={part: 9}, facts=facts)) == {}
+
+
+def test_data_loading_names_its_line_and_the_number_of_workers() -> None:
+    in_process = findings(tracked(parts={"data_loading": 20}, facts={"data_loader_workers": "0"}))
+    assert (
+        "in the main process: 20 % of an iteration at train.py:8" in in_process["data_loading"].text
+    )
+    workers = findings(tracked(parts={"data_loading": 20}, facts={"data_loader_workers": "4"}))
+    assert "with 4 workers" in workers["data_loading"].text
+    assert workers["data_loading"].advice != in_process["data_loading"].advice
+
+
+@pytest.mark.parametrize(
+    "settings", [{"fused": True}, {"foreach": True}, {"class": "Adafactor"}, {"class": "LBFGS"}]
+)
+def test_an_optimizer_that_is_fused_or_cannot_be_is_not_advised(settings: dict[str, Any]) -> None:
+    assert (
+        findings(tracked(parts={"optimizer": 60}, facts={"optimizers": optimizers(**settings)}))
+        == {}
+    )
+
+
+def test_waiting_for_a_cpu_is_no_time_of_a_part() -> None:
+    """20 of the 40 ms that the program ran are half of it; waiting takes the other 60 ms."""
+    run = tracked(parts={"waiting_for_cpu": 60, "data_loading": 20})
+    assert "50 % of an iteration" in findings(run)["data_loading"].text
+
+
+def test_recomputation_is_found_by_operation() -> None:
+    operations = [("linear", "m.py:3", 30.0), ("relu", "m.py:3", 5.0), ("linear", "m.py:9", 10.0)]
+    finding = findings(tracked(*operations, recomputed_ms=[12, 3, 0]))["recomputation"]
+    assert finding.cost_ms_per_step == 15
+    assert [(one["name"], one["total_ns"]) for one in finding.evidence] == [
+        ("linear", 12 * MS),
+        ("relu", 3 * MS),
+    ]
+    assert findings(tracked(*operations, recomputed_ms=[5, 3, 0])) == {}
+
+
+GELU = [("mul", 2.0), ("pow", 4.0), ("mul", 2.0), ("add", 2.0), ("mul", 2.0), ("tanh", 6.0)]
+GELU += [("add", 2.0), ("mul", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("chain", "names", "cost_ms"),
+    [
+        # From `pow` to the `mul` after `tanh`, but for the most expensive operation.
+        ("tanh GELU", GELU, 4 + 2 + 2 + 2 + 6 + 2 + 3 - 6),
+        ("RMSNorm", [("pow", 3.0), ("mean", 3.0), ("add", 1.0), ("rsqrt", 1.0), ("mul", 4.0)], 8),
+        (
+            "softmax attention",
+            [("matmul", 20.0), ("truediv", 3.0), ("softmax", 6.0), ("__matmul__", 20.0)],
+            9,
+        ),
+    ],
+)
+def test_a_function_written_as_single_operations_is_found(
+    chain: str, names: list[tuple[str, float]], cost_ms: float
+) -> None:
+    run = tracked(*[(name, "model.py:7", ms) for name, ms in names])
+    finding = findings(run)["unfused_chain"]
+    assert finding.text.startswith(f"{chain} written as single operations once")
+    assert finding.cost_ms_per_step == pytest.approx(cost_ms)
+    interrupted = [names[0], *names[1:-1], ("conv2d", 1.0), names[-1]]
+    assert findings(tracked(*[(name, "model.py:7", ms) for name, ms in interrupted])) == {}
+    files = [(name, f"{number}.py:7", ms) for number, (name, ms) in enumerate(names)]
+    assert findings(tracked(*files)) == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "parts", "fires"),
+    [
+        ({"torch_threads": "1", "processors": "4"}, {"forward": 80}, True),
+        ({"torch_threads": "4", "processors": "4"}, {"forward": 80}, False),
+        ({"torch_threads": "1", "processors": "1"}, {"forward": 80}, False),
+        ({"torch_threads": "1", "processors": "4", "rank": "0"}, {"forward": 80}, False),
+        ({"torch_threads": "1", "processors": "4"}, {"forward": 30}, False),
+    ],
+)
+def test_one_thread_on_a_host_with_more_processors(
+    facts: dict[str, str], parts: dict[str, int], fires: bool
+) -> None:
+    found = findings(tracked(parts=parts, facts={"device": "cpu: model", **facts}))
+    assert found.keys() == ({"single_thread"} if fires else set())
+    if fires:
+        assert found["single_thread"].cost_ms_per_step == 60
+
+
+def test_time_between_operations_is_at_most_the_rest_of_the_iteration() -> None:
+    """Gaps of tracked iterations contain data loading and the time of tracking itself."""
+    gaps = Gaps(
+        before=np.array([0, 1]),
+        lines=("train.py:8", "train.py:11"),
+        gap_ns=np.array([[70.0 * MS] * 3, [60.0 * MS] * 3]),
+    )
+    parts = {"forward": 30, "data_loading": 40}
+    finding = findings(tracked(parts=parts, gaps=gaps))["time_between_operations"]
+    assert finding.cost_ms_per_step == 30
+    assert [(one["line"], one["total_ns"]) for one in finding.evidence] == [
+        ("train.py:11", 30 * MS)
+    ]
+    assert "time_between_operations" not in findings(
+        tracked(parts={"forward": 55, "data_loading": 40}, gaps=gaps)
+    )

@@ -1,0 +1,173 @@
+"""An iteration is divided into parts that add up to it, each with the line where it begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tracking.workloads import Workload, names
+from unified_prof.tracking.device import HostClock
+from unified_prof.tracking.passes import DATA_LOADING, FORWARD, OPTIMIZER, READS, ZERO_GRAD, Passes
+
+TRAINING = """
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 512), nn.Linear(512, 4)
+    def forward(self, x):
+        return self.last(checkpoint(lambda y: self.first(y).relu().exp(), x, use_reentrant=False))
+
+net = Net()
+optimizer = torch.optim.AdamW(net.parameters())
+for x, in DataLoader(TensorDataset(torch.randn(512, 64)), batch_size=32):
+    loss = net(x).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    loss.item()
+"""
+LINES = {
+    "data_loading": 17,
+    "forward": 18,
+    "zero_grad": 19,
+    "backward": 20,
+    "recomputation": 20,
+    "gradient_clipping": 21,
+    "optimizer": 22,
+    "synchronizing_reads": 23,
+}
+
+
+def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) -> None:
+    workload.write("main.py", TRAINING)
+    tracked = workload.tracked("main.py", scope="project")
+    for iteration in tracked.iterations:
+        assert iteration.parts_ms.keys() == LINES.keys() - {"forward", "backward"}
+        assert all(ms > 0 for ms in iteration.parts_ms.values())
+        passes_ms = (iteration.forward_ms or 0) + (iteration.backward_ms or 0)
+        assert passes_ms + sum(iteration.parts_ms.values()) <= iteration.total_ms + 1e-6
+    assert json.loads(tracked.facts["part_lines"]) == {
+        part: f"main.py:{line}" for part, line in LINES.items()
+    }
+    assert tracked.facts["data_loader_workers"] == "0"
+    assert json.loads(tracked.facts["optimizers"]) == [
+        {"class": "AdamW", "foreach": False, "fused": False}
+    ]
+
+
+def test_clipping_and_reads_in_compiled_code_are_traced_without_a_graph_break(
+    workload: Workload,
+) -> None:
+    workload.write(
+        "main.py",
+        """
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        def scaled(x):
+            return x * x.sum().item()
+        torch._dynamo.config.capture_scalar_outputs = True
+        compiled = torch.compile(scaled, backend="eager", fullgraph=True)
+        for _ in range(6):
+            net(compiled(torch.ones(2, 4))).sum().backward()
+            optimizer.step()
+        """,
+    )
+    assert "torch.compile(scaled)" in names(workload.tracked("main.py", scope="project"))
+
+
+def test_a_torchscript_module_is_one_operation_with_its_backward_time(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+            def forward(self, x):
+                return self.last(torch.relu(self.first(x)))
+        net = torch.jit.script(Net())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(8):
+            net(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+        """,
+    )
+    (operation,) = workload.tracked("main.py").operations
+    assert operation.name == "torch.jit(Net)"
+    assert operation.backward_ms is not None
+    assert min(operation.backward_ms) > 0
+
+
+def test_a_report_of_training_in_another_thread_says_that_it_is_not_tracked(
+    workload: Workload,
+) -> None:
+    workload.write(
+        "main.py",
+        """
+        import threading
+        net = nn.Linear(8, 8)
+        def train():
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(8):
+                net(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        """,
+    )
+    tracked = workload.run("main.py").tracked
+    assert tracked is not None
+    assert "another thread" in tracked.facts["not_tracked"]
+
+
+def run_block(passes: Passes, part: str) -> None:
+    with passes.part(part):
+        sum(range(200))
+
+
+def step(passes: Passes, block: Callable[[], object] = lambda: None) -> None:
+    passes.optimizer_steps()
+    block()
+    passes.optimizer_ended()
+
+
+def backward(passes: Passes, block: Callable[[], object] = lambda: None) -> None:
+    passes.run_backward(lambda _: block(), None, (), {})
+
+
+ACTIONS: dict[str, Callable[[Passes], None]] = {
+    "forward": Passes.forward_begins,
+    "backward": backward,
+    "optimizer": step,
+    "optimizer in backward": lambda passes: backward(passes, lambda: step(passes)),
+    "optimizer that raises": Passes.optimizer_steps,
+    "read in optimizer": lambda passes: step(passes, lambda: run_block(passes, READS)),
+    "load": lambda passes: run_block(passes, DATA_LOADING),
+    "read": lambda passes: run_block(passes, READS),
+    "zero_grad": lambda passes: run_block(passes, ZERO_GRAD),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(ACTIONS)), max_size=12))
+def test_parts_never_take_longer_than_the_iteration(actions: list[str]) -> None:
+    passes = Passes(HostClock(), None)
+    passes.begin()
+    for action in actions:
+        ACTIONS[action](passes)
+    passes.end()
+    run_block(passes, READS)  # after the end: not part of the iteration
+    times = passes.times()
+    assert times is not None
+    parts = [times.forward_ms or 0.0, times.backward_ms or 0.0, *times.parts_ms.values()]
+    assert sum(parts) == pytest.approx(min(sum(parts), times.total_ms))
+    assert times.forward_ms is None or FORWARD in actions
+    assert (OPTIMIZER in times.parts_ms) == any("optimizer" in action for action in actions)
