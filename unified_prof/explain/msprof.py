@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
-from unified_prof.explain import basic_breakdowns, critical_path, report_questions, stacks
+from unified_prof.explain import basic_breakdowns, critical_path, stacks
 from unified_prof.explain.advice import registry
-from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
+from unified_prof.explain.critical_path import limits
+from unified_prof.explain.report_questions import Analysis, Candidate, Change, WhatIfResult
 from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
+from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, schedule_of, select, without
 from unified_prof.recording import breakdowns, counters, host_lanes, timeline, tracks
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
@@ -147,7 +149,7 @@ class MsprofAnalysis(Analysis):
 
     def what_if(self, changes: Sequence[Change], *, top: int = 10) -> WhatIfResult:
         """Estimate the gain of changes; without changes, of the best candidates."""
-        return report_questions.estimate(self.recording, changes, top=top)
+        return estimate(self.recording, changes, top=top)
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
@@ -348,3 +350,59 @@ class MsprofAnalysis(Analysis):
         if totals.peak_bytes is None:
             missing.append(NotMeasured("peak memory", "memory use not recorded"))
         return missing
+
+
+def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> WhatIfResult:
+    """Estimate the gain of all changes at once; without changes, of the `top` best candidates.
+
+    Raises:
+        UsageError: No recorded item has one of the names, or nothing was recorded.
+    """
+    scheduled = schedule_of(recording)
+    if scheduled is None:
+        raise UsageError(
+            f"{recording.source.path} has neither device tasks nor host ranges: no time can "
+            "be estimated",
+            slug="no-device-work",
+        )
+    selections = [
+        ((without if change.factor == WITHOUT else select)(recording, change.name), change.factor)
+        for change in changes
+    ]
+    lengths = scheduled.steps_ns()
+    return WhatIfResult(
+        before_ns=int(lengths.sum()),
+        steps=len(lengths),
+        stepped=any(scheduled.step_names),
+        gain=gain(recording, selections) if selections else None,
+        candidates=() if selections else tuple(_candidates(recording, top)),
+        limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
+    )
+
+
+def _candidates(recording: Recording, top: int) -> list[Candidate]:
+    """Return the gain of each class of time, and of the most expensive items on the path."""
+    path = critical_path.of_recording(recording)
+    assert path is not None
+    rows = [row for row in path.rows() if row.total_ns]
+    class_ns: dict[str, int] = {}
+    for row in rows:
+        class_ns[row.kind] = class_ns.get(row.kind, 0) + (row.total_ns or 0)
+    parts = [(kind, kind, total) for kind, total in class_ns.items() if kind in CLASSES]
+    named = [row for row in rows if row.kind not in ("input", "launch", "event", "gap")][:top]
+    for row in named:
+        on_host = row.kind in ("host", "synchronising")
+        parts.append((f"host:{row.name}" if on_host else row.name, row.kind, row.total_ns or 0))
+    result = []
+    for name, kind, total in parts:
+        try:
+            selection = select(recording, name)
+        except UsageError:  # time between operations has no name to select
+            continue
+        if kind == "host" and name not in CLASSES:
+            # A row of the path is the innermost range; a faster range includes all within it.
+            total = path.host_ns(selection)
+        gained = gain(recording, [(selection, WITHOUT if kind == "synchronising" else 2.0)])
+        assert gained is not None
+        result.append(Candidate(name, kind, total, gained.gain_ns))
+    return sorted(result, key=lambda one: (-one.gain_ns, one.name))

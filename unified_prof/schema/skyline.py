@@ -39,10 +39,6 @@ class RunTimeStackFrame(SkylineRunTimeBase):
     __table_args__ = (PrimaryKeyConstraint("entry_id", "ordering"),)
 
 
-WEIGHT = 1
-ACTIVATION = 2
-
-
 class _Int(UserDefinedType[int]):
     """Type of a column that the format declares as `INT`; SQLAlchemy would write INTEGER."""
 

@@ -66,7 +66,17 @@ def optimizers() -> list[Any]:
     """Return all optimizers of the process."""
     from torch.optim import Optimizer
 
-    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
+    return _instances(Optimizer)
+
+
+def _instances(base: type) -> list[Any]:
+    """Return all objects of a class and its subclasses; they must be tracked by `gc`."""
+    classes: set[type] = set()
+    new = {base}
+    while new:
+        classes |= new
+        new = {child for parent in new for child in type.__subclasses__(parent)} - classes
+    return [item for item in gc.get_objects() if type(item) in classes]
 
 
 def optimizer_state_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
@@ -90,8 +100,8 @@ def optimizer_state_bytes(device: str, storage_key: Callable[[Any], int]) -> int
 def program_settings() -> dict[str, str]:
     """Return settings of the program's optimizers and data loaders as facts of a report."""
     loader = sys.modules.get("torch.utils.data.dataloader")
-    iterator = getattr(loader, "_BaseDataLoaderIter", ())
-    workers = [one._num_workers for one in gc.get_objects() if issubclass(type(one), iterator)]
+    iterator = getattr(loader, "_BaseDataLoaderIter", None)
+    workers = [one._num_workers for one in _instances(iterator)] if iterator is not None else []
     found = [
         {
             "class": type(one).__name__,
