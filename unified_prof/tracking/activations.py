@@ -75,7 +75,8 @@ def _instances(base: type) -> list[Any]:
     new = {base}
     while new:
         classes |= new
-        new = {child for parent in new for child in type.__subclasses__(parent)} - classes
+        found: set[type] = set().union(*map(type.__subclasses__, new))
+        new = found - classes
     return [item for item in gc.get_objects() if type(item) in classes]
 
 
