@@ -106,7 +106,7 @@ HEADINGS: Mapping[str, str] = {
     "operator type": "Type of operator that a kernel belongs to.",
     "outcome": "Verdict: pass, regression or inconclusive.",
     "overlapped": "Communication that overlaps with compute.",
-    "part": "Part of a step or of kernel time.",
+    "part": "Part of an iteration, a step or kernel time.",
     "per rank": "Average over the ranks.",
     "per step": "Average over the steps.",
     "ranges": "Number of annotated ranges.",

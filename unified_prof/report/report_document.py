@@ -367,7 +367,7 @@ def _part_columns(summary: Summary) -> list[Column]:
     parts, whole_ns = iteration_parts(summary.totals), summary.totals.iteration_ns
     lines = json.loads(dict(summary.facts).get("part_lines", "{}"))
     return [
-        Column("part of the iteration", tuple(name for name, _ in parts), is_name=True),
+        Column("part", tuple(name for name, _ in parts), is_name=True),
         Column("time", tuple(names.format_duration(ns) for _, ns in parts)),
         Column("share", tuple(names.format_share(ns, whole_ns) for _, ns in parts)),
         Column(
