@@ -286,7 +286,7 @@ PARTS = (
 def _median_iteration(steps: list[Step]) -> dict[str, Any]:
     """Return the median iteration and its parts, as fields of `Totals`.
 
-    Parts are those of the median iterations, without waiting for a CPU, which is a part of its own,
+    Parts are those of the median iterations. Waiting for a CPU is a separate part and in no other,
     so that they add up.
     """
     known = sorted(
