@@ -167,6 +167,7 @@ UNTRUSTED = {
     ),
     "connects to an address": "store scheduler",
     "copies local files into a report": "embed-source",
+    "turns off a protection": "raw",
 }
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
 from tests.cli.test_report import refused, uprof
 from tests.export.builders import Recorded
+from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UsageError
 from unified_prof.export.files import OutputFiles
 from unified_prof.pipeline.export import export
@@ -68,6 +70,14 @@ def test_names_are_not_formulas_or_control_sequences(
     with table.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["Op Name"] == cell
+    done = CliRunner().invoke(
+        app, ["export", str(database.path), "-o", str(tmp_path / "raw"), "--raw"]
+    )
+    assert done.exit_code == 0, done.stderr
+    (table,) = (tmp_path / "raw").glob("op_summary_*.csv")
+    with table.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["Op Name"] == name
 
 
 def test_wrong_inputs_are_named(tmp_path: Path, small: Path) -> None:

@@ -47,7 +47,7 @@ def files(request: pytest.FixtureRequest, shared: Path, tmp_path: Path) -> Calla
         goldens = shared / "goldens"
         _unpack(goldens / "prof" / case, tmp_path)
         _unpack(goldens / "text" / case, tmp_path / "theirs")
-        export(next(tmp_path.glob("PROF_*")), tmp_path / "ours")
+        export(next(tmp_path.glob("PROF_*")), tmp_path / "ours", raw=True)
         return _kinds(tmp_path / "theirs"), _kinds(tmp_path / "ours")
 
     return make

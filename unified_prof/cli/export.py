@@ -68,6 +68,14 @@ class TableOptions:
 class CommonOptions:
     """Options that most commands have."""
 
+    raw: Annotated[
+        bool,
+        option(
+            "--raw",
+            help="mindstudio: write names as msprof does, without the apostrophe that keeps "
+            "spreadsheets from running them as formulas.",
+        ),
+    ] = False
     convert: Convert = False
     force: Force = False
     quiet: Quiet = False
@@ -122,6 +130,12 @@ def export(
     if layout is None:
         _refuse_report_formats(path, output)
     chosen = layouts.select_layout(output, layout and layout.value)
+    if usual.raw and chosen.makes != "deliverables":
+        raise UsageError(
+            "--raw applies to the files of msprof",
+            hint="use --layout mindstudio",
+            slug="option-without-effect",
+        )
     if chosen.makes == "timeline":
         trace.write_timeline(
             path,
@@ -165,7 +179,9 @@ def export(
     convert = usual.convert and not job.is_converted_first(path)
     ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
     with printing.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
-        exported = job.export(ready.path, output, force=usual.force, progress=progress)
+        exported = job.export(
+            ready.path, output, force=usual.force, raw=usual.raw, progress=progress
+        )
     if usual.json_:
         printing.put_json(_record(output, chosen, exported))
     if not quiet:

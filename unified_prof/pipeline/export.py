@@ -38,6 +38,7 @@ def export(
     directory: Path,
     *,
     force: bool = False,
+    raw: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Exported:
     """Write the files of `msprof --type=text` for a report or a PROF_* directory.
@@ -46,6 +47,7 @@ def export(
         path: An msprof database or a PROF_* directory.
         directory: Receives the files; it is created if missing.
         force: If True, files of the same names may be replaced.
+        raw: If True, names are written as by msprof, without protection from formulas.
         progress: Called with a short description of the current step.
 
     Raises:
@@ -57,7 +59,7 @@ def export(
     with _database(path, progress) as database, open_report(database, any_revision=True) as report:
         writer.refuse_others(report)
         with outputs.output_directory(directory):
-            return writer.write(report, directory, force=force, progress=progress)
+            return writer.write(report, directory, force=force, raw=raw, progress=progress)
 
 
 def is_converted_first(path: Path) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording, blocks
-from unified_prof.export.mindstudio.registry import Delivery, cell, lines
+from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 
 TABLE = "NPU_OP_MEM"
@@ -108,7 +108,7 @@ def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
         rows = order[part]
         return lines(
             registry.integers(found["deviceId"][rows]),
-            [cell(names.get(one, _UNKNOWN)) for one in found["moduleId"][rows].tolist()],
+            [recording.cell(names.get(one, _UNKNOWN)) for one in found["moduleId"][rows].tolist()],
             registry.tabbed(registry.microseconds(found["timestampNs"][rows])),
             registry.integers(kilobytes[rows]),
             npu(found["deviceId"][rows]),

@@ -17,7 +17,7 @@ from unified_prof.base.columns import (
     NOT_AVAILABLE,
     OLD_NO_CONNECTION,
 )
-from unified_prof.export.mindstudio.registry import cell
+from unified_prof.export.mindstudio import registry
 from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import Texts
 from unified_prof.recording.source import Findings, Source
@@ -45,8 +45,10 @@ class LeftOut:
 class Recording:
     """Msprof database, with the data that the files of the text export need."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, raw: bool = False) -> None:
         self.source = source
+        # True to write names without protection from formulas.
+        self.raw = raw
         self.findings = Findings()
         self._left_out: dict[tuple[str, str], LeftOut] = {}
         # Tables whose rows with invalid times were counted.
@@ -161,10 +163,14 @@ class Recording:
         found = self.texts.get(number)
         return NOT_AVAILABLE if found is None else found
 
+    def cell(self, text: str) -> str:
+        """Return a text as a cell of a table."""
+        return registry.cell(text, raw=self.raw)
+
     def cells(self, numbers: Ints) -> list[str]:
         """Return the table cells of texts, by their ids."""
         distinct, places = np.unique(numbers, return_inverse=True)
-        cells = [cell(self.text(number)) for number in distinct.tolist()]
+        cells = [self.cell(self.text(number)) for number in distinct.tolist()]
         return [cells[place] for place in places.reshape(-1).tolist()]
 
     def times(self, table: str, start: Ints, end: Ints) -> NDArray[np.bool_]:

@@ -28,13 +28,14 @@ ROWS_A_FILE = 1_000_000
 _NEEDS_QUOTES = re.compile(r'[",]')
 
 
-def cell(text: str) -> str:
+def cell(text: str, *, raw: bool = False) -> str:
     """Return a text as a cell, quoted if needed and safe from execution as a formula.
 
     Differs from msprof's files only for names that start with =, +, - or @ and for control
-    characters other than tabs.
+    characters other than tabs; with `raw`, it does not differ.
     """
-    text = guard_formula("\t".join(map(printable, text.split("\t"))))
+    if not raw:
+        text = guard_formula("\t".join(map(printable, text.split("\t"))))
     if _NEEDS_QUOTES.search(text):
         doubled = text.replace('"', '""')
         return f'"{doubled}"'

@@ -19,7 +19,6 @@ from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording
 from unified_prof.export.mindstudio.registry import (
     Delivery,
-    cell,
     half_away,
     thousandths,
     trimmed,
@@ -49,7 +48,7 @@ def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     rows = []
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         text, number = recording.text(int(name[start])), int(level[start])
-        row = ("host", levels.get(number, ""), cell(text), *_figures(duration[start:end]))
+        row = ("host", levels.get(number, ""), recording.cell(text), *_figures(duration[start:end]))
         rows.append((text.encode("utf-8", "surrogateescape"), number, ",".join(row)))
     rows.sort()
     delivery.table("api_statistic", _HEADER, len(rows), [[line for _, _, line in rows]])
@@ -145,7 +144,7 @@ def write_communication_statistic(recording: Recording, delivery: Delivery) -> N
         rows.append(
             ",".join(
                 (
-                    *(str(device), cell(op_type), str(group.count)),
+                    *(str(device), recording.cell(op_type), str(group.count)),
                     trimmed(group.total_ns / 1000),
                     trimmed(group.min_ns / 1000),
                     trimmed(mean),
@@ -196,7 +195,7 @@ def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
         rows.append(
             ",".join(
                 (
-                    *(str(device), cell(op), cell(kind), str(group.count)),
+                    *(str(device), recording.cell(op), recording.cell(kind), str(group.count)),
                     *(trimmed(ns / 1000) for ns in times),
                     trimmed(round(share, 3)),
                 )

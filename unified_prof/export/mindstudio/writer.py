@@ -103,6 +103,7 @@ def write(
     directory: Path,
     *,
     force: bool = False,
+    raw: bool = False,
     moment: datetime | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Exported:
@@ -112,6 +113,7 @@ def write(
         source: The report.
         directory: Output directory.
         force: Replace existing files.
+        raw: Write names as msprof does, without protection from formulas and control characters.
         moment: Local time in the names of the files; by default now.
         progress: Called with the name of each file.
 
@@ -121,7 +123,7 @@ def write(
         OutputError: A file exists or cannot be written.
     """
     refuse_others(source)
-    recording = Recording(source)
+    recording = Recording(source, raw=raw)
     with OutputFiles(directory, force=force) as files:
         delivery = Delivery(files, moment or datetime.now())
         for deliverable in DELIVERABLES:
