@@ -18,7 +18,7 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-from tests.decoders.kineto.builders import call, kernel, operation
+from tests.decoders.kineto.builders import call, complete, kernel, operation
 from tests.decoders.kineto.builders import write as write_trace
 from tests.decoders.memory_snapshot.test_snapshot import SHARED_TUPLES, SNAPSHOT
 from tests.decoders.nsys.builders import KERNELS
@@ -123,7 +123,7 @@ def _names(folder: Path) -> Path:
             call(10 * at + 1, 2, at),
             kernel(10 * at + 4, 3, at, name=name),
             {"ph": "M", "name": "thread_name", "pid": 100, "tid": 101, "args": {"name": name}},
-            operation(f"ProfilerStep#{at}", 10 * at, 9, cat="user_annotation"),
+            complete("user_annotation", f"ProfilerStep#{at}", 10 * at, 9),
         )
     ]
     about = [{"id": 0, "name": HOSTILE_NAMES[4], "numSms": 9}]

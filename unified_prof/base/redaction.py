@@ -58,40 +58,45 @@ _NO_SECRET = frozenset({"", "none", "null", "true", "false", MASK})
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
+# Prefixes of tokens by the characters that follow: (pattern, minimum number, prefixes). The shapes
+# are those of the rules of gitleaks.
+_TOKENS: tuple[tuple[str, int, str], ...] = (
+    (
+        "[A-Za-z0-9]",
+        20,
+        "ghp_ gho_ ghs_ ghu_ ghr_ hf_ api_org_ gsk_ ak- as- pul- ico- key- LTAI fw_ pat. sat.",
+    ),
+    ("[A-Za-z0-9]", 30, "r8_ npm_ pplx- lin_api_ esecret_ glc_ EZAK EAAM EAAC AKCp pnu_ clojars_"),
+    ("[A-Za-z0-9]", 40, "CLOJARS_ ntn_ HRKU-AA xai- pcsk_ fm2_ tk-us- tk-eu- dp.pt. dp.st. aio_"),
+    ("[A-Za-z0-9]", 70, "pat ATATT3 ATCTT3"),
+    ("[a-f0-9]", 30, "dapi SK key- live_ lsv2_pt_ lsv2_sk_ shpat_ shpca_ shppa_ shpss_"),
+    ("[a-f0-9]", 40, "dop_v1_ doo_v1_ dor_v1_ shippo_live_ shippo_test_ rubygems_ sgp_ xkeysib-"),
+    ("[A-Z0-9]", 16, "AKIA ASIA ABIA ACCA AGPA AIDA AROA AIPA ANPA ANVA"),
+    ("[A-Z0-9]", 20, "AGE-SECRET-KEY-1 dt0c01. dt0s01. API- NRAK- NRJS- NRII-"),
+    (
+        *("[A-Za-z0-9_=.-]", 16),
+        "glpat- gldt- glrt- glptt- glcbt- glsoat- glft- glimt- sm_pat_ sq0atp- sq0csp- dnkey-",
+    ),
+    (
+        *("[A-Za-z0-9_=.-]", 20),
+        "github_pat_ sk- sk_ rk- rk_ ya29. hvs. hvb. hvr. glsa_ GOCSPX- dckr_pat_ sha256~ v1.0- "
+        "p8e- duffel_live_ duffel_test_ FLWSECK_TEST- FLWSECK- pscale_tkn_ pscale_pw_ PMAK- "
+        "fio-u- rdme_ tfp_ sntrys_ sntryu_ wandb_v1_ tgp_v1_ nvapi- pypi- pk.eyJ ops_eyJ xoxe.",
+    ),
+    ("[A-Za-z0-9-]", 10, "xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- tskey-"),
+    ("[A-Za-z0-9_-]", 35, "AIza"),
+)
 _SHAPES = re.compile(
-    r"""
-    (?<![A-Za-z0-9_])
-    (?: (?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|AIPA|ANPA|ANVA)[A-Z0-9]{16}(?![A-Za-z0-9])  # AWS
-    | gh[opsur]_[A-Za-z0-9]{20,}                                    # GitHub
-    | github_pat_[A-Za-z0-9_]{20,}
-    | gl(?:pat|dt|rt|ptt|cbt|soat)-[A-Za-z0-9_-]{16,}               # GitLab
-    | hf_[A-Za-z0-9]{20,}                                           # Hugging Face
-    | api_org_[A-Za-z0-9]{20,}
-    | [sr]k[-_](?:live_|test_)?[A-Za-z0-9_-]{20,}                   # OpenAI, Anthropic, Stripe
-    | xox[abeoprs]-[A-Za-z0-9-]{10,}                                # Slack
-    | AIza[A-Za-z0-9_-]{35}                                         # Google
-    | ya29\.[A-Za-z0-9_-]{20,}
-    | npm_[A-Za-z0-9]{30,}
-    | pypi-[A-Za-z0-9_-]{30,}
-    | nvapi-[A-Za-z0-9_-]{30,}
-    | dop_v1_[a-f0-9]{40,}
+    r"(?<![A-Za-z0-9_])(?:"
+    + "|".join(
+        f"(?:{'|'.join(map(re.escape, prefixes.split()))}){kind}{{{minimum},}}"
+        for kind, minimum, prefixes in _TOKENS
+    )
+    + r"""
     | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}                    # SendGrid
-    | gsk_[A-Za-z0-9]{20,}                                          # Groq
-    | dapi[a-f0-9]{30,}                                             # Databricks
-    | r8_[A-Za-z0-9]{30,}                                           # Replicate
-    | hv[sbr]\.[A-Za-z0-9_-]{20,}                                   # Vault
-    | gls[ac]_[A-Za-z0-9_]{20,}                                     # Grafana
-    | tskey-[A-Za-z0-9-]{10,}                                       # Tailscale
-    | xapp-[A-Za-z0-9-]{10,}                                        # Slack
-    | GOCSPX-[A-Za-z0-9_-]{20,}                                     # Google
-    | shp(?:at|ca|pa|ss)_[A-Fa-f0-9]{30,}                           # Shopify
-    | lin_api_[A-Za-z0-9]{30,}                                      # Linear
-    | dckr_pat_[A-Za-z0-9_-]{20,}                                   # Docker
-    | pplx-[A-Za-z0-9]{30,}                                         # Perplexity
-    | tgp_v1_[A-Za-z0-9_-]{30,}                                     # Together
-    | ak-[A-Za-z0-9]{20,}                                           # Modal
-    | pat[A-Za-z0-9.]{70,}                                          # Airtable
-    | AGE-SECRET-KEY-1[A-Z0-9]{20,}                                 # age
+    | [A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,}                # Terraform
+    | [0-9]{8,10}:AA[A-Za-z0-9_-]{32,}                             # Telegram
+    | [A-Za-z0-9_~.-]{3}[0-9]Q~[A-Za-z0-9_~.-]{30,}                # Microsoft Entra
     | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)*  # JSON web token
     | eyJ[A-Za-z0-9+/_-]{40,}={0,2}                                 # JSON in base64 (Neptune)
     )
@@ -279,7 +284,7 @@ def _is_secret(name: str, value: str) -> bool:
     """Return True if `value`, given under `name`, is a secret."""
     if value.lower() in _NO_SECRET:
         return False
-    if name.strip("-").lower() == "pass" and re.fullmatch(r"[0-9.]+", value):
+    if name.strip("-").lower() == "pass" and re.fullmatch(r"[0-9.,e+-]+", value):
         return False  # a count of passes or a time
     if is_secret_name(name):
         return True
@@ -293,6 +298,8 @@ def _is_random(value: str) -> bool:
         return False
     if not (re.search("[0-9]", value) and re.search("[A-Za-z]", value)):
         return False
+    if re.search(r"/[^/]*\.[a-z]{2,8}$", value):
+        return False  # the path of a file
     return _entropy(value) >= 3.0
 
 
