@@ -109,6 +109,23 @@ def test_nothing_is_published_before_the_wheel_is_tested() -> None:
     assert release["announce"]["needs"] == release["image"]["needs"] == "publish"
 
 
+def test_lock_has_a_hash_for_every_pinned_version() -> None:
+    """`python scripts/lock.py` writes it after a change of constraints.txt."""
+
+    def pinned(name: str) -> dict[str, str]:
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        parts = (line.partition("==") for line in lines if line and line[0] != "#")
+        return {re.sub(r"[-_.]+", "-", name).lower(): rest for name, _, rest in parts}
+
+    locked = pinned("requirements.lock")
+    hashed = re.compile(r"\S+ --hash=sha256:[0-9a-f]{64}")
+    assert all(hashed.fullmatch(rest) for rest in locked.values())
+    found = {name: rest.partition(" ")[0] for name, rest in locked.items()}
+    assert found == {
+        name: rest.partition(" ")[0] for name, rest in pinned("constraints.txt").items()
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("check_jsonschema") is None, reason="needs check-jsonschema")
 def test_workflows_match_the_schema_of_github() -> None:

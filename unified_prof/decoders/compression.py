@@ -30,6 +30,8 @@ _PLAIN_PIECE_BYTES = 2 << 20
 _MAGIC_BYTES = 8
 # Maximum zero bytes at the end of a file that may belong to its last compressed member.
 _MAX_MEMBER_ZEROS = 64
+# Maximum zero bytes at the end of a file that are searched for the end of its data.
+_MAX_TRAILING_ZEROS = 1 << 30
 _Failures = tuple[type[Exception], ...]
 _FAILURES: _Failures = (zlib.error, OSError, EOFError, lzma.LZMAError)
 _HEAD_BYTES = 32 << 10
@@ -417,6 +419,8 @@ def _without_trailing_zeros(source: IO[bytes]) -> _PaddedFile:
         end = begin + len(source.read(end - begin).rstrip(b"\0"))
         if end > begin:
             break
+        if size - end > _MAX_TRAILING_ZEROS:
+            raise DamagedError(f"it ends with more than {_MAX_TRAILING_ZEROS:,} zero bytes")
     source.seek(0)
     many = size - end >= _MAX_MEMBER_ZEROS
     return _PaddedFile(source, end if many else size, size - end if many else 0)

@@ -19,6 +19,8 @@ _FUNCTION = re.compile(r"[A-Za-z_~][\w$]*$")
 _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|unsigned)\b")
 _COUNT = re.compile(r" x[\d,]+$")
 _PLACE = re.compile(r"[^/\\\s]+:\d+(?: \(\+[\d,]+\))?$")
+# Characters at the end of a name in which a source location is searched.
+_MAX_PLACE_CHARS = 1000
 _PATH = re.compile(r"(?:[A-Za-z]:)?[^\s:]*[/\\][^\s:]*:\d+(?: \(\+[\d,]+\))?")
 _AFTER_PARAMETERS = re.compile(r"( const)?( \[clone [^\]]*\]| \(\.[^)]*\))*")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
@@ -89,7 +91,7 @@ def truncate_middle(text: str, width: int) -> str:
     tail = kept * 2 // 5
     if _PATH.fullmatch(text):
         tail = kept
-    elif place := _PLACE.search(text):
+    elif place := _PLACE.search(text[-_MAX_PLACE_CHARS:]):
         tail = max(tail, min(kept, len(place[0])))
     return f"{text[: kept - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
 

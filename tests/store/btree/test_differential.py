@@ -259,7 +259,7 @@ def compare_damaged(folder: Path, seeds: Sequence[int]) -> Counter[str]:
         asked = chance.choice(list(requests(names)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(integer_columns, "_SMALL_BYTES", chance.choice((-1, 1 << 30)))
-            pairs = [
+            pairs: list[tuple[Any, Any, Any]] = [
                 (
                     outcome(by_pages, path, expression, how),
                     outcome(by_sqlite, path, expression),
