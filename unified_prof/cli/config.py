@@ -18,7 +18,7 @@ from unified_prof.cli.command import Option
 from unified_prof.errors import UsageError
 
 # Longer keys would take memory that grows with the square of their length.
-_MAX_LINE_BYTES = 10_000
+_MAX_DOTS = 1000
 _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 
 
@@ -78,8 +78,8 @@ def defaults(path: Path, root: click.Command) -> dict[str, Any]:
     if b"uprof" not in text and b"\\u" not in text and b"\\U" not in text:
         # Most projects have no such table; skip the TOML parser for them.
         return {}
-    if max(map(len, text.splitlines())) > _MAX_LINE_BYTES:
-        raise UsageError(f"{path}: a line is too long", slug="settings-unreadable")
+    if max(line.count(b".") for line in text.splitlines()) > _MAX_DOTS:
+        raise UsageError(f"{path}: a key has too many parts", slug="settings-unreadable")
     if sys.version_info >= (3, 11):
         import tomllib
     else:
