@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import Device
 from unified_prof.arrays import nesting, packed
 from unified_prof.compare import runs
-from unified_prof.compare.device_diff import of_devices
+from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.advice import device_context
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
@@ -186,7 +186,7 @@ def all_figures(path: Path) -> list[Any]:
     run = runs.load([path])
     found += [repr(run.operations.places), run.outside_steps_ns]
     found += [repr(one.tolist()) for one in (run.operations.total_ns, run.operations.backward_ns)]
-    compared = of_devices([path], [path])
+    compared = diff_recordings([path], [path])
     assert compared is not None
     leaves = compared.base.leaves
     # The number of a text depends on when it was read first, and so does the order of rows.
@@ -266,15 +266,15 @@ def test_long_gaps_equal_the_long_ones_among_all_gaps(tmp_path: Path) -> None:
         (name,) = analysis.recording.devices
 
         def long_gaps() -> list[int]:
-            parts = idle.long_parts(name, 0.1)
+            parts = idle.long_segments(name, 0.1)
             lengths = np.concatenate([one.end_ns - one.start_ns for one in parts])
             return [one for one in lengths.tolist() if one > 0.1 * (begin + 100)]
 
         assert long_gaps() == [2000, 7000]
         assert sum(len(one.start_ns) for one in idle.parts(name)) == 5
         assert long_gaps() == [2000, 7000]
-        assert sum(len(one.start_ns) for one in idle.long_parts(name, 0.1)) == 2
-        assert sum(len(one.start_ns) for one in idle.long_parts(name, 0.001)) == 5
+        assert sum(len(one.start_ns) for one in idle.long_segments(name, 0.1)) == 2
+        assert sum(len(one.start_ns) for one in idle.long_segments(name, 0.001)) == 5
 
 
 RANGES = st.lists(

@@ -18,7 +18,7 @@ from tests.report import axe, browser
 from tests.report.browser import Browser
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.stored_run import open_run
-from unified_prof.compare.device_diff import of_devices
+from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.api import open_reports
 from unified_prof.report import cluster_page
 from unified_prof.report import device_documents as device_page
@@ -101,7 +101,7 @@ def perfetto(folder: Path) -> Path:
 def difference(folder: Path) -> Path:
     """A comparison of the devices of two vendors."""
     base, new = recording(folder / "gpu.db"), npu_recording(folder / "npu.db")
-    found = of_devices([base], [new])
+    found = diff_recordings([base], [new])
     assert found is not None
     page = folder / "page.html"
     page.write_text(device_page.produce_device_page(found, DeviceRequest()), encoding="utf-8")

@@ -191,4 +191,4 @@ def test_unordered_row_ids_are_damage(
         with pytest.raises(StoreError, match=r"damaged: table TASK"):
             report.integers("TASK", {"start": expression})
         with pytest.raises(StoreError, match=r"damaged: table TASK"):
-            list(report.pieces("TASK", {"start": expression}))
+            list(report.batches("TASK", {"start": expression}))

@@ -147,8 +147,8 @@ def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     if least == greatest:
         return values[:1], np.zeros(len(values), np.int64)
     if greatest - least >= _DENSE * len(values):
-        found, inverse = np.unique(values, return_inverse=True)
-        return found, inverse
+        result, inverse = np.unique(values, return_inverse=True)
+        return result, inverse
     places = values - least
     there = np.zeros(greatest - least + 1, np.bool_)
     there[places] = True
@@ -209,24 +209,24 @@ class Pool:
 
     def index_of(self, values: NDArray[Any]) -> NDArray[np.uint32]:
         """Return the index of each value; unseen ones get the next indexes."""
-        asked = np.asarray(values, np.uint64)
+        wanted = np.asarray(values, np.uint64)
         if not len(self):
-            if not len(asked):
+            if not len(wanted):
                 return np.zeros(0, np.uint32)
-            self._add(np.unique(asked))
-        index = self._slots[self._slots_of(asked)]
-        elsewhere = np.flatnonzero(self._values[index] != asked)
+            self._add(np.unique(wanted))
+        index = self._slots[self._slots_of(wanted)]
+        elsewhere = np.flatnonzero(self._values[index] != wanted)
         if len(elsewhere):
-            index[elsewhere] = self._sought(asked[elsewhere])
+            index[elsewhere] = self._find_or_add(wanted[elsewhere])
         return index
 
     def _slots_of(self, values: NDArray[np.uint64]) -> NDArray[np.int64]:
         shift = np.uint64(65 - len(self._slots).bit_length())
-        found = values * self._FACTOR
-        found >>= shift
-        return found.view(np.int64)
+        result = values * self._FACTOR
+        result >>= shift
+        return result.view(np.int64)
 
-    def _sought(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    def _find_or_add(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:
         """Return the indexes of values that are not in their expected slots."""
         place, known = self._places(values)
         if not known.all():
@@ -293,7 +293,7 @@ class Numbering:
     def __init__(self) -> None:
         self._table = np.full(1024, -1, np.int32)
         self._pool = Pool()
-        self._of_pool = np.zeros(0, np.int64)
+        self._pool_places = np.zeros(0, np.int64)
         self._values: list[int] = []
 
     def __len__(self) -> int:
@@ -316,9 +316,9 @@ class Numbering:
         index = self._pool.index_of(values[~small])
         new = self._pool.values[known:].astype(np.int64).tolist()
         places = np.arange(len(self._values), len(self._values) + len(new))
-        self._of_pool = np.concatenate((self._of_pool, places))
+        self._pool_places = np.concatenate((self._pool_places, places))
         self._values += new
-        result[~small] = self._of_pool[index]
+        result[~small] = self._pool_places[index]
         return result
 
     def _by_table(self, values: NDArray[np.int64], highest: int) -> NDArray[np.int64]:

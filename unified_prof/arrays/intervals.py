@@ -60,18 +60,18 @@ def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> Interv
 
 def union(*sets: IntervalSet) -> IntervalSet:
     """Return the time covered by any of the sets."""
-    filled = [one for one in sets if len(one)]
+    filled = [intervals for intervals in sets if len(intervals)]
     if len(filled) <= 1:
         return filled[0] if filled else EMPTY
     return merge(
-        np.concatenate([one.start_ns for one in filled]),
-        np.concatenate([one.end_ns for one in filled]),
+        np.concatenate([intervals.start_ns for intervals in filled]),
+        np.concatenate([intervals.end_ns for intervals in filled]),
     )
 
 
-def hull(one: IntervalSet) -> IntervalSet:
+def hull(intervals: IntervalSet) -> IntervalSet:
     """Return the time from the start to the end of a set; empty for an empty set."""
-    return IntervalSet(one.start_ns[:1], one.end_ns[-1:])
+    return IntervalSet(intervals.start_ns[:1], intervals.end_ns[-1:])
 
 
 def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
@@ -81,73 +81,73 @@ def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     return IntervalSet(*overlaps(a, b)[:2])
 
 
-def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
+def subtract(intervals: IntervalSet, removed: IntervalSet) -> IntervalSet:
     """Return the time of the first set that the second does not cover."""
-    edges = np.concatenate([one.start_ns, one.end_ns, removed.start_ns, removed.end_ns])
+    edges = np.concatenate([intervals.start_ns, intervals.end_ns, removed.start_ns, removed.end_ns])
     # For the time after each boundary: open intervals of the first set minus twice those of the
     # second.
-    steps = np.repeat([1, -1, -2, 2], [len(one), len(one), len(removed), len(removed)])
+    steps = np.repeat([1, -1, -2, 2], [len(intervals), len(intervals), len(removed), len(removed)])
     order = np.argsort(edges, kind="stable")
     edges, level = edges[order], np.cumsum(steps[order])
     wanted = np.flatnonzero((level[:-1] == 1) & (edges[1:] > edges[:-1]))
     return merge(edges[wanted], edges[wanted + 1])
 
 
-def covered_before(one: IntervalSet, at_ns: Times) -> Times:
+def covered_before(intervals: IntervalSet, at_ns: Times) -> Times:
     """Return the time that a set covers before each timestamp."""
-    if not len(one):
+    if not len(intervals):
         return np.zeros(len(at_ns), np.int64)
-    before = np.append(0, np.cumsum(one.end_ns - one.start_ns))
-    which = np.searchsorted(one.start_ns, at_ns, side="right")
+    before = np.append(0, np.cumsum(intervals.end_ns - intervals.start_ns))
+    which = np.searchsorted(intervals.start_ns, at_ns, side="right")
     last = np.maximum(which - 1, 0)
-    covered = np.minimum(at_ns, one.end_ns[last]) - one.start_ns[last]
+    covered = np.minimum(at_ns, intervals.end_ns[last]) - intervals.start_ns[last]
     return np.where(which > 0, before[last] + covered, 0)
 
 
-def covered(one: IntervalSet, start_ns: Times, end_ns: Times) -> Times:
+def covered(intervals: IntervalSet, start_ns: Times, end_ns: Times) -> Times:
     """Return the time that a set covers between each start and end."""
-    return covered_before(one, end_ns) - covered_before(one, start_ns)
+    return covered_before(intervals, end_ns) - covered_before(intervals, start_ns)
 
 
-def holding(one: IntervalSet, at_ns: Times) -> Times:
+def holding(intervals: IntervalSet, at_ns: Times) -> Times:
     """Return the index of the interval that contains each timestamp, -1 if there is none.
 
     The intervals are in order and disjoint, but may be empty or touch.
     """
-    last = np.searchsorted(one.start_ns, at_ns, side="right") - 1
-    return np.where((last >= 0) & (at_ns < np.append(one.end_ns, 0)[last]), last, -1)
+    last = np.searchsorted(intervals.start_ns, at_ns, side="right") - 1
+    return np.where((last >= 0) & (at_ns < np.append(intervals.end_ns, 0)[last]), last, -1)
 
 
-def overlaps(one: IntervalSet, other: IntervalSet) -> tuple[Times, Times, Times, Times]:
-    """Return the intersections of two sets as (start, end, index in `one`, index in `other`).
+def overlaps(a: IntervalSet, b: IntervalSet) -> tuple[Times, Times, Times, Times]:
+    """Return the intersections of two sets as (start, end, index in `a`, index in `b`).
 
-    The intervals of `one` are in order and disjoint, but may be empty or touch.
+    The intervals of `a` are in order and disjoint, but may be empty or touch.
     """
-    low = np.searchsorted(other.end_ns, one.start_ns, side="right")
-    high = np.searchsorted(other.start_ns, one.end_ns, side="left")
+    low = np.searchsorted(b.end_ns, a.start_ns, side="right")
+    high = np.searchsorted(b.start_ns, a.end_ns, side="left")
     count = np.maximum(high - low, 0)
-    left = np.repeat(np.arange(len(one)), count)
+    left = np.repeat(np.arange(len(a)), count)
     right = np.arange(int(count.sum())) + np.repeat(low - (np.cumsum(count) - count), count)
-    start = np.maximum(one.start_ns[left], other.start_ns[right])
-    end = np.minimum(one.end_ns[left], other.end_ns[right])
+    start = np.maximum(a.start_ns[left], b.start_ns[right])
+    end = np.minimum(a.end_ns[left], b.end_ns[right])
     filled = end > start
     return start[filled], end[filled], left[filled], right[filled]
 
 
-def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
+def clip(intervals: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """Return the part of a set within `[start_ns, end_ns)`."""
     return intersect(
-        one, merge(np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64))
+        intervals, merge(np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64))
     )
 
 
-def part(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
+def part(intervals: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """Like `clip`, but in logarithmic time; the result may share memory with the set."""
-    low = int(np.searchsorted(one.end_ns, start_ns, side="right"))
-    high = int(np.searchsorted(one.start_ns, end_ns, side="left"))
+    low = int(np.searchsorted(intervals.end_ns, start_ns, side="right"))
+    high = int(np.searchsorted(intervals.start_ns, end_ns, side="left"))
     if low >= high:
         return EMPTY
-    start, end = one.start_ns[low:high], one.end_ns[low:high]
+    start, end = intervals.start_ns[low:high], intervals.end_ns[low:high]
     if start[0] < start_ns:
         start = start.copy()
         start[0] = start_ns

@@ -7,8 +7,8 @@ range that is open when a range starts (`parents`), the innermost range that ful
 ranges nest, the three are equal.
 
 Large recordings are processed in windows of ranges. Only the few ranges that may still be open are
-passed on to the next window, where they come first, so each window is a small tree. Inherited
-attributes (`Inherited`) are passed on in the same way.
+passed on to the next window, where they come first, so each window is a small tree. NearestMarked
+attributes (`NearestMarked`) are passed on in the same way.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ ROUNDING_NS = 2_000
 
 
 def call_order(
-    thread: NDArray[np.int64],
-    start_ns: Times,
-    end_ns: Times,
-    rank: NDArray[np.int64] | None = None,
+    thread: NDArray[np.int64], start_ns: Times, end_ns: Times, rank: NDArray[np.int64] | None = None
 ) -> Indexes:
     """Return the order by thread, start, and decreasing length: parents before children.
 
@@ -202,7 +199,7 @@ def innermost_at(
         return np.full(len(at_ns), NONE, np.int64)
     threads, owner = np.unique(np.concatenate((thread, at_thread)), return_inverse=True)
     owner, at_owner = owner[: len(thread)], owner[len(thread) :]
-    found = np.full(len(at_ns), NONE, np.int64)
+    result = np.full(len(at_ns), NONE, np.int64)
     first = np.searchsorted(owner, np.arange(len(threads) + 1))
     for number in range(len(threads)):
         low, high = int(first[number]), int(first[number + 1])
@@ -210,13 +207,13 @@ def innermost_at(
         if low == high or not len(points):
             continue
         slot = np.searchsorted(start_ns[low:high], at_ns[points], side="right") - 1
-        found[points] = np.where(slot >= 0, slot + low, NONE)
+        result[points] = np.where(slot >= 0, slot + low, NONE)
     # If the last range to start has ended, the result is one of its ancestors.
     while True:
-        ended = (found != NONE) & (end_ns[found] < at_ns)
+        ended = (result != NONE) & (end_ns[result] < at_ns)
         if not ended.any():
-            return found
-        found[ended] = parent[found[ended]]
+            return result
+        result[ended] = parent[result[ended]]
 
 
 Flags = NDArray[np.bool_]
@@ -254,8 +251,8 @@ class Window:
         return np.equal(self.parent[len(self.opened) :], NO_PARENT)
 
 
-class Inherited:
-    """Computes `nearest_marked` window by window."""
+class NearestMarked:
+    """`nearest_marked`, computed window by window."""
 
     def __init__(self) -> None:
         self._of_opened = np.zeros(0, np.int64)
@@ -270,16 +267,16 @@ class Inherited:
         before = len(window.opened)
         at = nearest_marked(window.parent, np.concatenate((np.ones(before, bool), marked)))
         values = np.concatenate((self._of_opened, np.arange(window.low, window.high)))
-        found: Indexes = np.where(at == NO_PARENT, NO_PARENT, values[at])
-        self._of_opened = found[window.kept]
-        return found[before:]
+        result: Indexes = np.where(at == NO_PARENT, NO_PARENT, values[at])
+        self._of_opened = result[window.kept]
+        return result[before:]
 
 
 class Below:
-    """Computes `climb` window by window."""
+    """`climb`, computed window by window."""
 
     def __init__(self) -> None:
-        self._top = Inherited()
+        self._top = NearestMarked()
         self._stops = np.zeros(0, bool)
 
     def next_window(self, window: Window, stop: Flags) -> Indexes:
@@ -371,7 +368,7 @@ class Nest:
 
     def nearest(self, marked: Callable[[Window], Flags]) -> Distances:
         """Return `nearest_marked` for all ranges."""
-        nearest, result = Inherited(), Distances()
+        nearest, result = NearestMarked(), Distances()
         for window in self.windows():
             result.add(nearest.next_window(window, marked(window)))
         return result.done()

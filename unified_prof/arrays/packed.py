@@ -160,8 +160,8 @@ class Column(NDArrayOperatorsMixin):
         rows = np.asarray(rows)
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
-        found = self.at(np.where(rows < 0, rows + len(self), rows).reshape(-1))
-        return found if rows.ndim else found[0]
+        result = self.at(np.where(rows < 0, rows + len(self), rows).reshape(-1))
+        return result if rows.ndim else result[0]
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -236,7 +236,7 @@ class Packed(Column):
         ]
         return np.array(least, np.int64), np.array([block.most for block in self._blocks], np.int64)
 
-    def anew(self) -> Packing:
+    def empty_builder(self) -> Packing:
         """Return an empty builder with the same types and hole."""
         return Packing(*self._dtypes, hole=self._hole)
 
@@ -296,19 +296,19 @@ class Packed(Column):
 
     def distinct(self) -> Ints:
         """Return the distinct values in ascending order."""
-        found = [np.zeros(0, np.int64)]
+        result = [np.zeros(0, np.int64)]
         for number, block in enumerate(self._blocks):
             if block.above is None:
-                found.append(np.array([block.base], np.int64))
+                result.append(np.array([block.base], np.int64))
             elif isinstance(block.above, np.ndarray) and block.above.dtype.itemsize <= _FEW_BYTES:
                 there = np.flatnonzero(np.bincount(block.above))
                 holes = block.has_holes and there[0] == 0
-                found.append(there[int(holes) :] + block.base)
+                result.append(there[int(holes) :] + block.base)
                 if holes:
-                    found.append(np.array([self._hole], np.int64))
+                    result.append(np.array([self._hole], np.int64))
             else:
-                found.append(np.unique(self[number << _SHIFT : (number + 1) << _SHIFT]))
-        return np.unique(np.concatenate(found)).astype(np.int64)
+                result.append(np.unique(self[number << _SHIFT : (number + 1) << _SHIFT]))
+        return np.unique(np.concatenate(result)).astype(np.int64)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the values block by block."""

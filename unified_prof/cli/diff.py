@@ -274,7 +274,7 @@ def _compare_each(
 ) -> tuple[str, Sequence[str]]:
     """Compare several workloads: overall change, then each workload."""
     from unified_prof.compare.comparable import PEAK, TIMES
-    from unified_prof.compare.gate import compare_each
+    from unified_prof.compare.gate import compare_workloads
     from unified_prof.report import operation_difference
 
     found = {name: _compared(*sides, reading, how) for name, sides in given.items()}
@@ -286,7 +286,7 @@ def _compare_each(
     together = {
         metric: mean
         for metric in (*TIMES, PEAK)
-        if (mean := compare_each(pairs, metric, noises)) is not None
+        if (mean := compare_workloads(pairs, metric, noises)) is not None
     }
     warnings = [f"{name}: {one}" for name, each in found.items() for one in each.warnings]
     if how.shape is FormatOption.JSON:
@@ -306,15 +306,15 @@ def _compared(
 
     before, after = reading.side(base), reading.side(new)
     with printing.with_convert_hint(*before.given, *after.given):
-        of_devices = device_diff.of_devices(
+        diff_recordings = device_diff.diff_recordings(
             before.reports,
             after.reports,
             (before.label, after.label),
             None if how.noise is None else parse_noise(how.noise),
             reading.read_captures(),
         )
-    if of_devices is not None:
-        return _devices(of_devices, how)
+    if diff_recordings is not None:
+        return _devices(diff_recordings, how)
     if any(reading.captures):
         raise device_diff.without_replays()
     return _samples(before, after, how)

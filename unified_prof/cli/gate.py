@@ -287,7 +287,9 @@ def gate(
     elif sides.workload:
         pairs = sides.pairs(quiet=quiet, output=file)
         noises = workloads.noises(allowed.noise, pairs)
-        verdicts = analysis.gate_each(pairs, allowed.metrics_of(pairs.values()), limits, noises)
+        verdicts = analysis.gate_workloads(
+            pairs, allowed.metrics_of(pairs.values()), limits, noises
+        )
     if verdicts is not None and len(pairs) > 1:
         exit_code = verdicts.exit_code
 

@@ -1,5 +1,6 @@
-"""Many ranks' recordings as one run: who is slow, who waits for whom, which link, which step.
+"""Analysis of the recordings of many ranks as one run: slow ranks, waits, slow links, steps.
 
-A rank is mapped to compact columns, a partial, without a look at any other rank; everything
-else reads partials alone. Nothing here knows of commands, processes or where files lie.
+Each rank's recording is reduced to a partial (compact columns) independently of the other ranks;
+all analyses of the run read only partials. This package does not depend on the command line, on
+worker processes or on where files are stored.
 """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints
+from unified_prof.arrays.grouping import Floats, Ints, Runs, positions
 from unified_prof.cluster.matching import MatchedCollectives
 
 
@@ -98,11 +98,7 @@ def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
     place = np.empty(len(found), np.int64)
     place[np.argsort(-sizes, kind="stable")] = np.arange(len(found))
     return AlignedClocks(
-        np.rint(offset).astype(np.int64),
-        np.ceil(error).astype(np.int64),
-        place[inverse],
-        drift,
-        at,
+        np.rint(offset).astype(np.int64), np.ceil(error).astype(np.int64), place[inverse], drift, at
     )
 
 
@@ -144,8 +140,8 @@ def _slopes(matched: MatchedCollectives) -> _Edges | None:
     difference, time = rows.end[others] - rows.end[first], rows.end[first]
     order = np.lexsort((time, b, a))
     a, b, difference, time = a[order], b[order], difference[order], time[order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)][: len(a)])
-    sizes = np.diff(np.r_[heads, len(a)])
+    pairs = Runs(a, b)
+    heads, sizes = pairs.starts, pairs.sizes
     enough = np.flatnonzero(sizes >= _MIN_EVENTS_FOR_DRIFT)
     # A sample of the pairs decides whether clocks drift at all.
     for chosen in (enough[:: -(-len(enough) // _SAMPLED_PAIRS) or 1], enough):
@@ -174,15 +170,9 @@ def _slopes(matched: MatchedCollectives) -> _Edges | None:
 
 def sample_events(keys: Sequence[Ints], count: int) -> NDArray[np.bool_]:
     """Select up to `count` evenly spaced events of each run of equal keys, and the last one."""
-    if not len(keys[0]):
-        return np.zeros(0, bool)
-    new = np.ones(len(keys[0]), bool)
-    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    heads = np.flatnonzero(new)
-    n = np.diff(np.r_[heads, len(new)])
-    place = np.arange(len(new)) - np.repeat(heads, n)
-    chosen = np.asarray(place % np.repeat(np.maximum(-(-n // count), 1), n) == 0)
-    chosen[heads + n - 1] = True
+    runs = Runs(*keys)
+    chosen = np.asarray(runs.rank() % runs.spread(np.maximum(-(-runs.sizes // count), 1)) == 0)
+    chosen[runs.last] = True
     return chosen
 
 
@@ -191,9 +181,7 @@ def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints,
     rows = matched.rows
     size = matched.events.members[events]
     first = np.repeat(matched.events.first[events], size - 1)
-    others = (
-        first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
-    )
+    others = first + 1 + positions(size - 1)
     return rows.rank[first], rows.rank[others], first, others
 
 
@@ -210,11 +198,11 @@ def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
     a, b, difference = a[order], b[order], difference[order]
     if not len(a):
         return _Edges(a, b, np.empty(0), np.empty(0))
-    heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)])
-    n = np.diff(np.r_[heads, len(a)])
+    pairs = Runs(a, b)
+    heads, n = pairs.starts, pairs.sizes
     middle = (difference[heads + (n - 1) // 2] + difference[heads + n // 2]) / 2
-    away = np.abs(difference - np.repeat(middle, n))
-    away = away[np.lexsort((away, np.repeat(np.arange(len(heads)), n)))]
+    away = np.abs(difference - pairs.spread(middle))
+    away = away[np.lexsort((away, pairs.number()))]
     spread = _MAD_TO_DEVIATION * (away[heads + (n - 1) // 2] + away[heads + n // 2]) / 2
     error = 1.2533 * np.maximum(spread, _MIN_SPREAD_NS) / np.sqrt(n)
     # One or two events have no spread: use that of the run.

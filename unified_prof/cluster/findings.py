@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import Floats
-from unified_prof.cluster.idle_rules import (
-    absent_ranks,
-    idle_devices,
-    late_input,
-)
+from unified_prof.cluster.idle_rules import absent_ranks, idle_devices, late_input
 from unified_prof.cluster.moe_imbalance import (
     EXPERT_IMBALANCE,
     GENERAL_SLOWNESS,
@@ -133,14 +129,14 @@ def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
         usual = kernels.error
     limit = np.maximum(chance_limit(ranks) * usual, _MIN_SLOWNESS)
     slow = (kernels.slowness > limit) & (kernels.slower_share >= _MIN_SLOWER_SHARE)
-    found = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}
-    return found or _slow_half(context)
+    result = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}
+    return result or _slow_half(context)
 
 
 def _slow_half(context: RuleContext) -> dict[int, float]:
     """Return {rank: factor} for roles in which up to half of the ranks are distinctly slower."""
     kernels, peers = context.signals.kernels, context.roles.peers
-    found: dict[int, float] = {}
+    result: dict[int, float] = {}
     for role in np.unique(peers).tolist():
         members = np.flatnonzero(peers == role)
         above = upper_cluster(kernels.offset[members])
@@ -151,8 +147,8 @@ def _slow_half(context: RuleContext) -> dict[int, float]:
             continue
         for rank, away in zip(members.tolist(), above.tolist(), strict=True):
             if away > 0:
-                found[rank] = float(np.exp(away))
-    return found
+                result[rank] = float(np.exp(away))
+    return result
 
 
 def _slow_in_some_steps(
@@ -299,7 +295,7 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
         )
         segments = excess_segments(context, rank, others.tolist(), idle=False)
         saved_all_ns = saved_ns * len(context.replay.steps)
-        change = ReplayChange(stretch_ns=remove_excess(rank, segments, saved_all_ns))
+        change = ReplayChange(interval_ns=remove_excess(rank, segments, saved_all_ns))
         yield Candidate(SLOW_KERNEL, [rank], context.steps, change, text, figures)
 
 

@@ -228,7 +228,7 @@ def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candida
     cut: dict[tuple[int, int], float] = {}
     for rank in range(len(context.matched.ranks)):
         by_step = {signals.steps[at]: float(more_idle[rank, at]) for at in places}
-        cut |= _longest_stretches(context, rank, by_step)
+        cut |= _longest_intervals(context, rank, by_step)
     pause_ms = float(np.median(more_idle[:, places])) / NS_PER_MS
     longest_ms = float(np.median(length[:, places])) / NS_PER_MS
     text = (
@@ -238,7 +238,7 @@ def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candida
     )
     figures = {"pause_ms": round(pause_ms, 4), "step_ms": round(longest_ms, 4)}
     ranks = list(range(len(context.matched.ranks)))
-    change = ReplayChange(stretch_ns=cut)
+    change = ReplayChange(interval_ns=cut)
     bound = pause_ms * NS_PER_MS
     return paused, [Candidate(PAUSE_OF_ALL, ranks, steps, change, text, figures, bound_ns=bound)]
 
@@ -257,13 +257,13 @@ def _slow_launches_by_host(
         _MIN_IDLE_SHARE * context.step_ns,
     )
     late = (excess > limit) & (excess > _MIN_GAP_EXCESS * (median - excess))
-    found: dict[int, float] = {}
+    result: dict[int, float] = {}
     for ranks, host in group_by_host(context, np.flatnonzero(late).tolist()):
         by_rank = {rank: float(excess[rank]) for rank in ranks if rank not in known}
         spread = [_is_spread(context, rank) for rank in by_rank]
         if host is not None and sum(spread) > len(ranks) / 2:
-            found |= by_rank
-    return found
+            result |= by_rank
+    return result
 
 
 def _is_spread(context: RuleContext, rank: int) -> bool:
@@ -292,11 +292,11 @@ def _slow_launches(
         if gap_ns * float(signals.launches[rank]) / steps >= _MIN_GAP_SHARE * excess_ns[rank]:
             gaps[rank] = gap_ns
             continue
-        stretches = context.replay.stretches(rank, idle=True)
-        idle_ns = sum(stretch.ns for stretch in stretches if not stretch.communicates)
+        intervals = context.replay.mark_intervals(rank, idle=True)
+        idle_ns = sum(interval.ns for interval in intervals if not interval.communicates)
         wanted_ns = excess_ns[rank] * len(context.replay.steps)
         share = min(wanted_ns / idle_ns, 1.0) if idle_ns else 0.0
-        for one in stretches:
+        for one in intervals:
             # The excess excludes idle time during communication, so reduce the gaps there as well.
             late_ns = min(one.ns, gap_ns * one.kernels) if one.communicates else one.ns * share
             cut[rank, one.mark] = late_ns
@@ -317,21 +317,21 @@ def _slow_launches(
     if host is not None:
         text = f"host-bound: host {host}: the devices of {_count(ranks)} are {idle}"
     kind = SLOW_LAUNCH if host is None else SLOW_HOST
-    change = ReplayChange(gap_ns=gaps, stretch_ns=cut)
+    change = ReplayChange(gap_ns=gaps, interval_ns=cut)
     return Candidate(kind, ranks, context.steps, change, text, figures)
 
 
-def _longest_stretches(
+def _longest_intervals(
     context: RuleContext, rank: int, idle_ns: Mapping[int, float]
 ) -> dict[tuple[int, int], float]:
     """Return {(rank, mark): reduction} that removes `idle_ns` (by step), longest first."""
     cut: dict[tuple[int, int], float] = {}
     left_ns = dict(idle_ns)
-    stretches = context.replay_of([*idle_ns]).stretches(rank, idle=True)
-    for stretch in sorted(stretches, key=lambda one: -one.ns):
-        if (left := left_ns.get(stretch.step, 0.0)) > 0 and stretch.ns > 0:
-            cut[rank, stretch.mark] = min(stretch.ns, left)
-            left_ns[stretch.step] = left - stretch.ns
+    intervals = context.replay_of([*idle_ns]).mark_intervals(rank, idle=True)
+    for interval in sorted(intervals, key=lambda one: -one.ns):
+        if (left := left_ns.get(interval.step, 0.0)) > 0 and interval.ns > 0:
+            cut[rank, interval.mark] = min(interval.ns, left)
+            left_ns[interval.step] = left - interval.ns
     return cut
 
 
@@ -339,7 +339,7 @@ def _late_rank(
     context: RuleContext, rank: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]
 ) -> Candidate:
     late_ns = float(np.median([*idle_ns.values()]))
-    cut = _longest_stretches(context, rank, idle_ns)
+    cut = _longest_intervals(context, rank, idle_ns)
     where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
     cause = "the cause is not recorded"
     if not context.matched.facts[rank].loader_recorded:
@@ -350,7 +350,7 @@ def _late_rank(
         f"{f', mostly {where}' if where else ''}, and other ranks wait for it; {cause}"
     )
     figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
-    change = ReplayChange(stretch_ns=cut)
+    change = ReplayChange(interval_ns=cut)
     return Candidate(LATE_RANK, [rank], steps, change, text, figures, bound_ns=late_ns)
 
 
@@ -383,9 +383,9 @@ def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list
     ]
 
 
-def _location(context: RuleContext, stretch: tuple[int, int]) -> str:
-    """Describe the position of a stretch (rank, mark) in a rank's timeline."""
-    rank, mark = stretch
+def _location(context: RuleContext, interval: tuple[int, int]) -> str:
+    """Describe the position of an interval (rank, mark) in a rank's timeline."""
+    rank, mark = interval
     marks = context.matched.partials[rank].marks
     following = mark + 1
     last = following >= len(marks["what"])

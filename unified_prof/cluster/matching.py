@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Frame, Ints, stable_order
+from unified_prof.arrays.grouping import Frame, Ints, Runs, are_in_order, stable_order
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
@@ -40,17 +40,17 @@ def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | 
 
 def _by_steps(step: Ints, other: Ints, size: Ints, other_size: Ints) -> int | None:
     """Return the shift that makes common steps begin at the same sequence number."""
-    mine, mine_at = np.unique(step, return_index=True)
-    theirs, theirs_at = np.unique(other, return_index=True)
-    both, left, right = np.intersect1d(mine, theirs, return_indices=True)
+    steps, starts = np.unique(step, return_index=True)
+    other_steps, other_starts = np.unique(other, return_index=True)
+    both, left, right = np.intersect1d(steps, other_steps, return_indices=True)
     # The first step may be incomplete, and -1 means no step.
     differences = [
-        int(theirs_at[at] - mine_at[here])
+        int(other_starts[at] - starts[here])
         for number, here, at in zip(both.tolist(), left.tolist(), right.tolist(), strict=True)
         if number >= 0
         and (
-            mine_at[here]
-            or theirs_at[at]
+            starts[here]
+            or other_starts[at]
             or (int((step == number).sum()) == int((other == number).sum()))
         )
     ]
@@ -170,12 +170,12 @@ def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
 
 def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     """Match the communication of ranks; each rank has one partial."""
-    found = tuple(sorted(partials, key=lambda partial: partial.facts.rank))
-    ranks = tuple(one.facts.rank for one in found)
+    by_rank = tuple(sorted(partials, key=lambda partial: partial.facts.rank))
+    ranks = tuple(partial.facts.rank for partial in by_rank)
     left_out = Ledger()
     kinds: list[str] = [SEND, RECEIVE]
-    groups, numbers = _groups(found)
-    columns = _concatenate(found, numbers, kinds)
+    groups, numbers = _groups(by_rank)
+    columns = _concatenate(by_rank, numbers, kinds)
     peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"])
     known = (columns["peer"] >= 0) & (peer < len(ranks))
     known &= np.array([*ranks, NO_VALUE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
@@ -201,28 +201,11 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     keys = [one[event_key] for one in (first, second, seq)]
     del first, second, seq
     count = int(usable.sum())
-    new = np.ones(count, bool)
-    if count:
-        new[1:] = np.logical_or.reduce([key[1:count] != key[: count - 1] for key in keys])
+    runs = Runs(*(key[:count] for key in keys))
+    heads, members = runs.starts, runs.sizes
     number = np.full(len(event_key), NO_VALUE, np.int64)
-    number[:count] = np.cumsum(new) - 1
-    rows = MatchedRows(
-        rank=ordered["rank"],
-        op=ordered["op"],
-        group=ordered["group"],
-        kind=ordered["kind"],
-        seq=keys[2],
-        start=ordered["start"],
-        end=ordered["end"],
-        bytes=ordered["bytes"],
-        peer=ordered["peer"],
-        move=ordered["move"],
-        step=ordered["step"],
-        covered=ordered["covered"],
-        event=number,
-    )
-    heads = np.flatnonzero(new)
-    members = np.diff(np.r_[heads, count])
+    number[:count] = runs.number()
+    rows = MatchedRows(**ordered, seq=keys[2], event=number)
     sizes = np.array([group.size for group in groups] or [0], np.int64)
     head_rows = event_key[heads]
     is_transfer = transfer[head_rows]
@@ -240,8 +223,8 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     )
     return MatchedCollectives(
         ranks,
-        tuple(one.facts for one in found),
-        found,
+        tuple(partial.facts for partial in by_rank),
+        by_rank,
         groups,
         kinds,
         rows,
@@ -289,8 +272,8 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
                 own.setdefault(tuple(sorted(group.ranks)), []).append(number)
             elif group.name:
                 by_name.setdefault(group.name, []).append((index, number))
-        for ranks, mine in own.items():
-            with_ranks.setdefault(ranks, []).append((index, mine))
+        for ranks, members_of_rank in own.items():
+            with_ranks.setdefault(ranks, []).append((index, members_of_rank))
     result: list[ClusterGroup] = []
     numbers = [np.full(len(one.groups), NO_VALUE, np.int64) for one in found]
 
@@ -303,11 +286,14 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
         numbers[index][number] = len(result) - 1  # the group just added
 
     for _, users in sorted(with_ranks.items()):
-        names = [{found[index].groups[number].name for number in mine} for index, mine in users]
+        names = [
+            {found[index].groups[number].name for number in members_of_rank}
+            for index, members_of_rank in users
+        ]
         alike = all(name == names[0] for name in names)
         apart: dict[object, list[tuple[int, int]]] = {}
-        for index, mine in users:
-            for order, number in enumerate(mine):
+        for index, members_of_rank in users:
+            for order, number in enumerate(members_of_rank):
                 key = found[index].groups[number].name if alike else order
                 apart.setdefault(key, []).append((index, number))
         for members in apart.values():
@@ -353,13 +339,10 @@ def _shifts(
     if not len(chosen):
         return shift, bad
     order = _by_sequence(columns, chosen, first, second)
-    side = [columns["rank"][order], columns["kind"][order]]
-    together = [first[order], second[order]]
-    new_group = _changes(together)
-    new_sequence = new_group | _changes(side)
-    starts = np.flatnonzero(new_sequence)
-    counts = np.diff(np.r_[starts, len(order)])
-    number = np.cumsum(new_group)[starts]  # group of each sequence
+    keys = (first[order], second[order])
+    runs = Runs(*keys, columns["rank"][order], columns["kind"][order])
+    starts, counts = runs.starts, runs.sizes
+    number = Runs(*keys).number()[starts]  # group of each sequence
     steps = columns["step"][order]
     # Sequences fit if they have the same number of operations, first step and last step.
     head, tail = steps[starts], steps[starts + counts - 1]
@@ -394,26 +377,9 @@ def _by_sequence(
     order = chosen[stable_order(first[chosen], second[chosen])]
     # Rows are usually in this order within a key already: check before sorting by all columns.
     keys = [first, second, columns["rank"], columns["kind"], columns["seq"]]
-    if _ascending([key[order] for key in keys]):
+    if are_in_order([key[order] for key in keys]):
         return order
     return chosen[np.lexsort([key[chosen] for key in keys[::-1]])]
-
-
-def _ascending(columns: Sequence[Ints]) -> bool:
-    """Return True if the rows are in ascending order."""
-    equal = np.ones(max(len(columns[0]) - 1, 0), bool)
-    for column in columns:
-        step = np.diff(column)
-        if (equal & (step < 0)).any():
-            return False
-        equal &= step == 0
-    return True
-
-
-def _changes(columns: Sequence[Ints]) -> NDArray[np.bool_]:
-    result = np.ones(len(columns[0]), bool)
-    result[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return result
 
 
 def _words(key: int, groups: Sequence[ClusterGroup], ranks: Sequence[int]) -> str:

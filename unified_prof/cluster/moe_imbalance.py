@@ -202,7 +202,7 @@ def _balanced(context: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
 
     Differences from one exchange to the next remain.
     """
-    stretches: dict[tuple[int, int], float] = {}
+    intervals: dict[tuple[int, int], float] = {}
     transfers: dict[int, float] = {}
     for group in groups:
         experts = np.flatnonzero(_have_experts(group)).tolist()
@@ -212,7 +212,7 @@ def _balanced(context: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
             reduction = 1 - float(work.mean() / work[place])
             for at in experts:
                 for mark in range(group.first[place, at], group.last[place, at]):
-                    stretches[rank, mark] = float(busy[mark]) * reduction
+                    intervals[rank, mark] = float(busy[mark]) * reduction
         sent = np.nan_to_num(group.sent)
         total = sent.sum(axis=1)
         if not total.all():
@@ -221,4 +221,4 @@ def _balanced(context: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
         even = (sent * (total.mean() / total)[:, None]).max(axis=0)
         for at in np.flatnonzero(longest > 0).tolist():
             transfers[int(group.events[at])] = float(even[at] / longest[at])
-    return ReplayChange(stretch_ns=stretches, transfer=transfers)
+    return ReplayChange(interval_ns=intervals, transfer=transfers)

@@ -20,8 +20,7 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, NO_VALUE, RankGroup
-from unified_prof.recording import collectives as kinds_of
-from unified_prof.recording import collectives as read_groups
+from unified_prof.recording import collectives
 from unified_prof.recording.collectives import ELEMENT_BYTES
 from unified_prof.recording.source import Findings, Strings, possible
 from unified_prof.recording.tasks import Tasks
@@ -42,15 +41,15 @@ class CoveredTime:
         self._starts = merged.start_ns if starts is None else starts
 
     def begun(self, start: Ints, end: Ints) -> Ints:
-        """Return how many intervals start in each stretch."""
+        """Return how many intervals start in each interval."""
         return np.asarray(
             np.searchsorted(self._starts, end) - np.searchsorted(self._starts, start), np.int64
         )
 
-    def stretches(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-        """Split the time of each stretch: before the first interval, covered, after the last.
+    def mark_intervals(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+        """Split the time of each interval: before the first interval, covered, after the last.
 
-        All of a stretch without intervals counts as time before the first one.
+        All of an interval without covered time counts as time before the first one.
         """
         covered = intervals.covered(self.set, start, end)
         length = end - start
@@ -91,7 +90,7 @@ def message_sizes(
     size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NO_VALUE)
     if counts_parts:
         members = np.array([max(group.size, 1) for group in groups], np.int64)[result["group"]]
-        for kind in kinds_of.PARTED:
+        for kind in collectives.PARTED:
             parted = is_kind(result["kind"], kinds, kind) & (size >= 0)
             size[parted] *= members[parted]
     return size
@@ -103,8 +102,8 @@ def size_groups(
     """Set the size of groups without recorded ranks to the largest position in them plus 1."""
     for index, one in enumerate(groups):
         if one.size == NO_VALUE:
-            mine = (owner >= 0) & (group[np.maximum(owner, 0)] == index)
-            places = np.concatenate([parts["src"][mine], parts["dst"][mine]])
+            selected = (owner >= 0) & (group[np.maximum(owner, 0)] == index)
+            places = np.concatenate([parts["src"][selected], parts["dst"][selected]])
             places = places[(places >= 0) & (places < NO_RANK)]
             if len(places):
                 groups[index] = replace(one, size=int(places.max()) + 1)
@@ -114,8 +113,8 @@ def fill_peers(
     rank: int, result: dict[str, Ints], groups: list[RankGroup], kinds: list[str]
 ) -> None:
     """Set the peer of transfers in groups of two ranks."""
-    transfers = is_kind(result["kind"], kinds, kinds_of.SEND)
-    transfers |= is_kind(result["kind"], kinds, kinds_of.RECEIVE)
+    transfers = is_kind(result["kind"], kinds, collectives.SEND)
+    transfers |= is_kind(result["kind"], kinds, collectives.RECEIVE)
     for index in np.flatnonzero(transfers & (result["peer"] < 0)).tolist():
         members = groups[int(result["group"][index])].ranks
         if len(members) == 2 and rank in members:
@@ -124,8 +123,8 @@ def fill_peers(
 
 def sequence_numbers(result: Mapping[str, Ints], kinds: list[str]) -> Ints:
     """Number the operations of each group and kind, and of each pair and direction, from 0."""
-    transfer = is_kind(result["kind"], kinds, kinds_of.SEND)
-    transfer |= is_kind(result["kind"], kinds, kinds_of.RECEIVE)
+    transfer = is_kind(result["kind"], kinds, collectives.SEND)
+    transfer |= is_kind(result["kind"], kinds, collectives.RECEIVE)
     # Transfers of a pair are one sequence, also across groups.
     group = np.where(
         transfer & (result["peer"] >= 0), NO_VALUE - 1 - result["peer"], result["group"]
@@ -252,7 +251,7 @@ def cut_at_marks(
     until = time
     if len(time):
         until = np.append(time[1:], max(int(time[-1]), int(last.max(initial=0))))
-    lead, work, tail = kernels.stretches(time, until)
+    lead, work, tail = kernels.mark_intervals(time, until)
     return {
         "time": time,
         "op": op,
@@ -273,7 +272,7 @@ class RankDatabase:
         self.findings = Findings()
         self.run = self.texts("UPROF_RUN")
         self.is_gpu = self.run.get("device_kind") == "gpu" or "UPROF_GPU_TASKS" in report.tables
-        self.groups = read_groups.load_groups(report)
+        self.groups = collectives.load_groups(report)
         self.tasks = Tasks(report, self.strings, self.findings)
 
     def texts(self, table: str) -> dict[str, str]:
@@ -350,7 +349,7 @@ class RankCommunication:
             np.where(by_type, columns["type"], columns["name"]), return_inverse=True
         )
         texts = [
-            kinds_of.canonical(text or "") for text in self._database.strings.texts(ids.tolist())
+            collectives.canonical(text or "") for text in self._database.strings.texts(ids.tolist())
         ]
         self.kinds += sorted(set(texts))
         number = {text: index for index, text in enumerate(self.kinds)}
@@ -389,15 +388,15 @@ class RankCommunication:
 
     def _recorded_ranks(self, ids: Ints) -> Ints:
         """Return the string id of the recorded ranks of each operation's group; -1 without any."""
-        found = np.full(len(ids), NO_VALUE, np.int64)
+        result = np.full(len(ids), NO_VALUE, np.int64)
         if "UPROF_COLLECTIVES" not in self._database.report.tables:
-            return found
+            return result
         recorded = self._database.report.integers(
             "UPROF_COLLECTIVES", {"id": "opId", "ranks": "coalesce(groupRanks, -1)"}
         )
         row = Lookup(recorded["id"]).rows(ids)
-        found[row >= 0] = recorded["ranks"][row[row >= 0]]
-        return found
+        result[row >= 0] = recorded["ranks"][row[row >= 0]]
+        return result
 
     def _parts(self, columns: Mapping[str, Ints]) -> dict[str, Ints]:
         """Return data by link, and set peers and transfer times from the parts of operations."""
@@ -423,10 +422,10 @@ class RankCommunication:
         if not len(owner):
             return partials.empty_columns("links")
         src, dst = self._ends(parts, operations["group"][owner])
-        sends = is_kind(operations["kind"][owner], self.kinds, kinds_of.SEND)
-        receives = is_kind(operations["kind"][owner], self.kinds, kinds_of.RECEIVE)
-        for mine, peer in ((sends, dst), (receives, src)):
-            known = np.flatnonzero(mine & (peer >= 0) & (peer != self._rank))[::-1]
+        sends = is_kind(operations["kind"][owner], self.kinds, collectives.SEND)
+        receives = is_kind(operations["kind"][owner], self.kinds, collectives.RECEIVE)
+        for selected, peer in ((sends, dst), (receives, src)):
+            known = np.flatnonzero(selected & (peer >= 0) & (peer != self._rank))[::-1]
             operations["peer"][owner[known]] = peer[known]
         if self._database.is_gpu:
             return partials.empty_columns("links")  # each row is a whole kernel, including the wait

@@ -176,9 +176,9 @@ def _named_steps(report: Report) -> list[tuple[int, int, int]]:
     )
     return sorted(
         (
-            (int(found[1]), start, end)
+            (int(match[1]), start, end)
             for text, start, end in rows
-            if (found := _STEP_NAME.match(str(text))) and end > start
+            if (match := _STEP_NAME.match(str(text))) and end > start
         ),
         key=lambda step: step[1],
     )
@@ -217,10 +217,6 @@ TABLES = frozenset(
 
 def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
     """Return the partial of every rank in a database.
-
-    Args:
-        path: An msprof database of any revision.
-        rank: Its rank, if the user gave one.
 
     Raises:
         StoreError: The file is damaged, not an msprof database, made from a truncated recording, or

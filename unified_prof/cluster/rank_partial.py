@@ -35,7 +35,7 @@ COMMUNICATION_COLUMNS = (
     *("group", "kind", "seq", "start", "end", "bytes", "peer", "move", "step"),
     *("covered",),
 )
-# The rank's timeline, cut where communication or a step starts or ends: of the stretch from a mark
+# The rank's timeline, cut where communication or a step starts or ends: of the interval from a mark
 # to the next one, the time before the first kernel, with kernels, and after the last kernel.
 MARK_COLUMNS = ("time", "op", "what", "lead", "busy", "tail", "kernels")
 MARK_START, MARK_END, MARK_STEP = 0, 1, 2
@@ -115,15 +115,15 @@ class Partial:
 
 
 def _from_block(texts: tuple[Any, ...], sizes: list[int], block: Ints) -> Partial:
-    found: dict[str, dict[str, Ints]] = {}
+    result: dict[str, dict[str, Ints]] = {}
     begin = 0
     for (part, columns), size in zip(PARTIAL_PARTS.items(), sizes, strict=True):
-        found[part] = {}
+        result[part] = {}
         for name in columns:
-            found[part][name] = block[begin : begin + size]
+            result[part][name] = block[begin : begin + size]
             begin += size
     facts, groups, kinds, names, modules, until = texts
-    return Partial(facts, groups, kinds, names, modules, until=until, **found)
+    return Partial(facts, groups, kinds, names, modules, until=until, **result)
 
 
 _FACTS, _GROUP = fields(RankFacts), fields(RankGroup)

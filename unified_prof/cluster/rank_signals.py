@@ -347,9 +347,9 @@ def slowness_in_steps(
     if len(members) < 2:
         members = np.arange(len(peers))
     role = np.zeros(len(members), np.int64)
-    found = kernel_ratios(matched, role, steps, members.tolist())
+    result = kernel_ratios(matched, role, steps, members.tolist())
     at = int(np.flatnonzero(members == rank)[0])
-    return float(found.slowness[at]), float(found.error[at]), float(found.slower_share[at])
+    return float(result.slowness[at]), float(result.error[at]), float(result.slower_share[at])
 
 
 def _kind_weights(ratio: Floats, count: Floats) -> Floats:
@@ -388,7 +388,7 @@ def _gaps(partial: Partial) -> tuple[float, float]:
     marks = partial.marks
     length = np.diff(marks["time"])
     lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
-    # If a stretch begins within a kernel, that kernel counts as well.
+    # If an interval begins within a kernel, that kernel counts as well.
     gaps = np.where(busy > 0, begun - (lead > 0), 0)
     count = int(gaps[gaps > 0].sum())
     if not count:

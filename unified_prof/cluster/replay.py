@@ -1,6 +1,6 @@
 """Replay of a recorded run with changes: how long a step would take without a fault.
 
-Each rank's timeline is a sequence of stretches (kernels and the idle time around them) between the
+Each rank's timeline is a sequence of intervals (kernels and the idle time around them) between the
 starts and ends of its communication. A collective ends one transfer time after its last member has
 started. A rank waits for that end only if its recorded device was idle until then. The gain of
 fixing a fault is the time that a replay without the fault saves. It is less than the wait that the
@@ -42,8 +42,8 @@ class ReplayChange:
     gap_ns: Mapping[int, float] = field(default_factory=dict)
     # (rank, step) -> reduction of its idle time at the start of the step.
     input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # (rank, mark) -> reduction of the stretch after that mark of its partial.
-    stretch_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # (rank, mark) -> reduction of the interval after that mark of its partial.
+    interval_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # Event -> factor of its transfer time.
     transfer: Mapping[int, float] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class ReplayChange:
     def ranks(self) -> set[int]:
         """Ranks whose own time changes."""
         by_rank = {*self.work, *self.gap_ns}
-        return by_rank | {rank for rank, _ in (*self.work_at, *self.input_ns, *self.stretch_ns)}
+        return by_rank | {rank for rank, _ in (*self.work_at, *self.input_ns, *self.interval_ns)}
 
     @staticmethod
     def merge(changes: Sequence[ReplayChange]) -> ReplayChange:
@@ -63,7 +63,7 @@ class ReplayChange:
                 target = getattr(merged, name)
                 for key, factor in getattr(change, name).items():
                     target[key] = target.get(key, 1.0) * factor
-            for name in ("gap_ns", "input_ns", "stretch_ns"):
+            for name in ("gap_ns", "input_ns", "interval_ns"):
                 target = getattr(merged, name)
                 for key, ns in getattr(change, name).items():
                     target[key] = max(target.get(key, 0.0), ns)
@@ -98,7 +98,7 @@ class RankProgram:
     mark: list[int] = field(default_factory=list)  # For each entry, its mark in the partial.
 
 
-class Stretch(NamedTuple):
+class MarkInterval(NamedTuple):
     """Part of a rank's timeline between two marks."""
 
     mark: int
@@ -294,7 +294,7 @@ class Replay:
             for index, partial in enumerate(matched.partials)
         ]
 
-    def over(self, steps: Sequence[int]) -> Replay:
+    def limited_to(self, steps: Sequence[int]) -> Replay:
         """Return a replay of `steps` only, limited to the first ones that fit `_MAX_OPERATIONS`."""
         return Replay(*self._inputs, steps, within=True)
 
@@ -314,8 +314,8 @@ class Replay:
         others = others or list(range(len(before)))
         return max(before[rank] for rank in others) - max(after[rank] for rank in others)
 
-    def stretches(self, rank: int, *, idle: bool) -> list[Stretch]:
-        """Return the stretches of a rank in order, with their idle time or kernel time."""
+    def mark_intervals(self, rank: int, *, idle: bool) -> list[MarkInterval]:
+        """Return the intervals of a rank in order, with their idle time or kernel time."""
         matched = self._inputs[0]
         partial, program = matched.partials[rank], self._programs[rank]
         groups = [
@@ -324,10 +324,9 @@ class Replay:
         ]
         table, marks = partial.communication, partial.marks
         is_open = np.cumsum(np.array([1, -1, 0])[marks["what"]]) > 0
-        result: list[Stretch] = []
+        result: list[MarkInterval] = []
         entries = zip(
-            *(program.code, program.first, program.second, program.third, program.mark),
-            strict=True,
+            *(program.code, program.first, program.second, program.third, program.mark), strict=True
         )
         step = NO_VALUE
         for code, busy_ns, idle_ns, number, mark in entries:
@@ -340,7 +339,7 @@ class Replay:
                     kind = partial.kinds[int(table["kind"][op])]
                     operation = (groups[int(table["group"][op])], kind)
                 ns = idle_ns if idle else busy_ns
-                result.append(Stretch(mark, step, operation, ns, number, bool(is_open[mark])))
+                result.append(MarkInterval(mark, step, operation, ns, number, bool(is_open[mark])))
         return result
 
     @cached_property
@@ -365,7 +364,7 @@ class Replay:
         now = [rank.begin for rank in self._programs]
         works = [change.work.get(index, 1.0) for index in range(len(self._programs))]
         by_step = {rank for rank, _ in change.work_at}
-        by_stretch = {rank for rank, _ in change.stretch_ns}
+        by_stretch = {rank for rank, _ in change.interval_ns}
         todo = list(range(len(self._programs)))[::-1]
 
         def begin(event: int, time: float) -> None:
@@ -403,7 +402,7 @@ class Replay:
                         idle = max(idle - gap * third[place], 0.0)
                     took = first[place] * work + idle
                     if mark is not None:
-                        took = max(took - change.stretch_ns.get((index, mark[place]), 0.0), 0.0)
+                        took = max(took - change.interval_ns.get((index, mark[place]), 0.0), 0.0)
                     time += took
                 elif what == BEGIN:
                     event, after, delay = third[place], int(second[place]), first[place]

@@ -14,7 +14,7 @@ import numpy as np
 
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_signals import RankRoles, RankSignals
-from unified_prof.cluster.replay import Replay, ReplayChange, Stretch
+from unified_prof.cluster.replay import MarkInterval, Replay, ReplayChange
 from unified_prof.cluster.waits import Waits
 from unified_prof.recording.model import Finding
 
@@ -67,7 +67,7 @@ class RuleContext:
         if set(steps) <= set(self.replay.steps) or set(steps) >= set(self.steps):
             return self.replay
         present = set(np.unique(self.matched.rows.step).tolist())
-        return self.replay.over([step for step in steps if step in present])
+        return self.replay.limited_to([step for step in steps if step in present])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
 
 
 def _gain(context: RuleContext, candidate: Candidate) -> tuple[float, int]:
-    """Return the gain of a candidate over all replayed steps, ns, and how many have the fault."""
+    """Return the gain over all replayed steps, ns, and how many of them the candidate changes."""
     if candidate.change == ReplayChange():
         return 0.0, 0
     replay = context.replay_of(candidate.steps)
@@ -201,7 +201,7 @@ class Segment:
     """Part of a rank's timeline between two ends of the same kind of collective."""
 
     excess_ns: float  # How much longer the segment takes than on other ranks.
-    parts: tuple[tuple[int, float], ...]  # (mark, ns) for each of its stretches.
+    parts: tuple[tuple[int, float], ...]  # (mark, ns) for each of its intervals.
 
 
 def excess_segments(
@@ -210,7 +210,7 @@ def excess_segments(
     """Return the segments in which a rank has more kernel or idle time than other ranks.
 
     Segments end at the rank's most frequent kind of collective. Each is compared with the same
-    segment of the ranks that have equally many; without such ranks, each stretch is a segment.
+    segment of the ranks that have equally many; without such ranks, each interval is a segment.
 
     Args:
         context: The run.
@@ -218,20 +218,20 @@ def excess_segments(
         others: Ranks with the same role.
         idle: True to compare idle time, False to compare kernel time.
     """
-    stretches = context.replay.stretches(rank, idle=idle)
+    intervals = context.replay.mark_intervals(rank, idle=idle)
     counts: dict[tuple[str, str], int] = {}
-    for one in stretches:
+    for one in intervals:
         if one.operation is not None:
             counts[one.operation] = counts.get(one.operation, 0) + 1
     anchor = max(counts, key=lambda operation: counts[operation], default=None)
-    segments = _segments(stretches, anchor)
-    found = [_segments(context.replay.stretches(other, idle=idle), anchor) for other in others]
+    segments = _segments(intervals, anchor)
+    found = [_segments(context.replay.mark_intervals(other, idle=idle), anchor) for other in others]
     found = [one for one in found if len(one) == len(segments)]
     if not found:
         return [
-            Segment(stretch.ns, ((stretch.mark, stretch.ns),))
-            for stretch in stretches
-            if stretch.ns > 0
+            Segment(interval.ns, ((interval.mark, interval.ns),))
+            for interval in intervals
+            if interval.ns > 0
         ]
     usual = np.median([[sum(ns for _, ns in part) for part in one] for one in found], axis=0)
     result: list[Segment] = []
@@ -243,14 +243,14 @@ def excess_segments(
 
 
 def _segments(
-    stretches: Sequence[Stretch], anchor: tuple[str, str] | None
+    intervals: Sequence[MarkInterval], anchor: tuple[str, str] | None
 ) -> list[list[tuple[int, float]]]:
-    """Return lists of (mark, ns) of the stretches, split at the ends of an operation."""
+    """Return lists of (mark, ns) of the intervals, split at the ends of an operation."""
     segments: list[list[tuple[int, float]]] = [[]]
-    for stretch in stretches:
-        if stretch.operation == anchor:
+    for interval in intervals:
+        if interval.operation == anchor:
             segments.append([])
-        segments[-1].append((stretch.mark, stretch.ns))
+        segments[-1].append((interval.mark, interval.ns))
     return segments
 
 

@@ -171,8 +171,8 @@ def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
     if metric == "step":
         return np.array([row.longest_ns for row in overview.steps])
     if metric == "exposed-communication":
-        found = [row.parts["exposed_communication_ns"] for row in overview.steps]
-        return np.array([value for value in found if value is not None])
+        result = [row.parts["exposed_communication_ns"] for row in overview.steps]
+        return np.array([value for value in result if value is not None])
     if metric == "slowest-rank":
         return np.array([row.most_compute_ns for row in overview.steps])
     table = overview.run.steps
@@ -301,10 +301,10 @@ def _with_steps(overview: Overview) -> list[RankRow]:
 
 
 def _by(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    found: dict[Key, list[Row]] = {}
+    result: dict[Key, list[Row]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        result.setdefault(key(row), []).append(row)
+    return result
 
 
 def _paired(

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints
+from unified_prof.arrays.grouping import Floats, Ints, Runs
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
@@ -210,13 +210,13 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
         while found := _common_cause(context, measured.links, left):
             causes, members = found
             left = [one for one in left if one not in members]
-            yield _of_cause(context, causes, members)
+            yield _common_cause_candidate(context, causes, members)
         pairs: dict[tuple[tuple[int, ...], int], SlowLink] = {}
         for one in (one for one in left if not one.is_majority):
             key = (one.ranks, one.group)
             pairs[key] = pairs[key].merge(one, matched) if key in pairs else one
         for one in pairs.values():
-            yield _of_link(context, one)
+            yield _link_candidate(context, one)
 
 
 def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[int]) -> set[_Cause]:
@@ -226,10 +226,10 @@ def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[i
         both = ("out", "in") if len(hosts) > 1 else ()
         return {_Cause(host, NO_VALUE, direction) for host in hosts for direction in both}
     source, target = (context.host(rank) for rank in link)
-    found = {_Cause(None, link[0], "out"), _Cause(None, link[1], "in")}
+    result = {_Cause(None, link[0], "out"), _Cause(None, link[1], "in")}
     if source != target:
-        found |= {_Cause(source, NO_VALUE, "out"), _Cause(target, NO_VALUE, "in")}
-    return found
+        result |= {_Cause(source, NO_VALUE, "out"), _Cause(target, NO_VALUE, "in")}
+    return result
 
 
 def _common_cause(
@@ -274,7 +274,7 @@ def _common_cause(
     return causes, links
 
 
-def _of_cause(
+def _common_cause_candidate(
     context: RuleContext, causes: Sequence[_Cause], links: Sequence[SlowLink]
 ) -> Candidate:
     """Return the candidate for slow links with a common cause."""
@@ -325,7 +325,7 @@ def _of_cause(
     )
 
 
-def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
+def _link_candidate(context: RuleContext, slow: SlowLink) -> Candidate:
     """Return the candidate for one pair or group."""
     steps = tuple(step for step in context.steps if step in slow.steps) or context.steps
     ranks = context.global_ranks(slow.ranks)
@@ -391,10 +391,8 @@ def _cells(
     comparable, step = _comparable(matched, usable, number), events.step[usable]
     order = np.lexsort((took, step, link, comparable))
     link, comparable, took, step = link[order], comparable[order], took[order], step[order]
-    new = np.ones(len(order), bool)
-    new[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in (comparable, link, step)])
-    heads = np.flatnonzero(new)
-    n = np.diff(np.r_[heads, len(order)])
+    cells = Runs(comparable, link, step)
+    heads, n = cells.starts, cells.sizes
     median = (took[heads + (n - 1) // 2] + took[heads + n // 2]) / 2
     return _Cells(
         link[heads], comparable[heads], step[heads], median, np.split(usable[order], heads[1:])

@@ -20,7 +20,7 @@ from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.tracks import Track
 
-KERNEL_LANE = "kernels"  # Label of stretches with kernels; always the first label.
+KERNEL_LANE = "kernels"  # Label of intervals with kernels; always the first label.
 _MAX_LANES = 16  # Maximum number of lanes.
 _MAX_BLOCKS = 5_000  # Maximum number of blocks per lane; the shortest are left out.
 
@@ -67,12 +67,12 @@ def select_lanes(
         return None
     chosen = list(ranks) if ranks is not None else ranks_of_interest(overview)
     by_number = {rank.rank: rank for rank in run.ranks}
-    found = [
+    result = [
         (by_number[number], columns)
         for number in chosen
         if number in by_number and (columns := _partial(run, by_number[number])) is not None
     ]
-    return _lanes(run, found, step) if found else None
+    return _lanes(run, result, step) if result else None
 
 
 def ranks_of_interest(overview: Overview, *, most: int = _MAX_LANES) -> list[int]:
@@ -202,22 +202,12 @@ class ShiftedTimeline:
         for track in self._timeline.tracks():
             kept = self._kept(track.start_ns, track.end_ns)
             if kept.any():
-                yield self._track(track, kept)
-
-    def _track(self, track: Track, kept: NDArray[np.bool_]) -> Track:
-        several = len(track.category) > 1
-        return replace(
-            track,
-            start_ns=self._clock.common(track.start_ns[kept]),
-            end_ns=self._clock.common(track.end_ns[kept]),
-            label=track.label[kept],
-            category=[track.category[index] for index in np.flatnonzero(kept).tolist()]
-            if several
-            else track.category,
-            flow_in=track.flow_in[kept],
-            flow_first=track.flow_first[kept],
-            flow_count=track.flow_count[kept],
-        )
+                shown = track.take(kept)
+                yield replace(
+                    shown,
+                    start_ns=self._clock.common(shown.start_ns),
+                    end_ns=self._clock.common(shown.end_ns),
+                )
 
     def memory_series(self) -> tuple[Series, ...]:
         """Return the memory over time within the window."""
@@ -264,7 +254,7 @@ def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindo
 
 def ranks_by_clock(ranks: list[RankRecord]) -> dict[int | None, list[int]]:
     """Group the ranks by the island of their clock; the key is None if it is unknown."""
-    found: dict[int | None, list[int]] = {}
+    result: dict[int | None, list[int]] = {}
     for rank in ranks:
-        found.setdefault(rank.clock_island, []).append(rank.rank)
-    return found
+        result.setdefault(rank.clock_island, []).append(rank.rank)
+    return result

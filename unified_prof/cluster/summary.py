@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, Runs
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster import summary_rows as rows
 from unified_prof.cluster.clocks import align_clocks, member_pairs, sample_events
@@ -49,10 +49,6 @@ def recordings_of_other_runs(
     matched: MatchedCollectives, where: Mapping[int, PartialSource]
 ) -> list[UnreadableRecording]:
     """Return the recordings that are not from the same run as most others, with the reason.
-
-    Args:
-        matched: All recordings, matched as one run.
-        where: Global rank -> source of its recording.
 
     Raises:
         UsageError: No run has more than half of the recordings.
@@ -164,11 +160,11 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     order = np.lexsort((difference, b, a))
     a, b, difference = a[order], b[order], difference[order]
     end = rows.end[first][order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)])
-    n = np.diff(np.r_[heads, len(a)])
+    runs = Runs(a, b)
+    heads, n = runs.starts, runs.sizes
     middle = difference[heads + n // 2]
-    away = np.abs(difference - np.repeat(middle, n))
-    away = away[np.lexsort((away, np.repeat(np.arange(len(heads)), n)))]
+    away = np.abs(difference - runs.spread(middle))
+    away = away[np.lexsort((away, runs.number()))]
     # Three of four must match: the first one may be incomplete.
     spread = away[heads + (n - 1) * 3 // 4]
     span = np.maximum.reduceat(end, heads) - np.minimum.reduceat(end, heads)
@@ -229,7 +225,7 @@ def summarize_run(
         UsageError: The partials are from several runs, and none has more than half of them.
     """
     where = where or {}
-    found, others = _of_one_run(list(partials), where)
+    found, others = _split_runs(list(partials), where)
     unread = (*unread, *others)
     if not found:
         raise _nothing_read(unread)
@@ -300,7 +296,7 @@ def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
     )
 
 
-def _of_one_run(
+def _split_runs(
     found: list[Partial], where: Mapping[int, PartialSource]
 ) -> tuple[list[Partial], list[UnreadableRecording]]:
     """Separate the ranks with the most frequent world size from the others."""

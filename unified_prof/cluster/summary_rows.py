@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints, distinct
+from unified_prof.arrays.grouping import Ints, Runs, distinct
 from unified_prof.cluster.clocks import AlignedClocks
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, PartialSource, UnreadableRecording
@@ -187,12 +187,9 @@ def _collectives(matched: MatchedCollectives, waits: Waits) -> list[Row]:
     keys = [column[chosen] for column in columns]
     order = chosen[np.lexsort((waits.transfer[chosen], *keys[::-1]))]
     keys = [column[order] for column in columns]
-    new = np.ones(len(order), bool)
-    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    heads = np.flatnonzero(new)
+    runs = Runs(*keys)
     result: list[Row] = []
-    counts = np.diff(np.r_[heads, len(order)])
-    for head, count in zip(heads.tolist(), counts.tolist(), strict=True):
+    for head, count in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
         inside = order[head : head + count]
         usable = inside[events.members[inside] > 1]
         transfer, setup = waits.transfer[usable], np.maximum(waits.setup[usable], 0)
@@ -312,8 +309,8 @@ def _transfers(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
     # The rows of a send and its receive are adjacent; the wait is that of the receiver.
     first = events.first[usable]
     receiver = np.where(rows.rank[first] == dst, first, first + 1)
-    heads = np.flatnonzero(np.r_[True, (np.diff(src) != 0) | (np.diff(dst) != 0)])
-    n = np.diff(np.r_[heads, len(src)])
+    pairs = Runs(src, dst)
+    heads, n = pairs.starts, pairs.sizes
     columns = (
         n,
         *(
@@ -335,7 +332,7 @@ def _transfers(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
 
 def _collective_parts(matched: MatchedCollectives) -> list[MeasuredLink]:
     number = {rank: index for index, rank in enumerate(matched.ranks)}
-    found: dict[tuple[int, int], MeasuredLink] = {}
+    result: dict[tuple[int, int], MeasuredLink] = {}
     counts: dict[tuple[int, int], int] = {}
     for partial in matched.partials:
         for src, dst, n, size, total, p50, p99 in zip(
@@ -345,16 +342,16 @@ def _collective_parts(matched: MatchedCollectives) -> list[MeasuredLink]:
                 continue
             ends = number[src], number[dst]
             p50, p99 = p50 / _NS_PER_S, p99 / _NS_PER_S
-            if ends not in found:
+            if ends not in result:
                 across = crosses_hosts(matched, *ends)
-                found[ends] = MeasuredLink(*ends, COLLECTIVE, across, 0, 0, 0, None, p50, p99)
-            link = found[ends]
+                result[ends] = MeasuredLink(*ends, COLLECTIVE, across, 0, 0, 0, None, p50, p99)
+            link = result[ends]
             link.n, link.bytes = link.n + n, link.bytes + size
             link.transfer_ns += total
             link.p99 = min(link.p99, p99)
             if n > counts.get(ends, 0):  # the median of the side with more parts
                 link.p50, counts[ends] = p50, n
-    return [found[ends] for ends in sorted(found)]
+    return [result[ends] for ends in sorted(result)]
 
 
 def link_rows(matched: MatchedCollectives, waits: Waits) -> list[Row]:
@@ -363,15 +360,7 @@ def link_rows(matched: MatchedCollectives, waits: Waits) -> list[Row]:
         (
             *(matched.ranks[link.src], matched.ranks[link.dst], link.kind),
             None if link.across is None else int(link.across),
-            *(
-                link.n,
-                link.bytes,
-                link.transfer_ns,
-                link.wait_ns,
-                link.p50,
-                link.p99,
-                link.like,
-            ),
+            *(link.n, link.bytes, link.transfer_ns, link.wait_ns, link.p50, link.p99, link.like),
         )
         for link in measure_links(matched, waits)
     ]

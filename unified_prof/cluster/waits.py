@@ -73,12 +73,14 @@ def _exposed(matched: MatchedCollectives, wait: Ints) -> Ints:
     partly = partly[np.argsort(rows.rank[partly], kind="stable")]
     edges = np.searchsorted(rows.rank[partly], np.arange(len(matched.ranks) + 1))
     for index, one in enumerate(matched.partials):
-        mine = partly[edges[index] : edges[index + 1]]
-        if len(mine):
+        selected = partly[edges[index] : edges[index + 1]]
+        if len(selected):
             covered = Covered(one)
-            begin = rows.start[mine]
-            hidden = covered.until(begin + wait[mine]) - covered.until(begin)
-            exposed[mine] = wait[mine] - np.clip(np.rint(hidden).astype(np.int64), 0, wait[mine])
+            begin = rows.start[selected]
+            hidden = covered.until(begin + wait[selected]) - covered.until(begin)
+            exposed[selected] = wait[selected] - np.clip(
+                np.rint(hidden).astype(np.int64), 0, wait[selected]
+            )
     return exposed
 
 

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, Runs
 
 Pair = tuple[int, int]  # Position in the baseline, position in the candidate.
 Pairs = tuple[Ints, Ints]  # The same as two arrays of equal length.
@@ -52,11 +52,11 @@ def number(base: Sequence[Hashable], new: Sequence[Hashable]) -> tuple[Ints, Int
     """Return the keys of both sides as numbers from 0, equal for equal keys; None is NO_KEY."""
     numbers: dict[Hashable, int] = {None: NO_KEY}
     setdefault, known = numbers.setdefault, numbers.__len__
-    found = [
+    result = [
         np.fromiter((setdefault(key, known() - 1) for key in side), np.int64, len(side))
         for side in (base, new)
     ]
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 _NO_PAIRS: Pairs = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -76,15 +76,15 @@ def _in_order(first: Ints, second: Ints) -> Pairs:
 def _in_gaps(base: Ints, new: Ints, anchors: Pairs) -> list[Pairs]:
     """Return pairs within the gaps between consecutive anchors."""
     few: list[Pair] = []
-    found: list[Pairs] = []
+    result: list[Pairs] = []
     for low_a, high_a, low_b, high_b in _gaps(anchors, len(base), len(new)):
         if high_a - low_a + high_b - low_b <= _MAX_LIST_LENGTH:
             left, right = base[low_a:high_a].tolist(), new[low_b:high_b].tolist()
             few += [(low_a + i, low_b + j) for i, j in _common_in_lists(left, right)]
         else:
             first, second = common_subsequence(base[low_a:high_a], new[low_b:high_b])
-            found.append((low_a + first, low_b + second))
-    return [*found, _columns(few)]
+            result.append((low_a + first, low_b + second))
+    return [*result, _columns(few)]
 
 
 def _columns(pairs: Sequence[Pair]) -> Pairs:
@@ -114,7 +114,7 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
     It is the longest one if the differing parts are small. NO_KEY is never paired. The time is
     about linear for similar sequences.
     """
-    found: list[Pairs] = []
+    result: list[Pairs] = []
     few: list[Pair] = []
     work = [(0, len(base), 0, len(new))]
     while work:
@@ -128,7 +128,7 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
         after = _equal_prefix(part_a[before:][::-1], part_b[before:][::-1])
         if before or after:
             ends = np.append(np.arange(before), np.arange(-after, 0))
-            found.append((low_a + ends % len(part_a), low_b + ends % len(part_b)))
+            result.append((low_a + ends % len(part_a), low_b + ends % len(part_b)))
             middle = (low_a + before, high_a - after, low_b + before, high_b - after)
             if middle[0] < middle[1] and middle[2] < middle[3]:
                 work.append(middle)
@@ -139,7 +139,7 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
         anchors = _ascending(*_in_order(at_a[in_a], at_b[in_b]))
         if len(anchors[0]):
             # Elements that occur once on each side split the problem into independent parts.
-            found.append((low_a + anchors[0], low_b + anchors[1]))
+            result.append((low_a + anchors[0], low_b + anchors[1]))
             work += [
                 (low_a + gap[0], low_a + gap[1], low_b + gap[2], low_b + gap[3])
                 for gap in _gaps(anchors, len(part_a), len(part_b))
@@ -149,8 +149,8 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
             few += [(low_a + i, low_b + j) for i, j in exact]
         else:
             by_occurrence = _ascending(*_occurrence_pairs(part_a, part_b))
-            found.append((low_a + by_occurrence[0], low_b + by_occurrence[1]))
-    return _sorted([*found, _columns(few)])
+            result.append((low_a + by_occurrence[0], low_b + by_occurrence[1]))
+    return _sorted([*result, _columns(few)])
 
 
 def _equal_prefix(a: Ints, b: Ints) -> int:
@@ -180,12 +180,8 @@ def _occurrence_pairs(a: Ints, b: Ints) -> Pairs:
 def _occurrence(keys: Ints) -> Ints:
     """Return the number of equal elements before each element."""
     order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    begins = np.ones(len(keys), bool)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    at = np.arange(len(keys))
     result = np.empty(len(keys), np.int64)
-    result[order] = at - np.maximum.accumulate(np.where(begins, at, 0))
+    result[order] = Runs(keys[order]).rank()
     return result
 
 
@@ -223,12 +219,12 @@ def _moved(base: Sequence[Ints], new: Sequence[Ints], anchors: Pairs, levels: in
     """Return pairs of unpaired elements by their keys, in order of occurrence, at any position."""
     free_a = np.delete(np.arange(len(base[0])), anchors[0])
     free_b = np.delete(np.arange(len(new[0])), anchors[1])
-    found = []
+    result = []
     for left, right in zip(base[:levels], new[:levels], strict=True):
         in_a, in_b = _occurrence_pairs(left[free_a], right[free_b])
-        found.append((free_a[in_a], free_b[in_b]))
+        result.append((free_a[in_a], free_b[in_b]))
         free_a, free_b = np.delete(free_a, in_a), np.delete(free_b, in_b)
-    return found
+    return result
 
 
 def _common_in_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
@@ -272,11 +268,11 @@ def _same(a: int, b: int) -> bool:
 
 
 def _positions(part: Sequence[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
+    result: dict[int, list[int]] = defaultdict(list)
     for position, element in enumerate(part):
         if element != NO_KEY:
-            found[element].append(position)
-    return found
+            result[element].append(position)
+    return result
 
 
 def _longest(a: Sequence[int], b: Sequence[int]) -> list[Pair]:

@@ -277,13 +277,13 @@ def pool(runs: Sequence[Run]) -> Run:
 
 def _lengths(runs: Sequence[Run]) -> dict[str, tuple[int, ...]]:
     """Return the number of samples of each run, per metric."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for run in runs:
         for metric, values in run.totals.items():
-            found.setdefault(metric, []).extend(run.lengths.get(metric, (len(values),)))
+            result.setdefault(metric, []).extend(run.lengths.get(metric, (len(values),)))
         columns = run.operations.forward_ns.shape[1]
-        found.setdefault(OPERATIONS, []).extend(run.lengths.get(OPERATIONS, (columns,)))
-    return {metric: tuple(lengths) for metric, lengths in found.items()}
+        result.setdefault(OPERATIONS, []).extend(run.lengths.get(OPERATIONS, (columns,)))
+    return {metric: tuple(lengths) for metric, lengths in result.items()}
 
 
 def _pooled_operations(sides: Sequence[Operations]) -> Operations:

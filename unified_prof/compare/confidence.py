@@ -176,11 +176,7 @@ class Spread:
 
 
 def spread(
-    centre: float,
-    base: Sequence[float],
-    new: Sequence[float],
-    within: float,
-    model: NoiseModel,
+    centre: float, base: Sequence[float], new: Sequence[float], within: float, model: NoiseModel
 ) -> Spread:
     """Return the uncertainty of the ratio of two sides.
 
@@ -313,10 +309,7 @@ def _squares(side: Floats) -> Floats:
     known = ~np.isnan(side)
     count = known.sum(axis=1)
     mean = np.divide(
-        np.where(known, side, 0.0).sum(axis=1),
-        count,
-        out=np.zeros(len(side)),
-        where=count > 0,
+        np.where(known, side, 0.0).sum(axis=1), count, out=np.zeros(len(side)), where=count > 0
     )
     away: Floats = np.where(known, side - mean[:, None], 0.0)
     result: Floats = np.square(away).sum(axis=1)

@@ -37,19 +37,19 @@ _FACTS_OF_DEVICES: Final = re.compile(
 def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
     """Return sentences about why the two sides may not be comparable."""
     base, new = tables.base, tables.new
-    found = [
+    result = [
         sentence
         for sentence in differences(base.facts, new.facts)
         if same or not _FACTS_OF_DEVICES.match(sentence)
     ]
     if (base.steps is None) != (new.steps is None):
         stepped, whole = (base, new) if new.steps is None else (new, base)
-        found.append(
+        result.append(
             f"the times of {stepped.label} are per step, those of {whole.label} for the "
             f"whole recording, which has no steps{_call_ratio(tables, stepped, whole)}"
         )
     elif base.steps is None:
-        found.append(
+        result.append(
             "the recordings have no steps (`profiler.step()`) and are compared as a whole, "
             f"regardless of their number of iterations{_call_ratio(tables, base, new)}"
         )
@@ -60,10 +60,10 @@ def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
             if not (side.leaves.columns["called"] != UNKNOWN).any()
         ]
         who = f"{lacking[0]} has no" if len(lacking) == 1 else "neither side has"
-        found.append(
+        result.append(
             f"{who} framework operations: tasks are compared by class, kind of kernel and shape"
         )
-    return [*found, *base.remarks, *new.remarks]
+    return [*result, *base.remarks, *new.remarks]
 
 
 def _call_ratio(tables: Tables, one: Side, other: Side) -> str:
@@ -214,14 +214,14 @@ def _left_out(base: Side, new: Side) -> list[str]:
 
 def _totals(base: Side, new: Side, model: NoiseModel) -> dict[str, Comparison]:
     """Return the comparison of step times and of peak memory."""
-    found = {}
+    result = {}
     for metric, before, after in (
         (TOTAL, base.step_ns, new.step_ns),
         (PEAK, Sample.from_values(base.peak_bytes), Sample.from_values(new.peak_bytes)),
     ):
         if len(before) and len(after):
-            found[metric] = compare(before, after, model)
-    return found
+            result[metric] = compare(before, after, model)
+    return result
 
 
 Report: TypeAlias = str | os.PathLike[str]
@@ -256,15 +256,15 @@ def diff(
     """
     sides = _paths(base), _paths(new)
     given = captures if isinstance(captures, tuple) else (captures, captures)
-    found = of_devices(*sides, captures=given)
-    if found is not None:
-        return found
+    result = diff_recordings(*sides, captures=given)
+    if result is not None:
+        return result
     if any(one is not None for one in given):
         raise without_replays()
     return by_sample.diff(*(runs.load(side) for side in sides), by=by)
 
 
-def of_devices(
+def diff_recordings(
     base: Sequence[Report],
     new: Sequence[Report],
     labels: tuple[str, str] | None = None,
@@ -288,8 +288,8 @@ def of_devices(
     with _opened(base, captures[0]) as before, _opened(new, captures[1]) as after:
         if not before or not after:
             return None
-        found = diff_devices(before, after, labels=labels, noise=noise)
-        return found if len(found.base.leaves) and len(found.new.leaves) else None
+        result = diff_devices(before, after, labels=labels, noise=noise)
+        return result if len(result.base.leaves) and len(result.new.leaves) else None
 
 
 @contextmanager

@@ -84,11 +84,11 @@ def canonical(name: str) -> str:
         if bare.startswith(backend):
             bare = bare.removeprefix(backend)
             break
-    found = _SAME.get(bare)
-    if found is None:
+    result = _SAME.get(bare)
+    if result is None:
         short = bare.lstrip("_")
-        found = _SAME.get(short, short)
-    return found or name
+        result = _SAME.get(short, short)
+    return result or name
 
 
 def _snake(name: str) -> str:
@@ -110,8 +110,8 @@ def shape_of_inputs(text: str) -> str | None:
 
     Inputs without dimensions are scalars or omitted arguments.
     """
-    found = [dims.replace(",", "x") for dims in _DIMENSIONS.findall(text)]
-    return ", ".join(found) or None
+    result = [dims.replace(",", "x") for dims in _DIMENSIONS.findall(text)]
+    return ", ".join(result) or None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -296,13 +296,13 @@ class _Reader:
         Each entry is (framework, ranges, number of ranges before them).
         """
         framework, captured = self._recording.framework, self._recording.work.captured
-        found: list[tuple[Framework, Ints, int]] = []
+        result: list[tuple[Framework, Ints, int]] = []
         if framework is not None and self._launches is not None:
-            found.append((framework, _distinct_calls(framework, self._launches.call), 0))
+            result.append((framework, _distinct_calls(framework, self._launches.call), 0))
         if captured is not None:
             calls = _distinct_calls(captured.framework, captured.call)
-            found.append((captured.framework, calls, self._ranges))
-        return found
+            result.append((captured.framework, calls, self._ranges))
+        return result
 
     def _range_columns(self, framework: Framework, calls: Ints) -> list[Ints]:
         """Return the columns that identify ranges, as numbers in the labels."""
@@ -369,7 +369,7 @@ class _ShapesOfKernels:
     def __init__(self, recording: Recording, labels: Labels) -> None:
         packing = Packing()
         column = {"shape": "coalesce(inputShapes, -1)"}
-        for piece in recording.source.pieces("COMPUTE_TASK_INFO", column):
+        for piece in recording.source.batches("COMPUTE_TASK_INFO", column):
             packing.add(np.maximum(piece["shape"], UNKNOWN))
         self._column = packing.done()
         self._ids = self._column.distinct()

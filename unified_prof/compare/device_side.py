@@ -198,8 +198,7 @@ def _times(recording: Recording) -> tuple[list[DeviceTime], dict[str, int]]:
     """Return the times of each device within steps (or its window), and the idle time by reason."""
     windows = [
         work.time(
-            name,
-            recording.step_windows[name].all if name in recording.step_windows else None,
+            name, recording.step_windows[name].all if name in recording.step_windows else None
         )
         for name, work in recording.devices.items()
     ]
@@ -241,12 +240,12 @@ def _common_device(devices: Sequence[Device | None]) -> Device | None:
 
 def _versions(facts: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return the recorded versions of torch, toolkit and driver; several values are joined."""
-    found: dict[str, dict[str, None]] = {}
+    result: dict[str, dict[str, None]] = {}
     for fact in facts:
         recorded = {title: fact[name] for name, title in _VERSIONS.items() if name in fact}
         for name, value in (_trace_versions(fact.get("trace_metadata")) | recorded).items():
-            found.setdefault(name, {})[value] = None
-    return tuple((name, ", ".join(values)) for name, values in found.items())
+            result.setdefault(name, {})[value] = None
+    return tuple((name, ", ".join(values)) for name, values in result.items())
 
 
 def _trace_versions(text: str | None) -> dict[str, str]:
@@ -257,13 +256,13 @@ def _trace_versions(text: str | None) -> dict[str, str]:
         return {}
     if not isinstance(metadata, dict):
         return {}
-    found = {}
+    result = {}
     for name, title in _GPU_VERSIONS.items():
         number = metadata.get(name)
         if isinstance(number, int) and number > 0:
-            found[title] = (
+            result[title] = (
                 f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
                 if "hip" in name
                 else f"{number // 1000}.{number % 1000 // 10}"
             )
-    return found
+    return result

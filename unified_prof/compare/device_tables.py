@@ -145,9 +145,9 @@ class _Operations:
     def places(self, wanted: Sequence[Key], column: str) -> dict[Key, dict[int, float]]:
         """Return the calls per step of each operation, by module or shape."""
         keep = set(wanted)
-        found: dict[Key, dict[int, float]] = {key: {} for key in wanted}
+        result: dict[Key, dict[int, float]] = {key: {} for key in wanted}
         if not keep:
-            return found
+            return result
         chosen = np.array([key in keep for key in self.keys], bool)
         where = self._leaves.columns[column]
         rows = np.flatnonzero(chosen[self.of_row] & (where != UNKNOWN))
@@ -157,9 +157,9 @@ class _Operations:
             self._leaves.calls[rows].tolist(),
             strict=True,
         ):
-            of_key = found[self.keys[key]]
+            of_key = result[self.keys[key]]
             of_key[place] = of_key.get(place, 0.0) + calls / self._shares
-        return found
+        return result
 
 
 def _by_places(
@@ -189,13 +189,13 @@ def _by_places(
         if common > 0
     )
     taken: tuple[set[int], set[int]] = (set(), set())
-    found: list[tuple[Key | None, Key | None]] = []
+    result: list[tuple[Key | None, Key | None]] = []
     for share, _, one, other in ranked:
         if -share >= _MIN_COMMON_SHARE and one not in taken[0] and other not in taken[1]:
             taken[0].add(one)
             taken[1].add(other)
-            found.append((left[0][one], left[1][other]))
-    return found
+            result.append((left[0][one], left[1][other]))
+    return result
 
 
 _MATRIX: Final = (MATMUL, CONVOLUTION, ATTENTION)
@@ -223,12 +223,12 @@ class Allowed:
 
 def allowed(base: Side, new: Side, texts: Labels) -> Mapping[str, Allowed]:
     """Return the limiting peaks by class, for classes whose peaks are known on both sides."""
-    found = {}
+    result = {}
     for name in CLASSES:
         before, after = (_limit(side, name, texts) for side in (base, new))
         if before is not None and after is not None:
-            found[name] = Allowed(before, after)
-    return found
+            result[name] = Allowed(before, after)
+    return result
 
 
 def _limit(side: Side, name: str, texts: Labels) -> Peak | None:
@@ -236,9 +236,9 @@ def _limit(side: Side, name: str, texts: Labels) -> Peak | None:
     if device is None or name in _NOTHING_LIMITS:
         return None
     if name == COLLECTIVES:
-        return device.of_link()
+        return device.link_peak()
     if name not in _MATRIX:
-        return device.of_memory()
+        return device.memory_peak()
     dtype = _dtype(side, texts.number(name), texts)
     return None if dtype is None else device.matrix(dtype)
 
@@ -331,7 +331,7 @@ class Tables:
         lines = self._places(number, "line", str)
         called = self._called(number)
         keys, amounts = self._rows(number)
-        found = []
+        result = []
         for key, amount in zip(keys[0].tolist(), amounts, strict=True):
             before, after = self.pairing.keys[key]
             either = after or before
@@ -340,7 +340,7 @@ class Tables:
             if before is not None and after is not None and before != after:
                 name = f"{self._text(before[1])} -> {name}"
             below = shapes.get(key, ())
-            found.append(
+            result.append(
                 Line(
                     name,
                     *amount,
@@ -353,38 +353,38 @@ class Tables:
                     number=key,
                 )
             )
-        return self._sorted(found)
+        return self._sorted(result)
 
     def _under(
         self, number: tuple[Ints, Ints], column: str, unknown_name: str
     ) -> dict[int, tuple[Line, ...]]:
         keys, amounts = self._rows(number, self._column(column))
-        found: dict[int, list[Line]] = {}
+        result: dict[int, list[Line]] = {}
         for (owner, key), amount in zip(keys.T.tolist(), amounts, strict=True):
             name = unknown_name if key == UNKNOWN else self._text(key)
-            found.setdefault(owner, []).append(Line(name, *amount))
-        return {owner: self._sorted(lines) for owner, lines in found.items()}
+            result.setdefault(owner, []).append(Line(name, *amount))
+        return {owner: self._sorted(lines) for owner, lines in result.items()}
 
     def _places(
         self, number: tuple[Ints, Ints], column: str, shorten: Callable[[str], str]
     ) -> dict[int, tuple[str, ...]]:
         """Return the places where each operation spends its time, in descending order of time."""
         keys, amounts = self._rows(number, self._column(column))
-        found: dict[int, dict[str, float]] = {}
+        result: dict[int, dict[str, float]] = {}
         for (owner, key), (before, after) in zip(keys.T.tolist(), amounts, strict=True):
             if key != UNKNOWN:
                 time = self.base.per_share(before.total_ns if before else 0)
                 time += self.new.per_share(after.total_ns if after else 0)
-                times, place = found.setdefault(owner, {}), shorten(self._text(key))
+                times, place = result.setdefault(owner, {}), shorten(self._text(key))
                 times[place] = times.get(place, 0.0) + time
         return {
             owner: tuple(sorted(times, key=lambda place: (-times[place], place)))
-            for owner, times in found.items()
+            for owner, times in result.items()
         }
 
     def _called(self, number: tuple[Ints, Ints]) -> list[dict[int, str]]:
         """Return the names of operations in the framework of each side."""
-        found: list[dict[int, str]] = []
+        result: list[dict[int, str]] = []
         for numbers, side in zip(number, (self.base, self.new), strict=True):
             called: dict[int, dict[str, None]] = {}
             texts = side.leaves.columns["called"]
@@ -392,8 +392,8 @@ class Tables:
             for key, text in zip(numbers[first].tolist(), texts[first].tolist(), strict=True):
                 if text != UNKNOWN:
                     called.setdefault(key, {})[self._text(text)] = None
-            found.append({key: ", ".join(texts) for key, texts in called.items()})
-        return found
+            result.append({key: ", ".join(texts) for key, texts in called.items()})
+        return result
 
     def _sorted(self, lines: Sequence[Line]) -> tuple[Line, ...]:
         """Return rows sorted by slowdown, largest first."""

@@ -71,22 +71,22 @@ _DEVICE_CONTEXT = (
 
 def comparability_warnings(base: Run, new: Run) -> list[str]:
     """Return sentences about why the runs may not be comparable; empty if they are."""
-    found = differences(base.facts, new.facts)
+    result = differences(base.facts, new.facts)
     if base.clock != new.clock:
-        found.append(f"the runs were timed by different clocks: {base.clock} and {new.clock}")
+        result.append(f"the runs were timed by different clocks: {base.clock} and {new.clock}")
     if (problem := step_mismatch(base, new)) is not None:
-        found.append(problem)
+        result.append(problem)
     elif "msprof" in base.families & new.families and base.steps is None:
-        found.append(
+        result.append(
             "the recordings have no steps (`profiler.step()`) and are compared as a whole, "
             "regardless of their number of iterations"
         )
-    found += [
+    result += [
         f"the run of {run.label} ended early"
         for run in (base, new)
         if run.facts.get("complete") == "false"
     ]
-    return found
+    return result
 
 
 def differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -205,12 +205,6 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
     operation counts for each region that encloses it in the candidate. Data of only one side, such
     as memory, is left out.
 
-    Args:
-        base: The baseline.
-        new: The candidate.
-        by: Grouping of the changes.
-        noise: Run-to-run variation learned on this machine.
-
     Raises:
         UsageError: The runs have no report family in common, only one has device work, or `by` is
             `annotation` and no region was recorded.
@@ -271,11 +265,11 @@ def _identical(base: Run, new: Run) -> bool:
 
     Two measurements are practically never equal, so the same measurement was given twice.
     """
-    mine, theirs = base.operations, new.operations
+    before, after = base.operations, new.operations
     return (
-        mine.places == theirs.places
-        and np.array_equal(mine.forward_ns, theirs.forward_ns, equal_nan=True)
-        and np.array_equal(mine.backward_ns, theirs.backward_ns, equal_nan=True)
+        before.places == after.places
+        and np.array_equal(before.forward_ns, after.forward_ns, equal_nan=True)
+        and np.array_equal(before.backward_ns, after.backward_ns, equal_nan=True)
         and base.sizes == new.sizes
         and base.kernels == new.kernels
         and base.totals.keys() == new.totals.keys()

@@ -49,7 +49,13 @@ from unified_prof.compare.diff import (
     has_different_clocks,
     step_mismatch,
 )
-from unified_prof.compare.statistics import Comparison, Shift, compare, compare_together, shifts
+from unified_prof.compare.statistics import (
+    Comparison,
+    Shift,
+    compare,
+    compare_geometric_means,
+    shifts,
+)
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Outcome = Literal["pass", "regression", "inconclusive"]
@@ -528,7 +534,7 @@ class Verdicts:
         return EXIT_CODES[self.outcome]
 
 
-def gate_each(
+def gate_workloads(
     pairs: Pairs,
     metrics: Sequence[str],
     limits: Limits,
@@ -552,14 +558,16 @@ def gate_each(
     return Verdicts(each, together, limits)
 
 
-def compare_each(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None:
+def compare_workloads(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None:
     """Return the change of the geometric mean, None if a workload lacks the metric."""
     sides = [
         tuple(samples(run, metric) for run in program_times(*pair)[:2]) for pair in pairs.values()
     ]
     if any(not len(one) for side in sides for one in side):
         return None
-    return compare_together([(base, new) for base, new in sides], _noise_model(pairs, noises))[0]
+    return compare_geometric_means(
+        [(base, new) for base, new in sides], _noise_model(pairs, noises)
+    )[0]
 
 
 def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises, paired: bool) -> Check:
@@ -571,7 +579,7 @@ def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises, paire
             return Check(metric, "inconclusive", f"not measured in {name}", unit, None)
         sides.append((before, after))
     model = replace(_noise_model(pairs, noises), paired=paired)
-    found, changes = compare_together(sides, model)
+    found, changes = compare_geometric_means(sides, model)
     return check_comparison(metric, found, changes, unit, limits)
 
 

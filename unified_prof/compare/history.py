@@ -58,12 +58,6 @@ def history(
 ) -> History:
     """Return the estimate of each version, and the versions that changed significantly.
 
-    Args:
-        versions: Versions, oldest first.
-        metric: Metric to compare.
-        limits: Limits of a change for the worse or better.
-        noise: Run-to-run variation learned on the machine.
-
     Raises:
         UsageError: The metric does not exist.
     """
@@ -86,15 +80,15 @@ def history(
 
 def _without_waiting(run: Run) -> Run | None:
     """Return a run without processor wait time, None if the wait time is unknown."""
-    found, _, waiting = exclude_waiting(run, run)
-    return found if waiting is not None and waiting.left_out else None
+    result, _, waiting = exclude_waiting(run, run)
+    return result if waiting is not None and waiting.left_out else None
 
 
 def _point(sample: Sample, noise: Noise | None, change: Change | None) -> Point:
     if not len(sample):
         return Point(None, None, None, 0)
-    found = estimate(sample, noise)
-    return Point(found.value, found.low, found.high, len(sample.lengths), change)
+    result = estimate(sample, noise)
+    return Point(result.value, result.low, result.high, len(sample.lengths), change)
 
 
 def _change(

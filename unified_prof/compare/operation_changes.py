@@ -47,11 +47,7 @@ def pair_groups(base: Operations, new: Operations, pairs: Pairs) -> Groups:
     moved: list[bool] = (second < before).tolist()
     return Groups(
         places=[new.places[j] for j in (*second.tolist(), *only_new.tolist())] + removed,
-        base_places=[
-            *(base.places[i] for i in first.tolist()),
-            *[None] * len(only_new),
-            *removed,
-        ],
+        base_places=[*(base.places[i] for i in first.tolist()), *[None] * len(only_new), *removed],
         moved=[*moved, *[False] * (count - paired)],
         base=(
             np.concatenate((first, only_base)),
@@ -399,12 +395,12 @@ class Regions:
 
 def _regions_around(single: Groups, base: Operations, new: Operations) -> list[tuple[str, ...]]:
     """Return the regions that enclose each group, from the candidate if it has any."""
-    found: list[tuple[str, ...]] = [()] * len(single.places)
+    result: list[tuple[str, ...]] = [()] * len(single.places)
     for operations, (rows, groups) in ((base, single.base), (new, single.new)):
         if operations.regions:
             for row, index in zip(rows.tolist(), groups.tolist(), strict=True):
-                found[index] = operations.regions[row]
-    return found
+                result[index] = operations.regions[row]
+    return result
 
 
 SizeStatus = Literal["new", "gone", "bigger", "smaller"]
@@ -466,13 +462,13 @@ class KernelChange:
 
 def kernel_changes(base: Kernels, new: Kernels) -> list[KernelChange]:
     """Return the kernels of both sides by operation, largest change first."""
-    found: list[list[KernelChange]] = []
+    result: list[list[KernelChange]] = []
     for operation in base.keys() | new.keys():
         before, after = base.get(operation, {}), new.get(operation, {})
         changes = [
             KernelChange(operation, name, before.get(name), after.get(name))
             for name in before.keys() | after.keys()
         ]
-        found.append(sorted(changes, key=lambda change: (-abs(change.delta_ns), change.name)))
-    found.sort(key=lambda ones: (-abs(sum(one.delta_ns for one in ones)), ones[0].operation))
-    return [change for changes in found for change in changes]
+        result.append(sorted(changes, key=lambda change: (-abs(change.delta_ns), change.name)))
+    result.sort(key=lambda ones: (-abs(sum(one.delta_ns for one in ones)), ones[0].operation))
+    return [change for changes in result for change in changes]

@@ -32,8 +32,8 @@ from unified_prof.recording.calls import (
     OPERATION,
     UNKNOWN,
     WEIGHT,
+    AnyCalls,
     Calls,
-    SomeCalls,
     region_names,
 )
 from unified_prof.recording.framework import NOT_ATTRIBUTED
@@ -81,7 +81,7 @@ def _load(path: Path) -> Run:
 
 
 def _run(label: str, analysis: Analysis) -> Run:
-    calls: SomeCalls = analysis.summed_calls(above=_MAX_CALLS) or analysis.held_calls
+    calls: AnyCalls = analysis.summed_calls(above=_MAX_CALLS) or analysis.packed_calls
     summary = analysis.summary
     stepped = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
@@ -124,7 +124,7 @@ def _counts(
     return found
 
 
-def _left_out(calls: SomeCalls, stepped: Operations) -> float:
+def _left_out(calls: AnyCalls, stepped: Operations) -> float:
     """Return the time of calls outside all steps."""
     return float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns))
 
@@ -140,7 +140,7 @@ def _kernels(analysis: Analysis, steps: int) -> tuple[dict[str, dict[str, float]
     return found, launched / steps
 
 
-def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:
+def _operations(analysis: Analysis, calls: AnyCalls) -> Operations:
     if not calls.has("total_ns"):
         return Operations.none()
     count, samples = calls.count_measured("total_ns"), analysis.samples()
@@ -193,7 +193,7 @@ def _common_regions(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[st
     return tuple(one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
+def _per_step(analysis: Analysis, calls: AnyCalls) -> Operations | None:
     """Return the operations with one sample per step, or None if there are no steps.
 
     The n-th calls with the same module, line and name in each step are one operation. Calls outside
@@ -219,7 +219,7 @@ def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], AnyInts]:
     return rows, step[rows]
 
 
-def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
+def _summed(calls: AnyCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
     """Return the summed times of calls with the same kind, name, module and line, per step.
 
     Args:
@@ -362,7 +362,7 @@ def _regions(calls: Calls, rows: AnyInts) -> tuple[tuple[str, ...], ...]:
     return tuple(names[number] for number in calls.region[rows].tolist())
 
 
-def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
+def _sizes(calls: AnyCalls) -> tuple[Sized, ...]:
     found: list[Sized] = []
     for kind, name, called in (
         (WEIGHT, "weight_bytes", "weight"),

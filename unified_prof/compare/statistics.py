@@ -113,19 +113,19 @@ def _shift_of_logarithms(
 ) -> Shift:
     """Return the change of a statistic, given the logarithm of each run's value."""
     before, after = (sum(side) / len(side) for side in sides)
-    found = spread(after - before, sides[0], sides[1], within, model)
+    result = spread(after - before, sides[0], sides[1], within, model)
     return Shift(
         statistic,
         math.exp(before),
         math.exp(after),
         math.exp(after - before),
-        math.exp(after - before - found.half_width),
-        math.exp(after - before + found.half_width),
-        found.p_value,
+        math.exp(after - before - result.half_width),
+        math.exp(after - before + result.half_width),
+        result.p_value,
     )
 
 
-def shifts_together(
+def geometric_mean_shifts(
     pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel = UNLEARNED
 ) -> tuple[Shift, Shift] | None:
     """Return the change of the geometric mean of several workloads, as `shifts` does for one.
@@ -321,10 +321,10 @@ def _compared(
     )
 
 
-def compare_together(
+def compare_geometric_means(
     pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel = UNLEARNED
 ) -> tuple[Comparison, tuple[Shift, Shift] | None]:
-    """Compare the geometric means of several workloads; see `shifts_together`.
+    """Compare the geometric means of several workloads; see `geometric_mean_shifts`.
 
     Returns:
         The comparison of the geometric means of their medians, and the shifts it is based on: None
@@ -345,8 +345,8 @@ def compare_together(
     runs = [min(len(sample.lengths) for sample in side) for side in sides]
     counts = (values[0], values[1], runs[0], runs[1])
     enough = min(counts[:2]) >= MIN_SAMPLES
-    found = shifts_together(pairs, model) if enough and base > 0 and new > 0 else None
-    if found is None:
+    result = geometric_mean_shifts(pairs, model) if enough and base > 0 and new > 0 else None
+    if result is None:
         ratio = new / base if base > 0 else None
         return Comparison(base, new, ratio, None, None, None, *counts), None
-    return _compared(base, new, counts, *found, model), found
+    return _compared(base, new, counts, *result, model), result

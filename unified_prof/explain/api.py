@@ -298,14 +298,7 @@ def fit(measured: Sequence[Measured], memory_bytes: int | None = None) -> Fit | 
     def largest(spare: float) -> int | None:
         if memory_bytes is None or slope <= 0:
             return None
-        found = int((memory_bytes - fixed - spare) // slope)
-        return found if found >= 1 else None
+        result = int((memory_bytes - fixed - spare) // slope)
+        return result if result >= 1 else None
 
-    return Fit(
-        fixed,
-        slope,
-        error_bytes,
-        memory_bytes,
-        largest(error_bytes or 0.0),
-        largest(0.0),
-    )
+    return Fit(fixed, slope, error_bytes, memory_bytes, largest(error_bytes or 0.0), largest(0.0))

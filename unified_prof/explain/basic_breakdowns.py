@@ -17,11 +17,10 @@ from itertools import groupby
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints, by_key
+from unified_prof.arrays.grouping import Ints, Runs, by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.base.text import NS_PER_US
 from unified_prof.recording import annotations as annotated
-from unified_prof.recording import annotations as regions
 from unified_prof.recording import breakdowns
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
@@ -31,12 +30,12 @@ from unified_prof.recording.device import step_rows, stream_rows, with_vendor
 from unified_prof.recording.framework import NONE
 from unified_prof.recording.model import THEN, Breakdown, Row, Series
 from unified_prof.recording.recording import BreakdownSpec, Recording
-from unified_prof.recording.task_order import Launched
+from unified_prof.recording.task_order import LaunchedTasks
 from unified_prof.recording.timeline import stacked, thin_line
 
 
 def _has_calls(recording: Recording) -> bool:
-    return _is_of_device(recording) or len(recording.held_calls) > 0
+    return _is_of_device(recording) or len(recording.packed_calls) > 0
 
 
 def _has_places(recording: Recording) -> bool:
@@ -44,19 +43,19 @@ def _has_places(recording: Recording) -> bool:
 
 
 def _has_stacks(recording: Recording, by: By) -> bool:
-    return recording.held_calls.has(by) if _has_places(recording) else recording.has_memory_blocks
+    return recording.packed_calls.has(by) if _has_places(recording) else recording.has_memory_blocks
 
 
 def _by_stack(recording: Recording, by: By) -> Breakdown:
     if _has_places(recording):
-        return breakdowns.by_label(recording.held_calls, by)
+        return breakdowns.by_label(recording.packed_calls, by)
     return breakdowns.memory_at_peak(recording.source, recording.strings, by)
 
 
 def _operations(recording: Recording) -> Breakdown:
     if _is_of_device(recording) and not recording.has_operations:
         return breakdowns.finish("operation", recording.work.operation_rows())
-    return breakdowns.by_label(recording.held_calls, "operation")
+    return breakdowns.by_label(recording.packed_calls, "operation")
 
 
 def _is_of_device(recording: Recording) -> bool:
@@ -78,14 +77,10 @@ def _groups(recording: Recording) -> Breakdown:
 
 def _annotations(recording: Recording) -> Breakdown:
     if not _is_of_device(recording):
-        return regions.breakdown_regions(recording.regions, recording.strings)
+        return annotated.breakdown_regions(recording.regions, recording.strings)
     devices = {only: recording.devices[name] for name, only in recording.device_numbers.items()}
     return annotated.breakdown(
-        recording.annotations,
-        devices,
-        recording.tasks,
-        recording.launched_ns,
-        recording.strings,
+        recording.annotations, devices, recording.tasks, recording.launched_ns, recording.strings
     )
 
 
@@ -108,13 +103,13 @@ LATE_NS = 100 * NS_PER_US
 NOT_RECORDED = "(launch not recorded)"
 
 
-def offered(recording: Recording) -> bool:
+def is_available(recording: Recording) -> bool:
     """Return True if the recording has host calls and device tasks."""
     return len(recording.tasks) > 0 and len(recording.host_calls) > 0
 
 
 def _breakdown(recording: Recording) -> Breakdown:
-    found = recording.launches.of_calls
+    found = recording.launches.one_per_call
     ids, number = codes(recording.host_calls.name[found.call])
     names = recording.strings.texts(ids)
     rows = [_row(names[own] or "(unnamed call)", found, at) for own, at in by_key(number)]
@@ -124,7 +119,7 @@ def _breakdown(recording: Recording) -> Breakdown:
     return finish("launch", rows)
 
 
-def _row(name: str, found: Launched, at: Ints) -> Row:
+def _row(name: str, found: LaunchedTasks, at: Ints) -> Row:
     called, work = found.returned_ns[at] - found.called_ns[at], found.work_ns[at]
     delay = np.sort(found.started_ns[at] - found.called_ns[at])
     waited = np.sort(np.maximum(found.started_ns[at] - found.returned_ns[at], 0))
@@ -167,7 +162,7 @@ class Queue:
     length: Ints
 
 
-def queues(found: Launched) -> Iterator[Queue]:
+def queues(found: LaunchedTasks) -> Iterator[Queue]:
     """Yield the queue of each stream, by device and stream."""
     places = found.device << 32 | (found.stream & 0xFFFFFFFF)
     for _, own in by_key(places):
@@ -186,7 +181,7 @@ def queues(found: Launched) -> Iterator[Queue]:
 
 def series(recording: Recording) -> tuple[Series, ...]:
     """Return the length of each stream's queue over time."""
-    if not offered(recording) or len(recording.tasks) > TOO_MANY:
+    if not is_available(recording) or len(recording.tasks) > TOO_MANY:
         return ()
     return tuple(
         Series(
@@ -230,7 +225,7 @@ def _row_queues(queue: Queue, several: bool) -> Row:
 MIN_SEQUENCE = 3  # Minimum number of tasks of a sequence.
 
 
-def _offered(recording: Recording) -> bool:
+def _is_available(recording: Recording) -> bool:
     return recording.clock == "device" and recording.framework is not None
 
 
@@ -244,8 +239,8 @@ def _breakdown_sequences(recording: Recording) -> Breakdown:
     order = np.lexsort((start, call))
     order = order[call[order] != NONE]
     call, start, lasted, kernel = call[order], start[order], lasted[order], kernel[order]
-    first = np.flatnonzero(np.append(True, call[1:] != call[:-1])[: len(call)])
-    size = np.diff(np.append(first, len(call)))
+    runs = Runs(call)
+    first, size = runs.starts, runs.sizes
     texts, name = framework.names(call[first])
     found: dict[tuple[int, bytes], list[int]] = {}
     chosen = np.flatnonzero(size >= MIN_SEQUENCE)
@@ -266,7 +261,7 @@ def _breakdown_sequences(recording: Recording) -> Breakdown:
                 kind="sequence",
                 count=count,
                 total_ns=time,
-                detail=in_words(work.labels.texts[label] for label in labels),
+                detail=join_names(work.labels.texts[label] for label in labels),
                 extra={"kernels": len(labels), "elapsed_ns": elapsed, "host_ns": host},
             )
         )
@@ -277,7 +272,7 @@ def _is_ascend(recording: Recording) -> bool:
     return any("Ascend" in name for name in recording.devices)
 
 
-def in_words(kernels: Iterable[str]) -> str:
+def join_names(kernels: Iterable[str]) -> str:
     """Join names in order, merging repeated ones with their count."""
     runs = [(name, len(list(own))) for name, own in groupby(kernels)]
     return THEN.join(name if count == 1 else f"{name} x{count}" for name, count in runs)
@@ -286,8 +281,8 @@ def in_words(kernels: Iterable[str]) -> str:
 BREAKDOWNS = {
     "operation": BreakdownSpec(_has_calls, _operations),
     "module": BreakdownSpec(
-        lambda one: _has_places(one) and one.held_calls.has("module"),
-        lambda one: breakdowns.by_label(one.held_calls, "module"),
+        lambda one: _has_places(one) and one.packed_calls.has("module"),
+        lambda one: breakdowns.by_label(one.packed_calls, "module"),
     ),
     "line": BreakdownSpec(partial(_has_stacks, by="line"), partial(_by_stack, by="line")),
     "stack": BreakdownSpec(partial(_has_stacks, by="stack"), partial(_by_stack, by="stack")),
@@ -306,7 +301,7 @@ BREAKDOWNS = {
     "step": BreakdownSpec(
         lambda one: bool(one.steps), lambda one: breakdowns.finish("step", _steps(one))
     ),
-    "launch": BreakdownSpec(offered, _breakdown),
-    "queue": BreakdownSpec(offered, _breakdown_queues),
-    "sequence": BreakdownSpec(_offered, _breakdown_sequences),
+    "launch": BreakdownSpec(is_available, _breakdown),
+    "queue": BreakdownSpec(is_available, _breakdown_queues),
+    "sequence": BreakdownSpec(_is_available, _breakdown_sequences),
 }

@@ -21,7 +21,7 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.explain.schedule.graph import Segments
-from unified_prof.explain.self_time import HostMoments
+from unified_prof.explain.self_time import HostTimeline
 from unified_prof.explain.what_if import Selection, in_ranges_ns, schedule_of
 from unified_prof.recording.calls import KINDS, UNKNOWN, Labels
 from unified_prof.recording.model import Breakdown, Row
@@ -32,7 +32,7 @@ from unified_prof.recording.tracks import Track
 
 def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
     """Return the limitations of the path of a recording as slugs and sentences."""
-    tasks, edges = scheduled.pieces, scheduled.schedule.edges
+    tasks, edges = scheduled.tasks, scheduled.schedule.edges
     no_host = not len(scheduled.host) and tasks.work
     streams = len(np.unique(tasks.stream[: tasks.work]))
     has_events = "UPROF_GPU_SYNCS" in recording.source.tables or bool(tasks.waits.any())
@@ -124,7 +124,7 @@ class PathSegments:
     kind: NDArray[np.int8]  # Index in CLASSES.
     name: NDArray[np.int32]  # Index in `labels`.
     detail: NDArray[np.int32]  # Source line or operation, likewise; UNKNOWN if there is none.
-    piece: Ints  # Row of `Recording.work` of a device task, -1 of others.
+    task: Ints  # Row of `Recording.work` of a device task, -1 of others.
     # Thread of host time, -1 of others.
     thread: Ints
     labels: Labels
@@ -171,10 +171,10 @@ def _other_segments(
     recording: Recording, scheduled: Scheduled, path: Segments, step: Ints, rows: Ints
 ) -> PathSegments:
     """Return the segments of device tasks and of waits."""
-    labels, work, tasks = recording.work.labels, recording.work, scheduled.pieces
+    labels, work, tasks = recording.work.labels, recording.work, scheduled.tasks
     edge, moment = path.kind[rows], path.moment[rows]
     length = path.end_ns[rows] - path.start_ns[rows]
-    task = np.where(edge == graph.WORK, scheduled.piece_of[moment], -1)
+    task = np.where(edge == graph.WORK, scheduled.task_of_moment[moment], -1)
     is_task = np.flatnonzero((task >= 0) & (task < tasks.work))
     row = np.append(tasks.row, -1)[np.where(task < tasks.work, task, -1)]
     kind = np.full(len(rows), GAP, np.int8)
@@ -212,15 +212,15 @@ def _host_segments(
     recording: Recording, scheduled: Scheduled, path: Segments, step: Ints, rows: Ints
 ) -> PathSegments:
     """Return the segments of host threads, divided by the innermost range or call."""
-    host, moments = scheduled.host, HostMoments(recording, recording.work.labels)
+    host, moments = scheduled.host, HostTimeline(recording, recording.work.labels)
     # A synchronizing call on the path returns after a task; the thread is that of the call.
-    point = scheduled.point_of[path.moment[rows]]
+    point = scheduled.point_of_moment[path.moment[rows]]
     waiting = np.flatnonzero(point < 0)
     point[waiting] = _returning_calls(scheduled, path.end_ns[rows[waiting]])
     thread = np.where(point >= 0, np.append(host.thread, -1)[point], -1)
     start, end = path.start_ns[rows] + host.skew_ns, path.end_ns[rows] + host.skew_ns
-    begins, ends, segment = moments.divided(thread, start, end)
-    name, detail, is_input = moments.called(thread[segment], begins + (ends - begins) // 2)
+    begins, ends, segment = moments.split(thread, start, end)
+    name, detail, is_input = moments.innermost(thread[segment], begins + (ends - begins) // 2)
     kind = np.where(is_input, INPUT, HOST).astype(np.int8)
     kind[path.kind[rows[segment]] == graph.SYNCHRONISING] = SYNCHRONISING
     return PathSegments(
@@ -339,7 +339,7 @@ class CriticalPath:
     @cached_property
     def _in_steps(self) -> Ints:
         """Device tasks that ran within the steps."""
-        tasks, scheduled = self._scheduled.pieces, self._scheduled
+        tasks, scheduled = self._scheduled.tasks, self._scheduled
         start = tasks.start_ns[: tasks.work]
         steps = IntervalSet(scheduled.step_begin_ns, scheduled.step_end_ns)
         return np.flatnonzero(intervals.holding(steps, start) >= 0)
@@ -347,7 +347,7 @@ class CriticalPath:
     @property
     def _step_rows(self) -> Ints:
         """Rows of the tasks within the steps in `Recording.work`."""
-        return self._scheduled.pieces.row[self._in_steps]
+        return self._scheduled.tasks.row[self._in_steps]
 
     def _task_times(self) -> tuple[dict[int, int], dict[int, int]]:
         """Return the time of tasks in the steps by name, and their minimum slack."""
@@ -359,8 +359,10 @@ class CriticalPath:
         )
         duration = self._recording.work.duration_ns[rows]
         total = np.bincount(number, duration, len(names)).astype(np.int64)
-        slack = scheduled.schedule.slack_ns(scheduled.step_ends)[scheduled.of_piece[self._in_steps]]
-        on_path = np.isin(rows, self.segments.piece)
+        slack = scheduled.schedule.slack_ns(scheduled.step_ends)[
+            scheduled.task_moments[self._in_steps]
+        ]
+        on_path = np.isin(rows, self.segments.task)
         minimum = np.full(len(names), np.iinfo(np.int64).max)
         np.minimum.at(minimum, number[~on_path], slack[~on_path])
         known = minimum < np.iinfo(np.int64).max
@@ -376,7 +378,7 @@ class CriticalPath:
         longest[number[order]] = order
         details = []
         for at in longest.tolist():
-            task, text = int(path.piece[at]), self._labels.text(int(path.detail[at]))
+            task, text = int(path.task[at]), self._labels.text(int(path.detail[at]))
             if task >= 0:
                 name = self._labels.texts[path.name[at]]
                 place = self._recording.work.place(task)
@@ -387,7 +389,7 @@ class CriticalPath:
         return details
 
 
-def of_recording(recording: Recording) -> CriticalPath | None:
+def find_path(recording: Recording) -> CriticalPath | None:
     """Return the critical path of a recording, or None if nothing has known times."""
     scheduled = schedule_of(recording)
     return None if scheduled is None else CriticalPath(recording, scheduled)
@@ -395,7 +397,7 @@ def of_recording(recording: Recording) -> CriticalPath | None:
 
 def track(recording: Recording) -> Track | None:
     """Return the critical path as one track, or None if nothing has known times."""
-    path = of_recording(recording)
+    path = find_path(recording)
     if path is None:
         return None
     segments = path.segments

@@ -264,21 +264,21 @@ _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
 
 
-def of_kernel(name: str | None) -> str | None:
+def class_of_kernel(name: str | None) -> str | None:
     """Return the class by the name of a kernel or a vendor's operator type, or None."""
     if name is None or name in _NOTHING:
         return None
     # Names that differ only in numbers (instances, tiles, sizes) have the same class.
-    return _of_kernel(_NUMBER.sub("00", name[:_MAX_NAME]))
+    return _class_of_kernel(_NUMBER.sub("00", name[:_MAX_NAME]))
 
 
 @lru_cache(maxsize=1 << 16)
-def _of_kernel(name: str) -> str | None:
-    return next((found for found, said in _KERNELS if said.search(name)), None)
+def _class_of_kernel(name: str) -> str | None:
+    return next((result for result, pattern in _KERNELS if pattern.search(name)), None)
 
 
 @lru_cache(maxsize=1 << 14)
-def of_operation(name: str | None) -> str | None:
+def class_of_operation(name: str | None) -> str | None:
     """Return the class by the name of a framework operation, or None."""
     if name is None or name in _NOTHING:
         return None
@@ -289,9 +289,9 @@ def of_operation(name: str | None) -> str | None:
     forms = {bare, *(bare.removeprefix(prefix) for prefix in _PREFIXES)}
     if name.startswith(("c10d::", "nccl:", "record_param_comms")):
         return COLLECTIVES
-    for found, said in _OPERATIONS:
-        if any(said.search(form.removesuffix("_") or form) for form in forms):
-            return found
+    for result, pattern in _OPERATIONS:
+        if any(pattern.search(form.removesuffix("_") or form) for form in forms):
+            return result
     return None
 
 
@@ -318,16 +318,16 @@ def class_of(
         return COPIES
     of_framework = _is_of_framework(operator)
     # The vendor's type decides over the kernel's name.
-    said = None if of_framework else of_kernel(operator)
-    own = said or of_kernel(kernel)
+    pattern = None if of_framework else class_of_kernel(operator)
+    own = pattern or class_of_kernel(kernel)
     if own in _KEEP_THEIR_NAMES:
         return own
     if in_optimizer:
         return OPTIMIZER
-    around = (of_operation(operator) if of_framework else None, of_operation(operation))
-    for found in around:
-        if found in _KEEP_THEIR_KERNELS:
-            return found
+    around = (class_of_operation(operator) if of_framework else None, class_of_operation(operation))
+    for result in around:
+        if result in _KEEP_THEIR_KERNELS:
+            return result
     return own or around[0] or around[1] or REST
 
 
@@ -335,21 +335,21 @@ def classes_of(
     labels: Labels, kind: Ints, kernel: Ints, operator: Ints, operation: Ints, in_optimizer: Ints
 ) -> NDArray[np.int64]:
     """Return `class_of` for many tasks, as indices in CLASSES; names are numbers in `labels`."""
-    answers = _answers.setdefault(labels, _ClassCache(labels))
-    of_framework = answers.lookup(operator, _is_of_framework) == 1
-    kernels = answers.lookup(kernel, _place_of_kernel)
-    types = answers.lookup(operator, _place_of_kernel)
-    inner = answers.lookup(operator, _place_of_operation)
+    cache = _class_caches.setdefault(labels, _ClassCache(labels))
+    of_framework = cache.lookup(operator, _is_of_framework) == 1
+    kernels = cache.lookup(kernel, _place_of_kernel)
+    types = cache.lookup(operator, _place_of_kernel)
+    inner = cache.lookup(operator, _place_of_operation)
     inner[~of_framework] = UNKNOWN
-    outer = answers.lookup(operation, _place_of_operation)
+    outer = cache.lookup(operation, _place_of_operation)
     own = np.where(of_framework | (types == UNKNOWN), kernels, types)
     result = np.full(len(kind), CLASSES.index(REST), np.int64)
     # From the weakest evidence to the strongest.
-    for told in (outer, inner, own):
-        result = np.where(told != UNKNOWN, told, result)
+    for found in (outer, inner, own):
+        result = np.where(found != UNKNOWN, found, result)
     keeping = [CLASSES.index(one) for one in _KEEP_THEIR_KERNELS]
-    for told in (outer, inner):
-        result = np.where(np.isin(told, keeping), told, result)
+    for found in (outer, inner):
+        result = np.where(np.isin(found, keeping), found, result)
     result[in_optimizer != 0] = CLASSES.index(OPTIMIZER)
     named = np.isin(own, [CLASSES.index(one) for one in _KEEP_THEIR_NAMES])
     result = np.where(named, own, result)
@@ -367,31 +367,31 @@ class _ClassCache:
 
     def lookup(self, numbers: Ints, classify: Callable[[str], int | None]) -> NDArray[np.int8]:
         """Return the class of each name by a function of its text; UNKNOWN if there is none."""
-        found = self._found.get(classify, np.full(1, UNKNOWN, np.int8))
-        if len(found) <= len(self._texts):
+        result = self._found.get(classify, np.full(1, UNKNOWN, np.int8))
+        if len(result) <= len(self._texts):
             # The value for UNKNOWN is last, as for an index of -1.
-            more = np.full(len(self._texts) + 1 - len(found), _NOT_CACHED, np.int8)
-            found = np.concatenate((found[:-1], more, found[-1:]))
-            self._found[classify] = found
-        missing = np.unique(numbers[found[numbers] == _NOT_CACHED])
+            more = np.full(len(self._texts) + 1 - len(result), _NOT_CACHED, np.int8)
+            result = np.concatenate((result[:-1], more, result[-1:]))
+            self._found[classify] = result
+        missing = np.unique(numbers[result[numbers] == _NOT_CACHED])
         for number in missing.tolist():
             place = classify(self._texts[number])
-            found[number] = UNKNOWN if place is None else place
-        return found[numbers]
+            result[number] = UNKNOWN if place is None else place
+        return result[numbers]
 
 
 _NOT_CACHED: Final = -2
-_answers: WeakKeyDictionary[Labels, _ClassCache] = WeakKeyDictionary()
+_class_caches: WeakKeyDictionary[Labels, _ClassCache] = WeakKeyDictionary()
 
 
 def _place_of_kernel(name: str) -> int | None:
-    found = of_kernel(name)
-    return None if found is None else CLASSES.index(found)
+    result = class_of_kernel(name)
+    return None if result is None else CLASSES.index(result)
 
 
 def _place_of_operation(name: str) -> int | None:
-    found = of_operation(name)
-    return None if found is None else CLASSES.index(found)
+    result = class_of_operation(name)
+    return None if result is None else CLASSES.index(result)
 
 
 def _is_of_framework(operator: str | None) -> bool:
@@ -399,7 +399,7 @@ def _is_of_framework(operator: str | None) -> bool:
     return operator is not None and bool("::" in operator or _NODE.search(operator))
 
 
-def _offered(recording: Recording) -> bool:
+def _is_available(recording: Recording) -> bool:
     return recording.clock == "device"
 
 
@@ -421,9 +421,9 @@ def _breakdown(recording: Recording) -> Breakdown:
         np.add.at(count, found, 1)
         np.add.at(total, found, duration)
         # The longest operation of a class, or its kernel if unknown, is shown as detail.
-        said = np.where(called != UNKNOWN, called, window.kernel)
+        pattern = np.where(called != UNKNOWN, called, window.kernel)
         size = len(work.labels.texts)
-        pairs, number = np.unique(found * size + said, return_inverse=True)
+        pairs, number = np.unique(found * size + pattern, return_inverse=True)
         sums = np.zeros(len(pairs), np.int64)
         np.add.at(sums, number, duration)
         for pair, time in zip(pairs.tolist(), sums.tolist(), strict=True):
@@ -431,8 +431,8 @@ def _breakdown(recording: Recording) -> Breakdown:
             time_of[key] = time_of.get(key, 0) + time
     texts = work.labels.texts
     most: dict[int, tuple[int, str]] = {}
-    for (place, said_of), time in time_of.items():
-        most[place] = max(most.get(place, (-1, "")), (time, texts[said_of]))
+    for (place, label), time in time_of.items():
+        most[place] = max(most.get(place, (-1, "")), (time, texts[label]))
     rows = [
         Row(
             name=CLASSES[place],
@@ -454,4 +454,4 @@ def _in_optimizer(recording: Recording, some: TaskWindow) -> Ints:
     return result
 
 
-BREAKDOWNS = {"class": BreakdownSpec(_offered, _breakdown)}
+BREAKDOWNS = {"class": BreakdownSpec(_is_available, _breakdown)}

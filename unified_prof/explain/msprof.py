@@ -21,7 +21,7 @@ from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, schedule_of, se
 from unified_prof.recording import breakdowns, counters, host_lanes, timeline, tracks
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
-from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, HeldCalls
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, PackedCalls
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.idle import IdleReasons
@@ -62,9 +62,9 @@ class MsprofAnalysis(Analysis):
         return self.recording.calls
 
     @property
-    def held_calls(self) -> HeldCalls:
+    def packed_calls(self) -> PackedCalls:
         """The same calls in windows."""
-        return self.recording.held_calls
+        return self.recording.packed_calls
 
     @property
     def path(self) -> str:
@@ -135,7 +135,7 @@ class MsprofAnalysis(Analysis):
 
     def model_use(self) -> tuple[ModelUse, ...]:
         """Return the FLOP/s and MFU of each device."""
-        if not peaks.quick(self.recording) or not peaks.offered(self.recording):
+        if not peaks.is_quick(self.recording) or not peaks.is_available(self.recording):
             return ()
         return roofline.roofline_of(self.recording).use
 
@@ -161,7 +161,7 @@ class MsprofAnalysis(Analysis):
             return super().statistics(by)
         work = self.recording.work
         if by == "kernel":
-            return breakdowns.of_kernels(work.by_kernel())
+            return breakdowns.kernel_statistics(work.by_kernel())
         launches = work.launches_of_operations() if by == "operation" else {}
         found = super().statistics(by)
         return {
@@ -299,7 +299,7 @@ class MsprofAnalysis(Analysis):
             # Without operations, calls are device tasks, which only have times.
             sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
         else:
-            sums = recording.held_calls.sums()
+            sums = recording.packed_calls.sums()
         steps = recording.step_lengths_ns
         return Totals(
             total_ns=sums["total_ns"],
@@ -316,7 +316,7 @@ class MsprofAnalysis(Analysis):
     def _timed_calls(self) -> int:
         if self.recording.clock == "device" and not self.recording.has_operations:
             return len(self.recording.work)
-        return self.recording.held_calls.count_measured("total_ns")
+        return self.recording.packed_calls.count_measured("total_ns")
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         recording = self.recording
@@ -382,7 +382,7 @@ def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> Wh
 
 def _candidates(recording: Recording, top: int) -> list[Candidate]:
     """Return the gain of each class of time, and of the most expensive items on the path."""
-    path = critical_path.of_recording(recording)
+    path = critical_path.find_path(recording)
     assert path is not None
     rows = [row for row in path.rows() if row.total_ns]
     class_ns: dict[str, int] = {}

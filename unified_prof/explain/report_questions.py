@@ -11,7 +11,7 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
 from unified_prof.recording import breakdowns
 from unified_prof.recording.breakdown_kinds import By, Place
-from unified_prof.recording.calls import Calls, SomeCalls
+from unified_prof.recording.calls import AnyCalls, Calls
 from unified_prof.recording.model import (
     Advice,
     Breakdown,
@@ -78,7 +78,7 @@ class Analysis(ABC):
         """One row per operation call, in program order."""
 
     @property
-    def held_calls(self) -> SomeCalls:
+    def packed_calls(self) -> AnyCalls:
         """The same calls in windows, because a long recording has many."""
         return self.calls
 
@@ -143,7 +143,7 @@ class Analysis(ABC):
 
         Empty for other breakdowns. It needs another pass over all of them.
         """
-        return breakdowns.of_operations(self.calls) if by == "operation" else {}
+        return breakdowns.operation_statistics(self.calls) if by == "operation" else {}
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return a row for each pair of operation and kernel launched by it, as (operation, row).

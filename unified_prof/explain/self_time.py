@@ -28,13 +28,13 @@ _UNNAMED_CODE = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Mo
 _OUTSIDE = "(outside any operation)"
 
 
-class HostMoments:
+class HostTimeline:
     """Looks up the innermost range or call of host threads."""
 
     def __init__(self, recording: Recording, labels: Labels) -> None:
         self._recording, self._labels = recording, labels
 
-    def divided(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    def split(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
         """Divide intervals of threads at every begin and end of a range or call.
 
         Returns begins, ends, and the index of the interval that each part belongs to.
@@ -65,7 +65,7 @@ class HostMoments:
         )
         return begins, until, of
 
-    def called(
+    def innermost(
         self, thread: Ints, at_ns: Ints
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
         """Return the innermost code of threads at some times, its line, and a mask of data loading.
@@ -89,7 +89,7 @@ class HostMoments:
         own = labels.numbers(shown)[number] if texts else nothing
         own = np.where(place >= 0, own, outside)
         operation = framework.is_operation(place)
-        # Between operations the line of the program says more than the frame around it.
+        # Between operations the line of the program is more precise than the frame around it.
         own = np.where(~operation & (line >= 0) & (own == outside), line, own)
         name = np.where(operation | (called < 0), own, called).astype(np.int32)
         fetching = framework.matching(is_input)
@@ -127,7 +127,7 @@ class HostMoments:
 NO_OPERATION = "(launched by no operation)"
 
 
-class Nested:
+class CallTree:
     """Recorded calls as a tree, with self and total times.
 
     Attributes:
@@ -138,11 +138,7 @@ class Nested:
     """
 
     def __init__(
-        self,
-        framework: Framework,
-        connection: Ints,
-        duration_ns: Ints,
-        replay: Ints | None = None,
+        self, framework: Framework, connection: Ints, duration_ns: Ints, replay: Ints | None = None
     ) -> None:
         """Attribute device tasks by connection; `replay` numbers the replays of a capture."""
         self.framework = framework
@@ -246,16 +242,16 @@ class Nested:
         for number in range(size):
             if not count[number]:
                 continue  # a captured call that launched nothing
-            of_host: dict[str, float | None] = {
+            host_times: dict[str, float | None] = {
                 "self_host_ns": None if self.replayed else self_host[number],
                 "host_ns": None if self.replayed else host[number],
             }
-            of_device: dict[str, float | None] = {
+            device_times: dict[str, float | None] = {
                 "with_callees_ns": device[number],
                 "launches": launches[number],
             }
             if again is not None:
-                of_device["recomputed_ns"] = again[number]
+                device_times["recomputed_ns"] = again[number]
             rows.append(
                 Row(
                     name=names[number],
@@ -263,7 +259,7 @@ class Nested:
                     count=count[number],
                     total_ns=self_device[number] if on_device else self_host[number],
                     detail=details[number],
-                    extra=of_device | of_host if on_device else {"host_ns": host[number]},
+                    extra=device_times | host_times if on_device else {"host_ns": host[number]},
                 )
             )
         return rows
@@ -297,11 +293,11 @@ def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
 def _frameworks(recording: Recording) -> list[Framework]:
     """Return the frameworks with recorded calls: of the recording, and of its graph capture."""
     recordings = (recording, recording.captured_in)
-    found = [one.framework for one in recordings if one is not None]
-    return [one for one in found if one is not None and bool(one.recorded.any())]
+    result = [one.framework for one in recordings if one is not None]
+    return [one for one in result if one is not None and bool(one.recorded.any())]
 
 
-def _offered(recording: Recording) -> bool:
+def _is_available(recording: Recording) -> bool:
     return bool(_frameworks(recording))
 
 
@@ -312,7 +308,7 @@ def _has_shapes(recording: Recording) -> bool:
     )
 
 
-def _trees(recording: Recording) -> list[Nested]:
+def _trees(recording: Recording) -> list[CallTree]:
     """Return the calls of the recording and of its graph capture, with their device tasks."""
     work, result = recording.work, []
     connection = work.connection.to_array().astype(np.int64)
@@ -324,15 +320,12 @@ def _trees(recording: Recording) -> list[Nested]:
         rest &= ~replayed
         rows = np.flatnonzero(replayed)
         result.append(
-            Nested(
-                captured.framework,
-                captured.connection[rows],
-                duration[rows],
-                captured.replay[rows],
+            CallTree(
+                captured.framework, captured.connection[rows], duration[rows], captured.replay[rows]
             )
         )
     if recording.framework is not None:
-        result.append(Nested(recording.framework, connection[rest], duration[rest]))
+        result.append(CallTree(recording.framework, connection[rest], duration[rest]))
     return result
 
 
@@ -344,15 +337,15 @@ def _breakdown(recording: Recording, by: By) -> Breakdown:
         for row in _rows_of(tree, by, on_device=on_device):
             key = row.name, row.detail
             rows[key] = _add_rows(rows[key], row) if key in rows else row
-    found = list(rows.values())
+    result = list(rows.values())
     pieces = len(recording.work) - sum(int(tree.launches.sum()) for tree in trees)
     if pieces:
         time = recording.work.total_ns - sum(int(tree.self_device_ns.sum()) for tree in trees)
-        found.append(Row(name=NO_OPERATION, kind="other", count=pieces, total_ns=time))
-    return finish(by, sort_rows(found))
+        result.append(Row(name=NO_OPERATION, kind="other", count=pieces, total_ns=time))
+    return finish(by, sort_rows(result))
 
 
-def _rows_of(tree: Nested, by: By, *, on_device: bool) -> list[Row]:
+def _rows_of(tree: CallTree, by: By, *, on_device: bool) -> list[Row]:
     texts, key = tree.framework.names(tree.ranges)
     key = key.astype(np.int64)
     inputs: list[str] = [""]
@@ -377,6 +370,6 @@ def _add_rows(one: Row, other: Row) -> Row:
 
 
 BREAKDOWNS = {
-    "self": BreakdownSpec(_offered, lambda recording: _breakdown(recording, "self")),
+    "self": BreakdownSpec(_is_available, lambda recording: _breakdown(recording, "self")),
     "shape": BreakdownSpec(_has_shapes, lambda recording: _breakdown(recording, "shape")),
 }

@@ -17,16 +17,14 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording import annotations as tracked_regions
 from unified_prof.recording import breakdowns, skyline_tables, stacks
-from unified_prof.recording import skyline_tables as skyline_regions
-from unified_prof.recording import skyline_tables as skyline_samples
 from unified_prof.recording.breakdown_kinds import By, Place
 from unified_prof.recording.breakdowns import NO_LINE, NO_MODULE, module_parts
 from unified_prof.recording.calls import (
     OPERATION,
     SIZES,
     UNKNOWN,
+    AnyCalls,
     Calls,
-    SomeCalls,
     concatenate,
     sums_by,
 )
@@ -126,33 +124,33 @@ class SkylineAnalysis(Analysis):
         return replace(found, whole_ns=max(iteration_ns, found.total_ns or 0) or None)
 
     @cached_property
-    def _regions(self) -> skyline_regions.Regions:
+    def _regions(self) -> skyline_tables.Regions:
         """Regions, the same in both reports of a run."""
         for source in self._sources:
-            found = skyline_regions.read(source, self._findings)
-            if found.counts:
-                return found
-        return skyline_regions.Regions({})
+            result = skyline_tables.read(source, self._findings)
+            if result.counts:
+                return result
+        return skyline_tables.Regions({})
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
         """Weights of `stacks`."""
-        found = (one for one in ("time", "forward", "backward", "memory"))
-        return tuple(one for one in found if stacks.measured(self.calls, one))
+        result = (one for one in ("time", "forward", "backward", "memory"))
+        return tuple(one for one in result if stacks.measured(self.calls, one))
 
     def stacks(self, measure: str, by: Place | None = None) -> stacks.Stacks:
         """Return operations or allocations below their modules or lines."""
-        return stacks.of_calls(self.calls, measure, stacks.place_of(self.calls, by, self.path))
+        return stacks.stacks_of_calls(
+            self.calls, measure, stacks.place_of(self.calls, by, self.path)
+        )
 
     def samples(self) -> Samples | None:
         """Return each operation's time in each iteration, if recorded."""
-        return None if self._run_time is None else skyline_samples.of_operations(self._run_time)
+        return None if self._run_time is None else skyline_tables.operation_samples(self._run_time)
 
     def gaps(self) -> Gaps | None:
         """Return the time between operations in each iteration, if recorded."""
-        return (
-            None if self._run_time is None else skyline_samples.between_operations(self._run_time)
-        )
+        return None if self._run_time is None else skyline_tables.operation_gaps(self._run_time)
 
     def advice(self, *, quick: bool = False) -> Advice:
         """Return the findings, most expensive first."""
@@ -177,9 +175,9 @@ class SkylineAnalysis(Analysis):
     def _steps(self) -> tuple[Step, ...]:
         """Measured iterations, the same in both reports of a run."""
         for source in self._sources:
-            found = skyline_tables.iterations(source, self._findings)
-            if found is not None:
-                return found
+            result = skyline_tables.iterations(source, self._findings)
+            if result is not None:
+                return result
         return ()
 
     def _totals(self) -> Totals:
@@ -211,10 +209,7 @@ class SkylineAnalysis(Analysis):
         missing = []
         if self._run_time is None:
             missing.append(
-                NotMeasured(
-                    "times",
-                    "the run time report is missing; `uprof run` writes both",
-                )
+                NotMeasured("times", "the run time report is missing; `uprof run` writes both")
             )
         elif totals.total_ns is None:
             missing.append(NotMeasured("times", "the report has no operations"))
@@ -222,10 +217,7 @@ class SkylineAnalysis(Analysis):
             missing.append(NotMeasured("backward times", "no operation has a backward pass"))
         if self._memory is None:
             missing.append(
-                NotMeasured(
-                    "memory",
-                    "the memory report is missing; `uprof run` writes both",
-                )
+                NotMeasured("memory", "the memory report is missing; `uprof run` writes both")
             )
         elif totals.peak_bytes is None:
             missing.append(NotMeasured("peak memory", "the report does not contain it"))
@@ -366,8 +358,8 @@ def trees(analysis: Analysis) -> tuple[Tree, ...]:
     builder = _Builder()
     pairs = analysis.kernels_of_operations()
     if pairs and not analysis.has_places:
-        return (_of_pairs(builder, pairs, ("total_ns",)),)
-    calls = analysis.held_calls
+        return (_operation_tree(builder, pairs, ("total_ns",)),)
+    calls = analysis.packed_calls
     if not len(calls):
         return ()
     sums = calls.sums()
@@ -380,17 +372,21 @@ def trees(analysis: Analysis) -> tuple[Tree, ...]:
     texts = calls.labels.texts
     result = []
     if calls.has("module"):
-        result.append(_of_calls("module", calls, lambda some: some.module, _module_path, measures))
+        result.append(
+            _label_tree("module", calls, lambda some: some.module, _module_path, measures)
+        )
     if calls.has("stack"):
-        result.append(_of_calls("line", calls, lambda some: some.stack, _frames, measures))
+        result.append(_label_tree("line", calls, lambda some: some.stack, _frames, measures))
     if not pairs:
         for number, values, count in _grouped(calls, lambda some: some.name):
             builder.add([texts[number]], values, count)
-    result.append(_of_pairs(builder, pairs, measures))
+    result.append(_operation_tree(builder, pairs, measures))
     return tuple(result)
 
 
-def _of_pairs(builder: _Builder, pairs: list[tuple[str, Row]], measures: tuple[str, ...]) -> Tree:
+def _operation_tree(
+    builder: _Builder, pairs: list[tuple[str, Row]], measures: tuple[str, ...]
+) -> Tree:
     """Return the tree of operations and their kernels."""
     for operation, row in pairs:
         times = (row.total_ns or 0, row.forward_ns or 0, row.backward_ns or 0, 0)
@@ -438,9 +434,9 @@ class _Builder:
         return Tree(kind, nodes, measures)
 
 
-def _of_calls(
+def _label_tree(
     kind: Kind,
-    calls: SomeCalls,
+    calls: AnyCalls,
     label_of: Callable[[Calls], AnyInts | None],
     path_of: Callable[[str | None], list[str]],
     measures: tuple[str, ...],
@@ -451,7 +447,7 @@ def _of_calls(
 
     def pairs(some: Calls) -> AnyInts:
         label = label_of(some)
-        assert label is not None, "asked for calls that have it"
+        assert label is not None, "every call has this column"
         return (label.astype(np.int64) + 1) * len(texts) + some.name
 
     for pair, values, count in _grouped(calls, pairs):
@@ -461,10 +457,10 @@ def _of_calls(
 
 
 def _grouped(
-    calls: SomeCalls, key_of: Callable[[Calls], AnyInts]
+    calls: AnyCalls, key_of: Callable[[Calls], AnyInts]
 ) -> list[tuple[int, tuple[int, ...], int]]:
     """Return (key, values, calls) for each distinct key, in order of first occurrence."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for some in calls.windows(least=_CALLS_PER_TEXT * len(calls.labels.texts)):
         distinct, first, number = np.unique(key_of(some), return_index=True, return_inverse=True)
         # If there are times, entries of a memory report are not further calls.
@@ -480,10 +476,10 @@ def _grouped(
             sizes += np.array(known, np.int64)
         columns += [sizes.tolist(), [int(one) for one in count]]
         for index in np.argsort(first).tolist():
-            sums = found.setdefault(int(distinct[index]), [0] * len(columns))
+            sums = result.setdefault(int(distinct[index]), [0] * len(columns))
             for place, values in enumerate(columns):
                 sums[place] += values[index]
-    return [(key, tuple(values), count) for key, (*values, count) in found.items()]
+    return [(key, tuple(values), count) for key, (*values, count) in result.items()]
 
 
 def _module_path(path: str | None) -> list[str]:

@@ -21,9 +21,9 @@ from unified_prof.recording.stacks import (
     Stacks,
     StackSums,
     frames_of_place,
-    of_calls,
-    of_paths,
+    path_samples,
     place_of,
+    stacks_of_calls,
 )
 
 # Between an operation and the operations of its backward pass.
@@ -36,18 +36,18 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def measures(recording: Recording) -> tuple[str, ...]:
     """Return the available weights of stacks."""
-    found = []
+    result = []
     if recording.clock == "device":
-        found.append("device")
+        result.append("device")
     if (
         recording.framework is not None
         or len(recording.host_calls)
         or bool(len(_marks(recording)[0]))
     ):
-        found.append("host")
-    if recording.framework is not None and any(map(recording.held_calls.count_measured, SIZES)):
-        found.append("memory")
-    return tuple(found)
+        result.append("host")
+    if recording.framework is not None and any(map(recording.packed_calls.count_measured, SIZES)):
+        result.append("memory")
+    return tuple(result)
 
 
 def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
@@ -60,10 +60,10 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
         UsageError: The selected frames were not recorded.
     """
     if measure == "host":
-        return of_host(recording)
+        return host_stacks(recording)
     path = str(recording.source.path)
     if measure == "memory":
-        return of_calls(recording.calls, measure, place_of(recording.calls, by, path))
+        return stacks_of_calls(recording.calls, measure, place_of(recording.calls, by, path))
     if not recording.has_operations:
         if by is not None:
             place_of(recording.calls, by, path)
@@ -82,7 +82,7 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
                 _operator_frames(texts),
             )
         return gathering.stacks("device")
-    return _of_device(recording, place_of(recording.calls, by, path))
+    return _device_stacks(recording, place_of(recording.calls, by, path))
 
 
 class _Operations:
@@ -135,14 +135,14 @@ class _Operations:
         return Frame(self._names[code] or _NO_NAME, "operation")
 
     def _frames_to(self, path: int) -> tuple[Frame, ...]:
-        found = []
+        result = []
         while path != NONE:
-            found.append(self._frame(int(self._last[path])))
+            result.append(self._frame(int(self._last[path])))
             path = int(self._up[path])
-        return tuple(found[::-1])
+        return tuple(result[::-1])
 
 
-def _of_device(recording: Recording, place: Place | None) -> Stacks:
+def _device_stacks(recording: Recording, place: Place | None) -> Stacks:
     """Return device time by launching operations, down to the kernel.
 
     Backward tasks are below the forward operation of their autograd node, as in other breakdowns,
@@ -202,7 +202,7 @@ def _add_kernels(
         gathering.add((*before, Frame(name, "kernel")), weight, count)
 
 
-def of_host(recording: Recording) -> Stacks:
+def host_stacks(recording: Recording) -> Stacks:
     """Return the self time of recorded ranges and calls of each host thread."""
     parts = [_ranges(recording), _host_calls(recording)]
     thread, start, end, name, kind = (np.concatenate(one) for one in zip(*parts, strict=True))
@@ -227,7 +227,7 @@ def of_host(recording: Recording) -> Stacks:
     threads, number = np.unique(thread, return_inverse=True)
     names = [(Frame(f"thread {thread & 0xFFFFFFFF}", "thread"),) for thread in threads.tolist()]
     gathering = StackSums()
-    for one in of_paths(
+    for one in path_samples(
         *nesting.paths(parent, label),
         own,
         distinct.__getitem__,
@@ -260,8 +260,8 @@ def _ranges(recording: Recording) -> _Columns:
 
 def _marks(recording: Recording) -> _Columns:
     columns = {"thread": "globalTid", "start": "startNs", "end": "endNs", "name": "message"}
-    found = recording.source.integers("MSTX_EVENTS", columns)
-    return _usable(found)
+    result = recording.source.integers("MSTX_EVENTS", columns)
+    return _usable(result)
 
 
 def _host_calls(recording: Recording) -> _Columns:
@@ -292,8 +292,8 @@ def _host_frame(text: str | None, *, python: bool) -> Frame:
         return Frame(_NO_NAME, "range")
     if (step := _NUMBERED_STEP.match(text)) is not None:
         return Frame(step[1], "range")
-    if python and (found := _PYTHON.match(text)) is not None:
-        file = found["file"].replace("\\", "/")
-        name = found["name"] or posixpath.basename(file)
-        return Frame(name, "function", file, int(found["line"]))
+    if python and (match := _PYTHON.match(text)) is not None:
+        file = match["file"].replace("\\", "/")
+        name = match["name"] or posixpath.basename(file)
+        return Frame(name, "function", file, int(match["line"]))
     return Frame(_ADDRESS.sub("", text), "range")

@@ -77,7 +77,7 @@ def schedule_of(recording: Recording) -> Scheduled | None:
     """Return the schedule of a recording, cached; None if nothing has known times."""
     cached = _schedules.get(recording)
     if cached is None:
-        cached = _schedules[recording] = [builder.of_recording(recording)]
+        cached = _schedules[recording] = [builder.build_schedule(recording)]
     return cached[0]
 
 
@@ -95,12 +95,11 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
     for selection, factor in changes:
         if not factor > 0:
             raise UsageError(
-                f"invalid factor {factor:g}: it must be greater than 0",
-                slug="wrong-option-value",
+                f"invalid factor {factor:g}: it must be greater than 0", slug="wrong-option-value"
             )
         if selection.work is not None:
-            moments = scheduled.of_piece[: scheduled.pieces.work][
-                selection.work[scheduled.pieces.row]
+            moments = scheduled.task_moments[: scheduled.tasks.work][
+                selection.work[scheduled.tasks.row]
             ]
             task_ns[moments] /= factor
         lag -= _host_ns(recording, scheduled, selection) * (1 - 1 / factor)
@@ -133,7 +132,7 @@ def _host_ns(
     recording: Recording, scheduled: Scheduled, selection: Selection
 ) -> NDArray[np.float64]:
     """Return the time of each edge that its thread spent in the selected calls."""
-    edges, point = scheduled.schedule.edges, scheduled.point_of
+    edges, point = scheduled.schedule.edges, scheduled.point_of_moment
     result = np.zeros(len(edges))
     rows = np.flatnonzero(edges.kind == graph.HOST)
     skew = scheduled.host.skew_ns
@@ -173,7 +172,7 @@ def in_ranges_ns(
 def _wait_edges(scheduled: Scheduled, calls: Ints) -> Ints:
     """Return the edges by which some synchronizing calls wait for tasks."""
     edges, waits = scheduled.schedule.edges, scheduled.host.waits
-    ends = scheduled.of_point[waits.end[np.isin(waits.call, calls)]]
+    ends = scheduled.point_moments[waits.end[np.isin(waits.call, calls)]]
     waiting = (edges.kind == graph.SYNCHRONISING) & edges.behind & np.isin(edges.target, ends)
     return np.flatnonzero(waiting)
 
@@ -263,8 +262,7 @@ def _matching_ranges(recording: Recording, pattern: str) -> Ints:
 
 def _matching_calls(recording: Recording, pattern: str) -> Ints:
     calls, strings = recording.host_calls, recording.strings
-    ids = [one for one in np.unique(calls.name).tolist() if _matches(strings.get(one), pattern)]
-    return np.flatnonzero(np.isin(calls.name, ids)) if ids else _NO_ROWS
+    return np.flatnonzero(calls.matching(strings, lambda text: _matches(text, pattern)))
 
 
 def _matches(text: str | None, pattern: str) -> bool:

@@ -176,7 +176,7 @@ class _Table:
         """Yield the columns in batches of about ROWS rows."""
         if set(self._types.values()) == {"integer"}:
             wanted = {name: self._expression(name) for name in self._types}
-            yield from _rebatch(self._report.pieces(self.table, wanted))
+            yield from _rebatch(self._report.batches(self.table, wanted))
             return
         chosen = ", ".join(f"{self._expression(name)} AS {quoted(name)}" for name in self._types)
         yield from self._report.parts(f"SELECT {chosen} FROM {quoted(self.table)}", rows=ROWS)

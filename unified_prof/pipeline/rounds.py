@@ -40,7 +40,7 @@ from unified_prof.compare.gate import (
     Limits,
     Verdicts,
     default_metrics,
-    gate_each,
+    gate_workloads,
     require_measured,
 )
 from unified_prof.errors import CaptureError, UsageError
@@ -141,7 +141,7 @@ def until_sure(
         number += 1
         judged = metrics or default_metrics(pairs.values())
         noises = dict.fromkeys(pairs, noise)
-        verdicts = gate_each(pairs, judged, limits, noises, paired=paired)
+        verdicts = gate_workloads(pairs, judged, limits, noises, paired=paired)
         if verdicts.outcome != "inconclusive":
             break
     return replace(verdicts, effort=Effort(number, time.monotonic() - began)), pairs

@@ -79,22 +79,22 @@ def read(source: Source, strings: Strings) -> Ranges:
     tables = _TABLES if "UPROF_GPU_TASKS" in source.tables else {}
     for table, columns in tables.items():
         times = {"start": "startNs", "duration": "endNs - startNs"}
-        found = source.integers(table, columns | times)
-        good = possible(found["start"], found["duration"])
-        names = np.unique(found["name"]).tolist()
+        result = source.integers(table, columns | times)
+        good = possible(result["start"], result["duration"])
+        names = np.unique(result["name"]).tolist()
         wanted = [
             number
             for number, text in zip(names, strings.texts(names), strict=True)
             if text is not None and not STEP.match(text)
         ]
-        good &= np.isin(found["name"], wanted)
+        good &= np.isin(result["name"], wanted)
         if good.any():
-            start = found["start"][good]
+            start = result["start"][good]
             return Ranges(
-                found["name"][good],
-                found["device"][good],
+                result["name"][good],
+                result["device"][good],
                 start,
-                start + found["duration"][good],
+                start + result["duration"][good],
                 on_device=table != "MSTX_EVENTS",
             )
     nothing = np.empty(0, np.int64)
@@ -108,23 +108,15 @@ def breakdown(
     launched_ns: Callable[[], Ints],
     strings: Strings,
 ) -> Breakdown:
-    """Break down device time by annotation; the time of nested annotations is included.
-
-    Args:
-        ranges: the annotations.
-        devices: the tasks of each device; the key None is the only device.
-        tasks: all device tasks.
-        launched_ns: returns the launch time of each task.
-        strings: texts of the recording.
-    """
-    under = _ran_in(devices) if ranges.on_device else _launched_in(tasks, launched_ns())
+    """Break down device time by annotation; the time of nested annotations is included."""
+    within = _busy_within(devices) if ranges.on_device else _launched_within(tasks, launched_ns())
     rows = []
     for name, own in by_key(ranges.name):
         figures: Counter[str] = Counter()
         for device, here in by_key(ranges.device[own]):
             window = intervals.merge(ranges.start_ns[own[here]], ranges.end_ns[own[here]])
             figures["window_ns"] += window.total_ns
-            figures.update(under(device, window))
+            figures.update(within(device, window))
         rows.append(
             Row(
                 name=strings.get(name) or "?",
@@ -140,11 +132,11 @@ def breakdown(
 
 
 # Returns the device time within a window, or the time of the tasks launched in it.
-Under = Callable[[int, IntervalSet], dict[str, int]]
+TimeWithin = Callable[[int, IntervalSet], dict[str, int]]
 
 
-def _ran_in(devices: Mapping[int | None, DeviceWork]) -> Under:
-    def under(device: int, window: IntervalSet) -> dict[str, int]:
+def _busy_within(devices: Mapping[int | None, DeviceWork]) -> TimeWithin:
+    def within(device: int, window: IntervalSet) -> dict[str, int]:
         work = devices.get(device, devices.get(None))
         if work is None:
             return {}
@@ -156,29 +148,29 @@ def _ran_in(devices: Mapping[int | None, DeviceWork]) -> Under:
         }
         return {what: intervals.intersect(window, one).total_ns for what, one in parts.items()}
 
-    return under
+    return within
 
 
-def _launched_in(tasks: Tasks, launched_ns: Ints) -> Under:
+def _launched_within(tasks: Tasks, launched_ns: Ints) -> TimeWithin:
     order = np.argsort(launched_ns, kind="stable")
     launches = launched_ns[order]
 
-    def under(_: int, window: IntervalSet) -> dict[str, int]:
+    def within(_: int, window: IntervalSet) -> dict[str, int]:
         low = np.searchsorted(launches, window.start_ns)
         high = np.searchsorted(launches, window.end_ns)
         pairs = zip(low.tolist(), high.tolist(), strict=True)
-        mine = np.concatenate([order[first:behind] for first, behind in pairs])
-        found: Counter[str] = Counter()
-        for _device, rows in by_key(tasks.device[mine]):
-            chosen = mine[rows]
+        selected = np.concatenate([order[first:behind] for first, behind in pairs])
+        result: Counter[str] = Counter()
+        for _device, rows in by_key(tasks.device[selected]):
+            chosen = selected[rows]
             kind, start = tasks.kind[chosen], tasks.start_ns[chosen]
             end = start + tasks.duration_ns[chosen]
             for what, kinds in _KINDS.items():
                 at = np.isin(kind, kinds)
-                found[what] += intervals.merge(start[at], end[at]).total_ns
-        return found
+                result[what] += intervals.merge(start[at], end[at]).total_ns
+        return result
 
-    return under
+    return within
 
 
 # mstx domains of the marks that torch_npu sets itself.
@@ -235,14 +227,14 @@ def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
     own = regions.self_ns
     rows = []
     for name in np.unique(regions.name).tolist():
-        mine = np.flatnonzero(regions.name == name)
+        selected = np.flatnonzero(regions.name == name)
         total = sum(
             intervals.merge(regions.start_ns[some], regions.end_ns[some]).total_ns
-            for some in _by_thread(regions, mine)
+            for some in _by_thread(regions, selected)
         )
         # The names of the regions around the first region of a name, outermost first.
         names: list[str] = []
-        at = int(regions.parent[mine[0]])
+        at = int(regions.parent[selected[0]])
         while at != NONE:
             names.append(strings.get(int(regions.name[at])) or "?")
             at = int(regions.parent[at])
@@ -250,10 +242,10 @@ def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
             Row(
                 name=strings.get(name) or "?",
                 kind="annotation",
-                count=len(mine),
+                count=len(selected),
                 total_ns=total,
                 detail=f"in {' / '.join(names[::-1])}" if names else None,
-                extra={"self_ns": int(own[mine].sum())},
+                extra={"self_ns": int(own[selected].sum())},
             )
         )
     whole = sum(
@@ -275,13 +267,7 @@ _SUMMED = ("total_ns", "forward_ns", "backward_ns", "activation_bytes")
 def breakdown_tracked_regions(
     calls: Calls, regions: TrackedRegions, iterations: Sequence[int]
 ) -> Breakdown:
-    """Break down operations by region; percentages refer to all operations.
-
-    Args:
-        calls: operations, weights and activations.
-        regions: counts and peaks of the regions.
-        iterations: the iterations that were averaged.
-    """
+    """Break down operations by region; percentages refer to all operations."""
     names = dict.fromkeys(name for path in regions.counts for name in path)
     column = np.full(len(calls), UNKNOWN) if calls.region is None else calls.region
     inside = np.flatnonzero((column != UNKNOWN) & (calls.kind == OPERATION))

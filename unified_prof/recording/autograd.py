@@ -156,10 +156,10 @@ class ForwardOperations:
         """Return the operation of a thread with each sequence number, NONE if there is none."""
         key = number * self._sequences + sequence
         if self._dense is not None:
-            found: Ints = self._dense.take(np.maximum(key, 0)).astype(np.int64)
+            result: Ints = self._dense.take(np.maximum(key, 0)).astype(np.int64)
         else:
-            found = values_at(self._parts[0][2], find(self._parts[0][0], key))
-        return np.where(sequence < 0, NONE, found)
+            result = values_at(self._parts[0][2], find(self._parts[0][0], key))
+        return np.where(sequence < 0, NONE, result)
 
     def _match_names(
         self, node: NDArray[np.integer], operation: NDArray[np.integer]
@@ -198,8 +198,8 @@ class ForwardOperations:
 def _name_of_node(name: str) -> str:
     """Return `nllloss` for `NllLossBackward0`; empty if `name` is not the name of a node."""
     name = name.removeprefix(ENGINE_PREFIX)
-    if (found := _CPP_NODE.search(name)) is not None:
-        return _bare(found[1].removesuffix("Function"))
+    if (match := _CPP_NODE.search(name)) is not None:
+        return _bare(match[1].removesuffix("Function"))
     bare, count = _NODE_SUFFIX.subn("", name)
     return _bare(bare.rpartition("::")[2]) if count else ""
 

@@ -79,8 +79,8 @@ KINDS: dict[By, Kind] = {
         Kind(
             "annotation",
             "Annotations",
-            "no annotated range was recorded on a GPU, or in a host-only recording "
-            "(torch.profiler.record_function, NVTX, mstx)",
+            "no annotated ranges were recorded (torch.profiler.record_function, NVTX, mstx) "
+            "on a GPU or in a host-only recording",
             counted="ranges",
             detailed="measured",
         ),

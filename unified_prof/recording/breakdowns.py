@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, Runs
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.recording import calls
 from unified_prof.recording.breakdown_kinds import By
@@ -20,11 +20,11 @@ from unified_prof.recording.calls import (
     KINDS,
     OPERATION,
     UNKNOWN,
+    AnyCalls,
     Calls,
     Columns,
-    HeldCalls,
     Labels,
-    SomeCalls,
+    PackedCalls,
     Sums,
 )
 from unified_prof.recording.counters import Allocations, blocks_at_peak
@@ -66,7 +66,7 @@ def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, 
     return tuple(result)
 
 
-def by_label(calls: SomeCalls, by: By) -> Breakdown:
+def by_label(calls: AnyCalls, by: By) -> Breakdown:
     """Return the breakdown of calls by operation, module, line or call stack.
 
     The detail of an operation is the source line with most of its time, that of a line or stack is
@@ -105,7 +105,7 @@ def by_label(calls: SomeCalls, by: By) -> Breakdown:
 
 
 def _rows(
-    calls: SomeCalls,
+    calls: AnyCalls,
     names: Sequence[str],
     key_of: Callable[[Calls], Ints],
     details: _MainLabels | Mapping[int, str],
@@ -194,7 +194,7 @@ class _MainLabels:
 _SPARSE = 8
 
 
-class Added:
+class TimeSums:
     """Sums of times for keys 0..size-1, in four bytes each while these are sufficient."""
 
     def __init__(self, size: int) -> None:
@@ -230,24 +230,24 @@ StatisticsInts = NDArray[np.integer]
 Figures = dict[tuple[str, str], Mapping[str, float | None]]
 
 
-def of_operations(calls: Calls) -> Figures:
+def operation_statistics(calls: Calls) -> Figures:
     """Return the time statistics of each operation's calls, by name and kind."""
     if calls.total_ns is None:
         return {}
     texts = calls.labels.texts
-    found = _by_key(calls.name.astype(np.int64) * len(KINDS) + calls.kind, calls.total_ns)
-    return {(texts[key // len(KINDS)], KINDS[key % len(KINDS)]): one for key, one in found.items()}
+    result = _by_key(calls.name.astype(np.int64) * len(KINDS) + calls.kind, calls.total_ns)
+    return {(texts[key // len(KINDS)], KINDS[key % len(KINDS)]): one for key, one in result.items()}
 
 
-def of_kernels(calls: Calls) -> Figures:
+def kernel_statistics(calls: Calls) -> Figures:
     """Return the time statistics of each kernel, by name and by the kind of its first execution."""
     if calls.total_ns is None:
         return {}
     texts = calls.labels.texts
     kind = np.zeros(len(texts), np.int8)
     kind[calls.name[::-1]] = calls.kind[::-1]
-    found = _by_key(calls.name.astype(np.int64), calls.total_ns)
-    return {(texts[key], KINDS[kind[key]]): one for key, one in found.items()}
+    result = _by_key(calls.name.astype(np.int64), calls.total_ns)
+    return {(texts[key], KINDS[kind[key]]): one for key, one in result.items()}
 
 
 def _by_key(key: StatisticsInts, times_ns: StatisticsInts) -> dict[int, Mapping[str, float | None]]:
@@ -256,8 +256,8 @@ def _by_key(key: StatisticsInts, times_ns: StatisticsInts) -> dict[int, Mapping[
     key, times = key[known], times_ns[known]
     order = np.lexsort((times, key))
     key, times = key[order], times[order].astype(np.int64)
-    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])[: len(key)])
-    count = np.diff(np.append(first, len(key)))
+    runs = Runs(key)
+    first, count = runs.starts, runs.sizes
     columns = {
         "min_ns": times[first].tolist(),
         "median_ns": _percentiles(times, first, count, 50),
@@ -318,7 +318,7 @@ def allocated(framework: Framework, labels: Labels, allocations: Allocations) ->
     return calls.packed(columns) | origin_of(framework, labels, call)
 
 
-def host_calls(framework: Framework) -> HeldCalls:
+def host_calls(framework: Framework) -> PackedCalls:
     """Return one row per framework operation with its host time (no device tasks recorded).
 
     The backward time of an operation is that of its autograd nodes. Nodes without a recorded
@@ -371,12 +371,12 @@ def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32
     return packing.done()
 
 
-def merge_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
+def merge_calls(labels: Labels, parts: list[Columns]) -> PackedCalls:
     """Merge call tables in order of time; their columns may differ."""
     columns = calls.merge_parts(parts, by="when")
     columns["start_ns"] = columns.pop("when")
     if "module" in columns:
-        # Without any known module, "not attributed" says nothing.
+        # Without any known module, "not attributed" is redundant.
         in_none = {UNKNOWN, labels.number(NOT_ATTRIBUTED)}
         if in_none.issuperset(columns["module"].distinct().tolist()):
             del columns["module"]
@@ -388,4 +388,4 @@ def merge_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
         used = columns["module"].distinct().tolist()
         paths = {labels.texts[number] for number in used if number != UNKNOWN}
         classes = {path: module_class(path) for path in paths - {NOT_ATTRIBUTED}}
-    return HeldCalls(labels, columns, classes)
+    return PackedCalls(labels, columns, classes)

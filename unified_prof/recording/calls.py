@@ -1,7 +1,7 @@
 """Table of operation calls in program order, used for both report families.
 
 Breakdowns sum the rows of a table; comparisons match two tables call by call. `Calls` has plain
-columns. `HeldCalls` packs them, which takes a third of the memory.
+columns. `PackedCalls` packs them, which takes a third of the memory.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Labels:
     def numbers(self, texts: Iterable[str | None]) -> NDArray[np.int32]:
         """Return the numbers of many texts."""
         known, number = self._numbers, self._numbers.setdefault
-        found = [UNKNOWN if text is None else number(text, len(known)) for text in texts]
+        result = [UNKNOWN if text is None else number(text, len(known)) for text in texts]
         self.texts.extend(islice(known, len(self.texts), None))
-        return np.array(found, np.int32)
+        return np.array(result, np.int32)
 
     def text(self, number: int) -> str | None:
         """Return the text of a number, None for UNKNOWN."""
@@ -97,7 +97,7 @@ class Calls:
         return getattr(self, column) is not None
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all calls at once; see `HeldCalls.windows`."""
+        """Yield all calls at once; see `PackedCalls.windows`."""
         yield self
 
     def to_calls(self) -> Calls:
@@ -310,7 +310,7 @@ _DTYPES = {"kind": np.int8, "name": np.int32, "module": np.int32, "line": np.int
 _DTYPES["stack"] = np.int32
 
 
-class HeldCalls:
+class PackedCalls:
     """Calls with packed columns, which `windows` unpacks in parts.
 
     Attributes:
@@ -367,7 +367,7 @@ class HeldCalls:
         return Calls(labels=self.labels, module_class=dict(self.module_class), **columns)
 
 
-SomeCalls: TypeAlias = Calls | HeldCalls
+AnyCalls: TypeAlias = Calls | PackedCalls
 
 
 def empty_column(column: str) -> Packing:
@@ -378,12 +378,12 @@ def empty_column(column: str) -> Packing:
 
 def packed(columns: Mapping[str, Any]) -> Columns:
     """Pack plain columns."""
-    found = {}
+    result = {}
     for name, values in columns.items():
         packing = empty_column(name)
         packing.add(values)
-        found[name] = packing.done()
-    return found
+        result[name] = packing.done()
+    return result
 
 
 def merge_parts(parts: Sequence[Columns], by: str) -> Columns:
@@ -399,11 +399,11 @@ def merge_parts(parts: Sequence[Columns], by: str) -> Columns:
     if (key[1:] < key[:-1]).any():
         order = np.argsort(key, kind="stable").astype(np.int32)
     del key
-    found: Columns = {}
+    result: Columns = {}
     for name in dict.fromkeys(name for part in filled for name in part):
         column = _concatenate_column(name, [part.pop(name, None) for part in filled], sizes)
-        found[name] = column if order is None else _in_order(column, order)
-    return found
+        result[name] = column if order is None else _in_order(column, order)
+    return result
 
 
 def _concatenate_column(
@@ -424,7 +424,7 @@ def _concatenate_column(
 
 
 def _in_order(column: Packed, order: NDArray[np.int32]) -> Packed:
-    packing = column.anew()
+    packing = column.empty_builder()
     for low in range(0, len(order), WINDOW):
         packing.add(column.at(order[low : low + WINDOW]))
     return packing.done()

@@ -152,11 +152,7 @@ class Collectives(Frame):
         return self.start_ns + self.duration_ns
 
     def in_parts(self, device: int | None = None) -> bool:
-        """Return True if only tasks of collectives were recorded, not whole collectives.
-
-        Args:
-            device: the device; None: all devices.
-        """
+        """Return True if only tasks of collectives were recorded, not whole collectives."""
         if device is None or (self.device == UNKNOWN_DEVICE).any():
             return not len(self)
         return not (self.device == device).any()
@@ -192,11 +188,11 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
     columns = source.integers(
         "COMMUNICATION_OP",
         {
-            "start": "startNs",
-            "duration": "endNs - startNs",
-            "id": "opId",
+            "start_ns": "startNs",
+            "duration_ns": "endNs - startNs",
+            "identity": "opId",
             "name": "opName",
-            "type": f"coalesce(opType, {MISSING + 1} - 1)",
+            "op_type": f"coalesce(opType, {MISSING + 1} - 1)",
             "connection": "coalesce(connectionId, -1)",
             "device": "coalesce(deviceId, -1)",
             "group": f"coalesce(groupName, {MISSING + 1} - 1)",
@@ -205,28 +201,16 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
             "members": "coalesce(rankSize, -1)",
         },
     )
-    valid = possible(columns["start"], columns["duration"])
+    valid = possible(columns["start_ns"], columns["duration_ns"])
     bad = int(len(valid) - valid.sum())
     findings.add("impossible_communication_time", f"{bad} operators are left out", bad)
     columns = {name: values[valid] for name, values in columns.items()}
-    device = columns["device"]
-    unknown = device < 0
+    unknown = columns["device"] < 0
     if unknown.any():
-        device = device.copy()
-        device[unknown] = _device_of_tasks(source, tasks, columns["id"][unknown])
-    return Collectives(
-        start_ns=columns["start"],
-        duration_ns=columns["duration"],
-        device=device,
-        name=columns["name"],
-        op_type=columns["type"],
-        connection=columns["connection"],
-        group=columns["group"],
-        identity=columns["id"],
-        elements=columns["elements"],
-        data_type=columns["data_type"],
-        members=columns["members"],
-    )
+        identity = columns["identity"][unknown]
+        columns["device"] = columns["device"].copy()
+        columns["device"][unknown] = _device_of_tasks(source, tasks, identity)
+    return Collectives(**columns)
 
 
 def kernel_names(source: Source, op_ids: Ints) -> Ints | None:
@@ -255,7 +239,7 @@ GroupKind = Literal["tp", "dp", "pp", "ep", "cp", "world", "other"]
 _KEY = "parallel_group_info"
 _DEPTH = 3  # Maximum nesting of JSON texts: `add_metadata` turns its value into a text.
 
-_UNTOLD: Final = frozenset({"", "undefined", "none", "null"})
+_NO_TITLE: Final = frozenset({"", "undefined", "none", "null"})
 _WORLD: Final = frozenset(
     {"default_group", "default_pg", "default", "world", "world_group", "hccl_world_group"}
 )
@@ -298,8 +282,8 @@ class Groups(Mapping[str, Group]):
         self._by_number = {str(group_hash(name)): name for name in self._groups}
 
     def __getitem__(self, name: str) -> Group:
-        found = self._groups.get(name)
-        return self._groups[self._by_number[name]] if found is None else found
+        result = self._groups.get(name)
+        return self._groups[self._by_number[name]] if result is None else result
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._groups)
@@ -369,15 +353,15 @@ def _by_name(name: str, group: Group | None, label: str) -> str:
 
 def load_groups(source: Source) -> Groups:
     """Return the groups that a report names; empty if there are none."""
-    found: dict[str, Group] = {}
+    result: dict[str, Group] = {}
     if "META_DATA" not in source.tables:
-        return Groups(found)
+        return Groups(result)
     for (text,) in source.rows("SELECT value FROM META_DATA WHERE name = ?", (_KEY,)):
         recorded = _decoded(text)
         for name, about in recorded.items() if isinstance(recorded, dict) else ():
             if isinstance(about, dict):
-                found[name] = _group(name, about)
-    return Groups(found)
+                result[name] = _group(name, about)
+    return Groups(result)
 
 
 def kind_of(title: str) -> GroupKind:
@@ -403,9 +387,9 @@ def kind_of(title: str) -> GroupKind:
 
 
 def _group(name: str, about: Mapping[str, Any]) -> Group:
-    told = about.get("group_name")
-    title = told.strip() if isinstance(told, str) else ""
-    if title.lower() in _UNTOLD or title == name:
+    recorded = about.get("group_name")
+    title = recorded.strip() if isinstance(recorded, str) else ""
+    if title.lower() in _NO_TITLE or title == name:
         title = ""
     ranks = about.get("global_ranks")
     whole = isinstance(ranks, list) and all(type(rank) is int and rank >= 0 for rank in ranks)

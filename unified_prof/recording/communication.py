@@ -2,7 +2,7 @@
 
 The union of the intervals of millions of tasks is large, and sums do not need all of it at once.
 `Sweep` splits time into segments and carries unfinished tasks from one segment to the next; each
-`Stretch` adds its part to `Sums`.
+`TimeSlice` adds its part to `Sums`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN, L
 from unified_prof.recording.collectives import PARTED, Collectives, Groups, canonical
 from unified_prof.recording.model import Row
 from unified_prof.recording.source import Source, Strings
-from unified_prof.recording.task_rows import FOREVER
+from unified_prof.recording.tasks import FOREVER
 
 NO_GROUP = "(no group recorded)"
 _OF_HCCL = "hcom"
@@ -54,8 +54,8 @@ class CollectiveNames:
         if kernels is None:
             return self.names(labels)
         ids, number = codes(kernels)
-        found = labels.numbers(self._strings.texts(ids))[number]
-        return np.where(found == UNKNOWN, self.types(labels), found)
+        result = labels.numbers(self._strings.texts(ids))[number]
+        return np.where(result == UNKNOWN, self.types(labels), result)
 
     def kinds(self) -> tuple[list[str | None], Ints]:
         """Return the distinct kinds of groups, and the index of each collective's kind.
@@ -64,10 +64,10 @@ class CollectiveNames:
         only the communicator is known, because its name differs from run to run.
         """
         texts, number = self._communicators
-        found = [None if text is None else self._labels.group(text) for text in texts]
+        result = [None if text is None else self._labels.group(text) for text in texts]
         return [
             None if one is None else one.kind if one.kind != "other" else one.title or None
-            for one in found
+            for one in result
         ], number
 
     def plain_types(self, labels: Labels) -> Ints:
@@ -153,11 +153,13 @@ class CollectiveNames:
         plain = Labels()
         number = self._plain(plain, first, second)
         texts, group = self._communicators
-        told = [None if text is None else self._labels.label_if_named(text) for text in texts]
+        group_labels = [
+            None if text is None else self._labels.label_if_named(text) for text in texts
+        ]
         pairs, of_pair = np.unique(number * len(texts) + group, return_inverse=True)
         named = []
         for pair in pairs.tolist():
-            name, where = plain.texts[pair // len(texts)], told[pair % len(texts)]
+            name, where = plain.texts[pair // len(texts)], group_labels[pair % len(texts)]
             named.append(name if where is None else f"{name} ({where})")
         return labels.numbers(named)[of_pair]
 
@@ -197,7 +199,7 @@ def _most(types: Labels, kinds: Ints, duration_ns: Ints) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretch:
+class TimeSlice:
     """Intervals of device tasks in a segment of time, clipped to the segment."""
 
     begin_ns: int
@@ -225,7 +227,7 @@ class Sweep:
 
     def take(
         self, kind: NDArray[np.int8], start_ns: Ints, end_ns: Ints, until_ns: int = FOREVER
-    ) -> Stretch:
+    ) -> TimeSlice:
         """Add tasks, and return the segment up to `until_ns`; later tasks start after it."""
         begin_ns, self._begin_ns = self._begin_ns, until_ns
         now = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
@@ -239,9 +241,9 @@ class Sweep:
         communication = intervals.part(self._communication, begin_ns, until_ns)
         communication = intervals.union(communication, now[COMMUNICATION])
         busy = intervals.union(now[KERNEL], communication, now[COPY])
-        return Stretch(begin_ns, until_ns, now[KERNEL], communication, now[COPY], busy)
+        return TimeSlice(begin_ns, until_ns, now[KERNEL], communication, now[COPY], busy)
 
-    def rest(self) -> Stretch:
+    def rest(self) -> TimeSlice:
         """Return the last segment."""
         nothing = np.zeros(0, np.int64)
         return self.take(nothing.astype(np.int8), nothing, nothing)
@@ -260,7 +262,7 @@ class Sums:
     # From the start of the first task to the end of the last; None: no task.
     span_ns: tuple[int, int] | None = field(default=None)
 
-    def add(self, one: Stretch, within: IntervalSet | None = None) -> None:
+    def add(self, one: TimeSlice, within: IntervalSet | None = None) -> None:
         """Add a segment, or the part of it within `within`."""
         compute, communication, copies, busy = one.compute, one.communication, one.copies, one.busy
         if within is not None:

@@ -60,11 +60,7 @@ _COUNTERS = (
     _Counter("LLC", (("throughput", "LLC"),), "B/s", keys=("llcId",), texts=("mode",)),
     _Counter("HCCS", (("txThroughput", "HCCS tx"), ("rxThroughput", "HCCS rx")), "B/s"),
     _Counter("QOS", (("bandwidth", "QoS"),), "B/s", texts=("eventName",)),
-    _Counter(
-        "PCIE",
-        (("txPostAvg", "PCIe tx"), ("rxPostAvg", "PCIe rx")),
-        "B/s",
-    ),
+    _Counter("PCIE", (("txPostAvg", "PCIe tx"), ("rxPostAvg", "PCIe rx")), "B/s"),
     _Counter("NIC", (("rxByteRate", "NIC rx"), ("txByteRate", "NIC tx")), "B/s", keys=("funcId",)),
     _Counter(
         "ROCE", (("rxByteRate", "RoCE rx"), ("txByteRate", "RoCE tx")), "B/s", keys=("funcId",)
@@ -115,9 +111,9 @@ def blocks_at_peak(source: Source, strings: Strings) -> LiveBlocks:
     torch = [one for one in np.unique(records["of"]).tolist() if strings.get(one) == TORCH]
     live = np.zeros(len(blocks["size"]), bool)
     for device in np.unique(blocks["device"]).tolist():
-        mine = np.flatnonzero((records["device"] == device) & np.isin(records["of"], torch))
-        if len(mine):
-            at_ns = records["at"][mine[records["used"][mine].argmax()]]
+        selected = np.flatnonzero((records["device"] == device) & np.isin(records["of"], torch))
+        if len(selected):
+            at_ns = records["at"][selected[records["used"][selected].argmax()]]
             begun = blocks["from"] <= at_ns  # MISSING: before the history
             ended = (blocks["until"] != MISSING) & (blocks["until"] <= at_ns)
             live |= (blocks["device"] == device) & begun & ~ended
@@ -167,20 +163,20 @@ def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) ->
     for counter in counters:
         if counter.table in source.tables:
             decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
-            result += _of_table(
+            result += _series_of_table(
                 source, strings, counter, in_words=bool(decoders - _ASCEND_DECODERS)
             )
     return tuple(result)
 
 
-def _of_table(
+def _series_of_table(
     source: Source, strings: Strings, counter: _Counter, *, in_words: bool
 ) -> list[Series]:
     groups = sorted(_samples(source, counter).items(), key=lambda item: repr(item[0]))
     return [
         one
         for (where, *parts), samples in groups
-        for one in _of_group(
+        for one in _series_of_source(
             counter,
             _place(where, on_host=in_words),
             _suffix(counter, parts, strings, in_words=in_words),
@@ -202,25 +198,25 @@ def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list
     values = [column for column, _ in counter.values]
     columns = ", ".join([counter.time, counter.device or "NULL", *keys, *values])
     first = 2 + len(keys)
-    found: dict[tuple[object, ...], list[_Sample]] = {}
+    result: dict[tuple[object, ...], list[_Sample]] = {}
     for row in source.rows(f'SELECT {columns} FROM "{counter.table}"'):
         time_ns = row[0]
         if isinstance(time_ns, int | float) and 0 <= time_ns <= MAX_TIME_NS:
-            found.setdefault(row[1:first], []).append((int(time_ns), row[first:]))
-    return found
+            result.setdefault(row[1:first], []).append((int(time_ns), row[first:]))
+    return result
 
 
 def _suffix(counter: _Counter, parts: list[Any], strings: Strings, *, in_words: bool) -> str:
     """Return the suffix that distinguishes a source: its numbers, then its texts."""
     numbers = [f"{part}" for part in parts[: len(counter.keys)]]
     words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
-    told = [word for word in words if word not in NOTHING_KNOWN and word]
+    known = [word for word in words if word not in NOTHING_KNOWN and word]
     if in_words and counter.table == "MEMORY_RECORD":
-        told = [_TORCH_IN_WORDS if word in (TORCH, HOST) else word for word in told]
-    return " ".join([*numbers, *told])
+        known = [_TORCH_IN_WORDS if word in (TORCH, HOST) else word for word in known]
+    return " ".join([*numbers, *known])
 
 
-def _of_group(
+def _series_of_source(
     counter: _Counter, where: str, suffix: str, samples: list[_Sample]
 ) -> Iterator[Series]:
     """Yield the series of one source, one for each column with numbers."""

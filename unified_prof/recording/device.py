@@ -15,11 +15,10 @@ from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import Stretch, Sums, Sweep
+from unified_prof.recording.communication import Sums, Sweep, TimeSlice
 from unified_prof.recording.model import DeviceTime, Row
 from unified_prof.recording.steps import Steps, StepTrace
-from unified_prof.recording.task_rows import WAIT, TaskRows
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.tasks import WAIT, TaskRows, Tasks
 
 
 class TaskSteps:
@@ -69,7 +68,7 @@ class DeviceWork:
         devices = self._tasks.packed["device"].blocks()
         return sum(int((device == self._device).sum()) for device in devices)
 
-    def stretches(self) -> Iterator[Stretch]:
+    def time_slices(self) -> Iterator[TimeSlice]:
         """Yield consecutive time segments that together cover all tasks."""
         sweep = Sweep(self._whole, parts=self._parts)
         for rows in self._tasks.in_time(self._device):
@@ -106,34 +105,34 @@ class DeviceWork:
 
     def time(self, name: str, window: IntervalSet | None = None) -> DeviceTime:
         """Return the device time by kind of task, within `window` if it is given."""
-        found, whole = self._sums, self._sums
+        result, whole = self._sums, self._sums
         if window is not None:
-            found = Sums()
-            for stretch in self.stretches():
-                found.add(stretch, window)
+            result = Sums()
+            for time_slice in self.time_slices():
+                result.add(time_slice, window)
         return DeviceTime(
             device=name,
             window_ns=(whole.span if window is None else window).total_ns,
-            compute_ns=found.compute_ns,
-            communication_ns=found.communication_ns if whole.communicates else None,
-            overlap_ns=found.overlap_ns if whole.communicates else None,
-            copy_ns=found.copy_ns,
-            busy_ns=found.busy_ns,
+            compute_ns=result.compute_ns,
+            communication_ns=result.communication_ns if whole.communicates else None,
+            overlap_ns=result.overlap_ns if whole.communicates else None,
+            copy_ns=result.copy_ns,
+            busy_ns=result.busy_ns,
             tasks=self.tasks,
         )
 
     @cached_property
     def _sums(self) -> Sums:
         sums = Sums()
-        for stretch in self.stretches():
-            sums.add(stretch)
+        for time_slice in self.time_slices():
+            sums.add(time_slice)
         return sums
 
     @cached_property
     def _sets(self) -> tuple[IntervalSet, ...]:
         parts = [
-            (stretch.compute, stretch.communication, stretch.copies, stretch.busy)
-            for stretch in self.stretches()
+            (time_slice.compute, time_slice.communication, time_slice.copies, time_slice.busy)
+            for time_slice in self.time_slices()
         ]
         return tuple(intervals.union(*each) for each in zip(*parts, strict=True))
 
@@ -162,14 +161,14 @@ def step_windows(
     work_ends = np.full(len(steps), np.iinfo(np.int64).min)
     in_parts = comms.in_parts(device)
     for rows in tasks.windows():
-        mine = (rows.kind == KERNEL) | (rows.kind == COPY)
+        is_work = (rows.kind == KERNEL) | (rows.kind == COPY)
         if in_parts:
-            mine |= rows.kind == COMMUNICATION
+            is_work |= rows.kind == COMMUNICATION
         if device is not None:
-            mine &= rows.device == device
+            is_work &= rows.device == device
         step = task_steps.steps_of(rows)
-        mine &= step != UNKNOWN
-        np.maximum.at(work_ends, step[mine], rows.end_ns[mine])
+        is_work &= step != UNKNOWN
+        np.maximum.at(work_ends, step[is_work], rows.end_ns[is_work])
     comm_mine = task_steps.comms != UNKNOWN
     if device is not None:
         comm_mine &= comms.device == device
@@ -256,15 +255,6 @@ def step_rows(
 
     A task belongs to the step that launched it, whenever it ran. A device is idle in a step while
     no task runs on it, not even one of another step.
-
-    Args:
-        steps: The steps in order of time.
-        devices: The tasks of each device.
-        windows: The time of the steps on each device.
-        numbers: The number of each device; None if there is only one device.
-        tasks: All tasks.
-        comms: All collectives.
-        task_steps: The step that launched each task.
     """
     extras: list[dict[str, int | None]] = [{} for _ in steps]
 
@@ -275,7 +265,7 @@ def step_rows(
     for name, whole in devices.items():
         only = numbers[name]
         communicates = whole.time(name).communication_ns is not None
-        found = _of_each_step(len(steps), tasks, comms, task_steps, only)
+        found = _step_sums(len(steps), tasks, comms, task_steps, only)
         busy = _busy_in(windows[name], whole)
         lasted = (windows[name].end_ns - windows[name].start_ns).tolist()
         for step, sums in enumerate(found):
@@ -290,7 +280,7 @@ def step_rows(
     ]
 
 
-def _of_each_step(
+def _step_sums(
     count: int, tasks: Tasks, comms: Collectives, task_steps: TaskSteps, device: int | None
 ) -> list[Sums]:
     """Return the sums over the tasks that each step launched on a device."""
@@ -324,8 +314,8 @@ def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
     """Return the busy time of a device in each step."""
     result = np.zeros(len(windows.start_ns), np.int64)
     steps = IntervalSet(windows.start_ns, windows.end_ns)
-    for stretch in device.stretches():
-        start, end, _, step = intervals.overlaps(stretch.busy, steps)
+    for time_slice in device.time_slices():
+        start, end, _, step = intervals.overlaps(time_slice.busy, steps)
         np.add.at(result, step, end - start)
     return [int(one) for one in result]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints, Numbering
 from unified_prof.arrays.packed import Packed, Packing
-from unified_prof.recording import calls as held_calls
-from unified_prof.recording.breakdowns import Added, allocated, merge_calls, names_of, origin_of
+from unified_prof.recording import calls as packed_calls
+from unified_prof.recording.breakdowns import TimeSums, allocated, merge_calls, names_of, origin_of
 from unified_prof.recording.calls import (
     COMMUNICATION,
     COPY,
@@ -25,8 +25,8 @@ from unified_prof.recording.calls import (
     UNKNOWN,
     Calls,
     Columns,
-    HeldCalls,
     Labels,
+    PackedCalls,
     Sums,
 )
 from unified_prof.recording.collectives import Collectives
@@ -37,8 +37,7 @@ from unified_prof.recording.model import Row
 from unified_prof.recording.replayed_graphs import Captured
 from unified_prof.recording.steps import Steps, step_of
 from unified_prof.recording.task_order import ComputedColumn, OrderedTasks, TaskWindow, WorkColumn
-from unified_prof.recording.task_rows import TaskNames, TaskRows
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.tasks import TaskNames, TaskRows, Tasks
 
 
 class WorkLaunches(NamedTuple):
@@ -110,7 +109,7 @@ class Work:
             among = int(np.searchsorted(comms.start_ns, rows.until_ns))
             if among:
                 found, comms = (
-                    found.merged(comms.take(slice(among))),
+                    found.merge(comms.take(slice(among))),
                     comms.take(slice(among, None)),
                 )
             yield found
@@ -120,15 +119,15 @@ class Work:
     def _begun_comms(self, device: int | None) -> OrderedTasks:
         """Return the whole collectives in order of start."""
         comms = self._comms
-        found = OrderedTasks(
+        result = OrderedTasks(
             np.arange(self._task_count, len(self), dtype=np.int32),
             comms.start_ns,
             np.full(len(comms), COMMUNICATION, np.int8),
             np.full(len(comms), UNKNOWN, np.int64),
             comms.connection,
         )
-        order = np.argsort(found.start_ns, kind="stable")
-        return found.take(order if device is None else order[comms.device[order] == device])
+        order = np.argsort(result.start_ns, kind="stable")
+        return result.take(order if device is None else order[comms.device[order] == device])
 
     @property
     def task(self) -> NDArray[np.int32]:
@@ -149,7 +148,7 @@ class Work:
 
     @cached_property
     def operator_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
-        """Operator types of tasks, and of each collective."""
+        """Operator types: a lookup for tasks, and the number of each collective's type."""
         names = self._tasks.operator_names(self.labels, self._is_work)
         return names, self._collectives.types(self.labels)
 
@@ -220,7 +219,7 @@ class Work:
         )
 
     @cached_property
-    def calls(self) -> HeldCalls:
+    def calls(self) -> PackedCalls:
         """One row per framework operation that used the device, and per other device task.
 
         Times are device times. Kernels and copies count for the operation that launched them;
@@ -232,7 +231,7 @@ class Work:
             parts.append(self._operations(self._framework))
         parts.append(self._unowned_rows())
         if self.captured is not None:
-            parts.append(self._of_captures(self.captured))
+            parts.append(self._captured_operations(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
             parts.append(allocated(self._framework, self.labels, self._allocations))
         return merge_calls(self.labels, parts)
@@ -243,7 +242,7 @@ class Work:
         names: tuple[str, ...] = ("when", "name", "kind", "total_ns")
         if self._framework is not None:
             names = (*names, "forward_ns", "backward_ns", "call")
-        found = {name: held_calls.empty_column(name) for name in names}
+        found = {name: packed_calls.empty_column(name) for name in names}
         for window in self.windows():
             left = np.flatnonzero(~(self._owned(window) | self._replayed(window)))
             duration = window.duration_ns[left]
@@ -300,8 +299,8 @@ class Work:
                 if steps:
                     start = np.where(own, self._framework.start_ns[call], start)
             if captured is not None:
-                told = captured[window.rows]
-                owner = np.where(told != UNKNOWN, told, owner)
+                captured_name = captured[window.rows]
+                owner = np.where(captured_name != UNKNOWN, captured_name, owner)
             key = pairs.index_of(owner * len(texts) + window.kernel)
             if steps:
                 key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
@@ -392,8 +391,8 @@ class Work:
             ]
         captured = self._captured_names()
         if captured is not None:
-            told = captured[some.rows]
-            result = np.where(told != UNKNOWN, told, result)
+            captured_name = captured[some.rows]
+            result = np.where(captured_name != UNKNOWN, captured_name, result)
         return result
 
     @cached_property
@@ -489,18 +488,18 @@ class Work:
     def _operations(self, framework: Framework) -> Columns:
         """Sum the device time of each framework operation by pass."""
         chosen = self._owners
-        times = {which: Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
+        times = {which: TimeSums(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
         for window in self.windows():
             owned = self._owned(window)
             call, passes = (column[window.rows][owned] for column in self.launches)
             key, duration = np.searchsorted(chosen, call), window.duration_ns[owned]
             for which, added in times.items():
-                mine = passes == which
-                added.add(key[mine], duration[mine])
+                in_pass = passes == which
+                added.add(key[in_pass], duration[in_pass])
         columns = ("when", "name", "kind", "total_ns", "forward_ns", "backward_ns")
-        found = {name: held_calls.empty_column(name) for name in columns}
-        for low in range(0, len(chosen), held_calls.WINDOW):
-            rows = slice(low, low + held_calls.WINDOW)
+        found = {name: packed_calls.empty_column(name) for name in columns}
+        for low in range(0, len(chosen), packed_calls.WINDOW):
+            rows = slice(low, low + packed_calls.WINDOW)
             found["when"].add(framework.start_ns[chosen[rows]])
             found["name"].add(names_of(framework, self.labels, chosen[rows]))
             found["kind"].add(np.full(len(chosen[rows]), OPERATION, np.int8))
@@ -512,7 +511,7 @@ class Work:
         done = {name: packing.done() for name, packing in found.items()}
         return done | origin_of(framework, self.labels, chosen)
 
-    def _of_captures(self, captured: Captured) -> Columns:
+    def _captured_operations(self, captured: Captured) -> Columns:
         """Sum the device time of each captured operation by replay."""
         own: Ints = np.flatnonzero(captured.call != NONE)
         size = len(captured.framework)
@@ -534,7 +533,7 @@ class Work:
             "forward_ns": total(passes == FORWARD),
             "backward_ns": total(passes == BACKWARD),
         }
-        return held_calls.packed(columns) | origin_of(captured.framework, self.labels, chosen)
+        return packed_calls.packed(columns) | origin_of(captured.framework, self.labels, chosen)
 
     def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate((tasks, comms)) if len(comms) else tasks

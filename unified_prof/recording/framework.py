@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import MISSING, Ints
-from unified_prof.arrays.nesting import WINDOW, Below, Distances, Inherited, Nest
+from unified_prof.arrays.grouping import MISSING, Ints, Runs
+from unified_prof.arrays.nesting import WINDOW, Below, Distances, NearestMarked, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
@@ -150,9 +150,9 @@ class Framework:
             if len(self):
                 mask_of |= inside & np.isin(self.thread[ranges], self._nested.threads_with_modules)
                 mask_of &= ~(inside & self._in_backward(ranges))
-            found = np.where(mask_of, outside, unknown)
-            found = np.where(of_chain >= 0, len(self) + of_chain, found)
-            return np.where(innermost != NONE, innermost, found)
+            result = np.where(mask_of, outside, unknown)
+            result = np.where(of_chain >= 0, len(self) + of_chain, result)
+            return np.where(innermost != NONE, innermost, result)
 
         distinct, number = numbered(ranges, key)
         named: dict[int, str | None] = {outside: None, unknown: NOT_ATTRIBUTED}
@@ -336,9 +336,9 @@ class Framework:
         """Shapes and types of the rows of PYTORCH_API."""
         shapes, types = Packing(hole=NONE), Packing(hole=NONE)
         columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
-        for piece in self._source.pieces("PYTORCH_API", columns):
-            shapes.add(piece["shapes"])
-            types.add(piece["types"])
+        for batch in self._source.batches("PYTORCH_API", columns):
+            shapes.add(batch["shapes"])
+            types.add(batch["types"])
         return shapes.done(), types.done()
 
     def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
@@ -454,11 +454,11 @@ class Framework:
 
     def _ranges_where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
         """Return the ranges selected by a function that returns a mask for each window."""
-        found = [np.zeros(0, np.int64)]
+        result = [np.zeros(0, np.int64)]
         for low in range(0, len(self), WINDOW):
             rows = slice(low, min(low + WINDOW, len(self)))
-            found.append(low + np.flatnonzero(chosen(rows)))
-        return np.concatenate(found)
+            result.append(low + np.flatnonzero(chosen(rows)))
+        return np.concatenate(result)
 
     def _nearest(self, among: NDArray[np.bool_]) -> Distances:
         """Return the range itself if it is in the mask, else the innermost such range around it."""
@@ -490,7 +490,7 @@ class Framework:
         """Innermost operation, node and module of each range."""
         operation, top, node, module = Distances(), Distances(), Distances(), Distances()
         marks = Packing(np.int8)
-        nearest = [Inherited() for _ in range(5)]
+        nearest = [NearestMarked() for _ in range(5)]
         below = Below()
         threads: dict[str, list[Ints]] = {"all": [], "modules": [], "engine": [], "forward": []}
         for window in self._nest.windows():
@@ -516,7 +516,7 @@ class Framework:
                 ("forward", makes_nodes),
             ):
                 threads[name].append(np.unique(thread[chosen]))
-        found = {
+        result = {
             name: np.unique(np.concatenate([np.zeros(0, np.int64), *some]))
             for name, some in threads.items()
         }
@@ -526,11 +526,11 @@ class Framework:
             node.done(),
             module.done(),
             marks.done(),
-            found["all"],
-            found["modules"],
+            result["all"],
+            result["modules"],
             # On autograd engine threads, everything is backward, including gradient hooks.
             # Operations on other threads create nodes.
-            np.setdiff1d(found["engine"], found["forward"]),
+            np.setdiff1d(result["engine"], result["forward"]),
         )
 
     def _in_backward(self, ranges: slice | Whole) -> NDArray[np.bool_]:
@@ -553,9 +553,9 @@ class Framework:
 
         def may_create(rows: slice) -> NDArray[np.bool_]:
             recorded = (self._type[rows] == API_OPERATION) & ~self._is_module(rows)
-            found: NDArray[np.bool_] = (self._sequence[rows] >= 0) & ~self._in_backward(rows)
-            found &= recorded
-            return found
+            result: NDArray[np.bool_] = (self._sequence[rows] >= 0) & ~self._in_backward(rows)
+            result &= recorded
+            return result
 
         def runs_node(rows: slice) -> NDArray[np.bool_]:
             nodes: NDArray[np.bool_] = np.greater_equal(self._sequence[rows], 0)
@@ -566,10 +566,10 @@ class Framework:
         threads = np.zeros(0, np.int64)
         for low in range(0, len(ranges), WINDOW):
             threads = np.union1d(threads, self.thread[ranges[low : low + WINDOW]])
-        found = ForwardOperations(columns, self._names, threads, self._ranges_where(runs_node))
+        result = ForwardOperations(columns, self._names, threads, self._ranges_where(runs_node))
         for low in range(0, len(ranges), WINDOW):
-            found.add(ranges[low : low + WINDOW])
-        return found
+            result.add(ranges[low : low + WINDOW])
+        return result
 
     @cached_property
     def _connected(self) -> tuple[PackedLookup, Packed]:
@@ -579,10 +579,10 @@ class Framework:
         keys, ranges = Packing(hole=MISSING), Packing(np.int32)
         # A range has one id in CONNECTION_IDS, with one or several connection ids.
         pairs = {"id": "id", "connection": "connectionId"}
-        for piece in self._source.pieces("CONNECTION_IDS", pairs):
-            holder = holders.find(piece["id"])
+        for batch in self._source.batches("CONNECTION_IDS", pairs):
+            holder = holders.find(batch["id"])
             known = holder != NONE
-            keys.add(piece["connection"][known])
+            keys.add(batch["connection"][known])
             ranges.add(holder[known])
         return PackedLookup(keys.done()), ranges.done()
 
@@ -600,7 +600,7 @@ class Framework:
         if len(open_ones):
             calls = self._host_calls or HostCalls(self._source)
             self._host_calls = calls
-            row = calls.of_connection(connection[open_ones])
+            row = calls.row_of_connection(connection[open_ones])
             open_ones, row = open_ones[row >= 0], row[row >= 0]
             result[open_ones] = self._around(calls.thread[row], calls.start_ns[row])
         return result
@@ -611,35 +611,34 @@ class Framework:
 
     def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the innermost range that is open on each thread at each time, or -1."""
-        found = np.full(len(at_ns), NONE, np.int64)
+        result = np.full(len(at_ns), NONE, np.int64)
         if not len(self):
-            return found
+            return result
         for one, low, high in self._threads:
             points = np.flatnonzero(thread == one)
             points = points[np.argsort(at_ns[points], kind="stable")]
             if len(points):
                 last = self.start_ns.last_not_after(at_ns[points], low, high)
-                found[points] = np.where(last < low, NONE, last)
+                result[points] = np.where(last < low, NONE, last)
         # If the last range to start has already ended, the result is one of its enclosing ranges.
-        looking = np.flatnonzero(found != NONE)
+        looking = np.flatnonzero(result != NONE)
         while len(looking):
-            looking = looking[self.end_ns[found[looking]] < at_ns[looking]]
-            found[looking] = self.parent[found[looking]]
-            looking = looking[found[looking] != NONE]
-        return found
+            looking = looking[self.end_ns[result[looking]] < at_ns[looking]]
+            result[looking] = self.parent[result[looking]]
+            looking = looking[result[looking] != NONE]
+        return result
 
     @cached_property
     def _threads(self) -> list[tuple[int, int, int]]:
         """(thread, its first range, the range after its last) for all threads."""
-        found: list[tuple[int, int]] = []
+        result: list[tuple[int, int]] = []
         for low in range(0, len(self), WINDOW):
             threads = self.thread[low : low + WINDOW]
-            heads = np.flatnonzero(np.append(True, threads[1:] != threads[:-1]))
-            for at in heads.tolist():
-                if not found or found[-1][0] != int(threads[at]):
-                    found.append((int(threads[at]), low + at))
-        behind = [*(first for _, first in found[1:]), len(self)]
-        return [(*one, end) for one, end in zip(found, behind, strict=True)]
+            for at in Runs(threads).starts.tolist():
+                if not result or result[-1][0] != int(threads[at]):
+                    result.append((int(threads[at]), low + at))
+        behind = [*(first for _, first in result[1:]), len(self)]
+        return [(*one, end) for one, end in zip(result, behind, strict=True)]
 
 
 _IN_BACKWARD, _IN_OPTIMIZER = 1, 2

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, NOWHERE, Frame, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, NOWHERE, Bools, Frame, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, codes, recoded
 from unified_prof.base.columns import (
     API_OPERATION,
@@ -45,8 +45,8 @@ class HostCalls:
 
     def __init__(self, source: Source) -> None:
         found = {name: Packing(hole=MISSING) for name in _COLUMNS}
-        for piece in source.pieces("CANN_API", _COLUMNS):
-            for name, values in piece.items():
+        for batch in source.batches("CANN_API", _COLUMNS):
+            for name, values in batch.items():
                 found[name].add(values)
         columns = {name: packing.done() for name, packing in found.items()}
         self.connection, self.thread = columns["connection"], columns["thread"]
@@ -57,7 +57,7 @@ class HostCalls:
         return len(self.connection)
 
     @cached_property
-    def happened(self) -> NDArray[np.bool_]:
+    def is_valid(self) -> NDArray[np.bool_]:
         """Mask of the calls with valid times."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), BLOCK):
@@ -69,13 +69,13 @@ class HostCalls:
 
     def launching(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the row of the call that launched each device task, or NOWHERE."""
-        row = self.of_connection(connection)
+        row = self.row_of_connection(connection)
         # There are only a few such ids, and most recordings have none.
         for unconnected in UNCONNECTED:
             row[connection == unconnected] = NOWHERE
         return row
 
-    def of_connection(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
+    def row_of_connection(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the row of the call with each connection id, or NOWHERE."""
         return self._by_connection.rows(connection)
 
@@ -84,6 +84,12 @@ class HostCalls:
         """The distinct string ids of names, and the index of each call's name."""
         ids = self.name.distinct().tolist()
         return ids, recoded(self.name, ids)
+
+    def matching(self, strings: Strings, wanted: Callable[[str | None], bool]) -> Bools:
+        """Return a mask of the calls whose name satisfies a predicate."""
+        ids, number = self.names
+        mask: Bools = np.array([*map(wanted, strings.texts(ids)), False])[number.to_array()]
+        return mask
 
     @cached_property
     def _by_connection(self) -> PackedLookup:
@@ -126,17 +132,17 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
     taken = _ValidRanges()
     row = 0
     unreadable: Ints | None = None
-    for piece in source.pieces("PYTORCH_API", _COLUMNS_HOST_RANGES):
-        count = len(piece["start"])
-        piece["row"] = np.arange(row, row + count)
+    for batch in source.batches("PYTORCH_API", _COLUMNS_HOST_RANGES):
+        count = len(batch["start"])
+        batch["row"] = np.arange(row, row + count)
         row += count
-        if not piece["start"].all():
+        if not batch["start"].all():
             if unreadable is None:
                 unreadable = _unreadable_starts(source)
-            piece["start"] = np.where(np.isin(piece["row"], unreadable), MISSING, piece["start"])
-        taken.take(piece)
+            batch["start"] = np.where(np.isin(batch["row"], unreadable), MISSING, batch["start"])
+        taken.take(batch)
     domains: set[int] = set()
-    for marks in source.pieces("MSTX_EVENTS", _OF_MARKS):
+    for marks in source.batches("MSTX_EVENTS", _OF_MARKS):
         domain = marks.pop("domain")
         domains |= {one for one in np.unique(domain).tolist() if strings.get(one) == "Module"}
         marks["type"] = np.where(np.isin(domain, list(domains)), MODULE_RANGE, ANNOTATION)
@@ -153,12 +159,12 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
 
 def _unreadable_starts(source: Source) -> Ints:
     """Return the rows whose start is not a number, which a cast turns into 0."""
-    found, row = [np.zeros(0, np.int64)], 0
+    result, row = [np.zeros(0, np.int64)], 0
     number = "iif(startNs GLOB '[0-9]*', 1, NULL)"
-    for piece in source.pieces("PYTORCH_API", {"number": number}):
-        found.append(np.flatnonzero(piece["number"] == MISSING) + row)
-        row += len(piece["number"])
-    return np.concatenate(found)
+    for batch in source.batches("PYTORCH_API", {"number": number}):
+        result.append(np.flatnonzero(batch["number"] == MISSING) + row)
+        row += len(batch["number"])
+    return np.concatenate(result)
 
 
 class _ValidRanges:
@@ -180,15 +186,15 @@ class _ValidRanges:
         }
         self.bad = 0
 
-    def take(self, piece: dict[str, Ints]) -> None:
+    def take(self, batch: dict[str, Ints]) -> None:
         with np.errstate(over="ignore"):
-            piece["duration"] = piece.pop("end") - piece["start"]
-        usable = possible(piece["start"], piece["duration"])
+            batch["duration"] = batch.pop("end") - batch["start"]
+        usable = possible(batch["start"], batch["duration"])
         self.bad += int(len(usable) - usable.sum())
-        usable &= piece["type"] != API_QUEUE
+        usable &= batch["type"] != API_QUEUE
         whole = bool(usable.all())
         for name, packing in self.columns.items():
-            packing.add(piece[name] if whole else piece[name][usable])
+            packing.add(batch[name] if whole else batch[name][usable])
 
 
 def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
@@ -198,7 +204,7 @@ def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
         return columns
     for name in list(columns):
         column = columns.pop(name)
-        packing = column.anew()
+        packing = column.empty_builder()
         for low in range(0, len(order), _WINDOW):
             packing.add(column.at(order[low : low + _WINDOW]))
         columns[name] = packing.done()
@@ -314,7 +320,7 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
     entries = source.integers("PYTORCH_API", {"type": "coalesce(type, -1)"})["type"] == API_QUEUE
     if not entries.any():
         return TaskQueue(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
-    found = source.integers(
+    result = source.integers(
         "PYTORCH_API",
         {
             "start": "CAST(startNs AS INTEGER)",
@@ -325,26 +331,26 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
         },
     )
     with np.errstate(over="ignore"):
-        entries &= possible(found["start"], found["end"] - found["start"])
-    found = {name: values[entries] for name, values in found.items()}
-    ids, number = codes(found["name"])
+        entries &= possible(result["start"], result["end"] - result["start"])
+    result = {name: values[entries] for name, values in result.items()}
+    ids, number = codes(result["name"])
     is_enqueue = np.array([(text or "").startswith("Enqueue") for text in strings.texts(ids)])
     pairs = source.integers("CONNECTION_IDS", {"id": "id", "connection": "connectionId"})
     # An entry that launched several tasks has several connection ids; enqueue and dequeue share the
     # first one.
-    row = Lookup(pairs["id"]).rows(found["id"])
+    row = Lookup(pairs["id"]).rows(result["id"])
     enqueues = np.flatnonzero(is_enqueue[number] & (row >= 0))
     dequeues = np.flatnonzero(~is_enqueue[number] & (row >= 0))
     partner = Lookup(pairs["connection"][row[enqueues]]).rows(pairs["connection"][row[dequeues]])
     dequeues, enqueues = dequeues[partner >= 0], enqueues[partner[partner >= 0]]
-    in_order = found["start"][enqueues] <= found["start"][dequeues]
+    in_order = result["start"][enqueues] <= result["start"][dequeues]
     dequeues, enqueues = dequeues[in_order], enqueues[in_order]
     return TaskQueue(
-        enqueue_thread=found["thread"][enqueues],
-        enqueue_ns=found["start"][enqueues],
-        dequeue_thread=found["thread"][dequeues],
-        dequeue_ns=found["start"][dequeues],
-        end_ns=found["end"][dequeues],
+        enqueue_thread=result["thread"][enqueues],
+        enqueue_ns=result["start"][enqueues],
+        dequeue_thread=result["thread"][dequeues],
+        dequeue_ns=result["start"][dequeues],
+        end_ns=result["end"][dequeues],
     )
 
 
@@ -375,44 +381,44 @@ class CallWaits:
 
 def stream_waits(source: Source, strings: Strings, calls: HostCalls) -> StreamWaits:
     """Return the waits of streams; empty if none were recorded."""
-    found = _read_syncs(source)
-    if found is None:
+    result = _read_syncs(source)
+    if result is None:
         return StreamWaits(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
     kinds = [
         number
-        for number in np.unique(found["kind"]).tolist()
+        for number in np.unique(result["kind"]).tolist()
         if (strings.get(number) or "").lower().startswith("stream wait")
     ]
-    chosen = np.isin(found["kind"], kinds) & (found["stream"] >= 0) & (found["awaited"] >= 0)
-    found = {name: values[chosen] for name, values in found.items()}
-    recorded = _start_of_correlation(calls)(found["record"])
+    chosen = np.isin(result["kind"], kinds) & (result["stream"] >= 0) & (result["awaited"] >= 0)
+    result = {name: values[chosen] for name, values in result.items()}
+    recorded = _start_of_correlation(calls)(result["record"])
     return StreamWaits(
-        at_ns=found["start"],
-        stream=_stream_id(found["device"], found["stream"]),
-        awaited_stream=_stream_id(found["device"], found["awaited"]),
-        recorded_ns=np.where(recorded >= 0, recorded, found["start"]),
+        at_ns=result["start"],
+        stream=_stream_id(result["device"], result["stream"]),
+        awaited_stream=_stream_id(result["device"], result["awaited"]),
+        recorded_ns=np.where(recorded >= 0, recorded, result["start"]),
     )
 
 
 def call_waits(source: Source, calls: HostCalls, chosen: Ints) -> CallWaits:
     """Return the events and streams that the chosen calls waited for, as far as recorded."""
-    found = _read_syncs(source)
-    if found is None or not len(chosen):
+    result = _read_syncs(source)
+    if result is None or not len(chosen):
         return CallWaits(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
-    row = Lookup(found["correlation"]).rows(calls.connection[chosen]).astype(np.int64)
+    row = Lookup(result["correlation"]).rows(calls.connection[chosen]).astype(np.int64)
     row[calls.connection[chosen] < 0] = -1
-    events = np.flatnonzero((row >= 0) & (np.append(found["awaited"], MISSING)[row] >= 0))
+    events = np.flatnonzero((row >= 0) & (np.append(result["awaited"], MISSING)[row] >= 0))
     at = row[events]
-    recorded = _start_of_correlation(calls)(found["record"][at])
+    recorded = _start_of_correlation(calls)(result["record"][at])
     events, at, recorded = (values[recorded >= 0] for values in (events, at, recorded))
-    streams = np.flatnonzero((row >= 0) & (np.append(found["stream"], MISSING)[row] >= 0))
+    streams = np.flatnonzero((row >= 0) & (np.append(result["stream"], MISSING)[row] >= 0))
     streams = np.setdiff1d(streams, events)
     return CallWaits(
         call=events,
-        awaited_stream=_stream_id(found["device"][at], found["awaited"][at]),
+        awaited_stream=_stream_id(result["device"][at], result["awaited"][at]),
         recorded_ns=recorded,
         on_stream_call=streams,
-        on_stream=_stream_id(found["device"][row[streams]], found["stream"][row[streams]]),
+        on_stream=_stream_id(result["device"][row[streams]], result["stream"][row[streams]]),
     )
 
 
@@ -420,7 +426,7 @@ def _start_of_correlation(calls: HostCalls) -> Callable[[Ints], Ints]:
     """Return a function that returns the start of the call of each correlation id, or -1."""
 
     def start_of(correlation: Ints) -> Ints:
-        row = calls.of_connection(correlation)
+        row = calls.row_of_connection(correlation)
         known = (row >= 0) & (correlation >= 0)
         return np.where(known, np.append(calls.start_ns, -1)[row], -1)
 
@@ -434,7 +440,7 @@ def _stream_id(device: Ints, stream: Ints) -> Ints:
 def _read_syncs(source: Source) -> dict[str, Ints] | None:
     if "UPROF_GPU_SYNCS" not in source.tables:
         return None
-    found = source.integers(
+    result = source.integers(
         "UPROF_GPU_SYNCS",
         {
             "start": "startNs",
@@ -448,5 +454,5 @@ def _read_syncs(source: Source) -> dict[str, Ints] | None:
     )
     for name in ("stream", "awaited", "record"):
         # CUPTI's value for "no stream", used in waits for a whole device.
-        found[name] = np.where(found[name] == NO_NUMBER, MISSING, found[name])
-    return found
+        result[name] = np.where(result[name] == NO_NUMBER, MISSING, result[name])
+    return result

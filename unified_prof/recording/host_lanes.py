@@ -190,7 +190,7 @@ class _SelectedRanges:
 
 
 class _Rows:
-    """Windows of framework ranges, then of runtime calls."""
+    """All host ranges, read in windows: those of the framework, then runtime calls."""
 
     def __init__(
         self, framework: Framework | None, calls: HostCalls, time: tuple[int, int] | None
@@ -232,15 +232,15 @@ class _Rows:
 
     def kept(self, whole: tuple[int, int] | None, longer_than: int) -> _SelectedRanges:
         """Return the ranges that start in `whole` or are longer than `longer_than`; all if None."""
-        found: tuple[list[Ints], list[Ints]] = ([], [])
+        result: tuple[list[Ints], list[Ints]] = ([], [])
         for (start, end, first), inside, _ in self._windows():
             if whole is not None:
                 in_part = (start >= whole[0]) & (start < whole[1])
                 inside = inside & (in_part | (end - start > longer_than))
             of_calls, low = first
-            found[of_calls].append(np.flatnonzero(inside) + low)
+            result[of_calls].append(np.flatnonzero(inside) + low)
         none = np.zeros(0, np.int64)
-        return _SelectedRanges(*(np.concatenate([none, *parts]) for parts in found))
+        return _SelectedRanges(*(np.concatenate([none, *parts]) for parts in result))
 
     def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[bool, int]], Flags, Flags]]:
         """Yield (start, end, source), and masks of the ranges in the window and the valid ones."""

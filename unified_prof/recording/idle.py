@@ -20,7 +20,7 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.calls import COMMUNICATION
-from unified_prof.recording.communication import Stretch
+from unified_prof.recording.communication import TimeSlice
 
 REASONS: Final = (
     "host",
@@ -151,9 +151,9 @@ def explain(idle: IntervalSet, tasks: DeviceTasks, host: HostSide) -> Segments:
     ready = np.where(unknown, end, np.clip(launched, begin, end))
     own = IntervalSet(begin, np.where(unknown, begin, ready))
     parts = [
-        _part(begin[unknown], end[unknown], NOT_KNOWN, task[unknown]),
-        *_of_host(own, task, host),
-        *_of_device(np.where(unknown, end, ready), end, task, tasks),
+        _segment(begin[unknown], end[unknown], NOT_KNOWN, task[unknown]),
+        *_split_before_launch(own, task, host),
+        *_split_after_launch(np.where(unknown, end, ready), end, task, tasks),
     ]
     joined = [np.concatenate([part[index] for part in parts]) for index in range(5)]
     start, stop, reason, after, sync = joined
@@ -168,15 +168,15 @@ def explain(idle: IntervalSet, tasks: DeviceTasks, host: HostSide) -> Segments:
     )
 
 
-_Part = tuple[Ints, Ints, Ints, Ints, Ints]
+_Segment = tuple[Ints, Ints, Ints, Ints, Ints]
 
 
-def _part(start: Ints, end: Ints, reason: int, task: Ints, sync: Ints | None = None) -> _Part:
+def _segment(start: Ints, end: Ints, reason: int, task: Ints, sync: Ints | None = None) -> _Segment:
     nothing = np.full(len(start), -1) if sync is None else sync
     return start, end, np.full(len(start), reason), task, nothing
 
 
-def _of_host(own: IntervalSet, task: Ints, host: HostSide) -> list[_Part]:
+def _split_before_launch(own: IntervalSet, task: Ints, host: HostSide) -> list[_Segment]:
     """Split the parts of gaps before launches by reason; parts may be empty."""
     parts = []
     # If a synchronizing call was open at the start of the gap, all host-bound time of the gap is
@@ -184,37 +184,37 @@ def _of_host(own: IntervalSet, task: Ints, host: HostSide) -> list[_Part]:
     call = np.searchsorted(host.sync.start_ns, own.start_ns, side="right") - 1
     dry = (call >= 0) & (np.append(host.sync.end_ns, 0)[call] > own.start_ns)
     start, end, gap, _ = intervals.overlaps(own, host.input)
-    parts.append(_part(start, end, INPUT, task[gap]))
+    parts.append(_segment(start, end, INPUT, task[gap]))
     rest_start, rest_end, gap = _subtract(own, start, end, gap)
     due = dry[gap]
     parts.append(
-        _part(rest_start[due], rest_end[due], SYNCHRONISING, task[gap[due]], call[gap[due]])
+        _segment(rest_start[due], rest_end[due], SYNCHRONISING, task[gap[due]], call[gap[due]])
     )
     left = IntervalSet(rest_start[~due], rest_end[~due])
     left_task = task[gap[~due]]
     start, end, which, sync = intervals.overlaps(left, host.sync)
-    parts.append(_part(start, end, SYNCHRONISING, left_task[which], sync))
+    parts.append(_segment(start, end, SYNCHRONISING, left_task[which], sync))
     start, end, which = _subtract(left, start, end, which)
-    parts.append(_part(start, end, HOST, left_task[which]))
+    parts.append(_segment(start, end, HOST, left_task[which]))
     return parts
 
 
-def _of_device(ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks) -> list[_Part]:
+def _split_after_launch(ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks) -> list[_Segment]:
     """Split the parts of gaps after launches by reason; parts may be empty."""
     kind = np.append(tasks.kind, -1)[task]
     awaits = np.append(tasks.awaits, False)[task]
     collective = kind == COMMUNICATION
     behind = awaits & ~collective
     parts = [
-        _part(ready[collective], end[collective], COLLECTIVE, task[collective]),
-        _part(ready[behind], end[behind], STREAM, task[behind]),
+        _segment(ready[collective], end[collective], COLLECTIVE, task[collective]),
+        _segment(ready[behind], end[behind], STREAM, task[behind]),
     ]
     others = ~collective & ~behind
     left, left_task = IntervalSet(ready[others], end[others]), task[others]
     start, stop, which, _ = intervals.overlaps(left, tasks.waits)
-    parts.append(_part(start, stop, STREAM, left_task[which]))
+    parts.append(_segment(start, stop, STREAM, left_task[which]))
     start, stop, which = _subtract(left, start, stop, which)
-    parts.append(_part(start, stop, LAUNCHED, left_task[which]))
+    parts.append(_segment(start, stop, LAUNCHED, left_task[which]))
     return parts
 
 
@@ -233,17 +233,9 @@ def _subtract(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[In
 
 
 def totals(
-    device: str,
-    parts: Iterable[Segments],
-    steps: Sequence[tuple[str, int, int]] | None,
+    device: str, parts: Iterable[Segments], steps: Sequence[tuple[str, int, int]] | None
 ) -> list[IdleReasons]:
-    """Return the idle time by reason, first in total, then for each step.
-
-    Args:
-        device: name of the device.
-        parts: its idle intervals.
-        steps: name, start and end of each step on the device, in order; None: no steps.
-    """
+    """Return the idle time by reason, first in total, then for each step."""
     sums = np.zeros(len(REASONS), np.int64)
     by_step = np.zeros((len(steps or ()), len(REASONS)), np.int64)
     windows = IntervalSet(
@@ -262,33 +254,28 @@ def totals(
     return rows
 
 
-def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[IntervalSet]:
-    """Yield the idle gaps of a device in batches, without splitting a gap.
-
-    Args:
-        stretches: the device's tasks by time segment.
-        of: the analyzed time.
-    """
+def idle_gaps(time_slices: Iterable[TimeSlice], analyzed: IntervalSet) -> Iterator[IntervalSet]:
+    """Yield the idle gaps of a device in batches, without splitting a gap."""
     open_ns: int | None = None  # start of a gap that is open at the end of a segment
-    for stretch in stretches:
+    for time_slice in time_slices:
         idle = intervals.intersect(
             IntervalSet(
-                np.concatenate(([stretch.begin_ns], stretch.busy.end_ns)),
-                np.concatenate((stretch.busy.start_ns, [stretch.until_ns])),
+                np.concatenate(([time_slice.begin_ns], time_slice.busy.end_ns)),
+                np.concatenate((time_slice.busy.start_ns, [time_slice.until_ns])),
             ),
-            intervals.part(of, stretch.begin_ns, stretch.until_ns),
+            intervals.part(analyzed, time_slice.begin_ns, time_slice.until_ns),
         )
         start, end = idle.start_ns, idle.end_ns
         if open_ns is not None:
-            if len(start) and start[0] == stretch.begin_ns:
+            if len(start) and start[0] == time_slice.begin_ns:
                 start[0] = open_ns
             else:
                 start = np.concatenate(([open_ns], start))
-                end = np.concatenate(([stretch.begin_ns], end))
+                end = np.concatenate(([time_slice.begin_ns], end))
             open_ns = None
-        if len(end) and end[-1] == stretch.until_ns:
+        if len(end) and end[-1] == time_slice.until_ns:
             open_ns = int(start[-1])
             start, end = start[:-1], end[:-1]
         if len(start):
             yield IntervalSet(start, end)
-    assert open_ns is None, "the analyzed time must end"
+    assert open_ns is None, "the time slices must cover the end of the analyzed time"

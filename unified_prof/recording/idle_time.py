@@ -35,9 +35,8 @@ from unified_prof.recording.idle import (
 from unified_prof.recording.model import Row
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.recording.steps import Steps
-from unified_prof.recording.task_order import Following, awaiting
-from unified_prof.recording.task_rows import WAIT
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.task_order import GapEnds, tasks_after_waits
+from unified_prof.recording.tasks import WAIT, Tasks
 
 WINDOW = BLOCK  # Gaps, or tasks, per window.
 
@@ -104,15 +103,15 @@ class IdleTime:
 
     def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[IdleReasons]:
         """Return the idle time of each device by reason, first in total, then for each step."""
-        found: list[IdleReasons] = []
+        result: list[IdleReasons] = []
         for name in self._devices:
             own = windows.get(name)
             of_device = None
             if own is not None:
                 times = zip(steps, own.start_ns.tolist(), own.end_ns.tolist(), strict=True)
                 of_device = [(step, begin, end) for (step, _, _), begin, end in times]
-            found += totals(name, self.parts(name), of_device)
-        return found
+            result += totals(name, self.parts(name), of_device)
+        return result
 
     def rows(self) -> list[Row]:
         """Return one row for each reason, and for each synchronizing call with its source line."""
@@ -135,9 +134,9 @@ class IdleTime:
                 sums[1] += int(own[1])
                 sums[2] = max(sums[2], own[2])
         rows = []
-        for (reason, said), (gaps, time, most) in found.items():
+        for (reason, sync_label), (gaps, time, most) in found.items():
             called, _, line = (
-                self._labels.texts[said].partition("\n") if said >= 0 else ("", "", "")
+                self._labels.texts[sync_label].partition("\n") if sync_label >= 0 else ("", "", "")
             )
             name = IN_WORDS[REASONS[reason]]
             detail = self._top_operation() if reason == HOST else line or None
@@ -171,27 +170,29 @@ class IdleTime:
             self._long[name] = long
             return
         if name not in self._parts:
-            # A `Following` that finds the tasks after the gaps of a device.
+            # A `GapEnds` that finds the tasks after the gaps of a device.
             device = self._devices[name].number
             stream, at_ns = self._stream_waits(device)
             awaits = np.zeros(0, np.int32)
             if len(stream):
-                awaits = awaiting(self._work.in_time(device), self._launched, stream, at_ns)
+                awaits = tasks_after_waits(
+                    self._work.in_time(device), self._launched, stream, at_ns
+                )
             reasons, following = (
                 _Reasons(),
-                Following(self._work.in_time(device), self._launched, self._waits(device), awaits),
+                GapEnds(self._work.in_time(device), self._launched, self._waits(device), awaits),
             )
             for idle in self._gaps(name):
                 for low in range(0, len(idle), WINDOW):
                     gaps = IntervalSet(
                         idle.start_ns[low : low + WINDOW], idle.end_ns[low : low + WINDOW]
                     )
-                    tasks, which = following.ending(gaps)
+                    tasks, which = following.at(gaps)
                     reasons.add(explain(gaps, tasks, self._host), which)
             self._parts[name] = reasons.done()
         yield from self._parts[name].windows()
 
-    def long_parts(self, name: str, share: float) -> Iterator[Segments]:
+    def long_segments(self, name: str, share: float) -> Iterator[Segments]:
         """Yield idle intervals, including all that are longer than a share of the analyzed time.
 
         If `share` is at least LONG, the intervals kept by an earlier call of `parts` are used.
@@ -204,7 +205,7 @@ class IdleTime:
 
     def _gaps(self, name: str) -> Iterator[intervals.IntervalSet]:
         analyzed = self._devices[name]
-        return idle_gaps(analyzed.device.stretches(), analyzed.window)
+        return idle_gaps(analyzed.device.time_slices(), analyzed.window)
 
     def _top_operation(self) -> str | None:
         """Return the operation whose launches devices waited for longest."""
@@ -219,8 +220,8 @@ class IdleTime:
         most = int(time.argmax())
         found: dict[str, list[tuple[Ints, Ints]]] = {}
         for device, tasks, host in self._waited_for_host():
-            mine = operator[tasks] == most
-            found.setdefault(device, []).append((tasks[mine], host[mine]))
+            selected = operator[tasks] == most
+            found.setdefault(device, []).append((tasks[selected], host[selected]))
         parts = [_sum_by_task(one) for one in found.values()]
         tasks, host = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         name, line = self._work.place(int(tasks[int(host.argmax())]))
@@ -229,8 +230,8 @@ class IdleTime:
     def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
         """Yield (device, tasks, host-bound idle time before each task)."""
         for device, part in ((name, part) for name in self._devices for part in self.parts(name)):
-            mine = (part.reason == HOST) & (part.next_task >= 0)
-            yield device, part.next_task[mine], (part.end_ns - part.start_ns)[mine]
+            selected = (part.reason == HOST) & (part.next_task >= 0)
+            yield device, part.next_task[selected], (part.end_ns - part.start_ns)[selected]
 
     def _waits(self, device: int | None) -> intervals.IntervalSet:
         """Return the intervals in which streams of a device waited for other streams."""
@@ -265,11 +266,7 @@ class IdleTime:
     def _synchronising(self) -> tuple[intervals.IntervalSet, NDArray[np.integer]]:
         """Return the union of synchronizing calls of the relevant threads, and their labels."""
         calls = self._calls
-        ids, number = calls.names
-        wanted = [is_synchronising(text) for text in self._strings.texts(ids)]
-        chosen = np.flatnonzero(
-            np.array([*wanted, False])[number.to_array()] if ids else np.zeros(0, bool)
-        )
+        chosen = np.flatnonzero(calls.matching(self._strings, is_synchronising))
         with np.errstate(over="ignore"):
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
         chosen = chosen[possible(calls.start_ns[chosen], lasted)]
@@ -315,16 +312,16 @@ class IdleTime:
         if "UPROF_GPU_SYNCS" not in self._source.tables:
             return nothing, nothing
         columns = {"start": "startNs", "device": "deviceId", "stream": "streamId", "kind": "kind"}
-        found = self._source.integers("UPROF_GPU_SYNCS", columns)
+        result = self._source.integers("UPROF_GPU_SYNCS", columns)
         stream_waits = [
             kind
-            for kind in np.unique(found["kind"]).tolist()
+            for kind in np.unique(result["kind"]).tolist()
             if (self._strings.get(kind) or "").lower().startswith(_STREAM_WAIT)
         ]
-        chosen = np.isin(found["kind"], stream_waits)
+        chosen = np.isin(result["kind"], stream_waits)
         if device is not None:
-            chosen &= found["device"] == device
-        return found["stream"][chosen], found["start"][chosen]
+            chosen &= result["device"] == device
+        return result["stream"][chosen], result["start"][chosen]
 
 
 def _sum_by_task(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:

@@ -313,11 +313,11 @@ class Finding:
 
     def document(self) -> dict[str, Any]:
         """Return the finding as plain data for JSON."""
-        found = asdict(self)
+        result = asdict(self)
         for name in ("ranks", "hosts", "steps", "evidence"):
-            found[name] = list(found[name])
-        found["links"] = [list(pair) for pair in self.links]
-        return found
+            result[name] = list(result[name])
+        result["links"] = [list(pair) for pair in self.links]
+        return result
 
 
 @dataclass(frozen=True, slots=True)

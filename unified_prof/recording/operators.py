@@ -22,16 +22,12 @@ _AT_A_TIME = 1 << 17
 _MANY = 8
 
 
-def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
+def input_ids(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
     """Return the string ids of `shapes`, `types`, `strides` and `values` of host ranges.
 
     MISSING means not recorded. torch_npu records neither strides nor values.
     """
-    wanted = (
-        framework.start_ns[ranges],
-        framework.thread[ranges],
-        framework.name_ids(ranges),
-    )
+    wanted = (framework.start_ns[ranges], framework.thread[ranges], framework.name_ids(ranges))
     result = _matched(
         source,
         "PYTORCH_API",
@@ -65,7 +61,7 @@ def _matched(
     in_time = wanted[0][order]
     open_ones = np.ones(len(order), bool)
     limit = [_AT_A_TIME]
-    for found in _batches(source.pieces(table, {**place, **columns}), limit):
+    for found in _batches(source.batches(table, {**place, **columns}), limit):
         moments = found["start"][found["start"] != MISSING]
         if not len(moments):
             continue
@@ -89,11 +85,11 @@ def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[di
     """Yield batches of at least `limit` rows; the caller may raise the limit while iterating."""
     waiting: list[dict[str, Ints]] = []
     rows = 0
-    for piece in pieces:
-        waiting.append(piece)
-        rows += len(piece["start"])
+    for batch in pieces:
+        waiting.append(batch)
+        rows += len(batch["start"])
         if rows >= limit[0]:
-            yield {name: np.concatenate([one[name] for one in waiting]) for name in piece}
+            yield {name: np.concatenate([one[name] for one in waiting]) for name in batch}
             waiting, rows = [], 0
     if waiting:
         yield {name: np.concatenate([one[name] for one in waiting]) for name in waiting[0]}
@@ -156,14 +152,14 @@ def tensors(source: Source) -> dict[str, Ints]:
 
 def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
     """Return the globalTaskId and the size in bytes of each copy and memset."""
-    found = source.integers("MEMCPY_INFO", {"task": "globalTaskId", "size": "size"})
+    result = source.integers("MEMCPY_INFO", {"task": "globalTaskId", "size": "size"})
     if "UPROF_GPU_TASKS" not in source.tables:
-        return found["task"], found["size"]
+        return result["task"], result["size"]
     gpu = source.integers("UPROF_GPU_TASKS", {"task": "globalTaskId", "size": "sizeBytes"})
     known = gpu["size"] >= 0
     return (
-        np.concatenate((found["task"], gpu["task"][known])),
-        np.concatenate((found["size"], gpu["size"][known])),
+        np.concatenate((result["task"], gpu["task"][known])),
+        np.concatenate((result["size"], gpu["size"][known])),
     )
 
 
@@ -223,11 +219,11 @@ def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
     """Return the properties of each GPU as reported by the driver, by name."""
     if "UPROF_GPU_DEVICES" not in source.tables:
         return {}
-    found: dict[int, dict[str, str]] = {}
+    result: dict[int, dict[str, str]] = {}
     for device, name, value in source.rows("SELECT deviceId, name, value FROM UPROF_GPU_DEVICES"):
         if value is not None:
-            found.setdefault(int(device), {})[str(name)] = str(value)
-    return found
+            result.setdefault(int(device), {})[str(name)] = str(value)
+    return result
 
 
 def shapes_recorded(source: Source) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import MISSING, Ints, Lookup, find
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup, Runs, find
 from unified_prof.arrays.nesting import WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.base.columns import API_PYTHON
@@ -202,12 +202,12 @@ def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
     """Return the ids of the call chains with a frame that matches an SQL LIKE pattern."""
     if "PYTORCH_CALLCHAINS" not in source.tables:
         return np.zeros(0, np.int64)
-    found = source.rows(
+    result = source.rows(
         "SELECT DISTINCT id FROM PYTORCH_CALLCHAINS"
         " WHERE stack IN (SELECT id FROM STRING_IDS WHERE value LIKE ?)",
         (frame,),
     )
-    return np.array([number for (number,) in found if isinstance(number, int)], np.int64)
+    return np.array([number for (number,) in result if isinstance(number, int)], np.int64)
 
 
 def _frame_and_module(text: str | None) -> tuple[str | None, str | None]:
@@ -221,16 +221,16 @@ def _frame_and_module(text: str | None) -> tuple[str | None, str | None]:
 
 def _frame(text: str) -> str | None:
     """Return `file:line` for `/home/me/train.py(12): step`, None if not a user's file."""
-    found = _FRAME.match(text)
-    if found is None:
+    match = _FRAME.match(text)
+    if match is None:
         return None
-    file = found["file"].replace("\\", "/")
+    file = match["file"].replace("\\", "/")
     top = posixpath.splitext(file.partition("/")[0])[0]
     if _FOREIGN.search(file) or (
         not file.startswith(("/", ".")) and top in sys.stdlib_module_names
     ):
         return None
-    return f"{file}:{found['line']}"
+    return f"{file}:{match['line']}"
 
 
 def _common_folder(files: set[str]) -> str:
@@ -262,11 +262,11 @@ class RangesById:
         parts = []
         for low in range(0, len(ids), WINDOW):
             own = ids[low : low + WINDOW]
-            mine = np.flatnonzero((own != MISSING) & (kinds[low : low + WINDOW] != API_PYTHON))
+            selected = np.flatnonzero((own != MISSING) & (kinds[low : low + WINDOW] != API_PYTHON))
             if self._dense is not None:
-                self._dense[own[mine] + 1] = mine + low
+                self._dense[own[selected] + 1] = selected + low
             else:
-                parts.append(np.array([own[mine], mine + low]))
+                parts.append(np.array([own[selected], selected + low]))
         if self._dense is None:
             found = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
             self._sorted, self._ranges = last_of_each(found)
@@ -282,8 +282,7 @@ def last_of_each(columns: Ints) -> Ints:
     """For each distinct number in the first row of `columns`, return its greatest column."""
     order = np.lexsort(columns[::-1])
     ordered: Ints = columns[:, order]
-    last = np.append(ordered[0][1:] != ordered[0][:-1], True)[: ordered.shape[1]]
-    return ordered[:, last]
+    return ordered[:, Runs(ordered[0]).last]
 
 
 def values_at(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:

@@ -22,7 +22,7 @@ from unified_prof.recording.annotations import Ranges, Regions
 from unified_prof.recording.annotations import read as read_annotations
 from unified_prof.recording.breakdown_kinds import By, Kind
 from unified_prof.recording.breakdowns import host_calls
-from unified_prof.recording.calls import Calls, HeldCalls
+from unified_prof.recording.calls import Calls, PackedCalls
 from unified_prof.recording.collectives import Collectives, device_name
 from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.device import DeviceWork, StepWindows, TaskSteps, step_windows
@@ -33,8 +33,8 @@ from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.model import Breakdown, Clock
 from unified_prof.recording.replayed_graphs import Capture
 from unified_prof.recording.source import NOTHING_KNOWN, Findings, Source, Strings, possible
-from unified_prof.recording.steps import Ran, StepTrace, step_of
-from unified_prof.recording.task_order import Launched, launched
+from unified_prof.recording.steps import StepTrace, TaskTimes, step_of
+from unified_prof.recording.task_order import LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
 from unified_prof.sqlite.statements import quoted
 
@@ -57,11 +57,11 @@ class Recording:
 
     @property
     def calls(self) -> Calls:
-        """The calls of `held_calls` as plain columns."""
-        return self.held_calls.to_calls()
+        """The calls of `packed_calls` as plain columns."""
+        return self.packed_calls.to_calls()
 
     @cached_property
-    def held_calls(self) -> HeldCalls:
+    def packed_calls(self) -> PackedCalls:
         """Framework operations and other device tasks; without device tasks, host ranges."""
         if self.clock == "host":
             assert self.framework is not None
@@ -143,17 +143,17 @@ class Recording:
     def steps(self) -> list[tuple[str, int, int]]:
         """Name, start and end of each step on the host, ns, in order of start."""
         columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
-        found = self.source.integers("STEP_TIME", columns)
-        valid = possible(found["start"], found["duration"])
+        result = self.source.integers("STEP_TIME", columns)
+        valid = possible(result["start"], result["duration"])
         bad = int(len(valid) - valid.sum())
         self.findings.add("impossible_step_time", f"{bad} steps are left out", bad)
         if valid.any():
-            order = np.flatnonzero(valid)[np.argsort(found["start"][valid], kind="stable")]
+            order = np.flatnonzero(valid)[np.argsort(result["start"][valid], kind="stable")]
             return [
                 (
-                    str(found["id"][row]) if found["id"][row] != MISSING else "?",
-                    int(found["start"][row]),
-                    int(found["start"][row] + found["duration"][row]),
+                    str(result["id"][row]) if result["id"][row] != MISSING else "?",
+                    int(result["start"][row]),
+                    int(result["start"][row] + result["duration"][row]),
                 )
                 for row in order
             ]
@@ -224,9 +224,9 @@ class Recording:
         return np.where(row >= 0, calls.start_ns[row], started)
 
     @cached_property
-    def launches(self) -> Launched:
+    def launches(self) -> LaunchedTasks:
         """Device tasks by launch call and stream."""
-        return launched(self.tasks, self.host_calls)
+        return join_launches(self.tasks, self.host_calls)
 
     @cached_property
     def annotations(self) -> Ranges:
@@ -241,12 +241,12 @@ class Recording:
     @cached_property
     def idle_time(self) -> IdleTime:
         """Idle time of each device by reason."""
-        found = IdleTime(
+        result = IdleTime(
             self.source, self.strings, self.tasks, self.work, self.framework, self.host_calls
         )
         for name, number in self.device_numbers.items():
-            found.add(name, number, self.devices[name], self.step_windows.get(name))
-        return found
+            result.add(name, number, self.devices[name], self.step_windows.get(name))
+        return result
 
     @cached_property
     def step_traces(self) -> tuple[StepTrace, ...]:
@@ -254,7 +254,9 @@ class Recording:
         if not len(self.tasks) or not step_trace.is_of_ascend(self.source):
             return ()
         tasks = self.tasks
-        ran = Ran(tasks.device, tasks.connection, tasks.start_ns, tasks.end_ns, tasks.identity)
+        ran = TaskTimes(
+            tasks.device, tasks.connection, tasks.start_ns, tasks.end_ns, tasks.identity
+        )
         ranges = step_trace.ranges(self.source, ran, self.host_calls)
         work = step_trace.read_work(self.source, ran)
         return tuple(step_trace.traces(self.source, work, ranges))
@@ -297,8 +299,8 @@ class Texts:
 
     def ids(self, wanted: Collection[str]) -> NDArray[np.int64]:
         """Return the ids of texts; a file may have several ids for one text."""
-        found = [number for number, text in self._texts.items() if text in wanted]
-        return np.array(found, np.int64)
+        result = [number for number, text in self._texts.items() if text in wanted]
+        return np.array(result, np.int64)
 
 
 def integers(
@@ -320,8 +322,8 @@ def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, NDArr
     if table not in source.tables:
         return {name: np.empty(0) for name in columns}
     select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in columns)
-    found = source.columns(f"SELECT {select} FROM {quoted(table)}")
-    return {name: _floats(found[name]) for name in columns}
+    result = source.columns(f"SELECT {select} FROM {quoted(table)}")
+    return {name: _floats(result[name]) for name in columns}
 
 
 def names(source: Source, table: str) -> dict[int, str]:

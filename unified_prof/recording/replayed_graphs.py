@@ -65,15 +65,14 @@ class Capture:
         launched = Lookup(tasks.connection).rows(calls.connection.to_array()) >= 0
 
         def matches(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-            found = [bool(pattern.search(text or "")) for text in names]
-            return np.array(found, bool)[order]
+            return calls.matching(strings, lambda text: bool(pattern.search(text or "")))[order]
 
         waits = order[matches(_LAUNCHES) & ~matches(_REPLAYS) & ~launched[order]]
         copies = np.array([bool(_COPIES.search(names[row] or "")) for row in waits.tolist()], bool)
         connection = calls.connection[waits]
         owners = framework.launches(connection)
         texts, number = framework.names(owners.call)
-        told = [
+        operations = [
             texts[name] if call != NONE else ""
             for name, call in zip(number.tolist(), owners.call.tolist(), strict=True)
         ]
@@ -88,7 +87,7 @@ class Capture:
                     connection[own],
                     owners.passes[own],
                     copies[own],
-                    tuple(told[own]),
+                    tuple(operations[own]),
                 )
             )
 
@@ -156,28 +155,29 @@ class Capture:
     def _graph_of(self, kind: NDArray[np.int8], findings: Findings) -> _Graph | None:
         """Return the capture that has a replay's number of launches and positions of copies."""
         copies = kind == COPY
-        found = [
+        result = [
             graph
             for graph in self._graphs
             if len(graph.call) == len(kind) and np.array_equal(graph.copies, copies)
         ]
-        if not found:
+        if not result:
             sizes = sorted({len(graph.call) for graph in self._graphs})
             most = ", ".join(f"{size:,}" for size in sizes[:8]) or "none"
             findings.add(
                 "replay_without_capture",
-                f"a graph with {len(kind):,} launches was replayed, captured graphs have {most}",
+                f"a graph with {len(kind):,} launches was replayed; "
+                f"the captured graphs have {most}",
                 1,
             )
             return None
-        if len({one.names for one in found}) > 1:
+        if len({one.names for one in result}) > 1:
             findings.add(
                 "replay_of_several_captures",
-                f"{len(found)} different captured graphs have {len(kind):,} launches",
+                f"{len(result)} different captured graphs have {len(kind):,} launches",
                 1,
             )
             return None
-        return found[0]
+        return result[0]
 
 
 def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[tuple[int, int]]:
@@ -185,7 +185,7 @@ def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[t
 
     Other threads of the captured code, such as autograd's, launch into the same graph.
     """
-    found = []
+    result = []
     for begin in begins.tolist():
         later = ends[
             (calls.thread[ends] == calls.thread[begin])
@@ -194,8 +194,8 @@ def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[t
         if len(later):
             bounds = (calls.start_ns[begin], calls.end_ns[later[0]])
             first, behind = np.searchsorted(at_ns, np.array(bounds)).tolist()
-            found.append((first, behind))
-    return found or [(0, len(at_ns))]
+            result.append((first, behind))
+    return result or [(0, len(at_ns))]
 
 
 def _nodes(source: Source, identity: Ints) -> Ints:

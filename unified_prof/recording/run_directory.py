@@ -45,14 +45,14 @@ class Found:
 
 def databases(folder: Path) -> Found:
     """Search a directory and its subdirectories for files that may be reports."""
-    found = Found()
-    for place, folders, files in os.walk(folder, onerror=found.closed.append):
+    result = Found()
+    for place, folders, files in os.walk(folder, onerror=result.closed.append):
         depth = len(Path(place).relative_to(folder).parts)
         folders[:] = sorted(folders) if depth < _MAX_DEPTH else []
-        found.files += [Path(place) / name for name in sorted(files) if name.endswith(SUFFIXES)]
+        result.files += [Path(place) / name for name in sorted(files) if name.endswith(SUFFIXES)]
         if RUN_DOCUMENT in files:
-            found.documents.append(Path(place) / RUN_DOCUMENT)
-    return found
+            result.documents.append(Path(place) / RUN_DOCUMENT)
+    return result
 
 
 def key_of(folder: Path, file: Path) -> str:
@@ -79,8 +79,8 @@ def rank_in_names(parts: Sequence[str]) -> int | None:
     """Return the rank in the last part of a path that has one, or None."""
     for part in reversed(parts):
         for pattern in _RANKS:
-            if found := pattern.search(part):
-                return int(found[1])
+            if match := pattern.search(part):
+                return int(match[1])
     return None
 
 
@@ -105,8 +105,8 @@ def missing(
         for err in found.closed
     ]
     for document in found.documents:
-        beside = [file for file in found.files if file.is_relative_to(document.parent)]
-        known = {rank_of(folder, file) for file in beside}
+        nearby = [file for file in found.files if file.is_relative_to(document.parent)]
+        known = {rank_of(folder, file) for file in nearby}
         expected, reasons = _expected_ranks(document), _reasons(document)
         source = f"({document} lists {len(expected)} ranks)"
         lost += [

@@ -23,7 +23,7 @@ from unified_prof.recording.source import Findings, Source
 _MAX_NS = 30 * 24 * 3600 * 1e9
 
 
-def of_operations(source: Source) -> Samples | None:
+def operation_samples(source: Source) -> Samples | None:
     """Return the time of each operation in each iteration, None if there are no samples."""
     if "UPROF_RUN_TIME_SAMPLES" not in source.tables:
         return None
@@ -34,7 +34,7 @@ def of_operations(source: Source) -> Samples | None:
     return Samples(forward, backward)
 
 
-def between_operations(source: Source) -> Gaps | None:
+def operation_gaps(source: Source) -> Gaps | None:
     """Return the gaps between operations with their source lines, None if none were recorded."""
     if not {"UPROF_GAPS", "UPROF_GAP_SAMPLES", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
         return None
@@ -59,10 +59,10 @@ def _recomputed_ns(source: Source, ids: Sequence[int]) -> Any:
     if not {"UPROF_RECOMPUTATION", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
         return None
     (matrix,) = _matrices(source, "UPROF_RECOMPUTATION", ("recomputed_ms",), ids)
-    found = np.full(len(ids), UNKNOWN, np.int64)
+    result = np.full(len(ids), UNKNOWN, np.int64)
     known = ~np.isnan(matrix).all(axis=1)
-    found[known] = np.rint(np.nanmedian(matrix[known], axis=1)).astype(np.int64)
-    return found
+    result[known] = np.rint(np.nanmedian(matrix[known], axis=1)).astype(np.int64)
+    return result
 
 
 def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[int]) -> list[Floats]:
@@ -127,7 +127,7 @@ def read(source: Source, findings: Findings) -> Regions:
     return Regions(counts, peaks)
 
 
-def of_entries(
+def entry_regions(
     source: Source, kind: str, ids: Iterable[int], labels: Labels, findings: Findings
 ) -> NDArray[np.int32] | None:
     """Return the region of each entry as a number in `labels`, None if there are no regions."""
@@ -138,8 +138,8 @@ def of_entries(
         "SELECT entry_id, region_id FROM UPROF_REGION_ENTRIES WHERE kind = ?", (kind,)
     )
     texts = {region: region_text(path) for region, path in paths.items()}
-    found = {entry: texts[region] for entry, region in rows if region in texts}
-    return labels.numbers(map(found.get, ids)) if found else None
+    result = {entry: texts[region] for entry, region in rows if region in texts}
+    return labels.numbers(map(result.get, ids)) if result else None
 
 
 def _paths(
@@ -182,30 +182,23 @@ def run_time_calls(source: Source, findings: Findings) -> Calls:
     rows = source.rows(
         "SELECT id, operation_name, forward_ms, backward_ms FROM run_time_entries ORDER BY id"
     )
-    labels = Labels()
-    ids = [row[0] for row in rows]
     forward = _nanoseconds([row[2] for row in rows], "forward_ms", findings, required=True)
     backward = _nanoseconds([row[3] for row in rows], "backward_ms", findings, required=False)
-    stack, line = _stacks(source.rows(_RUN_TIME_FRAMES), ids, labels)
-    module, classes = _modules(source, "operation", ids, labels)
-    recomputed = _recomputed_ns(source, ids)
+    recomputed = _recomputed_ns(source, [row[0] for row in rows])
     total = np.maximum(forward, 0) + np.maximum(backward, 0)
     if recomputed is not None:
         total += np.maximum(recomputed, 0)
     total[(forward == UNKNOWN) & (backward == UNKNOWN)] = UNKNOWN
-    return Calls(
-        labels=labels,
-        name=labels.numbers(_text(row[1]) for row in rows),
-        kind=np.full(len(rows), OPERATION, np.int8),
+    return _calls(
+        source,
+        findings,
+        rows,
+        "operation",
+        source.rows(_RUN_TIME_FRAMES),
         total_ns=total,
         forward_ns=forward,
         backward_ns=backward,
         recomputed_ns=recomputed,
-        module=module,
-        line=line,
-        stack=stack,
-        module_class=classes,
-        region=of_entries(source, "operation", ids, labels, findings),
     )
 
 
@@ -214,40 +207,53 @@ def weights(source: Source, findings: Findings) -> Calls:
     rows = source.rows(
         "SELECT id, name, size_bytes, grad_size_bytes FROM weight_entries ORDER BY id"
     )
-    labels = Labels()
-    ids = [row[0] for row in rows]
-    stack, line = _stacks(source.rows(_MEMORY_FRAMES, (_WEIGHT_TYPE,)), ids, labels)
-    module, classes = _modules(source, "weight", ids, labels)
-    return Calls(
-        labels=labels,
-        name=labels.numbers(_text(row[1]) for row in rows),
-        kind=np.full(len(rows), WEIGHT, np.int8),
+    return _calls(
+        source,
+        findings,
+        rows,
+        "weight",
+        source.rows(_MEMORY_FRAMES, (_WEIGHT_TYPE,)),
         weight_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
         gradient_bytes=_bytes([row[3] for row in rows], "grad_size_bytes", findings),
-        module=module,
-        line=line,
-        stack=stack,
-        module_class=classes,
     )
 
 
 def activations(source: Source, findings: Findings) -> Calls:
     """Return the activations of the operations of a memory report."""
     rows = source.rows("SELECT id, operation_name, size_bytes FROM activation_entries ORDER BY id")
-    labels = Labels()
-    ids = [row[0] for row in rows]
-    stack, line = _stacks(source.rows(_MEMORY_FRAMES, (_ACTIVATION_TYPE,)), ids, labels)
-    module, classes = _modules(source, "activation", ids, labels)
+    return _calls(
+        source,
+        findings,
+        rows,
+        "activation",
+        source.rows(_MEMORY_FRAMES, (_ACTIVATION_TYPE,)),
+        activation_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
+    )
+
+
+def _calls(
+    source: Source,
+    findings: Findings,
+    rows: Sequence[tuple[Any, ...]],
+    entry: str,
+    frames: list[tuple[Any, ...]],
+    **columns: Any,
+) -> Calls:
+    """Return entries, given as rows of id and name, with their modules, lines and regions."""
+    labels, ids = Labels(), [row[0] for row in rows]
+    stack, line = _stacks(frames, ids, labels)
+    module, classes = _modules(source, entry, ids, labels)
+    is_weight = entry == "weight"
     return Calls(
         labels=labels,
         name=labels.numbers(_text(row[1]) for row in rows),
-        kind=np.full(len(rows), OPERATION, np.int8),
-        activation_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
+        kind=np.full(len(rows), WEIGHT if is_weight else OPERATION, np.int8),
         module=module,
         line=line,
         stack=stack,
         module_class=classes,
-        region=of_entries(source, "activation", ids, labels, findings),
+        region=None if is_weight else entry_regions(source, entry, ids, labels, findings),
+        **columns,
     )
 
 

@@ -30,15 +30,15 @@ Source: TypeAlias = "Report"  # An open report, as `unified_prof.open_report` re
 
 def file_anomalies(source: Source) -> list[Anomaly]:
     """Return the anomalies of the file as a whole."""
-    found = []
+    result = []
     detection = source.detection
     if source.revision is None:
-        found.append(Anomaly("unknown_schema_revision", 1, detection.description, "found"))
+        result.append(Anomaly("unknown_schema_revision", 1, detection.description, "found"))
     if not detection.complete:
         why = "its writer was stopped before it finished"
-        found.append(Anomaly("incomplete_file", 1, why, "found"))
-    found += [Anomaly("odd_schema", 1, note, "found") for note in detection.notes]
-    return found
+        result.append(Anomaly("incomplete_file", 1, why, "found"))
+    result += [Anomaly("odd_schema", 1, note, "found") for note in detection.notes]
+    return result
 
 
 class Findings(Ledger):
@@ -46,7 +46,7 @@ class Findings(Ledger):
 
     def anomalies(self) -> list[Anomaly]:
         """Return the anomalies in order of first occurrence."""
-        return [Anomaly(name, *found, "found") for name, found in self.items()]
+        return [Anomaly(name, *result, "found") for name, result in self.items()]
 
 
 def recorded_anomalies(source: Source) -> list[Anomaly]:
@@ -101,8 +101,8 @@ class Missing:
     @property
     def rank(self) -> int | None:
         """The rank, if known."""
-        found = _RANK.fullmatch(self.what)
-        return int(found[1]) if found else None
+        match = _RANK.fullmatch(self.what)
+        return int(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +209,13 @@ def _hosts(source: Source) -> Facts:
 
 
 def _meta_data(source: Source) -> Facts:
-    found: Facts = []
+    result: Facts = []
     for name, value in source.rows("SELECT name, value FROM META_DATA"):
         if name == "SCHEMA_VERSION":
-            found.append(("schema version", str(value)))
+            result.append(("schema version", str(value)))
         elif name == "ENV_VARIABLES" and value:
-            found += _environment(str(value))
-    return found
+            result += _environment(str(value))
+    return result
 
 
 def _environment(text: str) -> Facts:

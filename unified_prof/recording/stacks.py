@@ -68,9 +68,9 @@ class StackSums:
 
     def stacks(self, measure: str) -> Stacks:
         """Return the sums, the heaviest first."""
-        found = [Sample(frames, *sums) for frames, sums in self._found.items()]
-        found.sort(key=lambda one: -one.weight)
-        return Stacks(MEASURES[measure], tuple(found))
+        result = [Sample(frames, *sums) for frames, sums in self._found.items()]
+        result.sort(key=lambda one: -one.weight)
+        return Stacks(MEASURES[measure], tuple(result))
 
 
 def below(first: Frame, stacks: Stacks) -> Stacks:
@@ -128,7 +128,7 @@ def _line(text: str) -> Frame:
     return Frame(text, "line", file, int(number)) if number.isdecimal() else Frame(text, "line")
 
 
-def of_calls(calls: Calls, measure: str, place: Place | None) -> Stacks:
+def stacks_of_calls(calls: Calls, measure: str, place: Place | None) -> Stacks:
     """Return stacks of modules or lines, weighted by a measure of the calls."""
     texts = calls.labels.texts
     label = None if place is None else getattr(calls, _COLUMNS[place])
@@ -162,11 +162,11 @@ def _columns(calls: Calls, measure: str) -> list[Ints]:
         "backward": ("backward_ns",),
         "memory": SIZES,
     }
-    found = (getattr(calls, name) for name in columns[measure])
-    return [one for one in found if one is not None]
+    result = (getattr(calls, name) for name in columns[measure])
+    return [one for one in result if one is not None]
 
 
-def of_paths(
+def path_samples(
     number: Ints,
     above: Ints,
     own: Ints,

@@ -69,7 +69,7 @@ class StepTrace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran(Frame):
+class TaskTimes(Frame):
     """All tasks, as columns."""
 
     device: NDArray[np.integer]
@@ -86,29 +86,20 @@ def is_of_ascend(source: Source) -> bool:
     return bool(source.rows("SELECT 1 FROM CANN_API WHERE type = ? LIMIT 1", (_NODE,)))
 
 
-def read_tasks(source: Source) -> Ran:
+def read_tasks(source: Source) -> TaskTimes:
     """Return all tasks of a report."""
     columns = {
         "device": "deviceId",
         "connection": "connectionId",
-        "start": "startNs",
-        "end": "endNs",
+        "start_ns": "startNs",
+        "end_ns": "endNs",
         "identity": "globalTaskId",
     }
-    found = source.integers("TASK", columns)
-    return Ran(
-        found["device"], found["connection"], found["start"], found["end"], found["identity"]
-    )
+    return TaskTimes(**source.integers("TASK", columns))
 
 
-def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Range]:
-    """Return the time range of every step, from its launches and its length.
-
-    Args:
-        source: the report.
-        ran: its tasks.
-        calls: its runtime calls, if already read.
-    """
+def ranges(source: Source, tasks: TaskTimes, calls: HostCalls | None = None) -> list[Range]:
+    """Return the time range of every step, from its launches and its length."""
     steps = sorted(
         (row for row in source.rows("SELECT startNs, endNs, id FROM STEP_TIME") if None not in row),
         key=lambda row: int(row[0]),
@@ -120,7 +111,7 @@ def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Ran
         calls.end_ns[launching],
         calls.connection[launching],
     )
-    launched = _Launched(_last_of_each(ran))
+    launched = _TasksByLaunch(_last_of_each(tasks))
     if not steps:
         first, _ = launched.span(connection)
         return [Range(None, None, first or 0, FOREVER)]
@@ -185,24 +176,18 @@ class Work:
         )
 
 
-def read_work(source: Source, ran: Ran) -> tuple[Work, Work]:
+def read_work(source: Source, tasks: TaskTimes) -> tuple[Work, Work]:
     """Return the operators, and the collectives with a known device."""
     operators = source.integers("COMPUTE_TASK_INFO", {"identity": "globalTaskId"})["identity"]
-    computes = Lookup(operators).rows(ran.identity) >= 0
-    compute = Work(ran.device[computes], ran.start_ns[computes], ran.end_ns[computes])
-    return compute, _communication(source, ran)
+    computes = Lookup(operators).rows(tasks.identity) >= 0
+    compute = Work(tasks.device[computes], tasks.start_ns[computes], tasks.end_ns[computes])
+    return compute, _communication(source, tasks)
 
 
 def traces(
     source: Source, work: tuple[Work, Work], all_ranges: Sequence[Range]
 ) -> Iterator[StepTrace]:
-    """Yield the figures of every step, for each device with tasks.
-
-    Args:
-        source: The report; a recording without steps starts with its first operator.
-        work: Kernels and collectives.
-        all_ranges: Ranges of the steps.
-    """
+    """Yield the figures of every step, for each device with tasks."""
     compute, communication = work
     first_operator = None
     if any(step_range.name is None for step_range in all_ranges):
@@ -215,13 +200,13 @@ def traces(
             yield _trace(device, one, computing.within(one), communicating.within(one), begun)
 
 
-class _Launched:
+class _TasksByLaunch:
     """Tasks by launch call."""
 
-    def __init__(self, ran: Ran) -> None:
-        order = np.argsort(ran.connection, kind="stable")
-        self._connection = ran.connection[order]
-        self._start_ns, self._end_ns = ran.start_ns[order], ran.end_ns[order]
+    def __init__(self, tasks: TaskTimes) -> None:
+        order = np.argsort(tasks.connection, kind="stable")
+        self._connection = tasks.connection[order]
+        self._start_ns, self._end_ns = tasks.start_ns[order], tasks.end_ns[order]
 
     def span(self, connections: Ints) -> tuple[int | None, int | None]:
         """Return the start of the first task launched by these calls, and the end of the last."""
@@ -240,36 +225,38 @@ def _places(keys: NDArray[np.integer], wanted: Ints) -> tuple[Ints, Ints]:
     return np.arange(len(which)) - begins[which] + low[which], which
 
 
-def _last_of_each(ran: Ran) -> Ran:
+def _last_of_each(tasks: TaskTimes) -> TaskTimes:
     """Return the last task of each globalTaskId."""
-    if np.all(ran.identity[1:] > ran.identity[:-1]):
-        return ran
-    _, from_end = np.unique(ran.identity[::-1], return_index=True)
-    rows = len(ran.identity) - 1 - from_end
-    return ran.take(rows)
+    if np.all(tasks.identity[1:] > tasks.identity[:-1]):
+        return tasks
+    _, from_end = np.unique(tasks.identity[::-1], return_index=True)
+    rows = len(tasks.identity) - 1 - from_end
+    return tasks.take(rows)
 
 
-def _communication(source: Source, ran: Ran) -> Work:
+def _communication(source: Source, tasks: TaskTimes) -> Work:
     """Return collectives, each lasting from its first task to its last."""
     if "COMMUNICATION_OP" not in source.tables:
         nothing = np.zeros(0, np.int64)
         return Work(nothing, nothing, nothing)
     columns = {"start": "startNs", "end": "endNs", "connection": "connectionId", "name": "opName"}
-    found = source.integers("COMMUNICATION_OP", columns)
-    told = found["connection"] != MISSING
-    found = {name: values[told] for name, values in found.items()}
-    order = np.argsort(ran.connection, kind="stable")
-    place, which = _places(ran.connection[order], found["connection"])
-    device = ran.device[order][place]
-    least = np.full(len(found["start"]), FOREVER)
-    most = np.full(len(found["start"]), -FOREVER)
+    result = source.integers("COMMUNICATION_OP", columns)
+    launched = result["connection"] != MISSING
+    result = {name: values[launched] for name, values in result.items()}
+    order = np.argsort(tasks.connection, kind="stable")
+    place, which = _places(tasks.connection[order], result["connection"])
+    device = tasks.device[order][place]
+    least = np.full(len(result["start"]), FOREVER)
+    most = np.full(len(result["start"]), -FOREVER)
     np.minimum.at(least, which, device)
     np.maximum.at(most, which, device)
     known = least == most
-    ids = np.unique(found["name"]).tolist()
+    ids = np.unique(result["name"]).tolist()
     receiving = [number for number in ids if _receives(source, number)]
-    receives = np.isin(found["name"], receiving)
-    return Work(least[known], found["start"][known], found["end"][known], receives=receives[known])
+    receives = np.isin(result["name"], receiving)
+    return Work(
+        least[known], result["start"][known], result["end"][known], receives=receives[known]
+    )
 
 
 def _receives(source: Source, name: int) -> bool:

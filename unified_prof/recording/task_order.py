@@ -1,8 +1,8 @@
 """Device tasks in order of start, by launch call, and in windows.
 
-`Following` finds the tasks that end idle gaps, `launched` joins tasks with their launch calls, and
-`TaskWindow` are windows of `device_tasks.Work`. A call that launches several tasks, such as a graph
-replay, counts once per stream, with its first task.
+`GapEnds` finds the tasks that end idle gaps, `join_launches` joins tasks with their launch calls,
+and `TaskWindow` is a window of `device_tasks.Work`. A call that launches several tasks, such as a
+graph replay, counts once per stream, with its first task.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Frame, Ints, by_key, find
+from unified_prof.arrays.grouping import NOWHERE, Frame, Ints, Runs, by_key, find
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import Column
 from unified_prof.recording import idle
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives
 from unified_prof.recording.host_calls import HostCalls
-from unified_prof.recording.task_rows import TaskRows
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.tasks import TaskRows, Tasks
 
 if TYPE_CHECKING:
     from unified_prof.recording.device_tasks import Work
@@ -42,13 +41,13 @@ class OrderedTasks(Frame):
     stream: Ints  # UNKNOWN for whole collectives.
     connection: Ints
 
-    def merged(self, other: OrderedTasks) -> OrderedTasks:
+    def merge(self, other: OrderedTasks) -> OrderedTasks:
         """Merge with other tasks in order of start; of equal starts, `self` comes first."""
         both = OrderedTasks.concatenate([self, other])
         return both.take(np.argsort(both.start_ns, kind="stable"))
 
 
-class Following:
+class GapEnds:
     """Finds the tasks of one device that end its gaps, which must be visited in order of time."""
 
     def __init__(
@@ -72,7 +71,7 @@ class Following:
         self._task, self._kind = nothing.astype(np.int32), nothing.astype(np.int8)
         self._start_ns = self._launched_ns = nothing
 
-    def ending(self, gaps: IntervalSet) -> tuple[idle.DeviceTasks, NDArray[np.int32]]:
+    def at(self, gaps: IntervalSet) -> tuple[idle.DeviceTasks, NDArray[np.int32]]:
         """Return the tasks that may end the gaps, and the index of each task in all work.
 
         Calls must be in order of time.
@@ -110,7 +109,7 @@ class Following:
         self._launched_ns = np.concatenate((self._launched_ns, launched))
 
 
-def awaiting(
+def tasks_after_waits(
     work: Iterable[OrderedTasks], launched: Callable[[Ints], Ints], stream: Ints, at_ns: Ints
 ) -> NDArray[np.int32]:
     """Return the tasks launched after a wait of their stream, in ascending order.
@@ -127,7 +126,7 @@ def awaiting(
     for some in work:
         times = launched(some.connection)
         for one in streams:
-            one.look(some, times)
+            one.update(some, times)
     return np.unique(np.concatenate([np.zeros(0, np.int32), *(stream.tasks for stream in streams)]))
 
 
@@ -144,7 +143,7 @@ class _FirstLaunches:
         result: NDArray[np.int32] = self._task[self._task != NOWHERE]
         return result
 
-    def look(self, some: OrderedTasks, launched_ns: Ints) -> None:
+    def update(self, some: OrderedTasks, launched_ns: Ints) -> None:
         own = np.flatnonzero((some.stream == self._stream) & (launched_ns >= 0))
         own = own[np.argsort(launched_ns[own], kind="stable")]
         times = launched_ns[own]
@@ -162,7 +161,7 @@ class _FirstLaunches:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launched:
+class LaunchedTasks:
     """One row for each call and each stream on which it launched tasks, sorted by call."""
 
     call: Ints  # Row of CANN_API.
@@ -178,13 +177,13 @@ class Launched:
         return len(self.call)
 
     @property
-    def of_calls(self) -> Launched:
-        """Return the same data with one row for each call."""
-        first = np.flatnonzero(np.append(True, self.call[1:] != self.call[:-1])[: len(self)])
+    def one_per_call(self) -> LaunchedTasks:
+        """Return one row for each call, with its tasks on all streams merged."""
+        first = Runs(self.call).starts
         return self if len(first) == len(self) else self._grouped(first)
 
-    def _grouped(self, first: Ints) -> Launched:
-        return Launched(
+    def _grouped(self, first: Ints) -> LaunchedTasks:
+        return LaunchedTasks(
             call=self.call[first],
             called_ns=self.called_ns[first],
             returned_ns=self.returned_ns[first],
@@ -196,27 +195,25 @@ class Launched:
         )
 
 
-def launched(tasks: Tasks, calls: HostCalls) -> Launched:
+def join_launches(tasks: Tasks, calls: HostCalls) -> LaunchedTasks:
     """Join the tasks of all devices with their launch calls."""
     work = np.flatnonzero(
         (tasks.kind == KERNEL) | (tasks.kind == COPY) | (tasks.kind == COMMUNICATION)
     )
     call = calls.launching(tasks.connection[work]).astype(np.int64)
-    good = (call >= 0) & np.append(calls.happened, False)[call]
+    good = (call >= 0) & np.append(calls.is_valid, False)[call]
     unknown = int(len(work) - good.sum())
     work, call = work[good], call[good]
     device = tasks.device[work].astype(np.int64)
     stream = tasks.stream[work].astype(np.int64)
     order = np.lexsort((stream, device, call))
     work, call, device, stream = work[order], call[order], device[order], stream[order]
-    columns = (call, device, stream)
-    head = np.append(True, np.logical_or.reduce([column[1:] != column[:-1] for column in columns]))
-    first = np.flatnonzero(head[: len(call)])
+    first = Runs(call, device, stream).starts
     started, lasted = tasks.start_ns[work], tasks.duration_ns[work].astype(np.int64)
     if len(first) < len(call):
         started, lasted = np.minimum.reduceat(started, first), np.add.reduceat(lasted, first)
         call, device, stream = call[first], device[first], stream[first]
-    return Launched(
+    return LaunchedTasks(
         call=call,
         called_ns=calls.start_ns[call],
         returned_ns=calls.end_ns[call],
@@ -312,11 +309,11 @@ class ComputedColumn(Column):
         if of_tasks.all():
             return self._of(self._work.at_tasks(rows))
         whole = self._of(self._work.whole_comms())
-        mine = self._of(self._work.at_tasks(rows[of_tasks]))
-        found = np.empty(len(rows), np.result_type(whole, mine))
-        found[of_tasks] = mine
-        found[~of_tasks] = whole[rows[~of_tasks] - len(self._work.of_tasks)]
-        return found
+        selected = self._of(self._work.at_tasks(rows[of_tasks]))
+        result = np.empty(len(rows), np.result_type(whole, selected))
+        result[of_tasks] = selected
+        result[~of_tasks] = whole[rows[~of_tasks] - len(self._work.of_tasks)]
+        return result
 
     def _between(self, low: int, high: int) -> NDArray[Any]:
         if (low, high) != (0, len(self)):

@@ -1,6 +1,7 @@
 """Device tasks of an msprof database (TASK) as packed columns of about 15 bytes per task.
 
 Rows are in the file's order; rows with invalid times are left out and counted as a finding.
+`TaskRows` are windows of rows with columns computed on access, `TaskNames` the names of tasks.
 """
 
 from __future__ import annotations
@@ -16,16 +17,218 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
-from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
-from unified_prof.recording.source import Findings, Source, Strings, possible
-from unified_prof.recording.task_rows import (
-    FOREVER,
-    WAIT,
-    TaskColumns,
-    TaskNames,
-    TaskRows,
-    kind_of_type,
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
+from unified_prof.recording.source import NOTHING_KNOWN, Findings, Source, Strings, possible
+
+# Kind of waits, event records and notifications, which do not count as work (after `calls.KINDS`).
+WAIT = 6
+
+# Kinds by the text of the task type, for tasks that no other table describes.
+_WAITS = re.compile(
+    r"wait|record|event|notify|(?<!a)sync|barrier|profiling|maintenance|write[ _]?value|capture|"
+    r"label|switch|nop\b|mstx|place_?holder|model_(?:execute|end|exit)",
+    re.IGNORECASE,
 )
+_COPIES = re.compile(r"mem ?cpy|mem ?set|sdma|pcie|copy|async_?dma", re.IGNORECASE)
+_KERNELS = re.compile(
+    r"kernel|ai_?core|ai_?cpu|ai_?vec|vector|cube|mix_ai|dsa|dvpp|stars_common|ffts|fusion",
+    re.IGNORECASE,
+)
+_COLLECTIVES = re.compile(r"hccl|nccl|rccl|communication|rdma|\bccu", re.IGNORECASE)
+
+
+def kind_of_type(text: str | None) -> int:
+    """Return the kind of a task from the text of its type."""
+    if text in NOTHING_KNOWN:
+        return OTHER
+    assert text is not None
+    if _COLLECTIVES.search(text):
+        return COMMUNICATION
+    if _COPIES.search(text):
+        return COPY
+    if _WAITS.search(text):
+        return WAIT
+    return KERNEL if _KERNELS.search(text) else OTHER
+
+
+FOREVER = 2**63 - 1
+
+
+class TaskColumn:
+    """A column of `TaskColumns`, unpacked on access from the packed column of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.removesuffix("_ns")
+
+    def __get__(self, tasks: TaskColumns, owner: type) -> NDArray[Any]:
+        return tasks.column(self._name)
+
+
+class TaskColumns:
+    """Columns of device tasks."""
+
+    start_ns, duration_ns, device, stream, kind = (TaskColumn() for _ in range(5))
+    type = TaskColumn()  # Index in `Tasks.type_texts`.
+    info = TaskColumn()  # Row in COMPUTE_TASK_INFO, or NOWHERE.
+    connection = TaskColumn()  # Connection id, which the launching host call shares.
+    identity = TaskColumn()  # globalTaskId
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each task."""
+        result: Ints = self.start_ns + self.duration_ns
+        return result
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column by the name in `Tasks.packed`."""
+        raise NotImplementedError
+
+
+class TaskRows(TaskColumns):
+    """A window of rows of TASK; columns are unpacked on first access."""
+
+    def __init__(
+        self, tasks: Tasks, rows: slice | NDArray[np.integer], until_ns: int = FOREVER
+    ) -> None:
+        self._tasks, self._rows = tasks, rows
+        self._unpacked: dict[str, NDArray[Any]] = {}
+        # For windows in order of time: no task of a later window starts before this.
+        self.until_ns = until_ns
+
+    def __len__(self) -> int:
+        if isinstance(self._rows, slice):
+            return len(range(*self._rows.indices(len(self._tasks))))
+        return len(self._rows)
+
+    @cached_property
+    def rows(self) -> NDArray[np.integer]:
+        """Indexes of the rows."""
+        if isinstance(self._rows, slice):
+            return np.arange(*self._rows.indices(len(self._tasks)))
+        return self._rows
+
+    def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
+        """Return the rows selected by a mask."""
+        return _SelectedRows(self, np.flatnonzero(chosen))
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column by the name in `Tasks.packed`."""
+        if name not in self._unpacked:
+            self._unpacked[name] = self._read(name)
+        return self._unpacked[name]
+
+    def _read(self, name: str) -> NDArray[Any]:
+        column = self._tasks.packed[name]
+        return column[self._rows] if isinstance(self._rows, slice) else column.at(self._rows)
+
+
+class _SelectedRows(TaskRows):
+    """Selected rows of a window, which share its unpacked columns."""
+
+    def __init__(self, window: TaskRows, inside: NDArray[np.intp]) -> None:
+        super().__init__(window._tasks, inside, window.until_ns)
+        self._window, self._inside = window, inside
+
+    @cached_property
+    def rows(self) -> NDArray[np.integer]:
+        return self._window.rows[self._inside]
+
+    def _read(self, name: str) -> NDArray[Any]:
+        return self._window.column(name)[self._inside]
+
+
+_DENSE = 1 << 22
+
+
+class TaskNames:
+    """Names of tasks, as numbers in labels."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        strings: Strings,
+        columns: tuple[Packed, Packed],
+        by_type: list[str],
+        copies: tuple[Ints, list[str]],
+        used: Iterator[TaskRows],
+    ) -> None:
+        """Number all names that will be looked up.
+
+        Args:
+            labels: numbers the names.
+            strings: texts of the columns.
+            columns: two columns of COMPUTE_TASK_INFO: the name of a task, and the name used if the
+                first is unknown.
+            by_type: names by task type, for tasks without either.
+            copies: globalTaskIds of copies, and their names.
+            used: yields the tasks that will be looked up, so that only their names are numbered.
+        """
+        self._columns = columns
+        self._numbers = [_Numbers.from_ids(columns[0], labels, strings)]
+        if (self._numbers[0].numbers < 0).any():
+            self._numbers.append(self._second_names(labels, strings))
+        self._by_type = np.full(len(by_type) + 1, UNKNOWN, np.int32)
+        if any((self._from_compute_info(rows.info) < 0).any() for rows in used):
+            self._by_type = labels.numbers(by_type)
+        self._copies = Lookup(copies[0]) if len(copies[0]) else None
+        self._directions = labels.numbers(copies[1])
+
+    def find(self, rows: TaskRows) -> NDArray[np.int32]:
+        """Return the label of each task's name."""
+        result = self._from_compute_info(rows.info)
+        unknown = np.flatnonzero(result < 0)
+        if len(unknown):
+            result[unknown] = self._by_type[rows.type[unknown]]
+        if self._copies is not None:
+            copies = np.flatnonzero(rows.kind == COPY)
+            row = self._copies.rows(rows.identity[copies])
+            result[copies[row >= 0]] = self._directions[row[row >= 0]]
+        return result
+
+    def _second_names(self, labels: Labels, strings: Strings) -> _Numbers:
+        """Number the names of rows without a name in the first column."""
+        first, second = self._columns
+        used = [
+            np.unique(others[self._numbers[0].at(names) < 0])
+            for names, others in zip(first.blocks(), second.blocks(), strict=True)
+        ]
+        ids = np.unique(np.concatenate(used))
+        return _Numbers(ids, labels.numbers(strings.texts(ids.tolist())))
+
+    def _from_compute_info(self, info: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the labels from COMPUTE_TASK_INFO, UNKNOWN without a name there."""
+        result = np.full(len(info), UNKNOWN, np.int32)
+        left = slice(None) if info.min(initial=0) >= 0 else np.flatnonzero(info >= 0)
+        for column, numbers in zip(self._columns, self._numbers, strict=False):
+            result[left] = numbers.at(column.at(info[left]))
+            if len(self._numbers) == 1:
+                break
+            left = np.flatnonzero((info >= 0) & (result < 0))
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Numbers:
+    """Labels by string id."""
+
+    ids: Ints  # String ids in ascending order.
+    numbers: NDArray[np.int32]
+
+    @classmethod
+    def from_ids(cls, column: Packed, labels: Labels, strings: Strings) -> _Numbers:
+        ids = column.distinct()
+        return cls(ids, labels.numbers(strings.texts(ids.tolist())))
+
+    def at(self, ids: NDArray[np.integer]) -> NDArray[np.int32]:
+        if not len(self.ids):
+            return np.full(len(ids), UNKNOWN, np.int32)
+        first = int(self.ids[0])
+        if int(self.ids[-1]) - first < _DENSE:
+            table = np.full(int(self.ids[-1]) - first + 1, UNKNOWN, np.int32)
+            table[self.ids - first] = self.numbers
+            return table.take(ids - first, mode="clip")
+        return self.numbers[np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)]
+
 
 # The profiler's marks at the start and end of a recording, which are not part of the program.
 _OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
@@ -65,8 +268,8 @@ class Tasks(TaskColumns):
         self.packed["type"] = recoded(self.packed["type"], self._type_ids)
         compute = {name: Packing(_INT32, hole=MISSING) for name in ("id", "op_type", "name")}
         columns = {"id": "globalTaskId", "op_type": "opType", "name": "name"}
-        for piece in source.pieces("COMPUTE_TASK_INFO", columns):
-            for name, values in piece.items():
+        for batch in source.batches("COMPUTE_TASK_INFO", columns):
+            for name, values in batch.items():
                 compute[name].add(values)
         # The columns of COMPUTE_TASK_INFO: `op_type` and `name`.
         self.of_compute = {name: packing.done() for name, packing in compute.items()}
@@ -99,7 +302,7 @@ class Tasks(TaskColumns):
         return self._strings.texts(self._type_ids)
 
     @property
-    def of_the_program(self) -> NDArray[np.bool_]:
+    def is_program_task(self) -> NDArray[np.bool_]:
         """Mask of the program's tasks, False for the profiler's marks."""
         return self.program_types.take(self.type)
 
@@ -214,11 +417,11 @@ class Tasks(TaskColumns):
         return np.concatenate([np.zeros(0, np.int32), *(names.find(part) for part in parts)])
 
     def _names(
-        self, labels: Labels, order: tuple[str, str], asked: Iterator[TaskRows]
+        self, labels: Labels, order: tuple[str, str], wanted: Iterator[TaskRows]
     ) -> TaskNames:
         first, second = (self.of_compute[name] for name in order)
         by_type = [text or "(unnamed task)" for text in self.type_texts]
-        return TaskNames(labels, self._strings, (first, second), by_type, self.copies, asked)
+        return TaskNames(labels, self._strings, (first, second), by_type, self.copies, wanted)
 
     def _identities(self, table: str) -> Ints:
         return self._source.integers(table, {"id": "globalTaskId"})["id"]
@@ -268,24 +471,24 @@ def _read(source: Source, findings: Findings) -> _Read:
     for name in ("identity", "stream", "connection"):
         packings[name] = Packing(_INT32, hole=MISSING)
     bad, last, in_order = 0, -1, True
-    for piece in source.pieces("TASK", _COLUMNS):
-        valid = possible(piece["start"], piece["duration"])
+    for batch in source.batches("TASK", _COLUMNS):
+        valid = possible(batch["start"], batch["duration"])
         count = int(valid.sum())
         if count < len(valid):
             bad += len(valid) - count
-            piece = {name: values[valid] for name, values in piece.items()}
-        start = piece["start"]
+            batch = {name: values[valid] for name, values in batch.items()}
+        start = batch["start"]
         if count:
             in_order &= int(start[0]) >= last and not (start[1:] < start[:-1]).any()
             last = int(start[-1])
         # Both columns in 32 bits each, UNKNOWN unless both are known.
-        device = piece["device"]
-        kind = piece["type"]
+        device = batch["device"]
+        kind = batch["type"]
         unknown = (device == MISSING) | (kind == MISSING)
         if unknown.any():
             device, kind = np.where(unknown, _NO_DEVICE, device), np.where(unknown, 0, kind)
-        piece["device"], piece["type"] = device, kind & 0xFFFFFFFF
-        for name, values in piece.items():
+        batch["device"], batch["type"] = device, kind & 0xFFFFFFFF
+        for name, values in batch.items():
             packings[name].add(values)
     if bad:
         findings.add("impossible_task_time", f"{bad} rows of TASK are left out", bad)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Frame, Ints, by_key, value_by_key
+from unified_prof.arrays.grouping import Frame, Ints, Runs, by_key, value_by_key
 from unified_prof.base.text import NS_PER_S
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
 from unified_prof.recording.collectives import Collectives, device_name
@@ -17,8 +17,7 @@ from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.counters import MAX_BYTES
 from unified_prof.recording.model import Series
 from unified_prof.recording.source import Source
-from unified_prof.recording.task_rows import TaskRows
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.tasks import TaskRows, Tasks
 
 _PART = 5  # Share of the blocks reserved for the busiest time range, in which tasks are not merged.
 
@@ -319,7 +318,7 @@ def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, N
     moments = moments[order]
     opened = np.cumsum(np.repeat(np.array([1, -1]), len(start_ns))[order])
     level = np.cumsum(np.concatenate((height, -height)).astype(np.float64)[order])
-    last = np.flatnonzero(np.append(moments[1:] != moments[:-1], True)[: len(moments)])
+    last = Runs(moments).last
     return moments[last], np.where(opened[last] > 0, np.maximum(level[last], 0), 0.0)
 
 
@@ -354,8 +353,8 @@ def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
     what = tasks.operator_labels(labels, copies).astype(np.int64)
     result = []
     known = np.flatnonzero(rates > 0)
-    for place, mine in by_key(device[known] << 32 | what[known]):
-        own = known[mine]
+    for place, selected in by_key(device[known] << 32 | what[known]):
+        own = known[selected]
         time_ns, value = thin_line(*stacked(start[own], start[own] + lasted[own], rates[own]))
         name = labels.texts[place & 0xFFFFFFFF]
         result.append(Series(name, "B/s", device_name(place >> 32), time_ns, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,7 @@ from unified_prof.recording.collectives import Collectives, device_name
 from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.host_calls import UNCONNECTED
 from unified_prof.recording.source import Source, Strings, possible
-from unified_prof.recording.task_rows import WAIT
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.tasks import WAIT, Tasks
 
 _HOST_TABLES = (
     # table, name of its tracks, columns: start, end, thread, name, connection
@@ -47,6 +47,18 @@ class Track:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def take(self, rows: NDArray[Any]) -> Track:
+        """Return selected slices, by index or mask."""
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        if len(self.category) > 1:
+            columns["category"] = [
+                self.category[row] for row in np.arange(len(self))[rows].tolist()
+            ]
+        return replace(self, **columns)
+
+
+_COLUMNS = ("start_ns", "end_ns", "label", "flow_in", "flow_first", "flow_count")
 
 
 class Flows:
@@ -182,19 +194,8 @@ def _split_overlaps(whole: Track) -> Iterator[Track]:
     order = np.argsort(whole.start_ns, kind="stable")
     start, end = whole.start_ns[order], whole.end_ns[order]
     for number, rows in by_key(_row_of_each(start, end)):
-        own = order[rows]
-        category = whole.category
-        yield replace(
-            whole,
-            name=whole.name if number == 0 else f"{whole.name} (overlapping {number})",
-            start_ns=whole.start_ns[own],
-            end_ns=whole.end_ns[own],
-            label=whole.label[own],
-            category=[category[index] for index in own.tolist()] if len(category) > 1 else category,
-            flow_in=whole.flow_in[own],
-            flow_first=whole.flow_first[own],
-            flow_count=whole.flow_count[own],
-        )
+        name = whole.name if number == 0 else f"{whole.name} (overlapping {number})"
+        yield replace(whole.take(order[rows]), name=name)
 
 
 def _row_of_each(start_ns: Ints, end_ns: Ints) -> Ints:

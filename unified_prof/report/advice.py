@@ -113,7 +113,7 @@ def add_advice(document: Document, advice: Advice, *, top: int | None) -> None:
     """Add the findings of one report."""
     document.fact("analyzed", _analyzed_part(advice))
     if not advice.findings:
-        document.fact("findings", _NO_FINDINGS)
+        document.line(_NO_FINDINGS)
     for place, found in enumerate(advice.findings[:top], start=1):
         document.heading(f"{place}. {_heading(found, advice)}")
         document.line(f"   {found.text}")

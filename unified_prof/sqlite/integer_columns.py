@@ -25,7 +25,7 @@ from unified_prof.sqlite.column_reader import Wanted
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
 from unified_prof.sqlite.statements import declared, reading, row_id_name
 
-__all__ = ["Window", "of_table", "pieces", "windows"]
+__all__ = ["Window", "batches", "of_table", "windows"]
 
 _NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
 _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
@@ -148,7 +148,7 @@ def windows(
         yield dict(zip(columns, part, strict=True)), window
 
 
-def pieces(
+def batches(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
 ) -> Iterator[dict[str, Int64s]]:
     """Yield the columns of `of_table` in windows of rows, as new arrays."""

@@ -161,7 +161,7 @@ class Report(Displayed):
             return iter(())
         return whole_tables.windows(self._db, self.path, table, columns)
 
-    def pieces(
+    def batches(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
         """Yield the result of `integers` in windows of a few thousand rows.
@@ -171,7 +171,7 @@ class Report(Displayed):
         """
         if table not in self.tables:
             return iter(())
-        return whole_tables.pieces(self._db, self.path, table, columns)
+        return whole_tables.batches(self._db, self.path, table, columns)
 
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
         # The driver would bind a NumPy number as a BLOB, which is not equal to any number.

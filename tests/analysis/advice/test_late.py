@@ -39,7 +39,7 @@ def test_late_kernel_in_a_single_step_has_no_cost(tmp_path: Path) -> None:
     finding = findings_by_kind(path)["late_work"]
     assert saving_ns(finding) == 0
     assert finding.figures["idle_ns"] == 8 * MS + 5 * US
-    assert "it occurs in one of 3 steps only" in finding.text
+    assert "it occurs in only one of 3 steps" in finding.text
 
 
 @pytest.mark.parametrize(("late_ns", "slow"), [(900 * US, range(5)), (2 * MS, range(1, 2))])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Run
 from unified_prof.compare.confidence import Noise, Sample
-from unified_prof.compare.gate import Limits, compare_each, gate, gate_each
-from unified_prof.compare.statistics import compare_together, shifts, shifts_together
+from unified_prof.compare.gate import Limits, compare_workloads, gate, gate_workloads
+from unified_prof.compare.statistics import compare_geometric_means, geometric_mean_shifts, shifts
 from unified_prof.errors import UsageError
 
 
@@ -34,7 +34,7 @@ def sample(milliseconds: Sequence[float]) -> Sample:
 
 def test_mean_of_a_single_workload_is_the_workload() -> None:
     base, new = sample([10.0, 10.2, 9.9]), sample([12.0, 11.9, 12.3])
-    assert shifts_together([(base, new)]) == shifts(base, new)
+    assert geometric_mean_shifts([(base, new)]) == shifts(base, new)
 
 
 def test_regression_of_all_workloads_is_found_although_each_is_inconclusive() -> None:
@@ -46,7 +46,7 @@ def test_regression_of_all_workloads_is_found_although_each_is_inconclusive() ->
 
     levels = enumerate((1.0, 5.0, 20.0, 80.0, 300.0, 1000.0))
     pairs = {str(number): (side(level), side(level * 1.12)) for number, level in levels}
-    found = gate_each(pairs, [TOTAL], Limits(), {})
+    found = gate_workloads(pairs, [TOTAL], Limits(), {})
     assert {verdict.outcome for verdict in found.each.values()} == {"inconclusive"}
     (check,) = found.together
     assert check.outcome == "regression"
@@ -62,7 +62,9 @@ def test_common_disturbance_of_a_round_is_no_evidence() -> None:
     base = run_of(*(10 * one for one in rounds))
     new = run_of(*(11.5 * one for one in (1.2, 0.85, 1.1)))
     single = gate(base, new, [TOTAL], Limits()).checks[0]
-    together = gate_each({str(n): (base, new) for n in range(6)}, [TOTAL], Limits(), {}).together[0]
+    together = gate_workloads(
+        {str(n): (base, new) for n in range(6)}, [TOTAL], Limits(), {}
+    ).together[0]
     assert single.outcome == together.outcome == "inconclusive"
     assert single.shift is not None
     assert together.shift is not None
@@ -74,7 +76,7 @@ def test_regression_of_one_workload_is_not_hidden_by_a_faster_one() -> None:
         "slower": (run_of(10, 10.01, 10.02), run_of(12, 12.01, 12.02)),
         "faster": (run_of(10, 10.01, 10.02), run_of(5, 5.01, 5.02)),
     }
-    found = gate_each(pairs, [TOTAL], Limits(), {})
+    found = gate_workloads(pairs, [TOTAL], Limits(), {})
     assert found.together[0].outcome == "pass"
     assert found.each["slower"].outcome == "regression"
     assert found.outcome == "regression"
@@ -85,16 +87,16 @@ def test_runs_that_another_workload_lacks_are_left_out() -> None:
         (sample([10, 10.1, 10.2, 99]), sample([10, 10.1])),
         (sample([20, 20]), sample([20, 20])),
     ]
-    found = shifts_together(pairs)
+    found = geometric_mean_shifts(pairs)
     assert found is not None
     assert found[0].ratio == pytest.approx(1.0, rel=0.01)
 
 
 def test_metric_missing_in_one_workload_is_inconclusive() -> None:
     pairs = {"a": (run_of(10, 10, peak=1e9), run_of(10, 10, peak=1e9)), "b": (run_of(1), run_of(1))}
-    check = gate_each(pairs, [PEAK], Limits(), {}).together[0]
+    check = gate_workloads(pairs, [PEAK], Limits(), {}).together[0]
     assert (check.outcome, check.reason) == ("inconclusive", "not measured in b")
-    assert compare_each(pairs, PEAK, {}) is None
+    assert compare_workloads(pairs, PEAK, {}) is None
 
 
 def test_memory_is_judged_by_the_mean_of_its_ratios() -> None:
@@ -102,7 +104,7 @@ def test_memory_is_judged_by_the_mean_of_its_ratios() -> None:
         "a": (run_of(10, peak=1e9), run_of(10, peak=1.3e9)),
         "b": (run_of(10, peak=8e9), run_of(10, peak=8e9)),
     }
-    check = gate_each(pairs, [PEAK], Limits(), {}).together[0]
+    check = gate_workloads(pairs, [PEAK], Limits(), {}).together[0]
     assert check.outcome == "regression"
     assert check.comparison is not None
     assert check.comparison.median_ratio == pytest.approx(1.3**0.5)
@@ -110,22 +112,22 @@ def test_memory_is_judged_by_the_mean_of_its_ratios() -> None:
 
 def test_few_samples_and_zero_times_have_no_ratio() -> None:
     few = Sample.from_values([1.0, 2.0])
-    assert compare_together([(few, few)])[1] is None
+    assert compare_geometric_means([(few, few)])[1] is None
     nothing = Sample.from_values([0.0] * 6)
-    comparison, rests_on = compare_together([(nothing, nothing), (sample([1]), sample([1]))])
+    comparison, rests_on = compare_geometric_means([(nothing, nothing), (sample([1]), sample([1]))])
     assert rests_on is None
     assert comparison.ratio is None
     with pytest.raises(ValueError, match="empty"):
-        compare_together([])
+        compare_geometric_means([])
 
 
 def test_learned_noise_is_used_only_if_it_is_known_for_all_workloads() -> None:
     pairs = {"a": (run_of(10), run_of(13)), "b": (run_of(20), run_of(26))}
     learned = {"a": Noise(0.01, 8), "b": Noise(0.02, 5)}
-    assert gate_each(pairs, [TOTAL], Limits(), {}).together[0].outcome == "inconclusive"
-    partly = gate_each(pairs, [TOTAL], Limits(), {"a": learned["a"]}).together[0]
+    assert gate_workloads(pairs, [TOTAL], Limits(), {}).together[0].outcome == "inconclusive"
+    partly = gate_workloads(pairs, [TOTAL], Limits(), {"a": learned["a"]}).together[0]
     assert partly.outcome == "inconclusive"
-    assert gate_each(pairs, [TOTAL], Limits(), learned).together[0].outcome == "regression"
+    assert gate_workloads(pairs, [TOTAL], Limits(), learned).together[0].outcome == "regression"
 
 
 def test_times_of_different_clocks_have_no_mean() -> None:
@@ -134,7 +136,7 @@ def test_times_of_different_clocks_have_no_mean() -> None:
         "b": (run_of(1, clock="device"), run_of(1, clock="device")),
     }
     with pytest.raises(UsageError, match="different clocks: device, operation"):
-        gate_each(pairs, [TOTAL], Limits(), {})
+        gate_workloads(pairs, [TOTAL], Limits(), {})
 
 
 _RUNS = st.lists(st.floats(1.0, 100.0), min_size=1, max_size=4)
@@ -150,8 +152,8 @@ def test_gate_and_diff_of_the_mean_do_not_contradict_each_other(
     pairs = {str(number): (run_of(*one), run_of(*two)) for number, (one, two) in enumerate(times)}
     noise = None if relative is None else Noise(relative, 6)
     noises = dict.fromkeys(pairs, noise)
-    outcome = gate_each(pairs, [TOTAL], Limits(), noises).together[0].outcome
-    compared = compare_each(pairs, TOTAL, noises)
+    outcome = gate_workloads(pairs, [TOTAL], Limits(), noises).together[0].outcome
+    compared = compare_workloads(pairs, TOTAL, noises)
     assert compared is not None
     verdict = compared.verdict()
     if outcome == "regression":

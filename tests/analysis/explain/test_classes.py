@@ -24,9 +24,9 @@ from unified_prof.explain.kernel_classes import (
     REDUCTION,
     REST,
     class_of,
+    class_of_kernel,
+    class_of_operation,
     classes_of,
-    of_kernel,
-    of_operation,
 )
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.pipeline.convert import convert
@@ -165,13 +165,13 @@ OPERATIONS = [
 
 @pytest.mark.parametrize(("expected", "name"), KERNELS)
 def test_kernel_has_the_class_of_its_computation(expected: str, name: str) -> None:
-    assert of_kernel(name) == expected
+    assert class_of_kernel(name) == expected
     assert class_of(KERNEL, name) == expected
 
 
 @pytest.mark.parametrize(("expected", "name"), OPERATIONS)
 def test_operation_has_the_class_of_its_computation(expected: str | None, name: str | None) -> None:
-    assert of_operation(name) == expected
+    assert class_of_operation(name) == expected
 
 
 @pytest.mark.parametrize("name", ["", "N/A", "hip_opaque_4711", "x" * 100_000])
@@ -234,10 +234,10 @@ def test_vectorized_classification_equals_that_of_single_tasks() -> None:
 
 
 def test_numbers_in_kernel_names_do_not_change_the_class() -> None:
-    assert of_kernel("Add116") == of_kernel("Add29") == ELEMENT_WISE
-    assert of_kernel("trans_TransData_12") == CAST
-    assert of_kernel("im2col_kernel") == CONVOLUTION
-    assert of_kernel("gemm" + "x" * 1_000_000) == MATMUL
+    assert class_of_kernel("Add116") == class_of_kernel("Add29") == ELEMENT_WISE
+    assert class_of_kernel("trans_TransData_12") == CAST
+    assert class_of_kernel("im2col_kernel") == CONVOLUTION
+    assert class_of_kernel("gemm" + "x" * 1_000_000) == MATMUL
 
 
 @pytest.mark.slow

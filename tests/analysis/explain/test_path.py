@@ -30,7 +30,7 @@ from unified_prof.explain import critical_path as paths
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.schedule import builder
 from unified_prof.explain.schedule.graph import Edges, Schedule
-from unified_prof.explain.self_time import HostMoments
+from unified_prof.explain.self_time import HostTimeline
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import Recording
@@ -224,9 +224,9 @@ def test_host_clock_that_is_ahead_is_corrected(tmp_path: Path) -> None:
         (start + ahead, end + ahead, name) for start, end, name in execution.operations
     ]
     with open_report(machine.write(execution, tmp_path / "a.db")) as report:
-        scheduled = builder.of_recording(Recording(report))
+        scheduled = builder.build_schedule(Recording(report))
         assert scheduled is not None
-        assert scheduled.pieces.skew_ns == ahead - machine.LATENCY_NS
+        assert scheduled.tasks.skew_ns == ahead - machine.LATENCY_NS
         assert not len(scheduled.schedule.dropped)
 
 
@@ -243,9 +243,7 @@ def test_host_intervals_are_divided_at_call_boundaries(tmp_path: Path) -> None:
         recording = Recording(report)
         (thread,) = set(recording.host_calls.thread[:].tolist())
         start, end = np.array(intervals).T + Device.T0
-        parts = HostMoments(recording, recording.work.labels).divided(
-            np.full(2, thread), start, end
-        )
+        parts = HostTimeline(recording, recording.work.labels).split(np.full(2, thread), start, end)
     cuts = [moments[0] + 1, *moments[1:], moments[-1] + 7]
     expected = [(*part, 0) for part in pairwise(cuts)] + [(*intervals[1], 1)]
     begins, ends, interval = parts
@@ -271,8 +269,8 @@ def test_path_covers_each_nanosecond_of_a_step_once(
         file = machine.write(execution, Path(folder) / "a.db", syncs=syncs, host=host)
         with open_report(file) as report:
             recording = Recording(report)
-            found = paths.of_recording(recording)
-            scheduled = builder.of_recording(recording)
+            found = paths.find_path(recording)
+            scheduled = builder.build_schedule(recording)
             assert found is not None
             assert scheduled is not None
             segments = found.segments
@@ -402,7 +400,7 @@ def test_path_equals_that_of_hta(
         start = int(recording.framework.start_ns[ranges[which]])
         end = int(recording.framework.end_ns[ranges[which]])
         recording.steps = [("range", start, end)]
-        found = paths.of_recording(recording)
+        found = paths.find_path(recording)
         assert found is not None
         sums = dict.fromkeys(expected, 0)
         for row in found.rows():

@@ -14,7 +14,7 @@ from unified_prof.arrays.grouping import MISSING
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.recording import operators
-from unified_prof.recording.operators import numbered, of_ranges
+from unified_prof.recording.operators import input_ids, numbered
 
 VALUE = st.sampled_from([MISSING, -1, 0, 1, 7, 1 << 40])
 
@@ -52,7 +52,7 @@ def test_operation_inputs_are_found_for_any_row_order(
         for batch in (1 << 17, 7):
             monkeypatch.setattr(operators, "_AT_A_TIME", batch)
             monkeypatch.setattr(operators, "_MANY", 1)
-            found = of_ranges(recording.source, recording.framework, ranges)
+            found = input_ids(recording.source, recording.framework, ranges)
             texts.append([recording.strings.texts(found[one].tolist()) for one in sorted(found)])
         assert texts[0] == texts[1]
         assert len(set(texts[0][0])) > 100

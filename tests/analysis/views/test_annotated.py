@@ -96,4 +96,4 @@ def test_report_by_annotation_fails_if_no_range_was_annotated(
     report = tmp_path / "r.db"
     convert(write(tmp_path / "trace.json", tasks()), report)
     assert uprof("report", report, "--by", "annotation") == 2
-    assert "no annotated range was recorded" in capsys.readouterr().err
+    assert "no annotated ranges were recorded" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
-from unified_prof.recording.task_order import Following, OrderedTasks, awaiting
+from unified_prof.recording.task_order import GapEnds, OrderedTasks, tasks_after_waits
 
 TASKS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(-1, 20)), min_size=1, max_size=30
@@ -36,7 +36,7 @@ def test_first_task_launched_after_a_stream_wait_is_found(
 ) -> None:
     ordered = _ordered(tasks)
     stream, at_ns = (np.array([wait[column] for wait in waits], np.int64) for column in (0, 1))
-    found = awaiting(_windows(ordered, size), lambda launched: launched, stream, at_ns)
+    found = tasks_after_waits(_windows(ordered, size), lambda launched: launched, stream, at_ns)
     expected = set()
     for wait_stream, wait_ns in waits:
         after = [
@@ -54,11 +54,11 @@ def test_first_task_after_a_gap_is_found(
 ) -> None:
     ordered = _ordered(tasks)
     nothing = np.zeros(0, np.int32)
-    following = Following(_windows(ordered, size), lambda launched: launched, EMPTY, nothing)
+    following = GapEnds(_windows(ordered, size), lambda launched: launched, EMPTY, nothing)
     ends = sorted(ends)
     for low in range(0, len(ends), batch):
         end = np.array(ends[low : low + batch], np.int64)
-        pieces, task = following.ending(IntervalSet(end - 1, end))
+        pieces, task = following.at(IntervalSet(end - 1, end))
         assert pieces.start_ns.tolist() == ordered.start_ns[task].tolist()
         assert pieces.launched_ns.tolist() == ordered.connection[task].tolist()
         first = np.searchsorted(pieces.start_ns, end)

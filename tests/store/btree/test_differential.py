@@ -120,7 +120,7 @@ def by_pages(path: Path, expression: str, how: str) -> list[int]:
         if how == "whole":
             found = integer_columns.of_table(db, path, "t", columns)["x"].tolist()
         elif how == "pieces":
-            parts = integer_columns.pieces(db, path, "t", columns)
+            parts = integer_columns.batches(db, path, "t", columns)
             found = [value for part in parts for value in part["x"].tolist()]
         else:
             windows = list(integer_columns.windows(db, path, "t", columns))

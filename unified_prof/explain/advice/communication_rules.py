@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Frame, Ints, Lookup
+from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs
 from unified_prof.base.text import NS_PER_S, scaled
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.device_context import DeviceContext
@@ -18,6 +18,7 @@ from unified_prof.explain.advice.idle_segments import (
     MIN_SHARE,
     WARN_SHARE,
     Flags,
+    evidence_row,
     percent,
     plural,
 )
@@ -95,13 +96,9 @@ class _Collectives:
         for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist():
             kind, size = (int(value) for value in pairs[:, at])
             first = int(rows[int(np.flatnonzero(number == at)[0])])
+            name = messages.kinds[kind] + (f" of {scaled(size, _BYTES)}" * (size >= 0))
             result.append(
-                {
-                    "name": messages.kinds[kind] + (f" of {scaled(size, _BYTES)}" * (size >= 0)),
-                    "count": int(count[at]),
-                    "total_ns": int(total[at]),
-                    "start_ns": int(messages.start_ns[first]),
-                }
+                evidence_row(name, int(count[at]), int(total[at]), int(messages.start_ns[first]))
             )
         return result
 
@@ -170,7 +167,7 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
     """
     steps = context.windows
     step = np.searchsorted(steps.start_ns, messages.start, side="right") - 1
-    last = np.flatnonzero(np.append(step[1:] != step[:-1], True)[: len(step)])
+    last = Runs(step).last
     if not len(last):
         return 0
     start, end = messages.start[last], messages.end[last]

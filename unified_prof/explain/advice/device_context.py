@@ -26,25 +26,27 @@ from unified_prof.explain.advice.idle_segments import (
     PAUSE_SHARE,
     Flags,
     IdleSegments,
+    describe_run,
     duration,
+    evidence_row,
     host_bound_masks,
 )
 from unified_prof.recording.calls import COPY, KINDS
-from unified_prof.recording.communication import Stretch
+from unified_prof.recording.communication import TimeSlice
 from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
-from unified_prof.recording.task_rows import FOREVER
+from unified_prof.recording.tasks import FOREVER
 
 WINDOW = 2 * BLOCK  # Device tasks processed at a time.
 
 LATE_NS = 1_000_000  # A launch latency above this has another cause.
 # A function or call is named with a gap if it covers at least this share of it...
 COVERED_SHARE = 0.5
-# ...unless it is so many times longer that it says nothing about the gap, as a training loop.
+# ...unless it is so many times longer that it does not explain the gap, as a training loop.
 MAX_COVER_LENGTHS = 20
 
 _STEP = re.compile(r"ProfilerStep\b")
@@ -153,7 +155,7 @@ class DeviceContext:
 
     @cached_property
     def pauses(self) -> IntervalSet:
-        """Long gaps in a recording without steps in which the device was not meant to work.
+        """Long gaps in a recording without steps in which the device had nothing to do.
 
         Loading, compiling and pauses between phases look like a very slow host. Input waits and
         late kernels are not pauses.
@@ -162,7 +164,7 @@ class DeviceContext:
             return intervals.EMPTY
         window = self.recording.devices[self.device].window
         begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for segments in self.recording.idle_time.long_parts(self.device, PAUSE_SHARE):
+        for segments in self.recording.idle_time.long_segments(self.device, PAUSE_SHARE):
             pause = np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
             pause &= segments.end_ns - segments.start_ns > PAUSE_SHARE * window.total_ns
             begins.append(segments.start_ns[pause])
@@ -208,9 +210,10 @@ class DeviceContext:
         """Time in which kernels ran, within the analyzed time."""
         return sum(
             intervals.intersect(
-                stretch.compute, intervals.part(self.window, stretch.begin_ns, stretch.until_ns)
+                time_slice.compute,
+                intervals.part(self.window, time_slice.begin_ns, time_slice.until_ns),
             ).total_ns
-            for stretch in self._stretches()
+            for time_slice in self._time_slices()
         )
 
     @cached_property
@@ -224,14 +227,14 @@ class DeviceContext:
             return selected.total_ns
         return selected.total_ns - sum(
             intervals.intersect(
-                stretch.busy, intervals.part(selected, stretch.begin_ns, stretch.until_ns)
+                time_slice.busy, intervals.part(selected, time_slice.begin_ns, time_slice.until_ns)
             ).total_ns
-            for stretch in self._stretches()
+            for time_slice in self._time_slices()
         )
 
-    def _stretches(self) -> Iterator[Stretch]:
+    def _time_slices(self) -> Iterator[TimeSlice]:
         assert self.device is not None
-        return self.recording.devices[self.device].stretches()
+        return self.recording.devices[self.device].time_slices()
 
     def idle_windows(self) -> Iterator[IdleSegments]:
         """Yield the idle time by reason in windows, at least one.
@@ -379,14 +382,14 @@ class DeviceContext:
             first = np.append(True, idle.start_ns[1:] != idle.end_ns[:-1])
             gap = np.cumsum(first) - 1
             count = int(gap[-1]) + 1
-            of_host, synced = np.zeros(count, bool), np.zeros(count, bool)
-            of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | host_bound]] = True
+            is_of_host, synced = np.zeros(count, bool), np.zeros(count, bool)
+            is_of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | host_bound]] = True
             synced[gap[idle.reason == SYNCHRONISING]] = True
             end = idle.end_ns[np.append(np.flatnonzero(first)[1:], len(gap)) - 1]
-            gaps: list[NDArray[Any]] = [idle.start_ns[first], end, of_host, synced]
+            gaps: list[NDArray[Any]] = [idle.start_ns[first], end, is_of_host, synced]
             if last is not None and last[1][0] == gaps[0][0]:
                 gaps[0][0] = last[0][0]
-                of_host[0] |= last[2][0]
+                is_of_host[0] |= last[2][0]
                 synced[0] |= last[3][0]
             elif last is not None:
                 gaps = [np.concatenate(pair) for pair in zip(last, gaps, strict=True)]
@@ -394,10 +397,10 @@ class DeviceContext:
             last = [column[-1:] for column in gaps]
         if last is None:
             return None
-        begin, end, of_host, synced = (
+        begin, end, is_of_host, synced = (
             np.concatenate(column) for column in zip(*parts, last, strict=True)
         )
-        kept = of_host | synced
+        kept = is_of_host | synced
         return begin[kept], end[kept], synced[kept]
 
     def gain(self, selected: Flags) -> int:
@@ -542,17 +545,16 @@ class DeviceContext:
             longest = int(rows[same[int(time[same].argmax())]])
             name = self.recording.work.labels.texts[int(kernels[at])]
             operation, line = self.recording.work.place(int(self.tasks.row[longest]))
-            row: dict[str, Any] = {
-                "name": name,
-                "count": int(count[at]),
-                "total_ns": int(total[at]),
-                "start_ns": int(self.tasks.start_ns[longest]),
-            }
-            if operation != name:
-                row["operation"] = operation
-            if line is not None:
-                row["line"] = line
-            result.append(row)
+            result.append(
+                evidence_row(
+                    name,
+                    int(count[at]),
+                    int(total[at]),
+                    int(self.tasks.start_ns[longest]),
+                    operation=None if operation == name else operation,
+                    line=line,
+                )
+            )
         return tuple(result)
 
     @cached_property
@@ -614,14 +616,11 @@ class DeviceContext:
         steps: Sequence[int] | None = None,
     ) -> Finding:
         """Return a finding of this device; its cost is appended to the text."""
-        rank = self.facts.get("rank", "")
         per_step = cost_ns / self.step_count
         unit = "per step" if self._analyzed else "of the recorded time"
         return Finding(
             kind=kind,
-            ranks=(int(rank),) if rank.isdecimal() else (),
-            hosts=(self.facts["host"],) if self.facts.get("host") else (),
-            links=(),
+            **describe_run(self.facts),
             steps=self.steps if steps is None else tuple(steps),
             cost_ms_per_step=round(per_step / 1e6, 6),
             text=f"{text}; saves up to {duration(per_step)} {unit}" if cost_ns else text,

@@ -19,6 +19,7 @@ from unified_prof.explain.advice.idle_segments import (
     Flags,
     IdleSegments,
     duration,
+    evidence_row,
     percent,
     plural,
     times,
@@ -163,7 +164,7 @@ def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
     return [{"name": row["name"], **row} for _, row in result]
 
 
-# Shorter gaps are between launches: the function around them says nothing.
+# Shorter gaps are between launches: the function around them does not explain them.
 MIN_NAMED_GAP_NS = 500_000
 _FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 
@@ -285,13 +286,13 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
         same = np.flatnonzero(number == name)
         line = stacks[int(stack[same[0]])]
         rows.append(
-            {
-                "name": texts[name],
-                "count": len(same),
-                "total_ns": int(length[same].sum()),
-                "start_ns": int(start[same[0]]),
-                **({} if line is None else {"line": line.rpartition("\n")[2]}),
-            }
+            evidence_row(
+                texts[name],
+                len(same),
+                int(length[same].sum()),
+                int(start[same[0]]),
+                line=line and line.rpartition("\n")[2],
+            )
         )
     return rows
 
@@ -363,13 +364,11 @@ def _late_gaps(context: DeviceContext) -> tuple[IdleSegments, Ints]:
         return NO_IDLE, np.zeros(0, np.int64)
     idle, calls = context.late_idle, context.recording.host_calls
     blocking = np.full(len(idle.start_ns), -1, np.int64)
-    ids, number = calls.names
-    texts = context.recording.strings.texts(ids)
-    waiting = [is_synchronising(text) or "memcpy" in (text or "").lower() for text in texts]
-    rows = (
-        np.flatnonzero(np.array([*waiting, False])[number.to_array()])
-        if len(calls)
-        else blocking[:0]
+    rows = np.flatnonzero(
+        calls.matching(
+            context.recording.strings,
+            lambda text: is_synchronising(text) or "memcpy" in (text or "").lower(),
+        )
     )
     latest = idle.end_ns - (BLOCKED_SHARE * idle.length_ns).astype(np.int64)
     for thread in np.unique(calls.thread[rows]).tolist():
@@ -401,7 +400,7 @@ def _single_event(context: DeviceContext, idle: IdleSegments) -> str:
     if len(np.unique(step)) > 1:
         return ""
     count = len(context.steps)
-    where = f"one of {count} steps only" if count > 1 else "the only step"
+    where = f"only one of {count} steps" if count > 1 else "the only step"
     return f"; it occurs in {where}, so it may be a single event"
 
 
@@ -443,11 +442,8 @@ def _late_rows(context: DeviceContext, idle: IdleSegments) -> list[Evidence]:
         name, line = work.place(task)
         call = int(calls.launching(work.connection[task : task + 1])[0]) if len(calls) else -1
         launch = context.recording.strings.get(int(calls.name[call])) if call >= 0 else None
-        row = {
-            "name": f"before {name}" + (f" ({launch})" if launch else ""),
-            "count": 1,
-            "total_ns": int(idle.length_ns[at]),
-            "start_ns": int(idle.start_ns[at]),
-        }
-        rows.append(row if line is None else {**row, "line": line})
+        name = f"before {name}" + (f" ({launch})" if launch else "")
+        rows.append(
+            evidence_row(name, 1, int(idle.length_ns[at]), int(idle.start_ns[at]), line=line)
+        )
     return rows

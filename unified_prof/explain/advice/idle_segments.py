@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from unified_prof.arrays.packed import narrow
 from unified_prof.base.text import TIMES, scaled
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
 from unified_prof.recording.recording import Recording
-from unified_prof.recording.task_rows import FOREVER
+from unified_prof.recording.tasks import FOREVER
 
 Flags = NDArray[np.bool_]
 
@@ -67,6 +68,31 @@ MIN_SHARE = 0.01
 # In a recording without steps, a gap above this share is a pause, not a slow host.
 PAUSE_SHARE = 0.10
 EVIDENCE_ROWS = 5  # Rows of evidence per finding.
+
+
+def evidence_row(
+    name: str,
+    count: int,
+    total_ns: int,
+    start_ns: int | None = None,
+    *,
+    operation: str | None = None,
+    line: str | None = None,
+) -> dict[str, Any]:
+    """Return one row of evidence, without the values that are None."""
+    row = {"name": name, "count": count, "total_ns": total_ns, "start_ns": start_ns}
+    row |= {"operation": operation, "line": line}
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def describe_run(facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a finding that name the rank and host of a recording."""
+    rank = facts.get("rank", "")
+    return {
+        "ranks": (int(rank),) if rank.isdecimal() else (),
+        "hosts": (facts["host"],) if facts.get("host") else (),
+        "links": (),
+    }
 
 
 def duration(time_ns: float) -> str:

@@ -246,7 +246,7 @@ def is_misaligned(row: RooflineRow) -> bool:
 def full_precision(context: DeviceContext) -> Iterator[Finding]:
     """Find fp32 matrix kernels on a device with low-precision matrix units.
 
-    Without shapes or peaks, names of kernels tell the dtype, and the saving is unknown.
+    Without shapes or peaks, the dtype is derived from kernel names, and the saving is unknown.
     """
     if lacks_roofline(context) is not None:
         yield from _full_precision_by_name(context)
@@ -254,7 +254,7 @@ def full_precision(context: DeviceContext) -> Iterator[Finding]:
     device = breakdown.roofline_of(context.recording).devices.get(context.device or "")
     assert device is not None
     low = device.matrix("bf16") or device.matrix("fp16")
-    memory = device.of_memory()
+    memory = device.memory_peak()
     rows, total_ns = _roofline_rows(context)
     full = [
         row
@@ -337,7 +337,7 @@ def _roofline_evidence(rows: list[RooflineRow]) -> list[Evidence]:
 
 def lacks_roofline(context: DeviceContext) -> str | None:
     """Return a reason if operation shapes or the peaks of the device are unknown."""
-    if not peaks.offered(context.recording):
+    if not peaks.is_available(context.recording):
         return "operation shapes not recorded (torch.profiler: record_shapes=True)"
     if known_devices(context.recording).get(context.device or "") is None:
         return f"peaks of {context.device} unknown, see [tool.uprof.devices]"
@@ -345,7 +345,7 @@ def lacks_roofline(context: DeviceContext) -> str | None:
 
 
 def lacks_precision(context: DeviceContext) -> str | None:
-    """Return a reason if neither the roofline nor kernel names tell the dtype of kernels."""
+    """Return a reason if neither roofline nor names of kernels determine their dtypes."""
     missing = lacks_roofline(context)
     if missing is None or not (context.tasks.kind == KERNEL).any():
         return missing

@@ -13,13 +13,7 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.advice.device_context import DeviceContext
-from unified_prof.explain.advice.idle_segments import (
-    EVIDENCE_ROWS,
-    Flags,
-    duration,
-    percent,
-    times,
-)
+from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, duration, percent, times
 from unified_prof.explain.advice.wait_rules import COMPILATION, host_ranges
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS
@@ -345,11 +339,11 @@ def _largest_growth(
         sums = parts.setdefault(name, np.zeros(len(begin), np.int64))
         np.add.at(sums, step_number, time_ns)
 
-    for stretch in context.recording.devices[context.device].stretches():
+    for time_slice in context.recording.devices[context.device].time_slices():
         for name, part in (
-            ("computation", stretch.compute),
-            ("communication", stretch.communication),
-            ("copies", stretch.copies),
+            ("computation", time_slice.compute),
+            ("communication", time_slice.communication),
+            ("copies", time_slice.copies),
         ):
             start, stop, _, number = intervals.overlaps(part, steps)
             add(name, number, stop - start)

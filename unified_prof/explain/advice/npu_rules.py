@@ -23,12 +23,13 @@ from unified_prof.explain.advice.idle_segments import (
     WARN_SHARE,
     Flags,
     duration,
+    evidence_row,
     percent,
     plural,
     times,
 )
 from unified_prof.explain.advice.kernel_rules import highest_ratio, matrix_kernels, on_ai_cpu
-from unified_prof.explain.basic_breakdowns import in_words
+from unified_prof.explain.basic_breakdowns import join_names
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.recording.calls import KERNEL
@@ -419,7 +420,7 @@ class _Sequence:
 
     def _names(self, kernels: _Kernels) -> str:
         texts, first = kernels.context.recording.work.labels.texts, int(self.begins[0])
-        return in_words(texts[at] for at in kernels.token[first : first + self.length].tolist())
+        return join_names(texts[at] for at in kernels.token[first : first + self.length].tolist())
 
     def figures(self, kernels: _Kernels) -> dict[str, Any]:
         """Return the figures of the sequence as plain data."""
@@ -437,13 +438,10 @@ class _Sequence:
         """Return the sequence as a row of evidence."""
         first, context = int(self.begins[0]), kernels.context
         _, line = context.recording.work.place(int(context.tasks.row[kernels.row[first]]))
-        row = {
-            "name": self._names(kernels),
-            "count": len(self.begins),
-            "total_ns": self.lost_ns,
-            "start_ns": int(kernels.start_ns[first]),
-        }
-        return row if line is None else {**row, "line": line}
+        start_ns = int(kernels.start_ns[first])
+        return evidence_row(
+            self._names(kernels), len(self.begins), self.lost_ns, start_ns, line=line
+        )
 
 
 def _modules(context: DeviceContext) -> tuple[Ints, bool]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MIN_SHARE,
+    describe_run,
     duration,
     percent,
 )
@@ -85,12 +86,9 @@ class Tracked:
     ) -> Finding:
         """Return a finding of this run; its cost is appended to the text."""
         timed = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
-        rank = self.facts.get("rank", "")
         return Finding(
             kind=kind,
-            ranks=(int(rank),) if rank.isdecimal() else (),
-            hosts=(self.facts["host"],) if self.facts.get("host") else (),
-            links=(),
+            **describe_run(self.facts),
             steps=timed if steps is None else steps,
             cost_ms_per_step=round(cost_ns / 1e6, 6),
             text=f"{text}; saves up to {duration(cost_ns)} per iteration" if cost_ns else text,
@@ -471,7 +469,7 @@ def advise(run: Tracked) -> Advice:
     by_rule = {
         rule.__name__: list(rule(run)) if has_data(run) else None for rule, has_data, _ in RULES
     }
-    findings = [finding for found in by_rule.values() for finding in found or ()]
+    findings = [finding for result in by_rule.values() for finding in result or ()]
     return Advice(
         findings=tuple(
             sorted(findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind))
@@ -481,7 +479,7 @@ def advise(run: Tracked) -> Advice:
             for rule, _, why in RULES
             if by_rule[rule.__name__] is None
         ),
-        judged=tuple(kind for kind, found in by_rule.items() if found == []),
+        judged=tuple(kind for kind, result in by_rule.items() if result == []),
         steps=len(run.timed),
         step_ms=round(run.median_ns / 1e6, 6) if run.median_ns else None,
         statistic="median",

@@ -17,6 +17,7 @@ from unified_prof.explain.advice.idle_segments import (
     WARN_SHARE,
     Flags,
     duration,
+    evidence_row,
     percent,
     plural,
     times,
@@ -179,7 +180,7 @@ _ALLOCATION = _Stall(
     re.compile(
         r"^(?:cuda|hip)(?:Malloc|Free)(?:Host|Managed|3D|Pitch|Array)?$"
         r"|^(?:cuda|hip)Host(?:Alloc|Free)$|^rt(?:Malloc|Free)$|^aclrt(?:Malloc|Free)|^aclMallocMem"
-        r"|^cuMem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
+        r"|^cuMem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess)"
     ),
     "driver allocations: device memory is allocated or freed {often}",
     "keep the allocator's cache: no empty_cache() in the loop, expandable_segments:True, static "
@@ -276,12 +277,12 @@ def _ranges_by_name(texts: list[str], name: Ints, length: Ints, start: Ints) -> 
     names, number = np.unique(name, return_inverse=True)
     total = np.bincount(number, weights=length)
     return [
-        {
-            "name": texts[int(names[at])],
-            "count": int((number == at).sum()),
-            "total_ns": int(total[at]),
-            "start_ns": int(start[number == at][0]),
-        }
+        evidence_row(
+            texts[int(names[at])],
+            int((number == at).sum()),
+            int(total[at]),
+            int(start[number == at][0]),
+        )
         for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist()
     ]
 
@@ -399,10 +400,7 @@ def _syncs_by_name(context: DeviceContext, gaps: _SyncGaps) -> list[Evidence]:
         count_and_time[0] += 1
         count_and_time[1] += cost
     longest = sorted(sums.items(), key=lambda item: -item[1][1])[:EVIDENCE_ROWS]
-    return [
-        {"name": name, "count": count, "total_ns": time, **({} if line is None else {"line": line})}
-        for (name, line), (count, time) in longest
-    ]
+    return [evidence_row(name, count, time, line=line) for (name, line), (count, time) in longest]
 
 
 def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
@@ -417,9 +415,7 @@ def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
     launches = int(launching.sum())
     if launches < MIN_LAUNCHES:
         return
-    ids, number = calls.names
-    syncs = np.array([is_synchronising(text) for text in recording.strings.texts(ids)], bool)
-    is_sync = syncs[number.to_array()]
+    is_sync = calls.matching(recording.strings, is_synchronising)
     order = np.lexsort((calls.start_ns, calls.thread))
     order = order[launching[order] | is_sync[order]]
     same_thread = calls.thread[order[1:]] == calls.thread[order[:-1]]

@@ -96,17 +96,14 @@ def stored_tensors(
     if (shapes or "").strip('" ') in _UNKNOWN and (types or "") in _UNKNOWN:
         return ()
     of_formats = split(formats)
-    found = []
+    result = []
     for place, (shape, dtype) in enumerate(zip(split(shapes), split(types), strict=False)):
         if dtype in _UNKNOWN:
             continue
         layout = of_formats[place] if place < len(of_formats) else ""
         layout = layout.removeprefix("FORMAT_").partition(":")[0]
-        found.append(StoredTensor(Tensor(dims(shape), dtype_of(dtype)), layout))
-    return tuple(found)
-
-
-# Attention
+        result.append(StoredTensor(Tensor(dims(shape), dtype_of(dtype)), layout))
+    return tuple(result)
 
 
 def attention(operator: Operator) -> Cost:
@@ -197,9 +194,6 @@ def _inference_sizes(q: Tensor, k: Tensor, v: Tensor) -> Attention:
 _PADDED = "sizes include padding of the layout: FLOPs are an upper limit"
 
 
-# Matrix products
-
-
 def matmul(operator: Operator) -> Cost:
     """Return the cost of a matrix product, by the result and the inner size of the left factor."""
     a, b, result = operator.input(0), operator.input(1), operator.output()
@@ -258,9 +252,6 @@ def grouped_matmul(operator: Operator) -> Cost:
         raise UnknownCostError("an operand is not a matrix")
     flops = 2 * result.tensor.elements * x.sizes[-1]
     return Cost("matrix", x.tensor.dtype, flops, operator.moved_bytes)
-
-
-# Convolutions
 
 
 def convolution(operator: Operator) -> Cost:

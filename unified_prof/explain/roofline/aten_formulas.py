@@ -26,9 +26,6 @@ _NO_LENGTHS = "the lengths of its sequences are not recorded"
 _NO_LIST = "its lists of tensors were not recorded (torch omits lists of more than 30)"
 
 
-# Attention
-
-
 def _attention(
     *,
     q: int = 0,
@@ -161,9 +158,6 @@ _ATTENTION: dict[str, Formula] = {
 }
 
 
-# Convolutions
-
-
 def _conv(
     stride: int,
     padding: int,
@@ -246,8 +240,7 @@ _CONVOLUTIONS: dict[str, Formula] = {
     ),
     # An `add_` within them adds the bias.
     **dict.fromkeys(
-        ("miopen_convolution", "miopen_depthwise_convolution"),
-        _conv(4, 3, 5, bias=None, groups=6),
+        ("miopen_convolution", "miopen_depthwise_convolution"), _conv(4, 3, 5, bias=None, groups=6)
     ),
     "miopen_convolution_transpose": _conv(5, 3, 6, transposed=True, output_padding=4, groups=7),
     "mkldnn_convolution": _conv(4, 3, 5, groups=6),
@@ -259,9 +252,6 @@ _CONVOLUTIONS: dict[str, Formula] = {
     "convolution_backward_overrideable": _conv_backward,
     "cudnn_convolution_backward_input": _conv_input_gradient,
 }
-
-
-# Element-wise operations
 
 
 def _elementwise(inputs: int, operations: int, out: str | None = None) -> Formula:
@@ -297,9 +287,6 @@ ELEMENTWISE: dict[str, Formula] = {
 }
 
 
-# Lists of tensors: optimizers, and torch's `_foreach_` family
-
-
 def _fused(kind: str) -> Formula:
     """Return the formula of a fused optimizer; parameters of unknown dtype count as fp32."""
 
@@ -328,9 +315,6 @@ def foreach(args: Arguments) -> Cost:
     return Cost("vector", lists[0][0].dtype, elements, moved)
 
 
-# Operations that only move memory
-
-
 def _cat(args: Arguments) -> Cost:
     parts = args.list(0)
     if not parts[0].dtype:
@@ -354,15 +338,12 @@ _MEMORY: dict[str, Formula] = {
 }
 
 
-# Normalizations, softmax, losses, dropout
-
-
 def _norm(kind: str, x: int, *params: int) -> Formula:
-    return lambda args: costs.normalisation(kind, args.tensor(x), [*map(args.optional, params)])
+    return lambda args: costs.normalization(kind, args.tensor(x), [*map(args.optional, params)])
 
 
 def _norm_backward(kind: str, x: int, *params: int) -> Formula:
-    return lambda args: costs.normalisation_backward(
+    return lambda args: costs.normalization_backward(
         kind, args.tensor(x), [*map(args.optional, params)]
     )
 
@@ -377,7 +358,7 @@ def _batch_norm(args: Arguments) -> Cost:
 def _softmax(args: Arguments) -> Cost:
     """Return the cost of softmax, whose result may be wider than its input."""
     x = args.tensor(0)
-    result = costs.normalisation("softmax", x)
+    result = costs.normalization("softmax", x)
     more = x.elements * 2 if args.flag(2) else 0
     return replace(result, moved_bytes=result.moved_bytes + more)
 
@@ -422,9 +403,6 @@ _NORMALIZATIONS: dict[str, Formula] = {
 }
 
 
-# Matrix products
-
-
 def _mm(a: int = 0, b: int = 1, bias: int | None = None, out: str | None = None) -> Formula:
     return lambda args: costs.matmul(
         args.tensor(a), args.tensor(b), bias=None if bias is None else args.optional(bias), out=out
@@ -458,9 +436,6 @@ _PRODUCTS: dict[str, Formula] = {
     "_scaled_grouped_mm": lambda args: _grouped_mm(args, 7, "bf16"),
     "_int_mm": _mm(out="int32"),
 }
-
-
-# Reductions and pooling
 
 
 def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formula:
@@ -527,9 +502,6 @@ _REDUCTIONS: dict[str, Formula] = {
     "avg_pool2d_backward": _pool_backward,
     "_adaptive_avg_pool2d_backward": _pool_backward,
 }
-
-
-# Rows of tables
 
 
 def _embedding(args: Arguments) -> Cost:

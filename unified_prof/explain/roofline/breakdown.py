@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import by_key
 from unified_prof.explain.roofline.arguments import UnknownCostError, dtype_of, item_size
 from unified_prof.explain.roofline.costs import Cost, collective
-from unified_prof.explain.roofline.kernel_attribution import NOT_TF32, TF32, Charged, Class
+from unified_prof.explain.roofline.kernel_attribution import (
+    NOT_TF32,
+    TF32,
+    AttributedKernels,
+    OperationGroup,
+)
 from unified_prof.explain.roofline.peaks import Device, Peak, known_devices
 from unified_prof.recording import breakdowns, operators
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
@@ -49,7 +54,7 @@ class RooflineRow:
     device: str
     count: int
     total_ns: int
-    cost: Cost | None  # Cost of all of them together; None if unknown, and `doubt` says why.
+    cost: Cost | None  # Cost of all of them together; None if unknown, and `doubt` has the reason.
     # Compute peak; None if unknown, or without floating-point operations.
     peak: Peak | None = None
     memory: Peak | None = None
@@ -93,7 +98,7 @@ class RooflineRow:
         return self.cost.flops / self.cost.moved_bytes
 
 
-def roofline_row(one: Class, name: str, device: Device | None) -> RooflineRow:
+def roofline_row(one: OperationGroup, name: str, device: Device | None) -> RooflineRow:
     """Return the roofline row of a group of operations on a device."""
     total: dict[str, Any] = {
         "name": one.name,
@@ -108,7 +113,7 @@ def roofline_row(one: Class, name: str, device: Device | None) -> RooflineRow:
     cost = times(one.cost, one.count)
     if device is None:
         return RooflineRow(**total, cost=cost, doubt=cost.doubt)
-    memory = device.of_memory()
+    memory = device.memory_peak()
     doubts = [cost.doubt] if cost.doubt else []
     peak = _peak(cost, device, one.kernel)
     bound_ns = _bound(cost, peak, memory, device)
@@ -216,7 +221,7 @@ _MIN_KNOWN, _MIN_PEAKS = 0.5, 0.95
 def model_use(
     recording: Recording,
     devices: dict[str, Device | None],
-    charged: Charged,
+    attributed: AttributedKernels,
     calculated: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
     known: NDArray[np.bool_],
@@ -225,28 +230,28 @@ def model_use(
     """Return FLOPs and MFU of each device in the steps, or in the window without steps."""
     result = []
     for name, number in recording.device_numbers.items():
-        here = np.ones(len(charged), bool) if number is None else charged.device == number
+        here = np.ones(len(attributed), bool) if number is None else attributed.device == number
         windows = recording.step_windows.get(name)
         steps = None
         time_ns = recording.devices[name].window.total_ns
         counted = here
         if windows is not None and recording.steps:
             steps, time_ns = len(recording.steps), windows.all.total_ns
-            counted = here & (charged.step != NONE)
+            counted = here & (attributed.step != NONE)
         total = int(calculated[counted].sum())
         if not total or not time_ns:
             continue
-        kernels = int(charged.total_ns[here].sum())
-        known_share = int(charged.total_ns[here & known].sum()) / kernels if kernels else 0.0
+        kernels = int(attributed.total_ns[here].sum())
+        known_share = int(attributed.total_ns[here & known].sum()) / kernels if kernels else 0.0
         unknown = calculated[counted & (ideal_ns == 0)].sum() / total
         can_tell = known_share >= _MIN_KNOWN and unknown <= 1 - _MIN_PEAKS
         of_steps: list[tuple[str, int, float | None]] = []
         if steps is not None and windows is not None:
             for index, (step, _, _) in enumerate(recording.steps):
-                mine = here & (charged.step == index)
+                selected = here & (attributed.step == index)
                 length = int(windows.end_ns[index] - windows.start_ns[index])
-                share = float(ideal_ns[mine].sum()) / length if length and can_tell else None
-                of_steps.append((step, int(calculated[mine].sum()), _possible(share)))
+                share = float(ideal_ns[selected].sum()) / length if length and can_tell else None
+                of_steps.append((step, int(calculated[selected].sum()), _possible(share)))
         used = {
             one.peak.name: one.peak
             for one in placed
@@ -311,7 +316,7 @@ def copies(
             continue
         within = bool(_WITHIN.search(what))
         cost = Cost("copy", "uint8", 0, sum(sizes) * (2 if within else 1))
-        memory = own.of_memory() if within and own is not None else None
+        memory = own.memory_peak() if within and own is not None else None
         bound_ns = None if memory is None else cost.moved_bytes / memory.rate * 1e9
         result.append(
             RooflineRow(
@@ -405,12 +410,12 @@ def roofline_of(recording: Recording) -> Roofline:
 def _compute(recording: Recording) -> Roofline:
     devices = known_devices(recording)
     by_number = {number: (name, devices[name]) for name, number in recording.device_numbers.items()}
-    charged = Charged(recording)
+    attributed = AttributedKernels(recording)
     rows: list[RooflineRow] = []
-    calculated = np.zeros(len(charged), np.float64)
-    ideal_ns = np.zeros(len(charged), np.float64)
-    known = np.zeros(len(charged), bool)
-    classes = charged.classes()
+    calculated = np.zeros(len(attributed), np.float64)
+    ideal_ns = np.zeros(len(attributed), np.float64)
+    known = np.zeros(len(attributed), bool)
+    classes = attributed.groups()
     placed = []
     for one in classes:
         name, device = by_number.get(one.device, by_number.get(None, ("", None)))
@@ -426,16 +431,16 @@ def _compute(recording: Recording) -> Roofline:
                 ideal_ns[one.members] = found.cost.flops / one.count / peak.rate * 1e9
     rows = merge_rows(placed)
     rows += copies(recording, by_number) + collectives(recording, by_number)
-    use = model_use(recording, devices, charged, calculated, ideal_ns, known, placed)
+    use = model_use(recording, devices, attributed, calculated, ideal_ns, known, placed)
     rows.sort(key=lambda row: (-row.total_ns, row.name, row.shapes))
     return Roofline(tuple(rows), devices, use)
 
 
 def rows(recording: Recording) -> Breakdown:
     """Return the breakdown `roofline`."""
-    found = roofline_of(recording)
-    several = len(found.devices) > 1
-    return breakdowns.finish("roofline", (_row(row, several) for row in found.rows))
+    result = roofline_of(recording)
+    several = len(result.devices) > 1
+    return breakdowns.finish("roofline", (_row(row, several) for row in result.rows))
 
 
 def _row(one: RooflineRow, several_devices: bool) -> Row:

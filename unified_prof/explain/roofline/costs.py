@@ -56,9 +56,6 @@ def wider_dtype(one: str, other: str) -> str:
 UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
 
 
-# Attention
-
-
 def seen_pairs(queries: int, keys: int, causal: str | None) -> int:
     """Return the number of pairs of a query and a key that a causal mask (None: no mask) keeps."""
     if causal is None:
@@ -189,9 +186,6 @@ def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
     return Cost("copy", dtype, adds, round(wire_bytes(kind, size_bytes, ranks)))
 
 
-# Convolutions
-
-
 def convolution_sizes(
     sizes: Sequence[int],
     kernel: Sequence[int],
@@ -202,14 +196,14 @@ def convolution_sizes(
     """Return the spatial sizes of the result of a convolution or a pooling."""
     result = []
     for place, (size, window) in enumerate(zip(sizes, kernel, strict=True)):
-        step, spread = _at(stride, place, 1), _at(dilation, place, 1)
+        step, spread = _of_dimension(stride, place, 1), _of_dimension(dilation, place, 1)
         reach = spread * (window - 1)
         if padding == "same":
             added = reach
         elif isinstance(padding, str):
             added = 0
         else:
-            added = 2 * _at(padding, place, 0)
+            added = 2 * _of_dimension(padding, place, 0)
         result.append((size + added - reach - 1) // step + 1)
     if any(size <= 0 for size in result):
         raise UnknownCostError("the window is larger than the input")
@@ -226,16 +220,16 @@ def transposed_sizes(
 ) -> Shape:
     """Return the spatial sizes of the result of a transposed convolution."""
     return tuple(
-        (size - 1) * _at(stride, place, 1)
-        - 2 * _at(padding, place, 0)
-        + _at(dilation, place, 1) * (window - 1)
-        + _at(output_padding, place, 0)
+        (size - 1) * _of_dimension(stride, place, 1)
+        - 2 * _of_dimension(padding, place, 0)
+        + _of_dimension(dilation, place, 1) * (window - 1)
+        + _of_dimension(output_padding, place, 0)
         + 1
         for place, (size, window) in enumerate(zip(sizes, kernel, strict=True))
     )
 
 
-def _at(values: Sequence[int], place: int, default: int) -> int:
+def _of_dimension(values: Sequence[int], place: int, default: int) -> int:
     """Return the value of a dimension; a single value is for all dimensions."""
     if not values:
         return default
@@ -322,9 +316,6 @@ def gather_rows(rows: int, width: int, dtype: str, index: str = "int64") -> Cost
     return Cost("copy", dtype, 0, rows * (item_size(index) + 2 * width * item_size(dtype)))
 
 
-# Matrix products
-
-
 def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None = None) -> Cost:
     """Return the cost of `a @ b + bias`: vectors, matrices or batches, broadcast as in torch.
 
@@ -385,9 +376,6 @@ def _product(
     return Cost("matrix", dtype, 2 * rows * n * k * times, moved, vector_flops)
 
 
-# Operations without matrix units
-
-
 def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | None = None) -> Cost:
     """Return the cost of an element-wise operation on broadcast inputs.
 
@@ -435,13 +423,13 @@ _NORM = {
 }
 
 
-def normalisation(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
-    """Return the cost of a normalization of a kind of `_NORM`."""
+def normalization(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
+    """Return the cost of a normalization; `kind` is a key of `_NORM`."""
     operations, _, tensors, _ = _NORM[kind]
     return Cost("vector", x.dtype, operations * x.elements, tensors * x.bytes + bytes_of(*params))
 
 
-def normalisation_backward(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
+def normalization_backward(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
     """Return the cost of the gradients of a normalization: reads x, dy and params."""
     _, operations, _, tensors = _NORM[kind]
     moved = tensors * x.bytes + 2 * bytes_of(*params)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import MISSING, Ints, by_key
+from unified_prof.arrays.grouping import MISSING, Ints, Runs, by_key
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.roofline import ascend, serving_formulas
@@ -26,7 +26,6 @@ from unified_prof.explain.roofline.arguments import (
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import formula_of
 from unified_prof.recording import operators
-from unified_prof.recording import operators as operation_inputs
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.operators import numbered
@@ -40,7 +39,7 @@ _NO_SHAPES = "the shapes of its inputs were not recorded"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Class:
+class OperationGroup:
     """Operations with the same name, shapes and dtypes, and hence the same cost."""
 
     name: str
@@ -56,7 +55,7 @@ class Class:
     why: str | None
 
 
-class Charged:
+class AttributedKernels:
     """Operations of the framework, operators, or single kernels, with the time of their kernels.
 
     Attributes:
@@ -72,8 +71,8 @@ class Charged:
         task = work.task[piece].astype(np.int64)
         duration = work.duration_ns[piece]
         own = self._own_shapes(task)
-        self._sides = _sides(recording, piece)
-        side, owner, key = _owners(self._sides, len(piece))
+        self._call_sources = _call_sources(recording, piece)
+        side, owner, key = _owners(self._call_sources, len(piece))
         # If operators have shapes of their own, operations of the framework do not count.
         alone = own | (owner == NONE) | own.any()
         key = np.where(alone, int(key.max(initial=NONE)) + 1 + np.arange(len(piece)), key)
@@ -83,8 +82,7 @@ class Charged:
             self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
             # The longest kernel represents its operation: its name, device and step.
             order = np.lexsort((duration, number))
-            last = np.append(number[order][1:] != number[order][:-1], True)
-            chief = order[last]
+            chief = order[Runs(number[order]).last]
         self._side, self._owner, self._alone = side[chief], owner[chief], alone[chief]
         self._own = own[chief]
         self._task = task[chief]
@@ -120,7 +118,7 @@ class Charged:
             known |= np.array([_has_sizes(strings.get(one)) for one in ids])[number]
         return known
 
-    def classes(self) -> list[Class]:
+    def groups(self) -> list[OperationGroup]:
         """Group the operations by everything that their cost depends on."""
         if not len(self):
             return []
@@ -129,13 +127,13 @@ class Charged:
             for name in ("shapes", "types", "strides", "values")
         }
         name_id = np.full(len(self), MISSING, np.int64)
-        for place, side in enumerate(self._sides):
-            mine = np.flatnonzero(self._side == place)
-            owner = self._owner[mine]
-            found = operation_inputs.of_ranges(side.recording.source, side.framework, owner)
+        for place, side in enumerate(self._call_sources):
+            selected = np.flatnonzero(self._side == place)
+            owner = self._owner[selected]
+            found = operators.input_ids(side.recording.source, side.framework, owner)
             for name, values in found.items():
-                inputs[name][mine] = values
-            name_id[mine] = side.framework.name_ids(owner)
+                inputs[name][selected] = values
+            name_id[selected] = side.framework.name_ids(owner)
         around = self._around()
         doubled = self._doubled()
         tensors = {name: np.full(len(self), MISSING, np.int64) for name in operators.TENSORS}
@@ -170,20 +168,20 @@ class Charged:
             }
             given = nothing
             if (place := int(self._side[first])) != NONE:
-                strings = self._sides[place].recording.strings
+                strings = self._call_sources[place].recording.strings
                 given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
             operation = strings.get(int(name_id[first])) or ""
             kernel = texts[int(self._kernel[first])]
             operator = texts[int(self._operator[first])]
             if self._own[first]:
-                described = _of_operator(operator, tensor_texts, operation, given)
+                described = _operator_class(operator, tensor_texts, operation, given)
             elif not self._alone[first]:
                 given["around"] = self._recording.strings.get(int(around[first]))
-                described = _of_operation(operation, given, kernel, doubled=bool(doubled[first]))
+                described = _operation_class(operation, given, kernel, doubled=bool(doubled[first]))
             else:
                 described = (kernel, "", "kernel", None, _NO_SHAPES)
             result.append(
-                Class(
+                OperationGroup(
                     *described[:3],
                     device=int(self.device[first]),
                     count=len(members),
@@ -215,11 +213,11 @@ class Charged:
     def _around(self) -> Ints:
         """Return the name of the range that describes the batch, if the cost depends on it."""
         result = np.full(len(self), MISSING, np.int64)
-        for place, side in enumerate(self._sides):
+        for place, side in enumerate(self._call_sources):
             needed = _marked(side.framework, serving_formulas.needs_lengths)
-            mine = np.flatnonzero(self._side == place)
-            mine = mine[needed[self._owner[mine]]]
-            if not len(mine):
+            selected = np.flatnonzero(self._side == place)
+            selected = selected[needed[self._owner[selected]]]
+            if not len(selected):
                 continue
             regions, strings = self._recording.regions, self._recording.strings
             names = np.unique(regions.name)
@@ -231,31 +229,31 @@ class Charged:
             if not len(marks):
                 continue
             marks = marks[np.argsort(regions.start_ns[marks], kind="stable")]
-            at = side.framework.start_ns[self._owner[mine]]
+            at = side.framework.start_ns[self._owner[selected]]
             if side.recording is not self._recording and self._replayed_ns is not None:
-                at = self._replayed_ns[mine]
+                at = self._replayed_ns[selected]
             spans = IntervalSet(regions.start_ns[marks], regions.end_ns[marks])
             mark = intervals.holding(spans, at)
-            result[mine[mark >= 0]] = regions.name[marks[mark[mark >= 0]]]
+            result[selected[mark >= 0]] = regions.name[marks[mark[mark >= 0]]]
         return result
 
     def _doubled(self) -> NDArray[np.bool_]:
         """Return a mask of matrix operations that contain others; only the inner ones count."""
         result = np.zeros(len(self), bool)
-        for place, side in enumerate(self._sides):
+        for place, side in enumerate(self._call_sources):
             matrix = _marked(side.framework, _is_matrix)
             inside = np.flatnonzero(~self._alone & (self._side == place))
             ranges = self._owner[inside]
             is_matrix = matrix[ranges]
-            charged = np.zeros(len(side.framework), bool)
-            charged[ranges[is_matrix]] = True
-            outer = side.framework.around(ranges[is_matrix], charged)
+            attributed = np.zeros(len(side.framework), bool)
+            attributed[ranges[is_matrix]] = True
+            outer = side.framework.around(ranges[is_matrix], attributed)
             result[inside] = np.isin(ranges, outer[outer != NONE])
         return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Side:
+class _CallSource:
     """Recording whose operations launched kernels: the analyzed one or its graph capture."""
 
     recording: Recording
@@ -264,16 +262,16 @@ class _Side:
     occasion: Ints  # Number of the replay of a captured operation.
 
 
-def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:
+def _call_sources(recording: Recording, piece: NDArray[np.intp]) -> list[_CallSource]:
     """Return the recordings with operations that launched tasks; the most specific comes last."""
     work, result = recording.work, []
     if (framework := recording.framework) is not None:
         owner = _innermost(framework, work.connection[piece])
-        result.append(_Side(recording, framework, owner, np.zeros_like(owner)))
+        result.append(_CallSource(recording, framework, owner, np.zeros_like(owner)))
     captured, capture = work.captured, recording.captured_in
     if captured is not None and capture is not None:
         owner = _innermost(captured.framework, captured.connection[piece])
-        result.append(_Side(capture, captured.framework, owner, captured.replay[piece]))
+        result.append(_CallSource(capture, captured.framework, owner, captured.replay[piece]))
     return result
 
 
@@ -284,15 +282,15 @@ def _innermost(framework: Framework, connection: Ints) -> Ints:
     return np.where(owner != NONE, owner, framework.innermost(connection))
 
 
-def _owners(sides: list[_Side], pieces: int) -> tuple[Ints, Ints, Ints]:
+def _owners(sides: list[_CallSource], pieces: int) -> tuple[Ints, Ints, Ints]:
     """Return the side and the range of each task, and a number for both."""
     side, owner, key = (np.full(pieces, NONE, np.int64) for _ in range(3))
     first = 0
     for place, one in enumerate(sides):
-        mine = np.flatnonzero(one.owner != NONE)
-        occasions, number = np.unique(one.occasion[mine], return_inverse=True)
-        side[mine], owner[mine] = place, one.owner[mine]
-        key[mine] = first + number * len(one.framework) + one.owner[mine]
+        selected = np.flatnonzero(one.owner != NONE)
+        occasions, number = np.unique(one.occasion[selected], return_inverse=True)
+        side[selected], owner[selected] = place, one.owner[selected]
+        key[selected] = first + number * len(one.framework) + one.owner[selected]
         first += len(occasions) * len(one.framework)
     return side, owner, key
 
@@ -322,7 +320,7 @@ def _is_matrix(name: str) -> bool:
 Described = tuple[str, str, str, Cost | None, str | None]
 
 
-def _of_operation(
+def _operation_class(
     name: str, given: dict[str, str | None], kernel: str, *, doubled: bool
 ) -> Described:
     """Return the class of a framework operation."""
@@ -347,7 +345,7 @@ def _of_operation(
 _NO_FRAMEWORK = ascend.Framework("", Arguments(()))
 
 
-def _of_operator(
+def _operator_class(
     op_type: str, texts: dict[str, str | None], operation: str, given: dict[str, str | None]
 ) -> Described:
     """Return the class of an Ascend operator."""
@@ -382,15 +380,15 @@ def format_shapes(shapes: str | None, types: str | None) -> str:
     A list without shapes is left out: old releases of torch record lists of numbers (the padding of
     a convolution) and of more than 30 tensors alike.
     """
-    found, kinds = [], []
+    result, kinds = [], []
     for shape, kind in zip(*split_arguments(shapes, types), strict=False):
         dtype = dtype_of(kind)
         if dtype in ("tensorlist", "genericlist"):
-            found += [f"{len(shape.split('|'))} tensors"] if shape else []
+            result += [f"{len(shape.split('|'))} tensors"] if shape else []
         elif shape:
-            found.append(f"[{shape.replace(' ', '')}]")
+            result.append(f"[{shape.replace(' ', '')}]")
             kinds.append(dtype)
-    more = len(found) - _MAX_SHAPES
+    more = len(result) - _MAX_SHAPES
     if more > 0:
-        found = [*found[:_MAX_SHAPES], f"and {more} more"]
-    return " ".join([*found, *dict.fromkeys(kinds)])
+        result = [*result[:_MAX_SHAPES], f"and {more} more"]
+    return " ".join([*result, *dict.fromkeys(kinds)])

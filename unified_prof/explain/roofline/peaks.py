@@ -75,13 +75,13 @@ class Device:
             return Peak("vector", rate, uncertain=size == 1)
         return self._rate("fp64" if dtype in ("fp64", "complex128") else "fp32")
 
-    def of_memory(self) -> Peak | None:
+    def memory_peak(self) -> Peak | None:
         """Return the memory bandwidth, or None."""
         if self.memory is None:
             return None
         return Peak("memory", self.memory * 1e9, "memory" in self.uncertain)
 
-    def of_link(self) -> Peak | None:
+    def link_peak(self) -> Peak | None:
         """Return the bandwidth to peers in one direction, or None."""
         if self.link is None:
             return None
@@ -111,23 +111,23 @@ def find(
         warp: Threads of a warp: AMD's data center devices have 64.
         mhz: Highest recorded clock of the cores (Ascend), instead of the table's.
     """
-    found = _find_named(name or "")
-    if found is None and capability is not None and warp == _WAVE:
-        found = _of_generation(capability, memory_bytes or 0, units)
-    if found is None:
+    result = _find_named(name or "")
+    if result is None and capability is not None and warp == _WAVE:
+        result = _amd_device(capability, memory_bytes or 0, units)
+    if result is None:
         return None
-    if mhz is not None and found.cores is not None and found.mhz is not None:
-        if mhz > _OTHER_CLOCK * found.mhz:
+    if mhz is not None and result.cores is not None and result.mhz is not None:
+        if mhz > _OTHER_CLOCK * result.mhz:
             return None
-        found = replace(found, mhz=mhz, source=f"{found.source}, {mhz:,.0f} MHz recorded")
+        result = replace(result, mhz=mhz, source=f"{result.source}, {mhz:,.0f} MHz recorded")
     if _MIG.search(name or ""):
-        found = _slice(found, units, memory_bytes)
-    return _with_cube(found)
+        result = _slice(result, units, memory_bytes)
+    return _with_cube(result)
 
 
 def all_devices() -> tuple[Device, ...]:
     """Return all devices of the table and of the user's configuration."""
-    table = (device for key in _sections() if (device := _of_table(key)) is not None)
+    table = (device for key in _sections() if (device := _device_in_table(key)) is not None)
     return (*table, *_added.values())
 
 
@@ -152,7 +152,7 @@ def add(table: Any, where: str) -> None:
                 hint='write them below a line such as [tool.uprof.devices."My GPU"]',
                 slug="wrong-setting",
             )
-        known = _of_table(name.casefold())
+        known = _device_in_table(name.casefold())
         given = _checked(entry, place)
         taken[name.casefold()] = _device(name, given, known)
     _added.clear()
@@ -213,16 +213,16 @@ def _device(name: str, entry: Mapping[str, Any], below: Device | None = None) ->
 def _sections() -> dict[str, tuple[str, str]]:
     """Return name and text of each device in the table; parsing all of it is slow."""
     text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
-    found = {}
+    result = {}
     for section in text.split("[[device]]\n")[1:]:
         line = next(line for line in section.splitlines() if line.startswith("names = "))
         for name in re.findall(r'"([^"]+)"', line):
-            found[name.casefold()] = name, section
-    return found
+            result[name.casefold()] = name, section
+    return result
 
 
 @cache
-def _of_table(key: str) -> Device | None:
+def _device_in_table(key: str) -> Device | None:
     """Return a device by its name in the table, or None."""
     if key not in _sections():
         return None
@@ -239,7 +239,7 @@ def _find_named(name: str) -> Device | None:
         return None
     # The later of equally long names wins: the user's.
     _, longest = max(enumerate(held), key=lambda one: (len(one[1]), one[0]))
-    return _added.get(longest) or _of_table(longest)
+    return _added.get(longest) or _device_in_table(longest)
 
 
 def _are_words(key: str, name: str) -> bool:
@@ -247,9 +247,7 @@ def _are_words(key: str, name: str) -> bool:
     return re.search(as_words, name, re.IGNORECASE) is not None
 
 
-def _of_generation(
-    capability: tuple[int, int], memory_bytes: int, units: int | None
-) -> Device | None:
+def _amd_device(capability: tuple[int, int], memory_bytes: int, units: int | None) -> Device | None:
     """Return the AMD device with a generation (9.0 is gfx90a), memory size and compute units."""
     gib = memory_bytes / 2**30
     # An MI210 has the figures of one of the two devices of an MI250.
@@ -307,7 +305,7 @@ def _recorded_npu(name: str, properties: Mapping[str, str]) -> Device | None:
     same = (
         device
         for key in _sections()
-        if key.startswith(name.casefold()) and (device := _of_table(key)) is not None
+        if key.startswith(name.casefold()) and (device := _device_in_table(key)) is not None
         if (device.cores, device.vector_cores or 0, device.mhz) == (cores, vector_cores or 0, mhz)
     )
     return replace(
@@ -374,7 +372,7 @@ def _capability(about: dict[str, str]) -> tuple[int, int] | None:
 QUICK_TASKS = 500_000  # Maximum number of tasks for which every report includes the roofline.
 
 
-def offered(recording: Recording) -> bool:
+def is_available(recording: Recording) -> bool:
     """Return True if shapes were recorded, here or in the recording of the graph capture."""
     told_by = (recording, recording.captured_in)
     return recording.clock == "device" and any(
@@ -382,7 +380,7 @@ def offered(recording: Recording) -> bool:
     )
 
 
-def quick(recording: Recording) -> bool:
+def is_quick(recording: Recording) -> bool:
     """Return True if the recording is small enough for every report to include the roofline."""
     return len(recording.tasks) <= QUICK_TASKS
 
@@ -393,4 +391,4 @@ def _rows(recording: Recording) -> Breakdown:
     return breakdown.rows(recording)
 
 
-BREAKDOWNS = {"roofline": BreakdownSpec(offered, _rows, quick)}
+BREAKDOWNS = {"roofline": BreakdownSpec(is_available, _rows, is_quick)}

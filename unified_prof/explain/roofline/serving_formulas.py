@@ -148,7 +148,7 @@ def _written_first(operations: int) -> Formula:
 
 
 def _norm(args: Arguments) -> Cost:
-    return costs.normalisation("rms", args.tensor(0), [args.tensor(1)])
+    return costs.normalization("rms", args.tensor(0), [args.tensor(1)])
 
 
 def _added_norm(args: Arguments) -> Cost:

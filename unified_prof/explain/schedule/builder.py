@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, by_key, distinct, rising
+from unified_prof.arrays.grouping import NOWHERE, Ints, Runs, by_key, distinct, rising
 from unified_prof.explain.schedule import device, graph, host
-from unified_prof.explain.schedule.device import Pieces
+from unified_prof.explain.schedule.device import ScheduledTasks
 from unified_prof.explain.schedule.graph import Edges, Schedule, Segments
 from unified_prof.explain.schedule.host import Host
 from unified_prof.recording.recording import Recording
@@ -24,11 +24,11 @@ class Scheduled:
     """A recording as a schedule of moments, which are numbered in order of time."""
 
     schedule: Schedule
-    pieces: Pieces
+    tasks: ScheduledTasks
     host: Host
     # Moment of each device task, and of each point of the host.
-    of_piece: Ints
-    of_point: Ints
+    task_moments: Ints
+    point_moments: Ints
     # Names of the steps; one empty name if none was recorded: the whole recording.
     step_names: tuple[str, ...]
     step_begin_ns: Ints
@@ -38,14 +38,14 @@ class Scheduled:
     step_begins: Ints  # Moment at which each step begins on the host, NOWHERE if unknown.
 
     @cached_property
-    def piece_of(self) -> Ints:
+    def task_of_moment(self) -> Ints:
         """Device task of each moment; NOWHERE for moments of the host."""
-        return _inverse(self.of_piece, len(self.schedule))
+        return _inverse(self.task_moments, len(self.schedule))
 
     @cached_property
-    def point_of(self) -> Ints:
+    def point_of_moment(self) -> Ints:
         """Host point of each moment; NOWHERE for moments of devices."""
-        return _inverse(self.of_point, len(self.schedule))
+        return _inverse(self.point_moments, len(self.schedule))
 
     def path(self, step: int) -> Segments:
         """Return the critical path of a step."""
@@ -69,43 +69,43 @@ def _inverse(moments: Ints, count: int) -> Ints:
     return result
 
 
-def of_recording(recording: Recording) -> Scheduled | None:
+def build_schedule(recording: Recording) -> Scheduled | None:
     """Return the schedule of a recording, or None without device tasks and host data."""
     steps_analyzed, until_ns = _analyzed(recording)
-    pieces = device.of_recording(recording, until_ns)
-    launched = np.flatnonzero(pieces.call >= 0)
-    calls = rising(pieces.call[launched])
+    tasks = device.load_tasks(recording, until_ns)
+    launched = np.flatnonzero(tasks.call >= 0)
+    calls = rising(tasks.call[launched])
     done = np.zeros(len(calls), np.int64)
-    np.maximum.at(done, np.searchsorted(calls, pieces.call[launched]), pieces.end_ns[launched])
-    threads = host.of_recording(recording, calls, done, steps_analyzed, pieces.skew_ns, until_ns)
-    if not len(pieces) and not len(threads):
+    np.maximum.at(done, np.searchsorted(calls, tasks.call[launched]), tasks.end_ns[launched])
+    threads = host.load_moments(recording, calls, done, steps_analyzed, tasks.skew_ns, until_ns)
+    if not len(tasks) and not len(threads):
         return None
-    names, begin, end = _steps(recording, steps_analyzed, pieces, threads)
-    points, count, steps = len(threads), len(pieces), len(names)
+    names, begin, end = _steps(recording, steps_analyzed, tasks, threads)
+    points, count, steps = len(threads), len(tasks), len(names)
     # Numbers before sorting: host points, device tasks, ends of steps.
-    time = np.concatenate((threads.time_ns, pieces.moment_ns, end))
-    takes = np.concatenate((np.zeros(points, np.int64), pieces.takes_ns, np.zeros(steps, np.int64)))
-    launches = np.append(threads.launched_by, NOWHERE)[pieces.call]
-    edges = [*threads.edges, *device.edges(recording, pieces, launches, points)]
-    which, awaited = device.waited_for(recording, pieces, threads.waits.call, threads.waits.own)
+    time = np.concatenate((threads.time_ns, tasks.moment_ns, end))
+    takes = np.concatenate((np.zeros(points, np.int64), tasks.takes_ns, np.zeros(steps, np.int64)))
+    launches = np.append(threads.launched_by, NOWHERE)[tasks.call]
+    edges = [*threads.edges, *device.edges(recording, tasks, launches, points)]
+    which, awaited = device.waited_for(recording, tasks, threads.waits.call, threads.waits.own)
     ends = threads.waits.end[which]
-    returned = threads.time_ns[ends] - pieces.end_ns[awaited]
+    returned = threads.time_ns[ends] - tasks.end_ns[awaited]
     # The usual time to return is that after the last awaited task of calls that waited.
-    order = np.lexsort((pieces.end_ns[awaited], ends))
-    last = order[np.append(ends[order][1:] != ends[order][:-1], True)[: len(order)]]
+    order = np.lexsort((tasks.end_ns[awaited], ends))
+    last = order[Runs(ends[order]).last]
     begins = threads.time_ns[threads.waits.begin[which[last]]]
-    waited = last[pieces.end_ns[awaited[last]] > begins]
+    waited = last[tasks.end_ns[awaited[last]] > begins]
     usual = int(np.median(returned[waited])) if len(waited) else 0
     lag = np.clip(returned, 0, usual)
     edges.append(Edges.uniform(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
-    edges += _ends(steps_analyzed, pieces, threads, end, points)
+    edges += _ends(steps_analyzed, tasks, threads, end, points)
     # Workers keep their pace: batches arrive no earlier than recorded, after the first moment.
     first = np.full(len(threads.fetched), int(time.argmin()))
     lag = threads.time_ns[threads.fetched] - time.min()
     edges.append(Edges.uniform(first, threads.fetched, lag, behind=False, kind=graph.FETCHED))
     # At equal times event records come before waits, and waits before work.
-    of_pieces = np.where(pieces.records, 1, np.where(pieces.waits, 2, 3))
-    rank = np.concatenate((np.zeros(points, np.int64), of_pieces, np.full(steps, 4)))
+    task_rank = np.where(tasks.records, 1, np.where(tasks.waits, 2, 3))
+    rank = np.concatenate((np.zeros(points, np.int64), task_rank, np.full(steps, 4)))
     order = np.lexsort((time + takes, rank, time))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -119,10 +119,10 @@ def of_recording(recording: Recording) -> Scheduled | None:
     begins[: len(threads.step_begins)] = place[threads.step_begins]
     return Scheduled(
         schedule=schedule,
-        pieces=pieces,
+        tasks=tasks,
         host=threads,
-        of_piece=place[points : points + count],
-        of_point=place[:points],
+        task_moments=place[points : points + count],
+        point_moments=place[:points],
         step_names=names,
         step_begin_ns=begin,
         step_end_ns=end,
@@ -146,14 +146,14 @@ def _analyzed(recording: Recording) -> tuple[list[tuple[str, int, int]], int | N
 
 
 def _steps(
-    recording: Recording, steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host
+    recording: Recording, steps: list[tuple[str, int, int]], tasks: ScheduledTasks, threads: Host
 ) -> tuple[tuple[str, ...], Ints, Ints]:
     """Return name, begin and end of each step across the host and all devices.
 
     A step ends with the host and the last of its tasks on any device; the next one begins there.
     """
     if not steps:
-        times = [pieces.moment_ns, pieces.end_ns, threads.time_ns]
+        times = [tasks.moment_ns, tasks.end_ns, threads.time_ns]
         known = np.concatenate(times)
         return ("",), known.min(keepdims=True), known.max(keepdims=True)
     host_begin = np.array([step[1] for step in steps], np.int64)
@@ -166,35 +166,32 @@ def _steps(
 
 
 def _ends(
-    steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host, end: Ints, points: int
+    steps: list[tuple[str, int, int]], tasks: ScheduledTasks, threads: Host, end: Ints, points: int
 ) -> list[Edges]:
     """Return the dependencies of step ends: on the host and on the device tasks of the step."""
-    first = points + len(pieces)
-    work = np.arange(pieces.work)
+    first = points + len(tasks)
+    work = np.arange(tasks.work)
     if steps:
-        step = step_of(pieces.launched_ns[work], steps)
+        step = step_of(tasks.launched_ns[work], steps)
         on_host = threads.step_ends
         hosts = np.arange(len(on_host))
     else:
         step = np.zeros(len(work), np.int64)
-        last = np.append(threads.thread[1:] != threads.thread[:-1], True)[: len(threads)]
-        on_host = np.flatnonzero(last)
+        on_host = Runs(threads.thread).last
         hosts = np.zeros(len(on_host), np.int64)
-    found = [
-        Edges.uniform(on_host, first + hosts, 0, behind=False, kind=graph.DONE),
-    ]
+    result = [Edges.uniform(on_host, first + hosts, 0, behind=False, kind=graph.DONE)]
     # The last task of the step on each stream.
-    mine = work[step >= 0]
-    key, number = distinct(pieces.stream[mine])
-    places = step[mine] * max(len(key), 1) + number
-    lasts = [rows[pieces.end_ns[mine[rows]].argmax()] for _, rows in by_key(places)]
-    last_of = mine[np.array(lasts, np.int64)]
-    found.append(
+    selected = work[step >= 0]
+    key, number = distinct(tasks.stream[selected])
+    places = step[selected] * max(len(key), 1) + number
+    lasts = [rows[tasks.end_ns[selected[rows]].argmax()] for _, rows in by_key(places)]
+    last_of = selected[np.array(lasts, np.int64)]
+    result.append(
         Edges.uniform(last_of + points, first + step[last_of], 0, behind=True, kind=graph.DONE)
     )
     # A step without other dependencies ends with the one before it.
     several = np.arange(len(end) - 1)
-    found.append(
+    result.append(
         Edges.uniform(first + several, first + several + 1, 0, behind=False, kind=graph.DONE)
     )
-    return found
+    return result

@@ -9,20 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, by_key
-from unified_prof.arrays.packed import codes
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import host_calls
 from unified_prof.recording.calls import COMMUNICATION, UNKNOWN
 from unified_prof.recording.recording import Recording
-from unified_prof.recording.task_rows import WAIT
+from unified_prof.recording.tasks import WAIT
 
 # Maximum clock skew of host and device; a task that began earlier has another launch.
 _SKEW_NS = 100_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class ScheduledTasks:
     """Device tasks: first kernels, collectives and copies (work), then event waits and records."""
 
     # Row of each work task in `Recording.work`, ascending.
@@ -65,13 +64,13 @@ class Pieces:
         return np.where(is_work, self.end_ns - self.start_ns, 0)
 
 
-def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
+def load_tasks(recording: Recording, until_ns: int | None = None) -> ScheduledTasks:
     """Return the device tasks of a recording that began before `until_ns`."""
     work, tasks, calls = recording.work, recording.tasks, recording.host_calls
     begun = work.start_ns.to_array()
     rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
     begun = begun[rows]
-    waiting = (tasks.kind == WAIT) & tasks.of_the_program
+    waiting = (tasks.kind == WAIT) & tasks.is_program_task
     if until_ns is not None:
         waiting &= tasks.start_ns < until_ns
     waits = np.flatnonzero(waiting)
@@ -85,10 +84,10 @@ def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
     early = early[early <= _SKEW_NS]
 
     def is_type(word: str) -> NDArray[np.bool_]:
-        found = np.array([*(word in text for text in texts), False])[of_type]
-        return np.concatenate((np.zeros(len(rows), bool), found))
+        result = np.array([*(word in text for text in texts), False])[of_type]
+        return np.concatenate((np.zeros(len(rows), bool), result))
 
-    return Pieces(
+    return ScheduledTasks(
         row=rows,
         start_ns=start,
         end_ns=np.concatenate((begun + work.duration_ns[rows], tasks.end_ns[waits])),
@@ -124,20 +123,18 @@ def _streams(recording: Recording, rows: Ints) -> Ints:
 class _LaunchOrder:
     """Tasks of each stream in the order of their launches."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        known = np.flatnonzero(pieces.call >= 0)
-        order = np.lexsort(
-            (pieces.moment_ns[known], pieces.launched_ns[known], pieces.stream[known])
-        )
+    def __init__(self, tasks: ScheduledTasks) -> None:
+        known = np.flatnonzero(tasks.call >= 0)
+        order = np.lexsort((tasks.moment_ns[known], tasks.launched_ns[known], tasks.stream[known]))
         self._rows = known[order]
-        self._stream = pieces.stream[self._rows]
-        self._launched = pieces.launched_ns[self._rows]
+        self._stream = tasks.stream[self._rows]
+        self._launched = tasks.launched_ns[self._rows]
 
     def before(self, stream: Ints, at_ns: Ints) -> Ints:
         """Return the last task launched on a stream before a time, or NOWHERE."""
         low, place = self._places(stream, at_ns)
-        found = place > low
-        return np.where(found, np.append(self._rows, NOWHERE)[place - 1], NOWHERE)
+        result = place > low
+        return np.where(result, np.append(self._rows, NOWHERE)[place - 1], NOWHERE)
 
     def after(self, stream: Ints, at_ns: Ints) -> Ints:
         """Return the first task launched on a stream at a time or later, or NOWHERE."""
@@ -168,35 +165,35 @@ _MAX_LATENCY_NS = 50_000  # Maximum launch latency of an idle device; the rest h
 _LATE = 3
 
 
-def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> list[Edges]:
+def edges(recording: Recording, tasks: ScheduledTasks, launches: Ints, first: int) -> list[Edges]:
     """Return the dependencies of device tasks.
 
     Args:
         recording: Source of events and calls.
-        pieces: Its device tasks.
+        tasks: Its device tasks.
         launches: Moment of each task's launch, NOWHERE if unknown.
         first: Moment of the first task; the others follow in their order.
     """
-    before, touching = _before(pieces)
-    moment = pieces.moment_ns
+    before, touching = _before(tasks)
+    moment = tasks.moment_ns
     after = np.flatnonzero(before != NOWHERE)
-    gap = moment[after] - pieces.end_ns[before[after]]
+    gap = moment[after] - tasks.end_ns[before[after]]
     # Usual gaps and latencies are those of tasks that waited for nothing else.
-    queued = (pieces.launch_ns[after] < pieces.end_ns[before[after]]) & (gap < _CLOSE_NS)
+    queued = (tasks.launch_ns[after] < tasks.end_ns[before[after]]) & (gap < _CLOSE_NS)
     usual_gap = _usual(gap[queued], 1_000)
-    awaited = _awaited(recording, pieces, before, usual_gap)
+    awaited = _awaited(recording, tasks, before, usual_gap)
     known = np.flatnonzero(launches != NOWHERE)
-    delay = moment[known] - pieces.launch_ns[known]
-    until = np.append(pieces.end_ns, 0)[before]
-    np.maximum.at(until, awaited.target, pieces.end_ns[awaited.source])
-    idle = (until[known] <= pieces.launch_ns[known]) & (delay >= 0)
+    delay = moment[known] - tasks.launch_ns[known]
+    until = np.append(tasks.end_ns, 0)[before]
+    np.maximum.at(until, awaited.target, tasks.end_ns[awaited.source])
+    idle = (until[known] <= tasks.launch_ns[known]) & (delay >= 0)
     usual_delay = min(_usual(delay[idle], 5_000), _MAX_LATENCY_NS)
     lag = np.minimum(gap, usual_gap)
     between = [
         Edges.uniform(before[after], after, lag, behind=True, kind=graph.STREAM),
         Edges.uniform(touching[0], touching[1], 0, behind=False, kind=graph.STREAM),
         awaited,
-        _inferred_waits(pieces, before, awaited, usual_gap, usual_delay),
+        _inferred_waits(tasks, before, awaited, usual_gap, usual_delay),
     ]
     lag = np.clip(delay, 0, usual_delay)
     launched = Edges.uniform(launches[known], known + first, lag, behind=False, kind=graph.LAUNCH)
@@ -208,12 +205,12 @@ def _usual(values: Ints, otherwise: int) -> int:
     return int(np.percentile(values, 25, method="lower")) if len(values) else otherwise
 
 
-def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
+def _before(tasks: ScheduledTasks) -> tuple[Ints, tuple[Ints, Ints]]:
     """Return the previous task on the stream of each task, and pairs that overlap there."""
-    moment, end = pieces.moment_ns, pieces.end_ns
-    result = np.full(len(pieces), NOWHERE, np.int64)
+    moment, end = tasks.moment_ns, tasks.end_ns
+    result = np.full(len(tasks), NOWHERE, np.int64)
     sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for _, rows in by_key(pieces.stream):
+    for _, rows in by_key(tasks.stream):
         rows = rows[np.lexsort((end[rows], moment[rows]))]
         by_end = np.argsort(end[rows], kind="stable")
         last = np.searchsorted(end[rows][by_end], moment[rows], side="right") - 1
@@ -230,62 +227,62 @@ def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
     return result, (np.concatenate(sources), np.concatenate(targets))
 
 
-def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int) -> Edges:
+def _awaited(recording: Recording, tasks: ScheduledTasks, before: Ints, usual_gap: int) -> Edges:
     """Return the waits for events, recorded as calls on GPUs and as tasks on NPUs."""
-    moment = pieces.moment_ns
+    moment = tasks.moment_ns
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     events = host_calls.stream_waits(recording.source, recording.strings, recording.host_calls)
     if len(events):
-        latest = _LaunchOrder(pieces)
+        latest = _LaunchOrder(tasks)
         awaited = latest.before(events.awaited_stream, events.recorded_ns)
         waiting = latest.after(events.stream, events.at_ns)
         both = (awaited != NOWHERE) & (waiting != NOWHERE)
         source.append(awaited[both])
         target.append(waiting[both])
-    elif not pieces.waits.any():
-        awaited, waiting = _awaited_by_calls(recording, pieces)
+    elif not tasks.waits.any():
+        awaited, waiting = _awaited_by_calls(recording, tasks)
         source.append(awaited)
         target.append(waiting)
-    for _, rows in by_key(pieces.device):
-        records, waiting = rows[pieces.records[rows]], rows[pieces.waits[rows]]
+    for _, rows in by_key(tasks.device):
+        records, waiting = rows[tasks.records[rows]], rows[tasks.waits[rows]]
         if not len(records):
             continue
         records = records[np.argsort(moment[records], kind="stable")]
         last = np.searchsorted(moment[records], moment[waiting], side="right") - 1
         for _ in range(4):  # a stream does not wait for its own event
-            own = (last >= 0) & (pieces.stream[records[last]] == pieces.stream[waiting])
+            own = (last >= 0) & (tasks.stream[records[last]] == tasks.stream[waiting])
             last[own] -= 1
         record = np.where(last >= 0, records[last], 0)
         since = moment[waiting] - moment[record]
         # If the stream was ready before, it polled for the event.
-        ready = np.append(pieces.end_ns, 0)[before[waiting]]
+        ready = np.append(tasks.end_ns, 0)[before[waiting]]
         waited = (moment[record] > ready) & (since <= _POLL_NS)
         close = (last >= 0) & ((since <= _CLOSE_NS) | waited)
-        close &= pieces.stream[record] != pieces.stream[waiting]
+        close &= tasks.stream[record] != tasks.stream[waiting]
         source.append(record[close])
         target.append(waiting[close])
     one, other = np.concatenate(source), np.concatenate(target)
-    lag = np.clip(moment[other] - pieces.end_ns[one], 0, usual_gap)
+    lag = np.clip(moment[other] - tasks.end_ns[one], 0, usual_gap)
     return Edges.uniform(one, other, lag, behind=True, kind=graph.EVENT)
 
 
-def _awaited_by_calls(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
+def _awaited_by_calls(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints, Ints]:
     """Infer waits from the order of calls if events were not recorded.
 
     The next launch of a thread after a StreamWaitEvent waits for the last task that was launched
     before on another stream and was done by then.
     """
-    calls, moment = recording.host_calls, pieces.moment_ns
+    calls, moment = recording.host_calls, tasks.moment_ns
     nothing = np.zeros(0, np.int64)
-    known = np.flatnonzero(pieces.call[: pieces.work] >= 0)
-    if len(np.unique(pieces.stream[known])) < 2:
+    known = np.flatnonzero(tasks.call[: tasks.work] >= 0)
+    if len(np.unique(tasks.stream[known])) < 2:
         return nothing, nothing
-    ids, number = calls.names
-    flags = [bool(_STREAM_WAITS.search(text or "")) for text in recording.strings.texts(ids)]
-    wait_calls = np.flatnonzero(np.array([*flags, False])[number.to_array()])
-    known = known[np.argsort(pieces.launched_ns[known], kind="stable")]
-    launched = pieces.launched_ns[known]
-    thread = calls.thread[pieces.call[known]]
+    wait_calls = np.flatnonzero(
+        calls.matching(recording.strings, lambda text: bool(_STREAM_WAITS.search(text or "")))
+    )
+    known = known[np.argsort(tasks.launched_ns[known], kind="stable")]
+    launched = tasks.launched_ns[known]
+    thread = calls.thread[tasks.call[known]]
     source, target = [nothing], [nothing]
     for one, rows in by_key(calls.thread[wait_calls]):
         own = np.flatnonzero(thread == one)
@@ -297,9 +294,9 @@ def _awaited_by_calls(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]
         looking = np.flatnonzero(last >= 0)
         for _ in range(TRIES):
             done = known[last[looking]]
-            fits = pieces.stream[done] != pieces.stream[waiting[looking]]
-            fits &= pieces.device[done] == pieces.device[waiting[looking]]
-            fits &= pieces.end_ns[done] <= moment[waiting[looking]]
+            fits = tasks.stream[done] != tasks.stream[waiting[looking]]
+            fits &= tasks.device[done] == tasks.device[waiting[looking]]
+            fits &= tasks.end_ns[done] <= moment[waiting[looking]]
             source.append(done[fits])
             target.append(waiting[looking[fits]])
             last[looking[~fits]] -= 1
@@ -314,105 +311,99 @@ _STREAM_WAITS = re.compile(r"StreamWaitEvent", re.IGNORECASE)
 
 
 def _inferred_waits(
-    pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int
+    tasks: ScheduledTasks, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int
 ) -> Edges:
     """Infer waits from times alone.
 
     A task that begins long after its launch and its stream's last task, and just after the end of a
     task on another stream, waited for that task.
     """
-    moment = pieces.moment_ns
-    ready = np.zeros(len(pieces), np.int64)
+    moment = tasks.moment_ns
+    ready = np.zeros(len(tasks), np.int64)
     on_stream = before != NOWHERE
-    ready[on_stream] = pieces.end_ns[before[on_stream]]
-    since_launch = np.where(pieces.call >= 0, pieces.launch_ns, 0)
+    ready[on_stream] = tasks.end_ns[before[on_stream]]
+    since_launch = np.where(tasks.call >= 0, tasks.launch_ns, 0)
     # Smaller delays are noise.
     much = max(_LATE * usual_delay, _CLOSE_NS)
     ready = np.where(since_launch > ready, since_launch + much - _SOON_NS, ready)
-    np.maximum.at(ready, awaited.target, pieces.end_ns[awaited.source])
+    np.maximum.at(ready, awaited.target, tasks.end_ns[awaited.source])
     late = np.flatnonzero(moment - ready > _SOON_NS)
-    late = late[late < pieces.work]
+    late = late[late < tasks.work]
     sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for device, rows in by_key(pieces.device[late]):
-        here = np.flatnonzero(pieces.device == device)
-        here = here[here < pieces.work]
-        here = here[np.argsort(pieces.end_ns[here], kind="stable")]
+    for device, rows in by_key(tasks.device[late]):
+        here = np.flatnonzero(tasks.device == device)
+        here = here[here < tasks.work]
+        here = here[np.argsort(tasks.end_ns[here], kind="stable")]
         waiting = late[rows]
-        last = np.searchsorted(pieces.end_ns[here], moment[waiting], side="right") - 1
+        last = np.searchsorted(tasks.end_ns[here], moment[waiting], side="right") - 1
         done = here[np.maximum(last, 0)]
         # A task without a known launch follows the last task of the device.
-        unlaunched = pieces.call[waiting] < 0
-        close = moment[waiting] - pieces.end_ns[done] <= _SOON_NS
-        good = (last >= 0) & (pieces.stream[done] != pieces.stream[waiting])
-        good &= (close & (pieces.end_ns[done] > ready[waiting])) | (
+        unlaunched = tasks.call[waiting] < 0
+        close = moment[waiting] - tasks.end_ns[done] <= _SOON_NS
+        good = (last >= 0) & (tasks.stream[done] != tasks.stream[waiting])
+        good &= (close & (tasks.end_ns[done] > ready[waiting])) | (
             unlaunched & (before[waiting] == NOWHERE)
         )
         sources.append(done[good])
         targets.append(waiting[good])
     source, target = np.concatenate(sources), np.concatenate(targets)
-    lag = np.clip(moment[target] - pieces.end_ns[source], 0, usual_gap)
+    lag = np.clip(moment[target] - tasks.end_ns[source], 0, usual_gap)
     return Edges.uniform(source, target, lag, behind=True, kind=graph.SEEN)
 
 
 def waited_for(
-    recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]
+    recording: Recording, tasks: ScheduledTasks, call: Ints, own: NDArray[np.bool_]
 ) -> tuple[Ints, Ints]:
     """Return pairs of a synchronizing call (index in `call`) and a task that it waited for.
 
     `own` is a mask of calls that wait for their own task.
     """
     calls = recording.host_calls
-    known = np.flatnonzero(pieces.call >= 0)
-    known = known[np.argsort(pieces.end_ns[known], kind="stable")]
-    found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    known = np.flatnonzero(tasks.call >= 0)
+    known = known[np.argsort(tasks.end_ns[known], kind="stable")]
+    result: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def add_last(which: Ints, rows: Ints) -> None:
         """Add, of some tasks, the last one that each call can have waited for."""
-        begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - pieces.skew_ns
-        last = np.searchsorted(pieces.end_ns[rows], end, side="right") - 1
+        begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - tasks.skew_ns
+        last = np.searchsorted(tasks.end_ns[rows], end, side="right") - 1
         looking = np.flatnonzero(last >= 0)
         for _ in range(TRIES):
             at = rows[last[looking]]
-            mine = pieces.call[at] == call[which[looking]]
-            before = pieces.launched_ns[at] < begin[looking]
-            fits = np.where(own[which[looking]], mine, mine | before)
-            found.append((which[looking[fits]], at[fits]))
+            selected = tasks.call[at] == call[which[looking]]
+            before = tasks.launched_ns[at] < begin[looking]
+            fits = np.where(own[which[looking]], selected, selected | before)
+            result.append((which[looking[fits]], at[fits]))
             last[looking[~fits]] -= 1
             looking = looking[~fits]
             looking = looking[last[looking] >= 0]
             if not len(looking):
                 break
 
+    of_devices = calls.matching(recording.strings, lambda text: bool(_WHOLE.search(text or "")))
     events = host_calls.call_waits(recording.source, calls, call)
-    its = _LaunchOrder(pieces).before(events.awaited_stream, events.recorded_ns)
-    found.append((events.call[its != NOWHERE], its[its != NOWHERE]))
+    its = _LaunchOrder(tasks).before(events.awaited_stream, events.recorded_ns)
+    result.append((events.call[its != NOWHERE], its[its != NOWHERE]))
     open_ones = np.ones(len(call), bool)
     open_ones[events.call[its != NOWHERE]] = False
-    streams = {number: known[rows] for number, rows in by_key(pieces.stream[known])}
+    streams = {number: known[rows] for number, rows in by_key(tasks.stream[known])}
     for number, rows in by_key(events.on_stream):
         which = events.on_stream_call[rows]
         which = which[open_ones[which]]
         open_ones[which] = False
         add_last(which, streams.get(number, known[:0]))
-    whole = np.flatnonzero(open_ones & ~own & _of_devices(recording, call))
+    whole = np.flatnonzero(open_ones & ~own & of_devices[call])
     if len(streams) <= _STREAMS:
         for rows in streams.values():
             add_last(whole, rows)
         open_ones[whole] = False
     add_last(np.flatnonzero(open_ones), known)
     return (
-        np.concatenate([which for which, _ in found]),
-        np.concatenate([piece for _, piece in found]),
+        np.concatenate([which for which, _ in result]),
+        np.concatenate([piece for _, piece in result]),
     )
 
 
 # Up to this many streams, a wait for a device waits for the last task of each stream.
 _STREAMS = 64
 _WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)
-
-
-def _of_devices(recording: Recording, call: Ints) -> NDArray[np.bool_]:
-    """Return a mask of calls that wait for a whole device."""
-    ids, number = codes(recording.host_calls.name[call])
-    flags = [bool(_WHOLE.search(text or "")) for text in recording.strings.texts(ids)]
-    return np.array([*flags, False])[number]

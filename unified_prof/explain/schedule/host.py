@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import NOWHERE, Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.packed import codes
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import host_calls
@@ -108,7 +107,7 @@ class _Points:
         return thread[order], time[order], place
 
 
-def of_recording(
+def load_moments(
     recording: Recording,
     launching: Ints,
     done_ns: Ints,
@@ -184,11 +183,7 @@ def of_recording(
         behind=False, kind=graph.QUEUE,
     )  # fmt: skip
     woken = Edges.uniform(
-        place[given],
-        place[got],
-        handed.taken_ns - handed.given_ns,
-        behind=False,
-        kind=graph.HANDED,
+        place[given], place[got], handed.taken_ns - handed.given_ns, behind=False, kind=graph.HANDED
     )
     launched_by = np.full(len(calls), NOWHERE, np.int64)
     launched_by[launching] = place[launches]
@@ -220,22 +215,11 @@ def _fetches(framework: Framework | None) -> Ints:
     return ranges[lengths >= _FETCH_NS]
 
 
-def _has_name(
-    calls: HostCalls, strings: Strings, chosen: Ints, wanted: object
-) -> NDArray[np.bool_]:
-    """Return a mask of calls whose name satisfies a predicate."""
-    ids, number = codes(calls.name[chosen])
-    flags = [bool(wanted(text)) for text in strings.texts(ids)]  # type: ignore[operator]
-    return np.array([*flags, False])[number]
-
-
 def _synchronising(
     calls: HostCalls, strings: Strings, launching: Ints, framework: Framework | None
 ) -> Ints:
     """Return the outermost synchronizing calls of relevant threads, by thread and time."""
-    chosen = np.flatnonzero(
-        _has_name(calls, strings, np.arange(len(calls)), is_synchronising) & calls.happened
-    )
+    chosen = np.flatnonzero(calls.matching(strings, is_synchronising) & calls.is_valid)
     threads = np.unique(calls.thread[launching])
     if framework is not None:
         threads = np.union1d(threads, framework.threads)
@@ -254,10 +238,8 @@ def _blocking_copies(
     within = (done_ns > calls.start_ns[launching]) & (done_ns <= calls.end_ns[launching])
     within &= ~np.isin(launching, syncs)
     chosen = np.flatnonzero(within)
-    copies = _has_name(
-        calls, strings, launching[chosen], lambda text: "memcpy" in (text or "").lower()
-    )
-    return chosen[copies]
+    copies = calls.matching(strings, lambda text: "memcpy" in (text or "").lower())
+    return chosen[copies[launching[chosen]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,13 +261,13 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
     """
     active: dict[int, IntervalSet] = {}
     for thread in threads.tolist() if len(threads) > 1 else []:
-        mine = np.flatnonzero((calls.thread == thread) & calls.happened)
-        starts, ends = [calls.start_ns[mine]], [calls.end_ns[mine]]
+        selected = np.flatnonzero((calls.thread == thread) & calls.is_valid)
+        starts, ends = [calls.start_ns[selected]], [calls.end_ns[selected]]
         if framework is not None:
-            mine = np.flatnonzero(framework.thread == thread)
-            mine = mine[framework.is_operation(mine)]
-            starts.append(framework.start_ns[mine])
-            ends.append(framework.end_ns[mine])
+            selected = np.flatnonzero(framework.thread == thread)
+            selected = selected[framework.is_operation(selected)]
+            starts.append(framework.start_ns[selected])
+            ends.append(framework.end_ns[selected])
         active[thread] = intervals.merge(
             np.concatenate(starts), np.concatenate(ends), keep_empty=True
         )
@@ -306,9 +288,7 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
             best[better], giver[better] = ended[better], other
         found = giver != thread
         for part, values in zip(
-            parts,
-            (giver, best, np.full(len(begins), thread), begins, since),
-            strict=True,
+            parts, (giver, best, np.full(len(begins), thread), begins, since), strict=True
         ):
             part.append(values[found])
     nothing = np.zeros(0, np.int64)

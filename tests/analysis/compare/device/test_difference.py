@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import unified_prof
 from tests.analysis.compare.device.recordings import GPU, NPU, Op, npu_recording, recording
 from unified_prof.compare import device_leaves
-from unified_prof.compare.device_diff import DeviceDifference, of_devices
+from unified_prof.compare.device_diff import DeviceDifference, diff_recordings
 from unified_prof.compare.device_side import PARTS
 from unified_prof.compare.device_tables import Line
 from unified_prof.compare.diff import Difference
@@ -20,7 +20,7 @@ from unified_prof.recording import tasks
 
 
 def compared(base: Path, new: Path) -> DeviceDifference:
-    found = of_devices([base], [new])
+    found = diff_recordings([base], [new])
     assert found is not None
     check_sums(found)
     return found
@@ -207,7 +207,7 @@ def test_ranks_without_steps_are_left_out_if_others_have_steps(tmp_path: Path) -
 
 def test_recording_without_device_tasks_has_no_device_difference(tmp_path: Path) -> None:
     empty = recording(tmp_path / "a.db", (), collective=None, warm_up_ns=0)
-    assert of_devices([empty], [recording(tmp_path / "b.db")]) is None
+    assert diff_recordings([empty], [recording(tmp_path / "b.db")]) is None
     assert isinstance(unified_prof.diff(empty, empty), Difference)
     # Otherwise host time would be compared with device time.
     with pytest.raises(

@@ -71,7 +71,7 @@ def roofline(path: Path) -> Roofline:
     """Return the roofline of a database."""
     with open_report(path) as report:
         recording = Recording(report)
-        assert peaks.offered(recording)
+        assert peaks.is_available(recording)
         return breakdown.roofline_of(recording)
 
 

@@ -67,7 +67,7 @@ def test_ascend_peak_is_computed_from_cores_and_clock() -> None:
     assert bf16("Ascend910B3") == pytest.approx(294.9, abs=0.1)
     found = peaks.find("Ascend910_9392")
     assert found is not None
-    int8, memory = found.matrix("int8"), found.of_memory()
+    int8, memory = found.matrix("int8"), found.memory_peak()
     assert int8 is not None
     assert int8.rate == pytest.approx(2 * 363.7e12, rel=1e-3)
     assert memory is not None
@@ -95,7 +95,7 @@ def test_recorded_clock_has_priority_unless_it_belongs_to_another_device() -> No
 def test_mig_slice_has_its_part_of_the_peak() -> None:
     found = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb", units=14, memory_bytes=int(4.75 * 2**30))
     assert found is not None
-    peak, memory = found.matrix("bf16"), found.of_memory()
+    peak, memory = found.matrix("bf16"), found.memory_peak()
     assert peak is not None
     assert memory is not None
     assert peak.rate == pytest.approx(312e12 * 14 / 108)
@@ -134,7 +134,7 @@ def test_each_data_type_has_the_rate_of_its_unit() -> None:
     assert rate(found.matrix("tf32")) == 156
     assert rate(found.vector("fp64")) == 9.7
     assert found.matrix("fp8") is None
-    link = found.of_link()
+    link = found.link_peak()
     assert link is not None
     assert link.rate == 300e9
 
@@ -176,7 +176,7 @@ def test_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
     assert added is not None
     assert (added.rates, added.memory, added.source) == ({"bf16": 100.0}, 1000.0, "measured")
     assert corrected is not None
-    memory = corrected.of_memory()
+    memory = corrected.memory_peak()
     assert memory is not None
     assert (memory.rate, memory.uncertain) == (1.2e12, False)
     assert corrected.cores == 20
