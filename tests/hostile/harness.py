@@ -266,7 +266,7 @@ def _hostile_files(trial: Path) -> Iterator[str]:
         if path.suffix not in (".csv", ".html", ".json") or not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        if found := _CONTROL.search(text):
+        if path.suffix != ".json" and (found := _CONTROL.search(text)):  # JSON escapes some itself
             yield f"{path.name}: control character {found[0]!r}"
         if path.suffix == ".html" and (found := _MARKUP.search(text)):
             yield f"{path.name}: markup of a name: {found[0]}"
