@@ -13,7 +13,8 @@ name the writer of a value. Released migrations contain copies of the values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 
 # Column of a batch: an array, a sequence (None is NULL), or one value for all rows.
 Column = NDArray[Any] | Sequence[Any] | int | float | str | None
+
+# Context manager around a named part of the work, for timing and progress.
+Stage = Callable[[str], AbstractContextManager[Any]]
 
 
 class Strings(Protocol):

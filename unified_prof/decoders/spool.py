@@ -16,11 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import order_of_keys
+from unified_prof.arrays.grouping import Ints, order_of_keys
 from unified_prof.errors import OutputError
 
 # A structured array: one field per column.
 Rows = NDArray[Any]
+
+
+def row_type(fields: str, **structured: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of rows with fields such as "key u8, words 6u2, is_end ?".
+
+    `structured` contains the types of fields with nested records, by the name used in `fields`.
+    """
+    pairs = (field.split() for field in fields.split(","))
+    return np.dtype([(name, structured.get(kind, kind)) for name, kind in pairs])
 
 
 def selected(rows: Rows, places: NDArray[Any]) -> Rows:
@@ -46,7 +55,7 @@ def stacked(parts: Sequence[Rows]) -> Rows:
     return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
 
 
-def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None:
+def put(rows: Rows, name: str, places: Ints, records: Rows) -> None:
     """Set a structured field of some rows by copying bytes.
 
     Args:

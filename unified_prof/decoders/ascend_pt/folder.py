@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof import directory
 from unified_prof.decoders.prof.directory import Control, ProfDirectory
@@ -193,7 +193,7 @@ def clock_of(prof: ProfDirectory) -> ProfClock:
         records = prof.host.info.records("CPU")
         mhz = _frequency(records[0].text("Frequency") if records else "")
         try:
-            found = directory.find(prof.host.path, "host_start.log", required=False)
+            found = directory.find_control(prof.host.path, "host_start.log", required=False)
             log = None if found is None else directory.read_start_log(found)
         except RawFormatError:
             log = None
@@ -242,7 +242,7 @@ def _json(value: Any) -> str:
 _LATEST = 1 << 62
 
 
-def epoch_ns(raw: NDArray[np.int64] | NDArray[np.uint64], clock: HostClock) -> Ints:
+def epoch_ns(raw: Ints | NDArray[np.uint64], clock: HostClock) -> Ints:
     """Return Unix times in ns; times beyond 64 bits are clipped.
 
     As in torch_npu, ticks are multiplied by ns per tick in float64, and the result is truncated.
@@ -442,9 +442,7 @@ def _batch(piece: _Piece, rows: Ints, layout: Layout, fields: Fields) -> Batch:
     )
 
 
-def _fields(
-    piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]
-) -> tuple[NDArray[np.bool_], Fields]:
+def _fields(piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]) -> tuple[Bools, Fields]:
     """Return a mask of the records that their fields fill exactly, and the wanted fields."""
     array = np.frombuffer(piece.data, np.uint8)
     at, ends = piece.starts + fixed_bytes, piece.ends

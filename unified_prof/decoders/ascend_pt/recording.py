@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Strings
+from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Stage, Strings
 from unified_prof.decoders.ascend_pt import folder as files
 from unified_prof.decoders.ascend_pt import memory, tables
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of, epoch_ns, read_flat
 from unified_prof.decoders.ascend_pt.operators import Operators, read_frames, string_ids
 from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.prof.coverage import Stage, report_coverage
+from unified_prof.decoders.prof.coverage import report_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
@@ -215,7 +214,7 @@ class _Framework:
             self._sink.anomaly("undecoded_part", 1, f"{files.FRAMEWORK}: {err}")
             return None
 
-    def _times(self, raw: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _times(self, raw: Ints) -> Ints:
         return epoch_ns(raw, self._clock)
 
     @staticmethod
@@ -226,7 +225,7 @@ class _Framework:
                 return part.pid
         return 0
 
-    def _write_memory(self, operators: Operators, names: NDArray[np.int64], queue: Queue) -> None:
+    def _write_memory(self, operators: Operators, names: Ints, queue: Queue) -> None:
         sink = self._sink
 
         def read(path: Path, clock: Any, to: Sink) -> memory.Records:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import Sink, Stage
 from unified_prof.decoders.ascend_pt.folder import AscendFolder
 from unified_prof.decoders.ascend_text import events as files
 from unified_prof.decoders.ascend_text import host as lanes
@@ -24,7 +24,6 @@ from unified_prof.decoders.ascend_text.events import (
 from unified_prof.decoders.ascend_text.host import Enums, Host, Layer, Layers, read_layers
 from unified_prof.decoders.ascend_text.memory import Counters
 from unified_prof.decoders.ascend_text.operators import Device
-from unified_prof.decoders.prof.coverage import Stage
 from unified_prof.errors import RawFormatError
 
 _UNKNOWN_CHIP = "UNKNOWN"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.aicpu_records import (
     AicpuContext,
@@ -34,8 +35,6 @@ from unified_prof.decoders.prof.collectives import (
     CommunicationTimes,
     CommunicationWriter,
 )
-from unified_prof.decoders.prof.launches import MISSING
-from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_log import C_CORE, type_name
 
 
@@ -43,26 +42,26 @@ from unified_prof.decoders.prof.task_log import C_CORE, type_name
 class Members:
     """Tasks of operators, sorted by end within each group; columns of equal length."""
 
-    operator: NDArray[np.int64]
-    row: NDArray[np.int64]
+    operator: Ints
+    row: Ints
     """Row in `TaskRows`."""
-    record: NDArray[np.int64]
-    """Row in `AicpuRecords.tasks`; MISSING if the tasks have no records."""
-    master: NDArray[np.bool_]
-    plane: NDArray[np.int64]
+    record: Ints
+    """Row in `AicpuRecords.tasks`; NOWHERE if the tasks have no records."""
+    master: Bools
+    plane: Ints
 
 
 def members_of(
-    context: AicpuContext, operators: list[Operator], record_row: NDArray[np.int64], bounds: Bounds
+    context: AicpuContext, operators: list[Operator], record_row: Ints, bounds: Bounds
 ) -> Members:
     """Assign the tasks of each group to its operators."""
     rows = context.rows
-    record = np.flatnonzero(record_row != MISSING)
+    record = np.flatnonzero(record_row != NOWHERE)
     row = record_row[record]
     of_tasks = context.streams.of_tasks
     if not len(record_row):  # lowest trace level: all tasks of the streams
         row = np.flatnonzero(np.isin(rows.stream_id, list(of_tasks)))
-        record = np.full(len(row), MISSING, np.int64)
+        record = np.full(len(row), NOWHERE, np.int64)
     order = np.argsort(rows.end[row], kind="stable")
     record, row = record[order], row[order]
     streams_of_group: dict[int, list[int]] = defaultdict(list)
@@ -96,18 +95,14 @@ def members_of(
     )
 
 
-def assign_to_operators(
-    operators: list[Operator], ends: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def assign_to_operators(operators: list[Operator], ends: NDArray[np.uint64]) -> tuple[Ints, Ints]:
     """Match tasks with operators; return the operators and the matched tasks.
 
-    Args:
-        operators: operators of one group, sorted by start.
-        ends: ends of the tasks of the group, ascending.
+    The operators of a group are sorted by start, and `ends` of its tasks are ascending.
     """
     times = ends.tolist()
-    of_task: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    place: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    of_task: list[Ints] = [np.zeros(0, np.int64)]
+    place: list[Ints] = [np.zeros(0, np.int64)]
     following = 0
     for index, operator in enumerate(operators):
         begin = max(following, bisect_left(times, operator.start))
@@ -124,25 +119,21 @@ class _Group:
     context: AicpuContext
     operators: list[Operator]
     bounds: Bounds
-    of_host: NDArray[np.bool_] = field(init=False)
+    of_host: Bools = field(init=False)
 
     def __post_init__(self) -> None:
         self.of_host = np.array([item.of_host for item in self.operators], bool)
 
-    def members(
-        self, operator: NDArray[np.int64], row: NDArray[np.int64], record: NDArray[np.int64]
-    ) -> Members:
+    def members(self, operator: Ints, row: Ints, record: Ints) -> Members:
         """Return the tasks of the group; the arguments must be sorted by end."""
         of_host = self.of_host[operator] if len(operator) else np.zeros(0, bool)
         first = np.isin(row, self.bounds.first_rows)
         master = self._masters(row, first, of_host)
         plane = self._planes(row, master | first, of_host)
-        plane[record == MISSING] = -1
+        plane[record == NOWHERE] = -1
         return Members(operator, row, record, master, plane)
 
-    def _masters(
-        self, row: NDArray[np.int64], first: NDArray[np.bool_], of_host: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
+    def _masters(self, row: Ints, first: Bools, of_host: Bools) -> Bools:
         """Return a mask of the tasks on the master stream.
 
         The master stream of a task is that of the last preceding task that is a control core task
@@ -150,15 +141,16 @@ class _Group:
         the operator, so they are not its masters if the host recorded the operator.
         """
         rows = self.context.rows
-        shows = first | (rows.type_code[row] == self._control_core())
+        control_core = -1  # no such core
+        if type_name(C_CORE, self.context.device.platform) == "C_CORE_SQE":
+            control_core = C_CORE
+        shows = first | (rows.type_code[row] == control_core)
         place = np.maximum.accumulate(np.where(shows, np.arange(len(row)), -1))
         stream = rows.stream_id[row]
         on_master = (place >= 0) & (stream == stream[place])
         return np.where(shows, ~of_host, on_master)
 
-    def _planes(
-        self, row: NDArray[np.int64], main: NDArray[np.bool_], of_host: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
+    def _planes(self, row: Ints, main: Bools, of_host: Bools) -> Ints:
         """Return the plane of each task: streams are numbered from 1 in the order of their use.
 
         The master stream is plane 0. In collectives launched by the host, plane 0 contains the
@@ -172,10 +164,6 @@ class _Group:
         result[~main] += number[inverse]
         return result
 
-    def _control_core(self) -> int:
-        """Return the type code of control core tasks, -1 if the chip has no control core."""
-        return C_CORE if type_name(C_CORE, self.context.device.platform) == "C_CORE_SQE" else -1
-
 
 @dataclass(slots=True)
 class Collectives:
@@ -183,8 +171,8 @@ class Collectives:
 
     operators: list[Operator]
     members: Members
-    record_row: NDArray[np.int64]
-    """Row in `TaskRows` for each task record; MISSING if the task is not in the log."""
+    record_row: Ints
+    """Row in `TaskRows` for each task record; NOWHERE if the task is not in the log."""
 
     def flags(self) -> dict[str, tuple[int, int]]:
         """Return full name -> (relay, retry) for operators that the host also recorded."""
@@ -202,23 +190,24 @@ def find_collectives(context: AicpuContext, sink: Sink) -> Collectives | None:
                 "records of AI CPUs for a group without mc2_comm_info",
             )
         return None
-    record_row = _rows_of(context, context.records.tasks, sink)
+    record_row = _rows_of(context, sink)
     bounds = Bounds(context, record_row)
     operators = operators_of(context, bounds)
     members = members_of(context, operators, record_row, bounds)
-    assigned = np.unique(members.record[members.record != MISSING])
-    if outside := int((record_row != MISSING).sum()) - len(assigned):
+    assigned = np.unique(members.record[members.record != NOWHERE])
+    if outside := int((record_row != NOWHERE).sum()) - len(assigned):
         sink.anomaly("task_outside_collectives", outside, "tasks that AI CPUs launched")
     return Collectives(operators, members, record_row)
 
 
-def _rows_of(context: AicpuContext, tasks: Records, sink: Sink) -> NDArray[np.int64]:
+def _rows_of(context: AicpuContext, sink: Sink) -> Ints:
     """Return the row in the device's log for each task record."""
+    tasks = context.records.tasks
     batch = context.records.flips.batch_of(
         tasks["stream_id"], tasks["task_id"] & 0xFFFF, tasks["timestamp"], at_flip=True
     )
     found = find_rows(context, tasks["stream_id"], tasks["task_id"], batch)
-    if lost := int((found == MISSING).sum()):
+    if lost := int((found == NOWHERE).sum()):
         sink.anomaly("aicpu_task_not_in_log", lost, "recorded by AI CPUs")
     return found
 
@@ -237,33 +226,21 @@ def write_collectives(
 ) -> CommunicationTimes:
     """Write the operators that the host did not record, and the tasks of all operators.
 
-    Args:
-        context: records from which the operators were built.
-        ran: operators and their tasks.
-        host: writer of the host's operators, which assigns operator ids.
-        host_ids: full name -> opId of the host's operators.
-        sink: receives the rows.
-
-    Returns:
-        Intervals of the operators with rows.
+    `host` assigns operator ids, and `host_ids` maps full names to the opIds of the host's
+    operators. Returns the intervals of the operators with rows.
     """
     ids = host.take_ids(len(ran.operators))
     for index, operator in enumerate(ran.operators):
         if operator.of_host:
             ids[index] = host_ids.get(operator.name, ids[index])
     names = sink.strings.intern_all(operator.name for operator in ran.operators)
-    groups = sink.strings.intern_all(_group_name(ran, index, context) for index in _indexes(ran))
+    groups = sink.strings.intern_all(_group_name(operator, context) for operator in ran.operators)
     if len(ran.members.row):
         _write_tasks(context, ran, names, groups, ids, sink)
     return _write_operators(context, ran, names, groups, ids, sink)
 
 
-def _indexes(ran: Collectives) -> range:
-    return range(len(ran.operators))
-
-
-def _group_name(ran: Collectives, index: int, context: AicpuContext) -> str:
-    operator = ran.operators[index]
+def _group_name(operator: Operator, context: AicpuContext) -> str:
     if operator.group is None:
         return NOT_AVAILABLE
     text = context.dictionaries.text(operator.group)
@@ -273,17 +250,17 @@ def _group_name(ran: Collectives, index: int, context: AicpuContext) -> str:
 def _write_tasks(
     context: AicpuContext,
     ran: Collectives,
-    names: NDArray[np.int64],
-    groups: NDArray[np.int64],
-    ids: NDArray[np.int64],
+    names: Ints,
+    groups: Ints,
+    ids: Ints,
     sink: Sink,
 ) -> None:
     members = ran.members
-    described = members.record != MISSING
+    described = members.record != NOWHERE
     records = context.records.tasks[members.record[described]]
     count = len(members.row)
 
-    def column(field: str, missing: int) -> NDArray[np.int64]:
+    def column(field: str, missing: int) -> Ints:
         values = np.full(count, missing, np.int64)
         values[described] = records[field].astype(np.int64)
         return values
@@ -315,7 +292,7 @@ def _write_tasks(
     )
 
 
-def _bandwidth(context: AicpuContext, ran: Collectives) -> NDArray[np.float64]:
+def _bandwidth(context: AicpuContext, ran: Collectives) -> Floats:
     """Return the bandwidth of each task record; 0 for tasks that are not in the log.
 
     A transfer is formed from all records with the same name and plane, across operators, in record
@@ -323,7 +300,7 @@ def _bandwidth(context: AicpuContext, ran: Collectives) -> NDArray[np.float64]:
     """
     tasks = context.records.tasks
     result = np.zeros(len(tasks))
-    known = np.flatnonzero(ran.record_row != MISSING)
+    known = np.flatnonzero(ran.record_row != NOWHERE)
     row, tasks = ran.record_row[known], tasks[known]
     clock = context.rows.clock.finer(FINE_PARTS, context.device.session.start_ns - FINE_ORIGIN_NS)
     items, item = np.unique(tasks["item"], return_inverse=True)
@@ -342,9 +319,9 @@ def _bandwidth(context: AicpuContext, ran: Collectives) -> NDArray[np.float64]:
 def _write_operators(
     context: AicpuContext,
     ran: Collectives,
-    names: NDArray[np.int64],
-    groups: NDArray[np.int64],
-    ids: NDArray[np.int64],
+    names: Ints,
+    groups: Ints,
+    ids: Ints,
     sink: Sink,
 ) -> CommunicationTimes:
     """Write the operators that the host did not record, from the first to the last master task."""
@@ -375,9 +352,7 @@ def _write_operators(
     return CommunicationTimes(start[kept], end[kept])
 
 
-def _extent(
-    context: AicpuContext, members: Members, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+def _extent(context: AicpuContext, members: Members, count: int) -> tuple[Ints, Ints, Bools]:
     """Return start and end of the master tasks of each operator, and a mask of those with tasks."""
     start = np.full(count, np.iinfo(np.int64).max)
     end = np.full(count, np.iinfo(np.int64).min)

@@ -11,20 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.grouping import NOWHERE, Ints, Runs
 from unified_prof.base.columns import NO_CONTEXT, NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import CollectiveStreams
 from unified_prof.decoders.prof.host_records import concatenate
-from unified_prof.decoders.prof.launches import MISSING
-from unified_prof.decoders.prof.layouts import (
-    DEVICE_COLLECTIVE_PLATFORMS,
-    HOST_MAGIC,
-    V6_PLATFORMS,
-    record_type,
-)
-from unified_prof.decoders.prof.slices import Records
-from unified_prof.decoders.prof.task_identity import Flips, pack_keys, streams_of
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.task_identity import Flips, TaskStreams, pack_keys
 from unified_prof.decoders.prof.task_join import TaskRows
 from unified_prof.decoders.spool import Rows
 
@@ -37,12 +30,12 @@ _TASKS_OF_A_RECORD = 2
 class AicpuRecords:
     """AI CPU records of one device."""
 
-    tasks: Records
+    tasks: Rows
     """Tasks launched by AI CPU kernels, sorted by stream (in order of first occurrence) and
     time."""
-    operators: Records
+    operators: Rows
     """Operators that ran in kernels, sorted by time."""
-    bounds: Records
+    bounds: Rows
     """First and last tasks of operators, sorted by time."""
     flips: Flips
     """Wrap-arounds of the task ids of kernels."""
@@ -67,10 +60,10 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
         RawFormatError: the file cannot be read.
     """
     file = device.data.get("aicpu")
-    if file is None or device.platform not in DEVICE_COLLECTIVE_PLATFORMS:
+    if file is None or not device.runs_collectives_on_cpus:
         return AicpuRecords.none()
-    parts: dict[int, list[Records]] = {_OPERATOR: [], _FLIP: [], _BOUND: [], _TASKS: []}
-    for piece in file.pieces(record_type("aicpu"), magic=HOST_MAGIC):
+    parts: dict[int, list[Rows]] = {_OPERATOR: [], _FLIP: [], _BOUND: [], _TASKS: []}
+    for piece in file.pieces("aicpu", magic=HOST_MAGIC):
         good = piece["magic"] == HOST_MAGIC
         if not good.all():
             sink.anomaly("bad_magic_aicpu", int((~good).sum()), "aicpu records")
@@ -92,22 +85,22 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
     )
 
 
-def _as(parts: list[Records], kind: str) -> Records:
+def _as(parts: list[Rows], kind: str) -> Rows:
     return concatenate(parts).view(record_type(kind)) if parts else np.zeros(0, record_type(kind))
 
 
-def _by_time(records: Records) -> Records:
+def _by_time(records: Rows) -> Rows:
     return records[np.argsort(records["timestamp"], kind="stable")]
 
 
-def _unpacked(parts: list[Records]) -> Records:
+def _unpacked(parts: list[Rows]) -> Rows:
     """Return the sorted tasks of records (two each); entries without a group are unused."""
     layout = record_type("aicpu_task")
     if not parts:
         return np.zeros(0, layout)
     raw: NDArray[Any] = concatenate(parts).view(np.uint8).reshape(-1, parts[0].dtype.itemsize)
     payload = raw[:, _HEAD_BYTES : _HEAD_BYTES + _TASKS_OF_A_RECORD * layout.itemsize]
-    tasks: Records = np.ascontiguousarray(payload).reshape(-1).view(layout)
+    tasks: Rows = np.ascontiguousarray(payload).reshape(-1).view(layout)
     tasks = tasks[tasks["group"] != 0]
     _, first, inverse = np.unique(tasks["stream_id"], return_index=True, return_inverse=True)
     return tasks[np.lexsort((tasks["timestamp"], first[inverse]))]
@@ -147,28 +140,20 @@ class AicpuContext:
     device: DeviceDirectory
     rows: TaskRows
     kernels: Rows
-    """Kernels that schedule communication (rows of `launched.KERNEL`)."""
+    """Kernels that schedule communication (rows of `compute_info.KERNEL`)."""
     streams: CollectiveStreams
     dictionaries: Dictionaries
     records: AicpuRecords
-    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
-    """As in `DeviceTasks`."""
-
-    @property
-    def wide(self) -> bool:
-        """True if task ids have 32 bits."""
-        return self.device.platform in V6_PLATFORMS
+    task_streams: TaskStreams
 
 
 def find_rows(
-    context: AicpuContext,
-    stream: NDArray[np.generic],
-    task: NDArray[np.generic],
-    batch: NDArray[np.uint32],
-) -> NDArray[np.int64]:
+    context: AicpuContext, stream: NDArray[Any], task: NDArray[Any], batch: NDArray[np.uint32]
+) -> Ints:
     """Return the row in the log for each task; tasks with the same key are matched in order."""
     no_context = np.full(len(task), NO_CONTEXT, np.uint32)
-    key = pack_keys(stream, task, batch, no_context, wide_task_ids=context.wide)
+    wide = context.device.has_wide_task_ids
+    key = pack_keys(stream, task, batch, no_context, wide_task_ids=wide)
     order = np.argsort(context.rows.key, kind="stable")
     known = context.rows.key[order]
     low = np.searchsorted(known, key, side="left")
@@ -177,13 +162,13 @@ def find_rows(
     rank = np.empty(len(key), np.int64)
     rank[by_key] = Runs(key[by_key]).rank()
     place = np.minimum(low + rank, high - 1)
-    return np.where(high > low, np.r_[order, MISSING][place], MISSING)
+    return np.where(high > low, np.r_[order, NOWHERE][place], NOWHERE)
 
 
 class Bounds:
     """First and last tasks of operators, grouped by the stream of the kernel."""
 
-    def __init__(self, context: AicpuContext, record_row: NDArray[np.int64]) -> None:
+    def __init__(self, context: AicpuContext, record_row: Ints) -> None:
         records = context.records.bounds
         records = records[np.isin(records["kind"], (_FIRST, _LAST))]
         stream, kernel_stream, task = self._identities(context, records)
@@ -191,8 +176,8 @@ class Bounds:
             stream, task & 0xFFFF, records["timestamp"], at_flip=True
         )
         row = find_rows(context, stream, task, batch)
-        row[~np.isin(row, record_row)] = MISSING  # tasks without a description do not count
-        self.first_rows: NDArray[np.int64] = row[(records["kind"] == _FIRST) & (row != MISSING)]
+        row[~np.isin(row, record_row)] = NOWHERE  # tasks without a description do not count
+        self.first_rows: Ints = row[(records["kind"] == _FIRST) & (row != NOWHERE)]
         self._by_stream: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for bound in zip(
             kernel_stream.tolist(),
@@ -201,27 +186,21 @@ class Bounds:
             row.tolist(),
             strict=True,
         ):
-            if bound[3] != MISSING:
+            if bound[3] != NOWHERE:
                 self._by_stream[bound[0]].append(bound[1:])
 
     @staticmethod
-    def _identities(
-        context: AicpuContext, records: Records
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _identities(context: AicpuContext, records: Rows) -> tuple[Ints, Ints, Ints]:
         """Return three columns: stream of the task, stream of its kernel, and id of the task."""
         words = (
             records[name].astype(np.int64)
             for name in ("stream_id", "kernel_stream", "task_id", "kernel_task")
         )
         stream, kernel_stream, task, kernel_task = words
-        if not context.wide:
+        if not context.device.has_wide_task_ids:
             return stream, kernel_stream, task
         task, kernel_task = task << 16 | stream, kernel_task << 16 | kernel_stream
-        return (
-            streams_of(context.stream_by_task, task),
-            streams_of(context.stream_by_task, kernel_task),
-            task,
-        )
+        return context.task_streams.find(task), context.task_streams.find(kernel_task), task
 
     def apply(self, operator: Operator, stream: int, rows: TaskRows) -> None:
         """Set start and end of an operator from its first and last task, if these are recorded."""
@@ -254,7 +233,7 @@ def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
 def _kernels(context: AicpuContext) -> Iterator[Operator]:
     """Yield one operator for each AI CPU kernel, sorted by start."""
     rows, kernels = context.rows, context.kernels
-    for row in np.flatnonzero(rows.kernel != MISSING).tolist():
+    for row in np.flatnonzero(rows.kernel != NOWHERE).tolist():
         kernel = kernels[rows.kernel[row]]
         name = context.dictionaries.text(int(kernel["name"]))
         if name in _NO_COLLECTIVES:
@@ -270,7 +249,7 @@ def _kernels(context: AicpuContext) -> Iterator[Operator]:
         )
 
 
-def _describe(operators: list[Operator], records: Records, context: AicpuContext) -> None:
+def _describe(operators: list[Operator], records: Rows, context: AicpuContext) -> None:
     """Set the recorded fields of the operators of one stream.
 
     A record belongs to the first operator that was running at its time. If a stream has records,

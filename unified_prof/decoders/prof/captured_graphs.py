@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Runs, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Runs, find
 from unified_prof.base.columns import NO_MODEL, Sink
-from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import host_records, read_sorted
+from unified_prof.decoders.prof.host_records import Keys, Timeline, host_records, read_sorted
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
-from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.tensors import TensorTexts
+from unified_prof.decoders.spool import Rows
 
 _BEGUN = 0
 
@@ -39,11 +38,7 @@ class Captures:
     timeline: Timeline
 
     def models(
-        self,
-        device_id: int,
-        stream_id: NDArray[Any],
-        batch_id: NDArray[Any],
-        launched: Keys,
+        self, device_id: int, stream_id: NDArray[Any], batch_id: NDArray[Any], launched: Keys
     ) -> NDArray[np.uint32]:
         """Return the model of each task launched after its capture began, else NO_MODEL."""
         if not len(self.key):
@@ -92,39 +87,31 @@ class CapturedOperators:
     """Operators of captured graphs, sorted by device, stream and task; columns of equal length."""
 
     key: NDArray[np.uint64]
-    """Keys of `_pack_captured_operators`, ascending."""
+    """Keys of `_pack_task`, ascending."""
     name: NDArray[np.uint64]
     """Hash."""
     op_type: NDArray[np.uint64]
     """Hash."""
     attribute: NDArray[np.uint64]
     """Hash; 0 without attributes."""
-    task_type: NDArray[np.int64]
+    task_type: Ints
     block_dim: NDArray[np.uint32]
     """Number of blocks in the low 16 bits, mix factor in the high 16 bits."""
-    hf32: NDArray[np.bool_]
-    static: NDArray[np.bool_]
+    hf32: Bools
+    static: Bools
     tensors: NDArray[np.uint32]
     """Index of the tensor list in `TensorTexts`."""
 
-    def find(
-        self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
-    ) -> NDArray[np.int64]:
+    def find(self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]) -> Ints:
         """Return the row of each task, -1 if it has no description."""
         if not len(self.key):
             return np.full(len(task_id), NOWHERE, np.int64)
-        return find(self.key, _pack_captured_operators(device_id, stream_id, task_id))
+        return find(self.key, _pack_task(device_id, stream_id, task_id))
 
 
 def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> CapturedOperators:
-    """Read captured operators; if a task has several records, the last one is used.
-
-    Args:
-        host: directory of the host.
-        texts: interns the tensors.
-        sink: receives the anomalies.
-    """
-    parts: list[tuple[Records, NDArray[np.uint32], bool]] = []
+    """Read captured operators; if a task has several records, the last one is used."""
+    parts: list[tuple[Rows, NDArray[np.uint32], bool]] = []
     if host.platform in PLATFORMS:
         for prefix in ("unaging", "aging"):
             static = prefix == "unaging"
@@ -139,9 +126,7 @@ def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> Captur
             [np.zeros(0, kind), *(records[name].astype(kind) for records, _, _ in parts)]
         )
 
-    key = _pack_captured_operators(
-        column("device_id", "u8"), column("stream_id", "u8"), column("task_id", "u8")
-    )
+    key = _pack_task(column("device_id", "u8"), column("stream_id", "u8"), column("task_id", "u8"))
     order = np.argsort(key, kind="stable")
     last = order[Runs(key[order]).last] if len(order) else order
     lists = np.concatenate([np.zeros(0, np.uint32), *(lists for _, lists, _ in parts)])
@@ -161,7 +146,7 @@ def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> Captur
     )
 
 
-def _pack_captured_operators(
+def _pack_task(
     device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
 ) -> NDArray[np.uint64]:
     device, stream, task = (
@@ -171,7 +156,7 @@ def _pack_captured_operators(
     return np.asarray(device << np.uint64(48) | (stream & low) << np.uint64(16) | task & low)
 
 
-def _fixed_tensors(records: Records, texts: TensorTexts) -> NDArray[np.uint32]:
+def _fixed_tensors(records: Rows, texts: TensorTexts) -> NDArray[np.uint32]:
     words = np.zeros((len(records), texts.WORDS_PER_RECORD), np.uint32)
     words[:, : records["tensors"].shape[1]] = records["tensors"]
     most = records["tensors"].shape[1] * 4 // _TENSOR_BYTES
@@ -180,7 +165,7 @@ def _fixed_tensors(records: Records, texts: TensorTexts) -> NDArray[np.uint32]:
 
 def _variable_records(
     host: HostDirectory, prefix: str, texts: TensorTexts, sink: Sink
-) -> tuple[Records, NDArray[np.uint32]]:
+) -> tuple[Rows, NDArray[np.uint32]]:
     """Return the fixed parts of variable-length records, and the tensor list of each record."""
     head = record_type(_HEAD)
     file = host.data.get(f"{prefix}.variable.{_KIND}")
@@ -190,9 +175,9 @@ def _variable_records(
     for part in file.by_slice() if file is not None else ():
         raw = part.read_bytes()
         for at, end in _spans(raw):
-            one = np.frombuffer(raw, head, 1, at)[0]
-            stop = at + _HEAD_BYTES + int(one["tensor_num"]) * _TENSOR_BYTES
-            if int(one["magic"]) != HOST_MAGIC or stop != end or end > len(raw):
+            record = np.frombuffer(raw, head, 1, at)[0]
+            stop = at + _HEAD_BYTES + int(record["tensor_num"]) * _TENSOR_BYTES
+            if int(record["magic"]) != HOST_MAGIC or stop != end or end > len(raw):
                 skipped += 1
                 continue
             heads.append(raw[at : at + _HEAD_BYTES])

@@ -9,7 +9,7 @@ F are frequencies in MHz as decimal strings. M is clock_monotonic_raw in host_st
 cntvct_diff * 1000 / F_host (1000 without F_host), D is clock_monotonic_raw in dev_start.log, C are
 the counters in these logs. The computation uses rational arithmetic on int64, because float64 is
 not exact enough; results are truncated to nanoseconds at the end. `Timeline` packs threads and host
-times into keys that sort by thread, then time.
+not exact enough; results are truncated to nanoseconds at the end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from unified_prof.arrays.grouping import Pool
-from unified_prof.errors import RawFormatError
 
 Int64 = NDArray[np.int64]
 
@@ -54,7 +51,7 @@ class LinearClock:
         denominator = lcm(self.rate.denominator, self.offset_ns.denominator)
         multiplier = int(self.rate * denominator)
         offset, rest = divmod(int(self.offset_ns * denominator), denominator)
-        if not self._fits(multiplier, denominator, offset):
+        if multiplier * (denominator + 1) >= _INT64_LIMIT or abs(offset) >= _INT64_LIMIT:
             return self._to_ns_slowly(ticks)
         lowest = _first_tick_at(0, multiplier, denominator, offset, rest)
         highest = _first_tick_at(_INT64_LIMIT, multiplier, denominator, offset, rest)
@@ -92,19 +89,15 @@ class LinearClock:
         exact = tick * self.rate + self.offset_ns
         return min(max(exact.numerator // exact.denominator, 0), MAX_NS)
 
-    def _fits(self, multiplier: int, denominator: int, offset: int) -> bool:
-        return multiplier * (denominator + 1) < _INT64_LIMIT and abs(offset) < _INT64_LIMIT
-
     def _to_ns_slowly(self, ticks: NDArray[Any]) -> Int64:
         """Convert with Python integers; used if the products do not fit into int64."""
-        return np.array(
-            [self.tick_to_ns(tick) for tick in ticks.ravel().tolist()], np.int64
-        ).reshape(ticks.shape)
+        converted = [self.tick_to_ns(tick) for tick in ticks.ravel().tolist()]
+        return np.array(converted, np.int64).reshape(ticks.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Values from which clocks are computed, for decoders that must round as the exporter does.
+    """Inputs of the clock formulas, for decoders that must round as the exporter does.
 
     The names in brackets are those of the formulas above.
     """
@@ -158,16 +151,9 @@ def build_clocks(
 ) -> Clocks:
     """Build the clocks of a directory from the values of its control files.
 
-    Args:
-        host_mhz: frequency of the host counter; None if host times are in ns.
-        host_monotonic_ns: clock_monotonic_raw of host_start.log.
-        host_counter: cntvct of host_start.log.
-        host_counter_diff: cntvct_diff of host_start.log, 0 if missing.
-        begin_us: collectionTimeBegin of start_info, Unix time in microseconds.
-        begin_monotonic_ns: clockMonotonicRaw of start_info.
-        device_mhz: hwts_frequency; this and the next two are None for a host directory.
-        device_counter: cntvct of dev_start.log.
-        device_monotonic_ns: clock_monotonic_raw of dev_start.log.
+    `host_mhz` is None if host times are in ns. `begin_us` and `begin_monotonic_ns` are
+    collectionTimeBegin and clockMonotonicRaw of start_info; the others, except frequencies, are
+    values of host_start.log and dev_start.log. Those of the device are None for a host directory.
     """
     local = Fraction(begin_us * 1000 - begin_monotonic_ns)
     start = Fraction(host_monotonic_ns)
@@ -177,21 +163,15 @@ def build_clocks(
         device = _counter(device_mhz, device_counter, start + local)
     if device_monotonic_ns is not None:
         device_monotonic = LinearClock(Fraction(1), start + local - device_monotonic_ns)
+    host_clock = LinearClock(Fraction(1), local)
+    if host_mhz is not None:
+        host_clock = _counter(host_mhz, host_counter, start + local)
     return Clocks(
-        host=(
-            LinearClock(Fraction(1), local)
-            if host_mhz is None
-            else _counter(host_mhz, host_counter, start + local)
-        ),
+        host=host_clock,
         host_origin_ticks=host_monotonic_ns if host_mhz is None else host_counter,
         monotonic=LinearClock(Fraction(1), local),
         readings=Readings(
-            start,
-            begin_us,
-            begin_monotonic_ns,
-            device_mhz,
-            device_counter,
-            device_monotonic_ns,
+            start, begin_us, begin_monotonic_ns, device_mhz, device_counter, device_monotonic_ns
         ),
         device_origin_ticks=device_counter or 0,
         device=device,
@@ -209,63 +189,3 @@ def _first_tick_at(ns: int, multiplier: int, denominator: int, offset: int, rest
     """Return the first tick whose exact time is at least `ns`."""
     needed = (ns - offset) * denominator - rest
     return -(-needed // multiplier)
-
-
-Keys = NDArray[np.uint64]
-
-_TIME_BITS = 48
-_TIME_MASK = np.uint64((1 << _TIME_BITS) - 1)
-_BEFORE_START = 1 << 46
-_MAX_THREADS = 1 << (64 - _TIME_BITS)
-
-
-class Timeline:
-    """Packs (thread, host counter) into sortable keys: thread in the high bits, time below.
-
-    With a counter of 100 MHz, times may be up to about 8 days before and 24 days after the start of
-    the recording; with a counter in ns, a tenth of that.
-    """
-
-    def __init__(self, origin_ticks: int) -> None:
-        self.base = max(0, origin_ticks - _BEFORE_START)
-        self.threads = Pool()
-        # Differences of unsigned times wrap: times before the base are above this.
-        self._max_relative = np.uint64(min(int(_TIME_MASK), (1 << 64) - 1 - self.base))
-
-    def fits(self, ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return a mask of the times that can be packed."""
-        return np.asarray(ticks - np.uint64(self.base) <= self._max_relative)
-
-    def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
-        """Return the keys of times; times that do not fit are clipped.
-
-        Raises:
-            RawFormatError: there are more threads than supported.
-        """
-        rank = self.threads.index_of(thread_id).astype(np.uint64)
-        if len(self.threads) > _MAX_THREADS:
-            raise RawFormatError(
-                f"records of more than {_MAX_THREADS} threads",
-                slug="damaged-recording",
-            )
-        return rank << np.uint64(_TIME_BITS) | self._relative(ticks)
-
-    def move(self, keys: Keys, ticks: NDArray[np.uint64]) -> Keys:
-        """Return keys with the threads of `keys` and other times."""
-        return (keys & ~_TIME_MASK) | self._relative(ticks)
-
-    def ticks(self, keys: Keys) -> NDArray[np.uint64]:
-        """Return the times of keys."""
-        return (keys & _TIME_MASK) + np.uint64(self.base)
-
-    def thread_ids(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the thread ids of keys."""
-        ranks = keys >> np.uint64(_TIME_BITS)
-        return np.asarray(self.threads.values[ranks], np.int64)
-
-    def _relative(self, ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        base = np.uint64(self.base)
-        relative = ticks - base
-        if len(relative) and relative.max() > self._max_relative:
-            relative = np.minimum(np.maximum(ticks, base) - base, _TIME_MASK)
-        return np.asarray(relative, np.uint64)

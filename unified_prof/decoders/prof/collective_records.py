@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs, find, positions
+from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, Runs, find, positions
 from unified_prof.base.columns import Sink
-from unified_prof.decoders.prof.clocks import Timeline
 from unified_prof.decoders.prof.compute_info import HostData
 from unified_prof.decoders.prof.directory import Dictionaries
-from unified_prof.decoders.prof.host_calls import COMMUNICATION, NOWHERE, CallTree, Intervals
-from unified_prof.decoders.prof.launches import MISSING, Launches
+from unified_prof.decoders.prof.host_calls import COMMUNICATION, CallTree, Intervals
+from unified_prof.decoders.prof.host_records import Timeline
+from unified_prof.decoders.prof.launches import Launches
 from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.slices import Records
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.spool import Rows, row_type
 
 # Records of the host with their keys (`Timeline.pack`).
-TASKS = np.dtype([("key", "u8"), ("record", record_type("hccl_info"))])
-OPERATORS = np.dtype([("key", "u8"), ("record", record_type("hccl_op_info"))])
+TASKS = row_type("key u8, record hccl_info", hccl_info=record_type("hccl_info"))
+OPERATORS = row_type("key u8, record hccl_op_info", hccl_op_info=record_type("hccl_op_info"))
 
 _TASK_FIELDS = (
     "item_id group_name size_bytes plane_id notify_id rdma_type local_rank remote_rank"
@@ -40,20 +39,11 @@ def _fields(layout: np.dtype[Any], names: list[str]) -> np.dtype[Any]:
 # belong to the NODE call around the launch: connection id, begin, hashes of item and operator type,
 # True if it has a description. `launched` is the key of the launch; `master` is True if a master
 # call made it; `task` and `operator` are fields of its hccl_info and hccl_op_info records.
-STEP = np.dtype(
-    [
-        ("node", "i8"),
-        ("begin", "u8"),
-        ("item", "u8"),
-        ("op_type", "u8"),
-        ("launched", "u8"),
-        ("described", "?"),
-        ("master", "?"),
-        ("has_task", "?"),
-        ("task", _fields(record_type("hccl_info"), _TASK_FIELDS)),
-        ("has_operator", "?"),
-        ("operator", _fields(record_type("hccl_op_info"), _OPERATOR_FIELDS)),
-    ]
+STEP = row_type(
+    "node i8, begin u8, item u8, op_type u8, launched u8, described ?, master ?, has_task ?,"
+    " task TASK, has_operator ?, operator OPERATOR",
+    TASK=_fields(record_type("hccl_info"), _TASK_FIELDS),
+    OPERATOR=_fields(record_type("hccl_op_info"), _OPERATOR_FIELDS),
 )
 
 
@@ -61,13 +51,13 @@ STEP = np.dtype(
 class CommunicationRecords:
     """Host records of collectives with the calls they belong to."""
 
-    tasks: Records
+    tasks: Rows
     """Last hccl_info record of each (communication call, context), sorted by this key."""
     task_key: NDArray[np.uint64]
     """Communication call << 32 | context."""
-    operators: Records
+    operators: Rows
     """Last hccl_op_info record of each NODE call, sorted by call."""
-    operator_node: NDArray[np.int64]
+    operator_node: Ints
 
 
 def place_records(tasks: Rows, operators: Rows, tree: CallTree, sink: Sink) -> CommunicationRecords:
@@ -82,9 +72,7 @@ def place_records(tasks: Rows, operators: Rows, tree: CallTree, sink: Sink) -> C
     return CommunicationRecords(records[last], task_key[last], found[newest], node[newest])
 
 
-def _in_calls(
-    calls: Intervals, rows: Rows, kind: str, sink: Sink
-) -> tuple[NDArray[np.int64], Records]:
+def _in_calls(calls: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[Ints, Rows]:
     row = calls.find(rows["key"])
     inside = row != NOWHERE
     if not inside.all():
@@ -92,7 +80,7 @@ def _in_calls(
     return row[inside], rows["record"][inside]
 
 
-def master_types(types: list[tuple[int, int]], dictionaries: Dictionaries) -> NDArray[np.bool_]:
+def master_types(types: list[tuple[int, int]], dictionaries: Dictionaries) -> Bools:
     """Return a mask of the (level, type) pairs whose calls launch master tasks."""
     return np.array(
         [
@@ -107,9 +95,9 @@ def steps_of(
     launches: Launches,
     records: CommunicationRecords,
     host_data: HostData,
-    masters: NDArray[np.bool_],
+    masters: Bools,
     timeline: Timeline,
-) -> tuple[NDArray[np.int64], Rows]:
+) -> tuple[Ints, Rows]:
     """Return the launches that are tasks of collectives, and a `STEP` row for each launch."""
     tasks, tree = launches.tasks, host_data.tree
     call, node = tasks.communication[launches.task], tasks.node[launches.task]
@@ -132,9 +120,9 @@ def steps_of(
     return chosen, steps
 
 
-def _copy(steps: Rows, field: str, records: Records, row: NDArray[np.int64]) -> None:
+def _copy(steps: Rows, field: str, records: Rows, row: Ints) -> None:
     """Copy fields of records to the steps that have a record."""
-    has = np.flatnonzero(row != MISSING)
+    has = np.flatnonzero(row != NOWHERE)
     steps[f"has_{field}"][has] = True
     for name in steps[field].dtype.names or ():
         steps[field][name][has] = records[name][row[has]]
@@ -151,32 +139,30 @@ _ONE_WAY = ("send", "receive")
 _SKIPPED = -1e9
 
 
-def closing_tasks(operator_names: list[str]) -> NDArray[np.int64]:
+def closing_tasks(operator_names: list[str]) -> Ints:
     """Return the number of tasks that end an RDMA transfer, for each operator.
 
     These tasks are a notify and its acknowledgement, in both directions unless the operator is
     one-way.
     """
-    return np.array(
-        [
-            _CLOSING_TASKS_ONE_WAY if any(word in name for word in _ONE_WAY) else _CLOSING_TASKS
-            for name in operator_names
-        ],
-        np.int64,
+    closing = (
+        _CLOSING_TASKS_ONE_WAY if any(word in name for word in _ONE_WAY) else _CLOSING_TASKS
+        for name in operator_names
     )
+    return np.fromiter(closing, np.int64)
 
 
 def bandwidth(
-    operator: NDArray[np.int64],
-    plane: NDArray[np.int64],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    size: NDArray[np.int64],
-    payload: NDArray[np.bool_],
-    closing: NDArray[np.int64],
+    operator: Ints,
+    plane: Ints,
+    start: Ints,
+    end: Ints,
+    size: Ints,
+    payload: Bools,
+    closing: Ints,
     *,
     one_by_one: bool = False,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return the bytes per second of each task; payloads get the bandwidth of their transfer.
 
     An RDMA transfer consists of consecutive payloads on one plane of one operator and the tasks
@@ -208,8 +194,8 @@ def bandwidth(
         first, last, skipped = _one_by_one(first, last, closing[order], lane_end)
         moved[order[skipped]] = _SKIPPED
     end_of_transfer = last + closing[order][first]
-    whole = end_of_transfer <= lane_end[first]
-    first, last, end_of_transfer = first[whole], last[whole], end_of_transfer[whole]
+    complete = end_of_transfer <= lane_end[first]
+    first, last, end_of_transfer = first[complete], last[complete], end_of_transfer[complete]
     sent = np.cumsum(size[order])
     sent_in_run = sent[last] - sent[first] + size[order][first]
     time_ns = (end[order[end_of_transfer]] - start[order[first]]) / FINE_PARTS
@@ -222,24 +208,17 @@ def bandwidth(
 
 def bandwidth_in_order(
     lane: tuple[NDArray[Any], ...],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    size: NDArray[np.int64],
-    payload: NDArray[np.bool_],
-    closing: NDArray[np.int64],
-) -> NDArray[np.float64]:
+    start: Ints,
+    end: Ints,
+    size: Ints,
+    payload: Bools,
+    closing: Ints,
+) -> Floats:
     """Return the bytes per second of each task; transfers are formed in the order of the rows.
 
-    Like `bandwidth` with `one_by_one`, but skipped payloads have bandwidth 0. The exporter does not
-    sort the records of AI CPUs, so bandwidths of rows that are not in time order are negative.
-
-    Args:
-        lane: columns; rows with equal values in all columns share a lane.
-        start: start of each task, in 1 / FINE_PARTS ns.
-        end: end of each task.
-        size: bytes, -1 if unknown.
-        payload: True for RDMA payloads.
-        closing: number of tasks that end a transfer in the lane of each row.
+    Like `bandwidth` with `one_by_one`, but rows with equal values in all columns of `lane` share a
+    lane, and skipped payloads have bandwidth 0. The exporter does not sort the records of AI CPUs,
+    so bandwidths of rows that are not in time order are negative.
     """
     duration_ns = (end - start) / FINE_PARTS
     moved = size / np.where(duration_ns != 0, duration_ns, np.inf) * 1e9
@@ -253,9 +232,9 @@ def bandwidth_in_order(
     )
     moved[order[skipped]] = 0.0
     closed = last + closing[order][first]
-    whole = closed <= lane_end[first]
+    complete = closed <= lane_end[first]
     for begin, until, closer in zip(
-        first[whole].tolist(), last[whole].tolist(), closed[whole].tolist(), strict=True
+        first[complete].tolist(), last[complete].tolist(), closed[complete].tolist(), strict=True
     ):
         members = order[begin : until + 1]
         time_ns = (int(end[order[closer]]) - int(start[members[0]])) / FINE_PARTS
@@ -264,11 +243,11 @@ def bandwidth_in_order(
 
 
 def _one_by_one(
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    closing: NDArray[np.int64],
-    lane_end: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    first: Ints,
+    last: Ints,
+    closing: Ints,
+    lane_end: Ints,
+) -> tuple[Ints, Ints, Ints]:
     """Shorten sequences of payloads so that each starts after the tasks that end the previous one.
 
     Returns:

@@ -25,8 +25,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs
-from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, TYPE_INVALID, TYPE_NOT_AVAILABLE, Sink
+from unified_prof.arrays.grouping import Bools, Ints, Runs
+from unified_prof.base.columns import (
+    NO_RANK,
+    NOT_AVAILABLE,
+    TYPE_INVALID,
+    TYPE_NOT_AVAILABLE,
+    Sink,
+)
 from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth, closing_tasks
 from unified_prof.decoders.prof.directory import HostDirectory
@@ -45,8 +51,8 @@ _NATIVE_PLATFORM = 5
 class CommunicationTimes:
     """Intervals of collective operators on one device, in ns."""
 
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    start_ns: Ints
+    end_ns: Ints
     id_by_name: Mapping[str, int] = field(default_factory=dict)
     """opId of each written operator in the argument `flags` of `CommunicationWriter.write`."""
 
@@ -63,9 +69,9 @@ class Steps:
 
     records: Rows
     """Rows of `collective_records.STEP`."""
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    global_task_id: NDArray[np.int64]
+    start_ns: Ints
+    end_ns: Ints
+    global_task_id: Ints
     start: NDArray[np.uint64]
     """Device counter."""
     end: NDArray[np.uint64]
@@ -87,11 +93,7 @@ class CommunicationWriter:
     ) -> CommunicationTimes:
         """Write the operators and tasks of one device; return the intervals of the operators.
 
-        Args:
-            device_id: number of the device.
-            steps: tasks of collectives on the device.
-            clock: clock of the device counter.
-            flags: full name -> (relay, retry) for operators that the device recorded.
+        `flags` are full name -> (relay, retry) for operators that the device recorded.
         """
         if not len(steps.records):
             return CommunicationTimes.none()
@@ -99,7 +101,7 @@ class CommunicationWriter:
         self._write_tasks(steps, operators, clock)
         return self._write_operators(device_id, steps, operators, flags or {})
 
-    def take_ids(self, count: int) -> NDArray[np.int64]:
+    def take_ids(self, count: int) -> Ints:
         """Return new opIds."""
         ids = np.arange(self._next_operator_id, self._next_operator_id + count)
         self._next_operator_id += count
@@ -132,7 +134,7 @@ class CommunicationWriter:
         early = self._host.clocks.host.to_ns(begin) < self._host.session.start_ns
         order = np.lexsort((begin, operators.group, operators.grouped, scheduled))
         counters = Runs(scheduled[order], operators.group[order], operators.grouped[order])
-        counted: NDArray[np.int64] = np.cumsum(~early[order]) - ~early[order]
+        counted: Ints = np.cumsum(~early[order]) - ~early[order]
         number = np.empty(len(order), np.int64)
         number[order] = counted - counters.spread(counted[counters.starts])
         operators.names = [
@@ -150,7 +152,7 @@ class CommunicationWriter:
         none = sink.strings.intern(NOT_AVAILABLE)
         count = len(tasks.records)
 
-        def column(field: str, missing: int, *, enum: bool = False) -> NDArray[np.int64]:
+        def column(field: str, missing: int, *, enum: bool = False) -> Ints:
             values = np.full(count, missing, np.int64)
             found = info[field].astype(np.int64)
             values[has_info] = np.minimum(found, TYPE_INVALID) if enum else found
@@ -158,7 +160,10 @@ class CommunicationWriter:
 
         task_type = np.full(count, none, np.int64)
         task_type[has_info] = dictionaries.string_ids(sink.strings, info["item_id"])
-        group_name = self._group_names(operators, none)[operators.of_task]
+        groups = np.full(len(operators.records), none, np.int64)
+        groups[operators.grouped] = dictionaries.string_ids(
+            sink.strings, operators.group[operators.grouped]
+        )
         size = column("size_bytes", -1)
         plane = column("plane_id", NO_RANK)
         columns: dict[str, Any] = {
@@ -166,7 +171,7 @@ class CommunicationWriter:
             "globalTaskId": tasks.global_task_id,
             "taskType": task_type,
             "planeId": plane,
-            "groupName": group_name,
+            "groupName": groups[operators.of_task],
             "notifyId": column("notify_id", -1),
             "rdmaType": column("rdma_type", TYPE_NOT_AVAILABLE, enum=True),
             "srcRank": column("local_rank", NO_RANK),
@@ -192,13 +197,6 @@ class CommunicationWriter:
         )
         sink.write("COMMUNICATION_TASK_INFO", columns)
 
-    def _group_names(self, operators: _Operators, none: int) -> NDArray[np.int64]:
-        ids = np.full(len(operators.records), none, np.int64)
-        ids[operators.grouped] = self._host.dictionaries.string_ids(
-            self._sink.strings, operators.group[operators.grouped]
-        )
-        return ids
-
     def _write_operators(
         self,
         device_id: int,
@@ -218,12 +216,12 @@ class CommunicationWriter:
         found = operators.records["operator"][has_record]
         none = sink.strings.intern(NOT_AVAILABLE)
 
-        def column(values: NDArray[Any], missing: int) -> NDArray[np.int64]:
+        def column(values: NDArray[Any], missing: int) -> Ints:
             result = np.full(count, missing, np.int64)
             result[has_record] = values
             return result
 
-        def names(field: str) -> NDArray[np.int64]:
+        def names(field: str) -> Ints:
             return column(dictionaries.string_ids(sink.strings, found[field]), none)
 
         algorithm = names("alg_type")
@@ -264,7 +262,7 @@ class CommunicationWriter:
         return CommunicationTimes(start[kept], end[kept], ids)
 
 
-def _rank_sizes(records: Rows, operators: _Operators) -> NDArray[np.int64]:
+def _rank_sizes(records: Rows, operators: _Operators) -> Ints:
     """Return the rank size recorded for the last launched task of each call, 0 if missing."""
     sizes = np.where(records["has_task"], records["task"]["rank_size"], 0).astype(np.int64)
     order = np.lexsort((records["launched"], records["node"]))
@@ -276,12 +274,12 @@ def _rank_sizes(records: Rows, operators: _Operators) -> NDArray[np.int64]:
 class _Operators:
     """Collective operators of one device; all columns but the first have equal length."""
 
-    of_task: NDArray[np.int64]
+    of_task: Ints
     """Operator of each task."""
     records: Rows
     """`STEP` row of the first task of each operator."""
     group: NDArray[np.uint64]
-    grouped: NDArray[np.bool_]
+    grouped: Bools
     """False if neither the operator nor its tasks contain a group name."""
     names: list[str] = field(default_factory=list)
     name_id: Any = None
@@ -301,8 +299,8 @@ def duration_ns(ticks: int, rate: Fraction) -> float:
 
 def sum_of_digits(text: str, power: int = 0) -> float:
     """Return a decimal such as `1.020833` times 10**power, summed from the last digit on."""
-    whole, _, decimals = text.partition(".")
-    digits = (whole + decimals).lstrip("0")
+    integer, _, decimals = text.partition(".")
+    digits = (integer + decimals).lstrip("0")
     last = power - len(decimals)
     total = 0.0
     for index, digit in enumerate(reversed(digits)):
@@ -326,13 +324,13 @@ _Float = tuple[int, int]
 
 def array_text(items: Sequence[object]) -> str:
     """Return a list of strings, integers and doubles as JSON."""
-    return "[" + ",".join(map(_item_text, items)) + "]"
-
-
-def _item_text(item: object) -> str:
-    if isinstance(item, float):
-        return double_text(item) if isfinite(item) else "null"
-    return json.dumps(item, ensure_ascii=False)
+    texts = []
+    for item in items:
+        if not isinstance(item, float):
+            texts.append(json.dumps(item, ensure_ascii=False))
+        else:
+            texts.append(double_text(item) if isfinite(item) else "null")
+    return "[" + ",".join(texts) + "]"
 
 
 def double_text(value: float) -> str:
@@ -340,10 +338,10 @@ def double_text(value: float) -> str:
     if value == 0:
         return "0.0"
     digits, exponent = _shortest(abs(value))
-    return ("-" if value < 0 else "") + _placed(digits, exponent)
+    return ("-" if value < 0 else "") + _with_point(digits, exponent)
 
 
-def _placed(digits: str, exponent: int) -> str:
+def _with_point(digits: str, exponent: int) -> str:
     """Insert the decimal point into `digits`; the last digit has the weight 10**exponent."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= _PLAIN_DIGITS:
@@ -378,19 +376,15 @@ def _shortest(value: float) -> tuple[str, int]:
 def _digits(top: int, shift: int, width: int, distance: int) -> tuple[list[int], int]:
     """Return the fewest leading digits of `top` that stay within `width` below it.
 
-    Args:
-        top: upper end of the interval, in units of 2**-shift.
-        shift: number of fractional bits.
-        width: length of the interval.
-        distance: distance of the double from `top`.
+    All numbers are in units of 2**-shift; `distance` is that of the double from `top`.
     """
-    whole, rest = top >> shift, top & ((1 << shift) - 1)
+    integer, rest = top >> shift, top & ((1 << shift) - 1)
     digits: list[int] = []
-    for place in range(len(str(whole)) - 1, -1, -1):
-        digit, whole = divmod(whole, 10**place)
+    for place in range(len(str(integer)) - 1, -1, -1):
+        digit, integer = divmod(integer, 10**place)
         if digit or digits:
             digits.append(digit)
-        left = (whole << shift) + rest
+        left = (integer << shift) + rest
         if left <= width:
             _round(digits, left, 10**place << shift, width, distance)
             return digits, place
@@ -444,6 +438,6 @@ def _normalized(number: _Float) -> _Float:
     return number[0] << shift, number[1] - shift
 
 
-def _product(one: _Float, other: _Float) -> _Float:
-    product = one[0] * other[0]
-    return (product >> 64) + (product >> 63 & 1), one[1] + other[1] + 64
+def _product(first: _Float, second: _Float) -> _Float:
+    product = first[0] * second[0]
+    return (product >> 64) + (product >> 63 & 1), first[1] + second[1] + 64

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import distinct
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct
 from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.captured_graphs import CapturedOperators
-from unified_prof.decoders.prof.host_calls import NOWHERE, CallTree
+from unified_prof.decoders.prof.host_calls import CallTree
 from unified_prof.decoders.prof.host_events import COPY, CollectiveStreams
 from unified_prof.decoders.prof.launches import HostTasks, Launches, TaskTypes
 from unified_prof.decoders.prof.operators import Descriptions, HashTexts, ListTexts
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.spool import Rows, selected, stacked
+from unified_prof.decoders.prof.task_identity import TaskStreams
+from unified_prof.decoders.spool import Rows, row_type, selected, stacked
 
 # Names of the task types of descriptions, by number.
 _TASK_TYPES = (
@@ -37,13 +38,8 @@ _KERNEL_TASK_TYPES = {
 }
 _RATIO_BITS = 0x7
 _TENSOR_COLUMNS = (
-    "inputFormats",
-    "inputDataTypes",
-    "inputShapes",
-    "outputFormats",
-    "outputDataTypes",
-    "outputShapes",
-)
+    "inputFormats inputDataTypes inputShapes outputFormats outputDataTypes outputShapes"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,11 @@ class HostData:
     lists: ListTexts
     captured_lists: ListTexts
     collective_streams: CollectiveStreams
-    """Streams of AI CPU kernels that run collectives, and streams of their tasks."""
     captured: CapturedOperators
     level0: bool
     """True at the lowest trace level, at which operators have only a name and blocks."""
 
-    def captured_rows(self, tasks: HostTasks) -> NDArray[np.int64]:
+    def captured_rows(self, tasks: HostTasks) -> Ints:
         """Return the row of the captured operator for each launch, or -1."""
         return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
 
@@ -86,13 +81,10 @@ OPERATOR = np.dtype(
 
 def operators_of(
     launches: Launches, host: HostData, sink: Sink
-) -> tuple[NDArray[np.int64], Rows, NDArray[np.uint64]]:
+) -> tuple[Ints, Rows, NDArray[np.uint64]]:
     """Return the launches that run operators, their `OPERATOR` rows, and the hashes of their names.
 
-    Args:
-        launches: launches of one device.
-        host: host records of the same window.
-        sink: receives the strings.
+    `host` contains the records of the same window.
     """
     tasks = launches.tasks
     kernel = host.types.kernels()[tasks.type_index]
@@ -109,15 +101,15 @@ def operators_of(
     operators = np.zeros(len(launch), OPERATOR)
     if not len(launch):
         return launch, operators, np.zeros(0, np.uint64)
-    rows = _Rows(launches, launch, host)
-    columns, schedule, counts = rows.columns(sink)
+    builder = _OperatorColumns(launches, launch, host)
+    columns, schedule, counts = builder.columns(sink)
     for name, values in columns.items():
         operators[name] = values
     operators["scheduler"], operators["counts_as_compute"] = schedule, counts
-    return launch, operators, rows.name_hashes()
+    return launch, operators, builder.name_hashes()
 
 
-def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
+def write_operators(operators: Rows, global_task_id: Ints, sink: Sink) -> None:
     """Write the operators to both tables."""
     schedule = operators["scheduler"]
     for table, mask, names in (
@@ -131,10 +123,8 @@ def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Si
             sink.write(table, {"globalTaskId": ids, **{name: chosen[name] for name in names}})
 
 
-class _Rows:
-    """Builds the columns of operators."""
-
-    def __init__(self, launches: Launches, launch: NDArray[np.int64], host: HostData) -> None:
+class _OperatorColumns:
+    def __init__(self, launches: Launches, launch: Ints, host: HostData) -> None:
         self.host = host
         self.tasks = launches.tasks.take(launches.task[launch])
         self.in_node = self.tasks.node != NOWHERE
@@ -148,7 +138,7 @@ class _Rows:
         """True for tasks of captured graphs that have a description."""
         self.record = self.captured[self.is_captured]
 
-    def columns(self, sink: Sink) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
+    def columns(self, sink: Sink) -> tuple[dict[str, Any], Bools, Bools]:
         """Return the columns, a mask of schedulers, and a mask of compute operators."""
         described, about, names = self.described, self.host.descriptions, self.host.names
         none = sink.strings.intern(NOT_AVAILABLE)
@@ -174,7 +164,9 @@ class _Rows:
             "hf32Eligible": np.full(count, none, np.int64),
             **self._dimension_columns(none, sink),
         }
-        attribute = self._attributes()
+        attribute = np.zeros(count, np.uint64)
+        attribute[described] = about.hashes[about.attribute[node]]
+        attribute[self.is_captured] = self.host.captured.attribute[self.record]
         with_attribute = np.flatnonzero(attribute)
         if len(with_attribute):
             hashes = attribute[with_attribute]
@@ -191,14 +183,6 @@ class _Rows:
                 columns[column][described] = ids[flag[node].astype(np.int64)]
                 columns[column][is_captured] = ids[captured_flag[record].astype(np.int64)]
         return columns, schedule, ~schedule & ~communication
-
-    def _attributes(self) -> NDArray[np.uint64]:
-        """Return the hash of each operator's attributes, 0 without attributes."""
-        about = self.host.descriptions
-        result = np.zeros(len(self.described), np.uint64)
-        result[self.described] = about.hashes[about.attribute[self.node[self.described]]]
-        result[self.is_captured] = self.host.captured.attribute[self.record]
-        return result
 
     def name_hashes(self) -> NDArray[np.uint64]:
         """Return the name hash from the communication item, operator, call item or kernel."""
@@ -228,7 +212,7 @@ class _Rows:
         factor[in_launch] = tasks.ext[in_launch, 2] & _RATIO_BITS
         return blocks, np.asarray(blocks * factor, np.uint32)
 
-    def _task_types(self, none: int, sink: Sink) -> NDArray[np.int64]:
+    def _task_types(self, none: int, sink: Sink) -> Ints:
         described = self.described
         result = np.full(len(described), none, np.int64)
         kind = self.host.descriptions.task_type[self.node[described]].astype(np.int64)
@@ -236,11 +220,10 @@ class _Rows:
         kind[on_cpu & (kind == _COMMUNICATION) & self.in_communication[described]] = 256
         result[described] = _interned(kind, _described_task_type, sink)
         bare = ~self.in_node & ~np.bool_(self.host.level0)
+        kernel_names = self.host.types.names
         result[bare] = _interned(
             self.tasks.type_index[bare].astype(np.int64),
-            lambda index: _KERNEL_TASK_TYPES.get(
-                self.host.types.names[index], self.host.types.names[index]
-            ),
+            lambda index: _KERNEL_TASK_TYPES.get(kernel_names[index], kernel_names[index]),
             sink,
         )
         kinds = self.host.captured.task_type[self.record]
@@ -254,12 +237,9 @@ class _Rows:
         ids[self.is_captured] = host.captured_lists.ids(host.captured.tensors[self.record])
         return {name: ids[:, place] for place, name in enumerate(_TENSOR_COLUMNS)}
 
-    def _dimension_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
+    def _dimension_columns(self, none: int, sink: Sink) -> dict[str, Ints]:
         count = len(self.described)
-        columns = {
-            "gridDim": np.full(count, none, np.int64),
-            "blockDim": np.full(count, none, np.int64),
-        }
+        columns = {name: np.full(count, none, np.int64) for name in ("gridDim", "blockDim")}
         simt = self.host.types.is_one_of("KERNEL_SIMT")[self.tasks.type_index] & self.tasks.extended
         rows = np.flatnonzero(simt & ~np.bool_(self.host.level0))
         for name, words in (("gridDim", slice(0, 3)), ("blockDim", slice(3, 6))):
@@ -276,7 +256,7 @@ def _described_task_type(kind: int) -> str:
     return _TASK_TYPES[kind] if kind < len(_TASK_TYPES) else str(kind)
 
 
-def _interned(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.int64]:
+def _interned(numbers: Ints, text: Any, sink: Sink) -> Ints:
     found, place = distinct(numbers)
     return sink.strings.intern_all(text(number) for number in found.tolist())[place]
 
@@ -284,23 +264,15 @@ def _interned(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.i
 # A launch or one context of it: key of the task (`pack_keys`), key of the launch (`launched`), and
 # columns of TASK and COMPUTE_TASK_INFO. `step` and `kernel` are rows of `Launched.steps` and
 # `Launched.kernels`, or -1.
-LAUNCHED = np.dtype(
-    [
-        ("key", "u8"),
-        ("launched", "u8"),
-        ("connection_id", "i8"),
-        ("model_id", "u4"),
-        ("type_index", "u2"),
-        ("is_operator", "?"),
-        ("operator", OPERATOR),
-        ("step", "i4"),
-        ("kernel", "i4"),
-    ]
+LAUNCHED = row_type(
+    "key u8, launched u8, connection_id i8, model_id u4, type_index u2, is_operator ?,"
+    " operator OPERATOR, step i4, kernel i4",
+    OPERATOR=OPERATOR,
 )
 
 # A kernel that schedules communication: hash of its name, hash of the host's collective around its
 # launch (if `in_collective`), string id of its operator type.
-KERNEL = np.dtype([("name", "u8"), ("outer", "u8"), ("in_collective", "?"), ("op_type", "i4")])
+KERNEL = row_type("name u8, outer u8, in_collective ?, op_type i4")
 
 
 class Launched:
@@ -315,8 +287,7 @@ class Launched:
         """`host_events.COPY` rows, sorted by key."""
         self._steps: list[Rows] = [np.zeros(0, step)]
         self._kernels: list[Rows] = [np.zeros(0, KERNEL)]
-        self._counts = {"steps": 0, "kernels": 0}
-        self._streams: list[tuple[NDArray[np.uint32], NDArray[np.uint32]]] = []
+        self._streams = [TaskStreams.none()]
 
     def __enter__(self) -> Launched:
         return self
@@ -324,43 +295,41 @@ class Launched:
     def __exit__(self, *_exception: object) -> None:
         self._stack.close()
 
-    def add_steps(self, rows: Rows) -> NDArray[np.int64]:
+    def add_steps(self, rows: Rows) -> Ints:
         """Add steps of collectives; return their row numbers."""
-        self._steps.append(rows)
-        return self._row_numbers("steps", len(rows))
+        return _append(self._steps, rows)
 
-    def add_kernels(self, rows: Rows) -> NDArray[np.int64]:
+    def add_kernels(self, rows: Rows) -> Ints:
         """Add kernels that schedule communication; return their row numbers."""
-        self._kernels.append(rows)
-        return self._row_numbers("kernels", len(rows))
+        return _append(self._kernels, rows)
 
     def add_streams(self, task_id: NDArray[np.uint32], stream_id: NDArray[np.uint16]) -> None:
         """Add the streams of tasks with 32-bit ids."""
-        self._streams.append((task_id, stream_id.astype(np.uint32)))
+        self._streams.append(TaskStreams(task_id, stream_id.astype(np.uint32)))
 
     def steps(self) -> Rows:
         """Remove and return all steps of collectives (`collective_records.STEP`)."""
-        return _stacked_and_cleared(self._steps)
+        return _take_all(self._steps)
 
     def kernels(self) -> Rows:
         """Remove and return all kernels that schedule communication (`KERNEL`)."""
-        return _stacked_and_cleared(self._kernels)
+        return _take_all(self._kernels)
 
-    def stream_by_task(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return the task ids in launch order, and their streams."""
-        none = np.zeros(0, np.uint32)
-        return (
-            np.concatenate([none, *(task for task, _ in self._streams)]),
-            np.concatenate([none, *(stream for _, stream in self._streams)]),
+    def task_streams(self) -> TaskStreams:
+        """Return the streams of tasks in launch order, not sorted by id."""
+        return TaskStreams(
+            np.concatenate([part.task_id for part in self._streams]),
+            np.concatenate([part.stream_id for part in self._streams]),
         )
 
-    def _row_numbers(self, what: str, count: int) -> NDArray[np.int64]:
-        first = self._counts[what]
-        self._counts[what] += count
-        return np.arange(first, first + count)
+
+def _append(parts: list[Rows], rows: Rows) -> Ints:
+    first = sum(map(len, parts))
+    parts.append(rows)
+    return np.arange(first, first + len(rows))
 
 
-def _stacked_and_cleared(parts: list[Rows]) -> Rows:
+def _take_all(parts: list[Rows]) -> Rows:
     rows = stacked(parts)
     parts.clear()
     return rows

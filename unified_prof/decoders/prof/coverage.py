@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
-from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.slices import DataFolder
 
 # Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950.
@@ -94,10 +90,9 @@ def report_coverage(prof: ProfDirectory, sink: Sink) -> None:
 
 
 def why_not_decoded(kind: str) -> str | None:
-    """Return a description of a kind of file that is not decoded; None if no data is lost.
+    """Return the reason why files of a kind (as in `DataFolder`) are not decoded.
 
-    Args:
-        kind: name of the kind as in `DataFolder`.
+    None if they are decoded or contain nothing for a table.
     """
     kind = _AGEING.sub("", kind, count=1)
     if kind in DECODED or _NO_TABLE.fullmatch(kind):
@@ -120,12 +115,9 @@ def _files(data: DataFolder) -> list[str]:
 def _has_unknown_collectives(device: DeviceDirectory) -> bool:
     file = device.data.get("aicpu")
     return file is not None and any(
-        np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in file.pieces(record_type("aicpu"))
+        np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in file.pieces("aicpu")
     )
 
-
-# Context manager around a named part of the work, for timing and progress.
-Stage = Callable[[str], AbstractContextManager[Any]]
 
 _CHIPS = {
     0: "Ascend310",
@@ -152,13 +144,8 @@ def write_session(prof: ProfDirectory, sink: Sink) -> None:
     sink.write(
         "SESSION_TIME_INFO", {"startTimeNs": [session.start_ns], "endTimeNs": [session.end_ns]}
     )
-    sink.write(
-        "HOST_INFO",
-        {
-            "hostUid": [first.info.text("hostUid", "0")],
-            "hostName": [first.info.text("hostname")],
-        },
-    )
+    info = {"hostUid": [first.info.text("hostUid", "0")], "hostName": [first.info.text("hostname")]}
+    sink.write("HOST_INFO", info)
     ids = [device.device_id for device in prof.devices] or [_NONE]
     names = [_CHIPS.get(device.platform, _UNKNOWN_CHIP) for device in prof.devices]
     sink.write("NPU_INFO", {"id": ids, "name": names or [_UNKNOWN_CHIP]})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from unified_prof.base.columns import Sink, Strings
 from unified_prof.decoders.prof.clocks import Clocks, build_clocks
+from unified_prof.decoders.prof.layouts import ONE_CORE_KIND_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.slices import DataFolder, scan
 from unified_prof.errors import RawFormatError
 
@@ -68,17 +69,13 @@ class Dictionaries:
         ids = strings.intern_all(self.text(int(value)) for value in distinct.tolist())
         return np.asarray(ids, np.int64)[inverse]
 
-
-def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
-    """Count malformed lines and missing hashes as anomalies; called after decoding."""
-    if dictionaries.malformed:
-        sink.anomaly("malformed_dictionary_line", dictionaries.malformed, "not number:text")
-    if dictionaries.missing:
-        sink.anomaly(
-            "hash_without_text",
-            len(dictionaries.missing),
-            f"shown as a number, such as {min(dictionaries.missing)}",
-        )
+    def report_gaps(self, sink: Sink) -> None:
+        """Count malformed lines and missing hashes as anomalies; called after decoding."""
+        if self.malformed:
+            sink.anomaly("malformed_dictionary_line", self.malformed, "not number:text")
+        if self.missing:
+            detail = f"shown as a number, such as {min(self.missing)}"
+            sink.anomaly("hash_without_text", len(self.missing), detail)
 
 
 def read_dictionaries(data: DataFolder) -> Dictionaries:
@@ -89,14 +86,14 @@ def read_dictionaries(data: DataFolder) -> Dictionaries:
     """
     result = Dictionaries()
     hashes: dict[int, str] = {}
-    for key, text in _entries(data, "additional.hash_dic", result):
+    for key, text in _dictionary_lines(data, "additional.hash_dic", result):
         number = _unsigned(key)
         if number is None:
             result.malformed += 1
         else:
             hashes[number] = text
     types: dict[tuple[int, int], str] = {}
-    for key, text in _entries(data, "additional.type_info_dic", result):
+    for key, text in _dictionary_lines(data, "additional.type_info_dic", result):
         level, separator, type_id = key.partition("_")
         pair = (_unsigned(level), _unsigned(type_id))
         if not separator or pair[0] is None or pair[1] is None:
@@ -107,18 +104,16 @@ def read_dictionaries(data: DataFolder) -> Dictionaries:
     return result
 
 
-def _entries(data: DataFolder, kind: str, result: Dictionaries) -> list[tuple[str, str]]:
+def _dictionary_lines(
+    data: DataFolder, kind: str, result: Dictionaries
+) -> Iterator[tuple[str, str]]:
     file = data.host_file(kind)
-    if file is None:
-        return []
-    entries = []
-    for line in file.lines():
+    for line in file.lines() if file is not None else ():
         key, separator, text = line.partition(":")
         if separator:
-            entries.append((key, text))
+            yield key, text
         elif line:
             result.malformed += 1
-    return entries
 
 
 def _unsigned(text: str) -> int | None:
@@ -187,28 +182,14 @@ def positive_decimal(text: str) -> Decimal | None:
 _NAMES = ("info.json", "sample.json", "start_info", "end_info", "host_start.log", "dev_start.log")
 
 
-def unfinished(folder: Path) -> list[str]:
-    """Return the control files of a directory that have no `.done` companion.
-
-    Raises:
-        RawFormatError: the directory cannot be listed.
-    """
-    names = {path.name for path in _entries_control(folder)}
-    return sorted(
-        name
-        for name in names
-        if name.startswith(_NAMES) and not name.endswith(".done") and f"{name}.done" not in names
-    )
-
-
-def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
+def find_control(folder: Path, name: str, *, required: bool = True) -> Path | None:
     """Return the control file `name` or `name.<N>` in a directory.
 
     Raises:
         RawFormatError: there are several, or a required one is missing.
     """
     pattern = re.compile(re.escape(name) + r"(\.\d+)?")
-    found = [path for path in _entries_control(folder) if pattern.fullmatch(path.name)]
+    found = [path for path in _regular_files(folder) if pattern.fullmatch(path.name)]
     if len(found) > 1:
         listed = ", ".join(path.name for path in found)
         raise RawFormatError(
@@ -262,9 +243,8 @@ class StartLog:
         """
         number = self.counter(key)
         if number is None:
-            raise RawFormatError(
-                f"{self.path} has no line {key}:<counter>", slug="damaged-recording"
-            )
+            message = f"{self.path} has no line {key}:<counter>"
+            raise RawFormatError(message, slug="damaged-recording")
         return number
 
     def counter(self, key: str) -> int | None:
@@ -287,7 +267,7 @@ def read_start_log(path: Path) -> StartLog:
     return StartLog(path, values)
 
 
-def _entries_control(folder: Path) -> list[Path]:
+def _regular_files(folder: Path) -> list[Path]:
     """Return the regular files of a directory, sorted by name; links are not followed."""
     try:
         return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
@@ -317,6 +297,7 @@ DEFAULT_SESSION_NS = 30 * 60 * 1_000_000_000
 _LATEST_US = 8 * 10**15
 
 _DEVICE = re.compile(r"device_(\d{1,4})")
+_UNFINISHED = "{first} has no .done file: the recording is being written or was interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +310,7 @@ class Session:
     """False if the end was not recorded and `end_ns` is an assumption."""
 
 
-class _Part:
+class PartDirectory:
     """Common base class of host and device directories."""
 
     def __init__(self, path: Path) -> None:
@@ -337,22 +318,29 @@ class _Part:
         self.info = self._control("info.json")
         self.sample = self._control("sample.json")
         self.start = self._control("start_info")
-        end = find(path, "end_info", required=False)
+        end = find_control(path, "end_info", required=False)
         self.end = None if end is None else read_json(end)
         self.data: DataFolder = scan(path / "data")
-        self.unfinished = [path / name for name in unfinished(path)]
+        names = {file.name for file in _regular_files(path)}
+        self.unfinished = [
+            path / name
+            for name in sorted(names)
+            if name.startswith(_NAMES)
+            and not name.endswith(".done")
+            and f"{name}.done" not in names
+        ]
         """Files without a `.done` file, which are still being written or were left by a crash."""
         self.unfinished += [self.data.path / name for name in self.data.unfinished]
 
     def _control(self, name: str) -> Control:
-        path = find(self.path, name)
+        path = find_control(self.path, name)
         assert path is not None
         return read_json(path)
 
     @cached_property
     def session(self) -> Session:
         """Session according to the files of this part."""
-        begin_us = _needed(self.start, "collectionTimeBegin", _LATEST_US)
+        begin_us = _required(self.start, "collectionTimeBegin", _LATEST_US)
         end_us = None if self.end is None else self.end.integer("collectionTimeEnd")
         if end_us is None or not 0 < end_us <= _LATEST_US:
             return Session(begin_us * 1000, begin_us * 1000 + DEFAULT_SESSION_NS, False)
@@ -363,6 +351,31 @@ class _Part:
         """`platform_version` in info.json (the kind of chip); -1 if it is not a number."""
         version = self.info.integer("platform_version")
         return -1 if version is None else version
+
+    @property
+    def has_wide_task_ids(self) -> bool:
+        """True on platforms with 32-bit task ids, unique on a device and logged without stream."""
+        return self.platform in V6_PLATFORMS
+
+    @property
+    def has_one_core_kind(self) -> bool:
+        """True on platforms whose cube and vector units share their cores."""
+        return self.platform in ONE_CORE_KIND_PLATFORMS
+
+    @property
+    def has_hwts_log(self) -> bool:
+        """True on platforms whose task scheduler writes the files `hwts` and `aicore`."""
+        return self.platform in (1, 4)
+
+    @property
+    def runs_collectives_on_cpus(self) -> bool:
+        """True on platforms for which the exporter reads the collectives of AI CPUs."""
+        return self.platform in (4, 5, *V6_PLATFORMS)
+
+    @property
+    def process_id(self) -> int:
+        """`pid` in info.json; 0 if it is missing."""
+        return self.info.integer("pid") or 0
 
     @property
     def layout_version(self) -> str:
@@ -376,28 +389,26 @@ class _Part:
         Raises:
             RawFormatError: a start log or start_info is missing or lacks a value.
         """
-        path = find(self.path, "host_start.log")
+        path = find_control(self.path, "host_start.log")
         assert path is not None
         log = read_start_log(path)
-        device = self._device_origin()
+        path = find_control(self.path, "dev_start.log", required=False)
+        device = StartLog(self.path, {}) if path is None else read_start_log(path)
+        cpus, devices = self.info.records("CPU"), self.info.records("DeviceInfo")
         return build_clocks(
-            host_mhz=_host_mhz(self.info),
+            host_mhz=cpus[-1].decimal("Frequency") if cpus else None,
             host_monotonic_ns=log.value("clock_monotonic_raw"),
             host_counter=log.value("cntvct"),
             host_counter_diff=log.counter("cntvct_diff") or 0,
-            begin_us=_needed(self.start, "collectionTimeBegin", _LATEST_US),
-            begin_monotonic_ns=_needed(self.start, "clockMonotonicRaw", _LATEST_US * 1000),
-            device_mhz=_device_mhz(self.info),
-            device_counter=None if device is None else device.counter("cntvct"),
-            device_monotonic_ns=None if device is None else device.counter("clock_monotonic_raw"),
+            begin_us=_required(self.start, "collectionTimeBegin", _LATEST_US),
+            begin_monotonic_ns=_required(self.start, "clockMonotonicRaw", _LATEST_US * 1000),
+            device_mhz=devices[-1].decimal("hwts_frequency") if devices else None,
+            device_counter=device.counter("cntvct"),
+            device_monotonic_ns=device.counter("clock_monotonic_raw"),
         )
 
-    def _device_origin(self) -> StartLog | None:
-        path = find(self.path, "dev_start.log", required=False)
-        return None if path is None else read_start_log(path)
 
-
-class HostDirectory(_Part):
+class HostDirectory(PartDirectory):
     """The part `host/`: calls, launches, dictionaries and samples of the host."""
 
     @cached_property
@@ -406,7 +417,7 @@ class HostDirectory(_Part):
         return read_dictionaries(self.data)
 
 
-class DeviceDirectory(_Part):
+class DeviceDirectory(PartDirectory):
     """A part `device_<N>/`: task logs, PMU records and samples of one device."""
 
     def __init__(self, path: Path, device_id: int) -> None:
@@ -461,7 +472,7 @@ class ProfDirectory:
     @property
     def process_id(self) -> int:
         """`pid` in info.json of the host or the first device; 0 if it is missing."""
-        return (self.host or self.devices[0]).info.integer("pid") or 0
+        return (self.host or self.devices[0]).process_id
 
     def report_problems(self, sink: Sink) -> None:
         """Count unread parts, links, lost slices and unfinished files as anomalies."""
@@ -470,27 +481,18 @@ class ProfDirectory:
         for part in [self.host, *self.devices]:
             if part is None:
                 continue
-            if part.data.links:
-                sink.anomaly(
-                    "link_not_followed",
-                    len(part.data.links),
-                    f"{part.data.path / part.data.links[0]} is not a regular file",
-                )
-            if part.data.lost:
-                sink.anomaly(
-                    "lost_slice", len(part.data.lost), f"{part.data.path}: {part.data.lost[0]}"
-                )
-            if part.unfinished:
-                sink.anomaly(
-                    "unfinished_file",
-                    len(part.unfinished),
-                    f"{part.unfinished[0]} has no .done file:"
-                    " the recording is being written or was interrupted",
-                )
+            data, unfinished = part.data, part.unfinished
+            for name, found, detail in (
+                ("link_not_followed", data.links, "{path}/{first} is not a regular file"),
+                ("lost_slice", data.lost, "{path}: {first}"),
+                ("unfinished_file", unfinished, _UNFINISHED),
+            ):
+                if found:
+                    sink.anomaly(name, len(found), detail.format(path=data.path, first=found[0]))
 
     def _parts(self) -> list[tuple[Path, int | None]]:
         parts: list[tuple[Path, int | None]] = []
-        for path in _folders(self.path, self.problems):
+        for path in self._folders():
             match = _DEVICE.fullmatch(path.name)
             if path.name == "host":
                 parts.append((path, None))
@@ -498,23 +500,23 @@ class ProfDirectory:
                 parts.append((path, int(match[1])))
         return sorted(parts, key=lambda part: -1 if part[1] is None else part[1])
 
+    def _folders(self) -> list[Path]:
+        try:
+            children = sorted(self.path.iterdir())
+        except OSError as err:
+            message = f"cannot list {self.path}: {err.strerror}"
+            raise RawFormatError(message, slug="cannot-read") from err
+        folders = []
+        for child in children:
+            mode = child.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                folders.append(child)
+            elif stat.S_ISLNK(mode):
+                self.problems.append(("link_not_followed", f"{child} is a symbolic link"))
+        return folders
 
-def _folders(path: Path, problems: list[tuple[str, str]]) -> list[Path]:
-    try:
-        children = sorted(path.iterdir())
-    except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
-    folders = []
-    for child in children:
-        mode = child.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            folders.append(child)
-        elif stat.S_ISLNK(mode):
-            problems.append(("link_not_followed", f"{child} is a symbolic link"))
-    return folders
 
-
-def _needed(values: Control, key: str, most: int) -> int:
+def _required(values: Control, key: str, most: int) -> int:
     number = values.integer(key)
     if number is None or not 0 <= number <= most:
         found = values.values.get(key)
@@ -523,13 +525,3 @@ def _needed(values: Control, key: str, most: int) -> int:
             slug="damaged-recording",
         )
     return number
-
-
-def _host_mhz(info: Control) -> Decimal | None:
-    records = info.records("CPU")
-    return records[-1].decimal("Frequency") if records else None
-
-
-def _device_mhz(info: Control) -> Decimal | None:
-    records = info.records("DeviceInfo")
-    return records[-1].decimal("hwts_frequency") if records else None

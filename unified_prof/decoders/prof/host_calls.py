@@ -1,30 +1,28 @@
-"""Decodes host calls: CANN_API (api_event) and OSRT_API; finds the calls that enclose a time.
+"""Decodes host calls (CANN_API, api_event), and splits the host records into windows.
 
 Calls of one level are intervals (begin, end]. NODE calls on a thread may nest. Calls of other
 levels do not nest, so a call that begins before the previous one has ended is dropped.
+
+Records are sorted by thread and time and belong to the calls that enclose them. A window ends where
+a call begins and no NODE or communication call is open, so each window can be decoded separately.
+Open calls of outer levels are carried over into the next window.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Pool, Runs
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs
 from unified_prof.base.columns import Sink
-from unified_prof.decoders.prof import sampling
-from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import concatenate, valid_records
-from unified_prof.decoders.prof.slices import RawFile, Records
-from unified_prof.decoders.spool import Rows, Spool, selected
+from unified_prof.decoders.prof.host_records import Keys, Timeline, concatenate, valid_records
+from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 from unified_prof.errors import RawFormatError
-
-NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Intervals:
 
     begin: Keys
     end: Keys
-    connection_id: NDArray[np.int64]
+    connection_id: Ints
     item: NDArray[np.uint32]
     """Index into `CallNames.items`."""
     type_index: NDArray[np.uint16]
@@ -44,15 +42,9 @@ class Intervals:
 
     def take(self, rows: NDArray[Any]) -> Intervals:
         """Return the given rows, in this order."""
-        return Intervals(
-            self.begin[rows],
-            self.end[rows],
-            self.connection_id[rows],
-            self.item[rows],
-            self.type_index[rows],
-        )
+        return Intervals(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def find(self, keys: Keys) -> NDArray[np.int64]:
+    def find(self, keys: Keys) -> Ints:
         """Return the innermost call (started last) that encloses each key, or NOWHERE."""
         row = np.searchsorted(self.begin, keys, side="left").astype(np.int64) - 1
         if not len(self):
@@ -71,16 +63,6 @@ class CallTree:
     model: Intervals
     node: Intervals
     communication: Intervals
-
-
-def concatenate_intervals(first: Intervals, second: Intervals) -> Intervals:
-    """Concatenate two sets of calls; the calls in `first` begin earlier."""
-    return Intervals(
-        *(
-            np.concatenate([getattr(first, field.name), getattr(second, field.name)])
-            for field in fields(Intervals)
-        )
-    )
 
 
 def without_overlaps(calls: Intervals) -> Intervals:
@@ -102,7 +84,7 @@ def without_overlaps(calls: Intervals) -> Intervals:
     return calls.take(kept[:count])
 
 
-def _last_reaching(end: Keys, start: NDArray[np.int64], keys: Keys) -> NDArray[np.int64]:
+def _last_reaching(end: Keys, start: Ints, keys: Keys) -> Ints:
     """Return for each query the last row up to `start` whose end is not before the key.
 
     The search uses a tree of block maxima and takes about 2 log2(n) steps for all queries together.
@@ -144,14 +126,12 @@ def _last_reaching(end: Keys, start: NDArray[np.int64], keys: Keys) -> NDArray[n
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000
 
+# End of an api_event record that is one of two events.
 _EVENT = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MAX_TYPES = 1 << 16
 
-
 # A call: keys of begin and end, connection id, and indexes into `CallNames`.
-CALL = np.dtype(
-    [("key", "u8"), ("end", "u8"), ("connection_id", "u8"), ("item", "u4"), ("type_index", "u2")]
-)
+CALL = row_type("key u8, end u8, connection_id u8, item u4, type_index u2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +141,7 @@ class CallNames:
     types: NDArray[np.uint64]
     items: NDArray[np.uint64]
 
-    def level(self) -> NDArray[np.int64]:
+    def level(self) -> Ints:
         """Return the level for each type index."""
         return (self.types >> np.uint64(32)).astype(np.int64)
 
@@ -190,19 +170,18 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
     """Append all calls to `spool`; calls recorded as two events are paired."""
     types, items = Pool(), Pool()
     items.index_of(np.zeros(1, np.uint64))  # index 0: no item
-    events: list[Records] = []
+    events: list[Rows] = []
 
-    def add(rows: Records) -> None:
-        rows = _usable(rows, timeline, sink)
+    def add(rows: Rows) -> None:
+        rows = _valid_calls(rows, timeline, sink)
         calls = np.zeros(len(rows), CALL)
         calls["key"] = timeline.pack(rows["thread_id"], rows["begin"])
         calls["end"] = timeline.move(calls["key"], rows["end"])
         kind = rows["level"].astype(np.uint64) << np.uint64(32) | rows["type"]
         calls["type_index"] = types.index_of(kind)
         if len(types) > _MAX_TYPES:
-            raise RawFormatError(
-                f"{host.data.path}: more than {_MAX_TYPES} kinds of calls", slug="damaged-recording"
-            )
+            message = f"{host.data.path}: more than {_MAX_TYPES} kinds of calls"
+            raise RawFormatError(message, slug="damaged-recording")
         named = np.flatnonzero(np.isin(rows["level"], (NODE, COMMUNICATION, MODEL)))
         calls["item"][named] = items.index_of(rows["item_id"][named])
         spool.append(calls)
@@ -233,7 +212,7 @@ class CallWriter:
             host.dictionaries.type_name(level, kind) for level, kind in names.type_pairs()
         )
         self._item_ids = np.full(len(names.items), -1, np.int64)
-        self._process = (host.info.integer("pid") or 0) << 32
+        self._process = host.process_id << 32
 
     def write(self, calls: Rows) -> None:
         """Write `CALL` rows."""
@@ -261,18 +240,16 @@ class CallWriter:
             },
         )
 
-    def _item_name_ids(self, items: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the string ids of items."""
+    def _item_name_ids(self, items: NDArray[np.uint32]) -> Ints:
         new = np.unique(items[self._item_ids[items] < 0])
         if len(new):
-            dictionaries = self._host.dictionaries
-            self._item_ids[new] = dictionaries.string_ids(
+            self._item_ids[new] = self._host.dictionaries.string_ids(
                 self._sink.strings, self._names.items[new]
             )
         return self._item_ids[items]
 
 
-def _usable(rows: Records, timeline: Timeline, sink: Sink) -> Records:
+def _valid_calls(rows: Rows, timeline: Timeline, sink: Sink) -> Rows:
     """Drop calls with invalid times: far from the recording, or end before begin."""
     good = timeline.fits(rows["begin"]) & timeline.fits(rows["end"])
     good &= rows["begin"] <= rows["end"]
@@ -282,7 +259,7 @@ def _usable(rows: Records, timeline: Timeline, sink: Sink) -> Records:
     return rows[good]
 
 
-def _pair_events(events: Records, sink: Sink) -> Records:
+def _pair_events(events: Rows, sink: Sink) -> Rows:
     """Combine pairs of equal events into intervals, in file order."""
     fields = ("item_id", "request_id", "thread_id", "type", "level")
     order = np.lexsort([events[field] for field in fields])
@@ -297,168 +274,94 @@ def _pair_events(events: Records, sink: Sink) -> Records:
     return paired
 
 
-_NAMES = """
-    accept accept4 access acct add_key adjtimex alarm arch_prctl bind bpf brk capget capset
-    chdir chmod chown chroot clock_adjtime clock_getres clock_gettime clock_nanosleep
-    clock_settime clone clone3 close close_range connect copy_file_range creat delete_module
-    dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait
-    eventfd eventfd2 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate
-    fanotify_init fanotify_mark fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl
-    fdatasync fgetxattr finit_module flistxattr flock fork fremovexattr fsconfig fsetxattr
-    fsmount fsopen fspick fstat fstatat fstatfs fsync ftruncate futex futex_wait futex_waitv
-    futex_wake futimesat get_mempolicy get_robust_list get_thread_area getcpu getcwd getdents
-    getdents64 getegid geteuid getgid getgroups getitimer getpeername getpgid getpgrp getpid
-    getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid getsockname
-    getsockopt gettid gettimeofday getuid getxattr init_module inotify_add_watch inotify_init
-    inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup
-    io_submit io_uring_enter io_uring_register io_uring_setup ioctl ioperm iopl ioprio_get
-    ioprio_set kcmp kexec_file_load kexec_load keyctl kill landlock_add_rule
-    landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat listen
-    listxattr llistxattr lookup_dcookie lremovexattr lseek lsetxattr lstat madvise mbind
-    membarrier memfd_create memfd_secret migrate_pages mincore mkdir mkdirat mknod mknodat
-    mlock mlock2 mlockall mmap modify_ldt mount mount_setattr move_mount move_pages mprotect
-    mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink mremap msgctl
-    msgget msgrcv msgsnd msync munlock munlockall munmap name_to_handle_at nanosleep
-    newfstatat open open_by_handle_at open_tree openat openat2 pause perf_event_open
-    personality pidfd_getfd pidfd_open pidfd_send_signal pipe pipe2 pivot_root pkey_alloc
-    pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 prlimit64 process_madvise
-    process_mrelease process_vm_readv process_vm_writev pselect6 ptrace pwrite64 pwritev
-    pwritev2 quotactl quotactl_fd read readahead readlink readlinkat readv reboot recvfrom
-    recvmmsg recvmsg remap_file_pages removexattr rename renameat renameat2 request_key
-    restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
-    rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
-    sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler
-    sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler
-    sched_yield seccomp select semctl semget semop semtimedop sendfile sendfile64 sendmmsg
-    sendmsg sendto set_mempolicy set_mempolicy_home_node set_robust_list set_thread_area
-    set_tid_address setdomainname setfsgid setfsuid setgid setgroups sethostname setitimer
-    setns setpgid setpriority setregid setresgid setresuid setreuid setrlimit setsid
-    setsockopt settimeofday setuid setxattr shmat shmctl shmdt shmget shutdown sigaltstack
-    signalfd signalfd4 socket socketpair splice stat statfs statx swapoff swapon symlink
-    symlinkat sync sync_file_range syncfs sysfs sysinfo syslog tee tgkill time timer_create
-    timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime
-    timerfd_settime times tkill truncate umask umount2 uname unlink unlinkat unshare
-    userfaultfd ustat utime utimensat utimes vfork vhangup vmsplice wait4 waitid write writev
-"""
-
-SYSTEM_CALLS = frozenset(_NAMES.split())
-
-
-# perf trace: `<ms> (<ms> ms): command/tid name(args...`
-_SYSTEM_CALL = re.compile(
-    r"\s*(\d{1,12}(?:\.\d{1,9})?)\s+\(\s*(\d{1,12}(?:\.\d{1,9})?)\s*ms\s*\):"
-    r"\s.*?/(\d{1,10})\s+(\w+)\("
-)
-# ltrace: `[pid T] <s> program->name(args) = result <s>`
-_THREAD_CALL = re.compile(r"\s*\[pid\s+(\d{1,10})\]\s+(\d{1,12}(?:\.\d{1,9})?)\s+\S*?->(\w+)\(")
-_THREAD_CALL_DURATION = re.compile(r"(\d{1,9}\.\d{1,9})>\s*")
-# Lines of calls that were interrupted (no start or no end), of signals and of thread exits.
-_NO_START = re.compile(r"\s*\??\s*\(")
-_NO_CALL = ("<unfinished ...>", " resumed>", "+++", "---")
-_NOT_LISTED = frozenset({"pthread_once"})
-_US_PER_MS = 1_000
-_US_PER_S = 1_000_000
-
-
 @dataclass(frozen=True, slots=True)
-class _Call:
-    name: str
-    thread_id: int
-    start_us: float
-    duration_us: float
+class HostWindow:
+    """Host records of one window; each kind is sorted by key."""
+
+    calls: Rows
+    tree: CallTree
+    others: tuple[Rows, ...]
+    """Rows of the other spools, in the order of the arguments."""
 
 
-def decode_os_calls(host: HostDirectory, sink: Sink) -> None:
-    """Write OSRT_API (host_syscall.data and host_pthreadcall.data, text): one row per call.
-
-    The time of a file's first line is taken as the start of the session. As in the exporter, times
-    are computed in float64 microseconds, so their resolution is a quarter of a microsecond.
-    """
-    for kind, parse in (("host_syscall", _system_call), ("host_pthreadcall", _thread_call)):
-        file = host.data.get(kind)
-        if file is not None:
-            _decode(host, sink, file, parse)
-
-
-def _decode(
-    host: HostDirectory, sink: Sink, file: RawFile, parse: Callable[[str], _Call | None]
-) -> None:
-    start_monotonic_ns = host.session.start_ns - int(host.clocks.monotonic.offset_ns)
-    origin_us: float | None = None
-    process_id = host.info.integer("pid") or 0
-    for calls in _calls(host, sink, file, parse):
-        if origin_us is None:
-            origin_us = calls[0].start_us - start_monotonic_ns / 1000
-        listed = [call for call in calls if _is_listed(call.name)]
-        if len(listed) < len(calls):
-            sink.anomaly(
-                "os_call_not_listed",
-                len(calls) - len(listed),
-                f"{host.data.path}/{file.name}.data: names that are not system calls",
-            )
-        if not listed:
+def host_windows(
+    calls: Spool, others: Sequence[Spool], names: CallNames, window_rows: int
+) -> Iterator[HostWindow]:
+    """Yield the rows of the spools in windows."""
+    levels = names.level()
+    inner = (levels == NODE) | (levels == COMMUNICATION)
+    trees = _CallTrees(names)
+    held: list[Rows] = [np.zeros(0, spool.dtype) for spool in (calls, *others)]
+    first_id = 1
+    enough = 0
+    for read in windows(calls, *others, window_rows=window_rows):
+        more_calls = copied(read[0])
+        next_id = first_id + len(more_calls)
+        more_calls["connection_id"] = np.arange(first_id, next_id, dtype=np.uint64)
+        first_id = next_id
+        held = [
+            stacked((before, more)) if len(before) else more
+            for before, more in zip(held, (more_calls, *read[1:]), strict=True)
+        ]
+        if len(held[0]) < enough:
             continue
-        start_us = np.array([call.start_us for call in listed]) - origin_us
-        end_us = start_us + np.array([call.duration_us for call in listed])
-        thread_id = np.array([call.thread_id for call in listed], np.int64)
-        sampling.write_samples(
-            sink,
-            host,
-            "OSRT_API",
-            _since_1970(host, start_us),
-            time_column="startNs",
-            name=sink.strings.intern_all(call.name for call in listed),
-            globalTid=(process_id << 32 | thread_id),
-            endNs=_since_1970(host, end_us),
+        if not len(held[0]):
+            yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
+            held = [rows[:0] for rows in held]
+            continue
+        place = _last_gap(held[0], inner)
+        if place == 0:  # no gap: a call is open all the time; retry with twice the rows
+            enough = 2 * len(held[0])
+            continue
+        enough = 0
+        until = held[0]["key"][place]
+        # A record at the begin of a call is outside it, but may be in the call before.
+        cuts = [place, *(np.searchsorted(rows["key"], until, side="right") for rows in held[1:])]
+        parts = [rows[:cut] for rows, cut in zip(held, cuts, strict=True)]
+        held = [rows[cut:] for rows, cut in zip(held, cuts, strict=True)]
+        yield HostWindow(parts[0], trees.tree(parts[0], until), tuple(parts[1:]))
+    if any(len(rows) for rows in held):
+        yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
+
+
+def _last_gap(calls: Rows, inner: Bools) -> int:
+    """Return the last call that begins when no inner call is open, or 0."""
+    begin = calls["key"]
+    ends = np.where(inner[calls["type_index"]], calls["end"], np.uint64(0))
+    reach = np.maximum.accumulate(ends)
+    free = np.flatnonzero((begin[1:] >= reach[:-1]) & (begin[1:] > begin[:-1]))
+    return int(free[-1]) + 1 if len(free) else 0
+
+
+class _CallTrees:
+    """Builds the call trees of consecutive windows."""
+
+    def __init__(self, names: CallNames) -> None:
+        self._names = names
+        self._open: dict[int, Intervals] = {}
+
+    def tree(self, calls: Rows, until: np.uint64 | None) -> CallTree:
+        """Return the calls of a window and the calls still open from earlier windows, by level."""
+        return CallTree(
+            self._outer(calls, ACL, until),
+            self._outer(calls, MODEL, until),
+            self._names.intervals(calls, NODE),
+            without_overlaps(self._names.intervals(calls, COMMUNICATION)),
         )
 
-
-def _since_1970(host: HostDirectory, monotonic_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    return host.clocks.monotonic.to_ns(sampling.truncated_ns(monotonic_us * 1000))
-
-
-def _calls(
-    host: HostDirectory, sink: Sink, file: RawFile, parse: Callable[[str], _Call | None]
-) -> Iterator[list[_Call]]:
-    """Yield the calls of a file in non-empty batches."""
-    damaged = unfinished = 0
-    for lines in sampling.text_lines(file):
-        calls = []
-        for line in lines:
-            call = parse(line)
-            if call is not None:
-                calls.append(call)
-            elif _NO_START.match(line) or any(mark in line for mark in _NO_CALL):
-                unfinished += 1
-            else:
-                damaged += 1
-        if calls:
-            yield calls
-    sampling.count_damaged(sink, host, file.name, damaged)
-    if unfinished:
-        sink.anomaly("os_call_unfinished", unfinished, f"{host.data.path}/{file.name}.data")
-
-
-def _system_call(line: str) -> _Call | None:
-    match = _SYSTEM_CALL.match(line)
-    if match is None:
-        return None
-    start_ms, duration_ms, thread_id, name = match.groups()
-    return _Call(
-        name, int(thread_id), float(start_ms) * _US_PER_MS, float(duration_ms) * _US_PER_MS
-    )
-
-
-def _thread_call(line: str) -> _Call | None:
-    match = _THREAD_CALL.match(line)
-    duration = _THREAD_CALL_DURATION.fullmatch(line[line.rfind("<") + 1 :])
-    if match is None or duration is None:
-        return None
-    thread_id, start_s, name = match.groups()
-    return _Call(name, int(thread_id), float(start_s) * _US_PER_S, float(duration[1]) * _US_PER_S)
-
-
-def _is_listed(name: str) -> bool:
-    if name in _NOT_LISTED:
-        return False
-    return name in SYSTEM_CALLS or name.startswith(("pthread_", "sem_"))
+    def _outer(self, calls: Rows, level: int, until: np.uint64 | None) -> Intervals:
+        intervals = self._names.intervals(calls, level)
+        if level in self._open:
+            earlier = self._open.pop(level)
+            intervals = Intervals(
+                *(
+                    np.concatenate([getattr(part, field.name) for part in (earlier, intervals)])
+                    for field in fields(Intervals)
+                )
+            )
+        intervals = without_overlaps(intervals)
+        if until is not None:
+            still_open = np.flatnonzero(intervals.end > until)
+            if len(still_open):
+                self._open[level] = intervals.take(still_open)
+        return intervals

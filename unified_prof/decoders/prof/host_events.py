@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base.columns import (
     COPY_OTHER,
     FIRST_MARK_CONNECTION,
@@ -21,10 +21,9 @@ from unified_prof.base.columns import (
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_records import concatenate, host_records
 from unified_prof.decoders.prof.launches import HostTasks, TaskTypes
-from unified_prof.decoders.prof.layouts import DEVICE_COLLECTIVE_PLATFORMS, record_type
-from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.task_identity import IdCounter, pack_keys
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.spool import Rows, row_type
 
 _EXTENDED = 1
 _STREAM_MASK = 0x7FF
@@ -49,7 +48,7 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
     marks = records[rows]
     is_extended = marks["info_type"] == _EXTENDED
     end_ns = host.clocks.host.to_ns(marks["end"])
-    thread = (host.info.integer("pid") or 0) << 32 | marks["tx_thread_id"].astype(np.int64)
+    thread = host.process_id << 32 | marks["tx_thread_id"].astype(np.int64)
     columns: dict[str, Any] = {
         "startNs": host.clocks.host.to_ns(marks["start"]),
         "endNs": end_ns,
@@ -71,17 +70,17 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
 
 
 def device_marks(
-    device: DeviceDirectory, marks: Records, process_id: int, ids: IdCounter, sink: Sink
+    device: DeviceDirectory, marks: Rows, process_id: int, ids: IdCounter, sink: Sink
 ) -> None:
     """Write TASK rows for marks on the device, from the first to the last record of each mark."""
     order = np.lexsort((marks["timestamp"], marks["index_id"]))
     marks = marks[order]
-    notes = Runs(marks["index_id"])
-    if not len(notes) or device.clocks.device is None:
+    of_mark = Runs(marks["index_id"])
+    if not len(of_mark) or device.clocks.device is None:
         return
-    start_ns = device.clocks.device.to_ns(marks["timestamp"][notes.starts])
-    end_ns = device.clocks.device.to_ns(marks["timestamp"][notes.last])
-    rows = marks[notes.starts]
+    start_ns = device.clocks.device.to_ns(marks["timestamp"][of_mark.starts])
+    end_ns = device.clocks.device.to_ns(marks["timestamp"][of_mark.last])
+    rows = marks[of_mark.starts]
     count = len(rows)
     columns: dict[str, Any] = {
         "startNs": start_ns,
@@ -101,7 +100,7 @@ def device_marks(
         sink.write("TASK", {name: values[keep] for name, values in columns.items()})
 
 
-def _messages(parts: NDArray[np.bytes_], segments: NDArray[np.int64]) -> list[str]:
+def _messages(parts: NDArray[np.bytes_], segments: Ints) -> list[str]:
     """Join and decode the segments of every message; a segment ends at its first NUL."""
     texts = [part.partition(b"\0")[0] for part in parts.tolist()]
     messages, at = [], 0
@@ -111,9 +110,7 @@ def _messages(parts: NDArray[np.bytes_], segments: NDArray[np.int64]) -> list[st
     return messages
 
 
-def _domains(
-    host: HostDirectory, marks: Records, is_extended: NDArray[np.bool_], sink: Sink
-) -> NDArray[np.int64]:
+def _domains(host: HostDirectory, marks: Rows, is_extended: Bools, sink: Sink) -> Ints:
     distinct, inverse = np.unique(marks["domain"], return_inverse=True)
     known = host.dictionaries
     ids = sink.strings.intern_all(
@@ -125,10 +122,10 @@ def _domains(
 _LAST_DIRECTION = 7
 
 # A memcpy_info record with its key.
-SIZES = np.dtype([("key", "u8"), ("record", record_type("memcpy_info"))])
+SIZES = row_type("key u8, record memcpy_info", memcpy_info=record_type("memcpy_info"))
 
 # A copy: key and id of its task, and its row of MEMCPY_INFO.
-COPY = np.dtype([("key", "u8"), ("task_id", "u4"), ("size", "i8"), ("operation", "u2")])
+COPY = row_type("key u8, task_id u4, size i8, operation u2")
 
 
 def copies_of(
@@ -138,14 +135,7 @@ def copies_of(
 
     A size record applies to the copies that its thread launched at its time, ordered by batch and
     task id; each copy transfers at most `max_size` bytes. Copies without a record have size 0 and
-    operation `other`.
-
-    Args:
-        tasks: launches.
-        device_id: number of the device.
-        types: types of the launches.
-        sizes: `SIZES` rows of the same window, sorted by key.
-        wide_task_ids: as in `pack_keys`.
+    operation `other`. `sizes` are `SIZES` rows of the same window, sorted by key.
     """
     is_copy = types.is_one_of("MEMCPY_ASYNC")[tasks.type_index] & (tasks.device_id == device_id)
     task = np.flatnonzero(is_copy)
@@ -175,7 +165,7 @@ def copies_of(
     return copies
 
 
-def _chunks(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _chunks(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Ints]:
     """Return size and direction of copies; each copy is the nth chunk of its record."""
     limit, total = found["max_size"], found["data_size"]
     divisor = np.maximum(limit, np.uint64(1))
@@ -185,7 +175,7 @@ def _chunks(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], N
     return np.minimum(remaining, limit), direction.astype(np.int64)
 
 
-def write_copies(copies: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
+def write_copies(copies: Rows, global_task_id: Ints, sink: Sink) -> None:
     """Write MEMCPY_INFO rows."""
     if len(copies):
         sink.write(
@@ -198,12 +188,9 @@ def write_copies(copies: Rows, global_task_id: NDArray[np.int64], sink: Sink) ->
         )
 
 
-_COMPONENT = "GE"
-
-
 def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
     """Write NPU_OP_MEM (task_memory_info); a negative size is a release."""
-    process = (host.info.integer("pid") or 0) << 32
+    process = host.process_id << 32
     types = sink.strings.intern_all(("allocate", "release"))
     for records in host_records(host, "additional", "task_memory_info", sink):
         time_ns = host.clocks.host.to_ns(records["timestamp"])
@@ -223,7 +210,7 @@ def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
                 "globalTid": process | rows["thread_id"].astype(np.int64),
                 "totalAllocate": rows["total_allocate"].astype(np.int64),
                 "totalReserve": rows["total_reserve"].astype(np.int64),
-                "component": sink.strings.intern(_COMPONENT),
+                "component": sink.strings.intern("GE"),
                 "deviceId": rows["device_id"].astype(np.int64),
             },
         )
@@ -238,7 +225,7 @@ class CollectiveStreams:
     of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Stream -> groups whose kernels launch tasks on it."""
 
-    def kernel_streams(self) -> NDArray[np.int64]:
+    def kernel_streams(self) -> Ints:
         """Return the streams of AI CPU kernels, ascending."""
         return np.array(sorted(self.of_kernels), np.int64)
 
@@ -246,7 +233,7 @@ class CollectiveStreams:
 def read_collective_streams(host: HostDirectory, sink: Sink) -> CollectiveStreams:
     """Read mc2_comm_info, on platforms whose AI CPUs run collectives."""
     streams = CollectiveStreams()
-    if host.platform not in DEVICE_COLLECTIVE_PLATFORMS:
+    if not host.runs_collectives_on_cpus:
         return streams
     of_tasks: dict[int, dict[int, None]] = {}
     for records in host_records(host, "additional", "mc2_comm_info", sink):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.columns import Sink
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints
+from unified_prof.base.columns import Sink, Stage
 from unified_prof.decoders.prof import collective_records as collectives
 from unified_prof.decoders.prof import host_events, operators
 from unified_prof.decoders.prof.captured_graphs import read_captured, read_captures
-from unified_prof.decoders.prof.clocks import Timeline
 from unified_prof.decoders.prof.collectives import CommunicationWriter
 from unified_prof.decoders.prof.compute_info import (
     KERNEL,
@@ -21,12 +21,16 @@ from unified_prof.decoders.prof.compute_info import (
     Launched,
     operators_of,
 )
-from unified_prof.decoders.prof.coverage import Stage
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_calls import CALL, NOWHERE, CallWriter, read_calls
+from unified_prof.decoders.prof.host_calls import (
+    CALL,
+    CallWriter,
+    HostWindow,
+    host_windows,
+    read_calls,
+)
 from unified_prof.decoders.prof.host_events import read_collective_streams
-from unified_prof.decoders.prof.host_records import host_records, spool_records
-from unified_prof.decoders.prof.host_windows import HostWindow, host_windows
+from unified_prof.decoders.prof.host_records import Timeline, host_records, spool_records
 from unified_prof.decoders.prof.launches import (
     LAUNCH,
     HostTasks,
@@ -38,7 +42,6 @@ from unified_prof.decoders.prof.launches import (
     without_lost_calls,
     without_repeats,
 )
-from unified_prof.decoders.prof.layouts import ONE_CORE_KIND_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.operators import HashTexts, ListTexts
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.spool import Rows, put, windows
@@ -56,7 +59,6 @@ class HostSide:
         self.host, self._sink, self._workspace = host, sink, workspace
         self._stack = ExitStack()
         self._timeline = Timeline(host.clocks.host_origin_ticks)
-        self._wide = host.platform in V6_PLATFORMS
         self._launched: dict[int, Launched] = {}
         try:
             self._read(stage)
@@ -76,7 +78,11 @@ class HostSide:
 
     def launched(self, device_id: int) -> Launched:
         """Return the launches for one device."""
-        return self._of_device(device_id)
+        if device_id not in self._launched:
+            self._launched[device_id] = self._stack.enter_context(
+                Launched(self.types, collectives.STEP, self._workspace)
+            )
+        return self._launched[device_id]
 
     def _read(self, stage: Stage) -> None:
         host, timeline, sink = self.host, self._timeline, self._sink
@@ -97,10 +103,14 @@ class HostSide:
                 self.names = read_calls(host, timeline, calls, sink)
             with stage("launches"):
                 self.types, self._rounds = read_host_tasks(host, timeline, tasks, sink)
-                operators.read_contexts(host, timeline, contexts, sink)
+                spool_records(host, "additional", "context_id_info", timeline, contexts, sink)
                 self.captures = read_captures(host, timeline, sink)
                 spool_records(host, "compact", "memcpy_info", timeline, sizes, sink)
-                self._observe_tasks(tasks)
+                if self._rounds.looks_back:  # batches depend on later tasks
+                    first_row = 0
+                    for (rows,) in windows(tasks, window_rows=self._workspace.window_rows):
+                        self._rounds.observe(*self._identity_columns(rows, first_row))
+                        first_row += len(rows)
             with stage("operator descriptions"):
                 self._hashes, self._texts = operators.read_descriptions(
                     host, timeline, described, attributes, tensors, sink
@@ -110,8 +120,12 @@ class HostSide:
                 spool_records(host, "additional", "hccl_info", timeline, steps, sink)
                 spool_records(host, "compact", "hccl_op_info", timeline, collected, sink)
             self.communication = CommunicationWriter(host, sink)
-            self.expanded_streams = _expanded_streams(host, sink)
-            self._level0 = _is_level0(host)
+            self.expanded_streams = any(
+                bool((records["expand_status"] == 1).any())
+                for records in host_records(host, "compact", "expand_stream_spec", sink)
+            )
+            level = host.sample.text("profLevel") or host.sample.text("prof_level")
+            self._level0 = level.lower() in _LEVEL0
             self._masters = collectives.master_types(self.names.type_pairs(), host.dictionaries)
             self._has_sizes = sizes.rows > 0
             strings = sink.strings
@@ -127,15 +141,6 @@ class HostSide:
                     writer.write(window.calls)
                     self._write_window(window, first_row)
                     first_row += len(window.others[0])
-
-    def _observe_tasks(self, tasks: Any) -> None:
-        """Pass all launches to `Rounds.observe` if batches depend on later tasks."""
-        if not self._rounds.looks_back:
-            return
-        first_row = 0
-        for (rows,) in windows(tasks, window_rows=self._workspace.window_rows):
-            self._rounds.observe(*self._identity_columns(rows, first_row))
-            first_row += len(rows)
 
     def _identity_columns(self, rows: Rows, first: int) -> tuple[NDArray[Any], ...]:
         ticks = self._timeline.ticks(rows["key"])
@@ -176,14 +181,18 @@ class HostSide:
                 self.types,
                 node_contexts,
                 communication_contexts,
-                wide_task_ids=self._wide,
+                wide_task_ids=self.host.has_wide_task_ids,
             )
-            to = self._of_device(device_id)
-            self._append_launches(launches, host_data, records, to)
+            launched = self.launched(device_id)
+            self._append_launches(launches, host_data, records, launched)
             if self._has_sizes:
-                to.copies.append(
+                launched.copies.append(
                     host_events.copies_of(
-                        tasks, device_id, self.types, sizes, wide_task_ids=self._wide
+                        tasks,
+                        device_id,
+                        self.types,
+                        sizes,
+                        wide_task_ids=self.host.has_wide_task_ids,
                     )
                 )
 
@@ -192,7 +201,7 @@ class HostSide:
         launches: Launches,
         host_data: HostData,
         records: collectives.CommunicationRecords,
-        to: Launched,
+        launched: Launched,
     ) -> None:
         tasks = launches.tasks
         rows = np.zeros(len(launches.key), LAUNCHED)
@@ -205,18 +214,18 @@ class HostSide:
         chosen, steps = collectives.steps_of(
             launches, records, host_data, self._masters, self._timeline
         )
-        rows["step"][chosen] = to.add_steps(steps)
+        rows["step"][chosen] = launched.add_steps(steps)
         chosen, found, hashes = operators_of(launches, host_data, self._sink)
         rows["is_operator"][chosen] = True
         put(rows, "operator", chosen, found)
-        if self.host.platform in ONE_CORE_KIND_PLATFORMS:
+        if self.host.has_one_core_kind:
             # There are no tasks of contexts: the whole task has the blocks of its operator.
             on_vector_cores = self.types.is_one_of("KERNEL_MIX_AIV")[tasks.type_index]
             row = launches.task[chosen]
             blocks = np.zeros(len(tasks), np.uint32)
             blocks[row] = np.where(on_vector_cores[row], found["mixBlockNum"], found["blockNum"])
-            whole = np.flatnonzero(launches.placeholder)
-            rows["operator"]["blockNum"][whole] = blocks[launches.task[whole]]
+            complete = np.flatnonzero(launches.placeholder)
+            rows["operator"]["blockNum"][complete] = blocks[launches.task[complete]]
         scheduling = np.flatnonzero(found["scheduler"])
         if len(scheduling):
             kernels = np.zeros(len(scheduling), KERNEL)
@@ -225,22 +234,15 @@ class HostSide:
             kernels["in_collective"], kernels["outer"] = _outer_collectives(
                 launches, chosen[scheduling], host_data
             )
-            rows["kernel"][chosen[scheduling]] = to.add_kernels(kernels)
-        if self._wide:
-            to.add_streams(tasks.task_id, tasks.stream_id)
-        to.rows.append(rows)
-
-    def _of_device(self, device_id: int) -> Launched:
-        if device_id not in self._launched:
-            self._launched[device_id] = self._stack.enter_context(
-                Launched(self.types, collectives.STEP, self._workspace)
-            )
-        return self._launched[device_id]
+            rows["kernel"][chosen[scheduling]] = launched.add_kernels(kernels)
+        if self.host.has_wide_task_ids:
+            launched.add_streams(tasks.task_id, tasks.stream_id)
+        launched.rows.append(rows)
 
 
 def _outer_collectives(
-    launches: Launches, chosen: NDArray[np.int64], host_data: HostData
-) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+    launches: Launches, chosen: Ints, host_data: HostData
+) -> tuple[Bools, NDArray[np.uint64]]:
     """Return a mask of the launches inside a collective, and the hash of the collective's name.
 
     The collective is the call that encloses the NODE call, if it also launches collective tasks
@@ -258,15 +260,3 @@ def _outer_collectives(
     result = np.zeros(len(nodes), np.uint64)
     result[inside] = host_data.calls_items[node.item[outer[inside]]]
     return inside, result
-
-
-def _expanded_streams(host: HostDirectory, sink: Sink) -> bool:
-    return any(
-        bool((records["expand_status"] == 1).any())
-        for records in host_records(host, "compact", "expand_stream_spec", sink)
-    )
-
-
-def _is_level0(host: HostDirectory) -> bool:
-    level = host.sample.text("profLevel") or host.sample.text("prof_level")
-    return level.lower() in _LEVEL0

@@ -8,35 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Pool, order_of_keys
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, order_of_keys
 from unified_prof.base.columns import NO_CONNECTION, NO_CONTEXT, NO_MODEL, Sink
-from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_calls import NOWHERE, RUNTIME, CallTree
-from unified_prof.decoders.prof.host_records import concatenate, host_records, with_keys
-from unified_prof.decoders.prof.layouts import V6_PLATFORMS
+from unified_prof.decoders.prof.host_calls import RUNTIME, CallTree
+from unified_prof.decoders.prof.host_records import (
+    Keys,
+    Timeline,
+    concatenate,
+    host_records,
+    with_keys,
+)
 from unified_prof.decoders.prof.operators import Contexts
-from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_identity import Flips, Rounds, pack_keys
-from unified_prof.decoders.spool import Rows, Spool
+from unified_prof.decoders.spool import Rows, Spool, row_type
 
 _FLIP, _MAINTENANCE = 98, 6
 # data_len of records with an extension (grid, blocks).
 _EXTENDED_BYTES = 40
 
-
 # A task_track record of a task; `HostTasks` explains the fields.
-LAUNCH = np.dtype(
-    [
-        ("key", "u8"),
-        ("kernel_name", "u8"),
-        ("task_id", "u4"),
-        ("device_id", "u2"),
-        ("stream_id", "u2"),
-        ("type_index", "u2"),
-        ("ext", "u2", (6,)),
-        ("extended", "?"),
-    ]
+LAUNCH = row_type(
+    "key u8, kernel_name u8, task_id u4, device_id u2, stream_id u2, type_index u2, ext 6u2,"
+    " extended ?"
 )
 
 
@@ -52,7 +46,7 @@ class HostTasks:
     type_index: NDArray[np.uint16]
     kernel_name: NDArray[np.uint64]
     """Hash."""
-    extended: NDArray[np.bool_]
+    extended: Bools
     """True if `ext` is filled."""
     ext: NDArray[np.uint16]
     """Six words: grid and block dimensions of SIMT kernels; for others the number of blocks in the
@@ -61,7 +55,7 @@ class HostTasks:
     """Row of the NODE call around the launch, or -1."""
     communication: NDArray[np.int32]
     """Row of the communication call around the launch, or -1."""
-    connection_id: NDArray[np.int64]
+    connection_id: Ints
     """Connection id of the NODE call, or of the innermost call if there is none; -1 without a
     call."""
     model_id: NDArray[np.uint32]
@@ -70,21 +64,15 @@ class HostTasks:
     @classmethod
     def from_rows(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
         """Create launches without calls; `locate_calls` sets them."""
+        names = "key device_id stream_id task_id type_index kernel_name extended ext".split()
         count = len(rows)
         return cls(
-            rows["key"].copy(),
-            rows["device_id"].copy(),
-            rows["stream_id"].copy(),
-            rows["task_id"].copy(),
-            batch_id,
-            rows["type_index"].copy(),
-            rows["kernel_name"].copy(),
-            rows["extended"].copy(),
-            rows["ext"].copy(),
-            np.full(count, NOWHERE, np.int32),
-            np.full(count, NOWHERE, np.int32),
-            np.full(count, NO_CONNECTION, np.int64),
-            np.full(count, NO_MODEL, np.uint32),
+            **{name: rows[name].copy() for name in names},
+            batch_id=batch_id,
+            node=np.full(count, NOWHERE, np.int32),
+            communication=np.full(count, NOWHERE, np.int32),
+            connection_id=np.full(count, NO_CONNECTION, np.int64),
+            model_id=np.full(count, NO_MODEL, np.uint32),
         )
 
     @classmethod
@@ -106,11 +94,11 @@ class TaskTypes:
 
     names: tuple[str, ...]
 
-    def is_one_of(self, *names: str) -> NDArray[np.bool_]:
+    def is_one_of(self, *names: str) -> Bools:
         """Return a mask of the type indexes whose name is in `names`."""
         return np.array([name in names for name in self.names], bool)
 
-    def kernels(self) -> NDArray[np.bool_]:
+    def kernels(self) -> Bools:
         """Return a mask of the type indexes that are kernel launches."""
         return np.array([name.startswith("KERNEL") for name in self.names], bool)
 
@@ -119,9 +107,9 @@ def read_host_tasks(
     host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
 ) -> tuple[TaskTypes, Rounds]:
     """Append all launches to `spool`; return their types and the `Rounds` of their ids."""
-    wide = host.platform in V6_PLATFORMS
+    wide = host.has_wide_task_ids
     types = Pool()
-    flips: list[Records] = []
+    flips: list[Rows] = []
     for records in host_records(host, "compact", "task_track", sink):
         rows, key = with_keys(records, "task_track", timeline, sink)
         # The upper four bits of the device are its class: 0 for NPUs.
@@ -143,7 +131,18 @@ def read_host_tasks(
         launches["ext"][:, 3:] = rows["block_dim"]
         spool.append(launches)
     names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
-    return TaskTypes(names), Rounds(_flips([] if wide else flips), at_flip=False)
+    if wide or not flips:
+        return TaskTypes(names), Rounds(Flips.none(), at_flip=False)
+    flipped = concatenate(flips)
+    device = (flipped["device_id"] & 0x0FFF).astype(np.uint32)
+    return TaskTypes(names), Rounds(
+        Flips(
+            device << 16 | flipped["stream_id"],
+            flipped["task_id"] & 0xFFFF,
+            flipped["timestamp"].copy(),
+        ),
+        at_flip=False,
+    )
 
 
 def streams(rows: Rows) -> NDArray[np.uint32]:
@@ -153,12 +152,10 @@ def streams(rows: Rows) -> NDArray[np.uint32]:
 
 
 def locate_calls(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
-    """Find the calls that enclose each launch.
+    """Set `node`, `communication`, `connection_id` and `model_id` of launches.
 
-    Args:
-        tasks: launches; their `node`, `communication`, `connection_id` and `model_id` are set.
-        tree: calls of the same window.
-        items: item hashes by index, as in `CallNames.items`; for MODEL calls the model id.
+    `tree` has the calls of the same window, `items` the item hashes by index, as in
+    `CallNames.items`; for MODEL calls the model id.
     """
     tasks.node = tree.node.find(tasks.key).astype(np.int32)
     tasks.communication = tree.communication.find(tasks.key).astype(np.int32)
@@ -209,20 +206,6 @@ def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTask
     return tasks.take(np.flatnonzero(~lost))
 
 
-def _flips(records: list[Records]) -> Flips:
-    if not records:
-        return Flips.none()
-    found = concatenate(records)
-    return Flips(
-        (found["device_id"] & 0x0FFF).astype(np.uint32) << 16 | found["stream_id"],
-        found["task_id"] & 0xFFFF,
-        found["timestamp"].copy(),
-    )
-
-
-MISSING = -1
-
-
 @dataclass(frozen=True, slots=True)
 class Launches:
     """Launches of one device with their contexts, sorted by identity."""
@@ -231,10 +214,10 @@ class Launches:
     """The launches, one row each."""
     key: NDArray[np.uint64]
     """Identity with context, ascending; the following columns have the same length."""
-    task: NDArray[np.int64]
+    task: Ints
     """Row in `tasks`."""
     context_id: NDArray[np.uint32]
-    placeholder: NDArray[np.bool_]
+    placeholder: Bools
     """True for tasks with contexts; each context is a separate row."""
 
 

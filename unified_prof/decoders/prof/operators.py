@@ -12,15 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Pool, Runs, find, order_of_keys, positions
+from unified_prof.arrays.grouping import (
+    NOWHERE,
+    Bools,
+    Ints,
+    Pool,
+    Runs,
+    find,
+    order_of_keys,
+    positions,
+)
 from unified_prof.base.columns import Sink, Strings
-from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import Dictionaries, HostDirectory
-from unified_prof.decoders.prof.host_calls import NOWHERE, Intervals
-from unified_prof.decoders.prof.host_records import host_records, spool_records, with_keys
+from unified_prof.decoders.prof.host_calls import Intervals
+from unified_prof.decoders.prof.host_records import Keys, Timeline, host_records, with_keys
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.tensors import TensorTexts
-from unified_prof.decoders.spool import Rows, Spool, selected
+from unified_prof.decoders.spool import Rows, Spool, row_type, selected
 
 _RANGE_LEVEL = 5500
 _CONTEXTS = 1 << 16
@@ -30,15 +38,15 @@ _CONTEXTS = 1 << 16
 class Descriptions:
     """Last description of each NODE call, by row in the call tree."""
 
-    described: NDArray[np.bool_]
+    described: Bools
     name: NDArray[np.uint32]
     """Index into `hashes`."""
     op_type: NDArray[np.uint32]
     task_type: NDArray[np.uint8]
     block_dim: NDArray[np.uint32]
     """Number of blocks in the low 16 bits, mix factor in the high 16 bits."""
-    hf32: NDArray[np.bool_]
-    static: NDArray[np.bool_]
+    hf32: Bools
+    static: Bools
     attribute: NDArray[np.uint32]
     """Index into `hashes`; 0 without attributes."""
     tensors: NDArray[np.uint32]
@@ -51,12 +59,12 @@ class Descriptions:
 class Contexts:
     """FFTS+ contexts of calls: sorted call rows, and a range in `ids` for each call."""
 
-    row: NDArray[np.int64]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
+    row: Ints
+    start: Ints
+    stop: Ints
     ids: NDArray[np.uint32]
 
-    def expand(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    def expand(self, rows: NDArray[Any]) -> tuple[Ints, NDArray[np.uint32]]:
         """Return all pairs (position in `rows`, context id) for the contexts of the given rows."""
         place = find(self.row, rows)
         have = np.flatnonzero(place != NOWHERE)
@@ -66,20 +74,12 @@ class Contexts:
 
 
 # A node_basic_info record; `Descriptions` explains the fields.
-DESCRIBED = np.dtype(
-    [
-        ("key", "u8"),
-        ("name", "u4"),
-        ("op_type", "u4"),
-        ("block_dim", "u4"),
-        ("task_type", "u1"),
-        ("hf32", "?"),
-        ("static", "?"),
-    ]
+DESCRIBED = row_type("key u8, name u4, op_type u4, block_dim u4, task_type u1, hf32 ?, static ?")
+ATTRIBUTES = row_type("key u8, attribute u4")
+TENSORS = row_type("key u8, name u8, signature u4")
+CONTEXTS = row_type(
+    "key u8, record context_id_info", context_id_info=record_type("context_id_info")
 )
-ATTRIBUTES = np.dtype([("key", "u8"), ("attribute", "u4")])
-TENSORS = np.dtype([("key", "u8"), ("name", "u8"), ("signature", "u4")])
-CONTEXTS = np.dtype([("key", "u8"), ("record", record_type("context_id_info"))])
 
 
 def read_descriptions(
@@ -130,14 +130,8 @@ def describe(
 ) -> Descriptions:
     """Return the descriptions of NODE calls; if a call has several, the last one is used.
 
-    Args:
-        nodes: the calls.
-        described: `DESCRIBED` rows, sorted by key.
-        attributes: `ATTRIBUTES` rows, sorted by key.
-        tensors: `TENSORS` rows, sorted by key.
-        hashes: first result of `read_descriptions`.
-        texts: second result of `read_descriptions`.
-        sink: takes the number of records outside calls.
+    The rows have the types `DESCRIBED`, `ATTRIBUTES` and `TENSORS` and are sorted by key; `hashes`
+    and `texts` are results of `read_descriptions`.
     """
     count = len(nodes)
     node, basic = _last_of_each(nodes, described, "node_basic_info", sink)
@@ -162,11 +156,6 @@ def describe(
     return found
 
 
-def read_contexts(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> None:
-    """Append the contexts of calls to `spool`."""
-    spool_records(host, "additional", "context_id_info", timeline, spool, sink)
-
-
 def contexts_of(
     rows: Rows, nodes: Intervals, communication: Intervals, sink: Sink
 ) -> tuple[Contexts, Contexts]:
@@ -185,28 +174,20 @@ def contexts_of(
     )
 
 
-def unroll_ranges(
-    bounds: NDArray[np.uint32], sink: Sink
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def unroll_ranges(bounds: NDArray[np.uint32], sink: Sink) -> tuple[NDArray[np.uint32], Ints]:
     """Return the concatenated ids of [first, last] ranges, and the number of ids in each range.
 
     Ranges that are inverted or exceed 65535 are treated as empty and counted.
     """
     first, last = bounds[:, 0].astype(np.int64), bounds[:, 1].astype(np.int64)
     good = (first <= last) & (last < _CONTEXTS)
-    if not good.all():
-        sink.anomaly(
-            "bad_context_range",
-            int((~good).sum()),
-            "inverted or beyond 65535",
-        )
+    if lost := int((~good).sum()):
+        sink.anomaly("bad_context_range", lost, "inverted or beyond 65535")
     size = np.where(good, last - first + 1, 0)
     return (np.repeat(first, size) + positions(size)).astype(np.uint32), size
 
 
-def _contexts(
-    calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: NDArray[np.int64]
-) -> Contexts:
+def _contexts(calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: Ints) -> Contexts:
     """Return the contexts in the last record of each call; `ids` contains those of all records."""
     row = calls.find(key)
     order = np.argsort(row, kind="stable")
@@ -216,18 +197,14 @@ def _contexts(
     return Contexts(row[last], stop - number[last], stop, ids)
 
 
-def _last_of_each(
-    nodes: Intervals, rows: Rows, kind: str, sink: Sink
-) -> tuple[NDArray[np.int64], Rows]:
+def _last_of_each(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[Ints, Rows]:
     """Return the calls with records, and the last record of each call."""
     node, rows = _sorted_by_call(*_in_calls(nodes, rows, kind, sink))
     last = Runs(node).last
     return (node, rows) if len(last) == len(node) else (node[last], selected(rows, last))
 
 
-def _in_calls(
-    nodes: Intervals, rows: Rows, kind: str, sink: Sink
-) -> tuple[NDArray[np.int64], Rows]:
+def _in_calls(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[Ints, Rows]:
     """Return the enclosing calls of records, and the records that have one."""
     node = nodes.find(rows["key"])
     inside = node != NOWHERE
@@ -239,7 +216,7 @@ def _in_calls(
     return node[inside], selected(rows, inside)
 
 
-def _sorted_by_call(node: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], Rows]:
+def _sorted_by_call(node: Ints, rows: Rows) -> tuple[Ints, Rows]:
     """Return both arrays, sorted by call."""
     order = order_of_keys(node)
     return (node, rows) if order is None else (node[order], selected(rows, order))
@@ -283,24 +260,21 @@ class HashTexts:
         self._schedules, self._communicates = np.zeros(0, bool), np.zeros(0, bool)
         self._has_text = np.zeros(0, bool)
 
-    def has_text(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def has_text(self, hashes: NDArray[np.uint64]) -> Bools:
         """Return a mask of the hashes with a known string."""
-        place = self._places(hashes)
-        return self._has_text[place]
+        return self._has_text[self._places(hashes)]
 
-    def ids(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def ids(self, hashes: NDArray[np.uint64]) -> Ints:
         """Return string ids."""
-        place = self._interned(hashes)  # may extend `self._ids`
+        place = self._intern(hashes)  # may extend `self._ids`
         return self._ids[place]
 
-    def names(
-        self, hashes: NDArray[np.uint64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    def names(self, hashes: NDArray[np.uint64]) -> tuple[Ints, Bools, Bools]:
         """Return string ids, and masks of schedulers and of communication kernels by name."""
-        place = self._interned(hashes)
+        place = self._intern(hashes)
         return self._ids[place], self._schedules[place], self._communicates[place]
 
-    def _interned(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    def _intern(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
         place = self._places(hashes)
         new = hashes[self._ids[place] == _UNKNOWN]
         if len(new):

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
+from unified_prof.arrays.grouping import Floats
+
 Kind = Literal["ratio", "time", "rate", "count", "bandwidth"]
 Family = Literal["two kinds", "one kind", "v6"]
 
@@ -278,9 +279,8 @@ NOT_EVALUATED: Mapping[Family, frozenset[str]] = {"v6": frozenset({"Memory"})}
 def parse_events(text: str, limit: int) -> tuple[int, ...]:
     """Parse a list of event numbers such as `0x8,0xa` or `8,10`.
 
-    Args:
-        text: ai_core_profiling_events or aiv_profiling_events of sample.json.
-        limit: number of counters in a record; later events were not counted.
+    `text` is ai_core_profiling_events or aiv_profiling_events of sample.json; events beyond
+    `limit`, the number of counters in a record, were not counted.
 
     Raises:
         ValueError: an entry is not a number.
@@ -305,11 +305,9 @@ def select_metrics(
 ) -> MetricSelection:
     """Return the metrics of a set whose events were counted, and the names of the others.
 
-    Args:
-        set_name: ai_core_metrics or aiv_metrics of sample.json, such as `Memory`, `Custom:0x8`.
-        events: the event of each counter of a record.
-        family: chip family: chips with two kinds of cores, with one kind, or platforms 15 and 16.
-        sampled: True if cores were sampled, False if tasks were counted.
+    `set_name` is ai_core_metrics or aiv_metrics of sample.json, such as `Memory` or `Custom:0x8`;
+    `events` are those of the counters of a record. `sampled` is True if cores were sampled, False
+    if tasks were counted.
     """
     if set_name.startswith(CUSTOM_PREFIX):
         custom = (Metric(f"r{event:x}", "count", ((event, 1.0),)) for event in events)
@@ -330,22 +328,15 @@ def evaluate(
     metrics: Sequence[Metric],
     events: Sequence[int],
     counters: NDArray[Any],
-    cycles: Float64,
-    total_time_ns: Float64,
+    cycles: Floats,
+    total_time_ns: Floats,
     frequency_mhz: float,
-) -> Float64:
-    """Compute metrics of many tasks or cores.
+) -> Floats:
+    """Compute metrics: one row per row of `counters` (task or core), one column per metric.
 
-    Args:
-        metrics: the metrics to compute.
-        events: event of each column of `counters`.
-        counters: one row per task or core.
-        cycles: cycles of each row.
-        total_time_ns: duration of each row; `time` metrics are fractions of it.
-        frequency_mhz: core frequency, to convert bytes per cycle to GB/s.
-
-    Returns:
-        One row per row of `counters`, one column per metric. Ratios with denominator 0 are 0.
+    `events` are those of the columns of `counters`; `time` metrics are fractions of
+    `total_time_ns`. `frequency_mhz` converts bytes per cycle to GB/s. Ratios with denominator 0
+    are 0.
     """
     column = {event: index for index, event in enumerate(events)}
     count = {event: counters[:, index].astype(np.float64) for event, index in column.items()}
@@ -357,11 +348,11 @@ def evaluate(
 
 def _evaluate(
     metric: Metric,
-    count: Mapping[int, Float64],
-    cycles: Float64,
-    total_time_ns: Float64,
+    count: Mapping[int, Floats],
+    cycles: Floats,
+    total_time_ns: Floats,
     frequency_mhz: float,
-) -> Float64:
+) -> Floats:
     if metric.kind == "rate":
         (numerator, _), (denominator, _) = metric.terms
         return divide(count[numerator], count[denominator])
@@ -379,7 +370,7 @@ def _evaluate(
     return per_cycle * (frequency_mhz * _HZ_PER_MHZ / BYTES_PER_GB)
 
 
-def divide(numerator: NDArray[Any], denominator: NDArray[Any]) -> Float64:
+def divide(numerator: NDArray[Any], denominator: NDArray[Any]) -> Floats:
     """Return the quotients; 0 if the denominator is 0."""
     result = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=result, where=denominator != 0)

@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.columns import NO_CONTEXT, NO_STREAM, Sink
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.layouts import (
-    ONE_CORE_KIND_PLATFORMS,
-    V6_PLATFORMS,
-    record_type,
-)
+from unified_prof.decoders.prof.layouts import V6_PLATFORMS
 from unified_prof.decoders.prof.pmu_tables import (
     AIC,
     AIV,
@@ -30,9 +27,10 @@ from unified_prof.decoders.prof.pmu_tables import (
     core_kinds,
     usable_changes,
 )
-from unified_prof.decoders.prof.slices import RawFile, Records
+from unified_prof.decoders.prof.slices import RawFile
 from unified_prof.decoders.prof.task_identity import decode_words
 from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.spool import Rows
 
 # A record becomes up to 34 rows, so pieces are smaller than elsewhere.
 _PIECE_BYTES = 1 << 20
@@ -55,23 +53,23 @@ _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 class TaskCounters:
     """Counters of tasks or contexts; columns of equal length."""
 
-    task_row: NDArray[np.int64]
+    task_row: Ints
     """Row of `DeviceTasks`."""
     block_key: NDArray[np.uint64]
     """Identity shared with the block records of the task."""
-    core: NDArray[np.int64]
+    core: Ints
     """`AIC` or `AIV`; the main cores of MIX tasks."""
-    is_mix: NDArray[np.bool_]
+    is_mix: Bools
     start: NDArray[np.uint64]
     end: NDArray[np.uint64]
-    cycles: NDArray[np.float64]
+    cycles: Floats
     counters: NDArray[np.uint64]
     """One column per event."""
 
     def __len__(self) -> int:
         return len(self.task_row)
 
-    def where(self, mask: NDArray[np.bool_]) -> TaskCounters:
+    def where(self, mask: Bools) -> TaskCounters:
         """Return the rows in a mask."""
         if mask.all():
             return self
@@ -80,12 +78,8 @@ class TaskCounters:
     @staticmethod
     def concatenate(parts: Sequence[TaskCounters]) -> TaskCounters:
         """Concatenate the rows of all parts (at least one)."""
-        return TaskCounters(
-            *(
-                np.concatenate([getattr(part, field.name) for part in parts])
-                for field in fields(TaskCounters)
-            )
-        )
+        columns = ([getattr(part, field.name) for part in parts] for field in fields(TaskCounters))
+        return TaskCounters(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,7 @@ class BlockCounters:
     """Counters of individual cores; columns of equal length."""
 
     block_key: NDArray[np.uint64]
-    core: NDArray[np.int64]
+    core: Ints
     start: NDArray[np.uint64]
     end: NDArray[np.uint64]
     cycles: NDArray[np.uint64]
@@ -107,13 +101,13 @@ class PmuReader:
         self, device: DeviceDirectory, file: RawFile, tasks: DeviceTasks, sink: Sink
     ) -> None:
         self._file, self._tasks, self._sink = file, tasks, sink
-        self._v6 = device.platform in V6_PLATFORMS
-        self._with_contexts = device.platform not in ONE_CORE_KIND_PLATFORMS
+        self._v6 = device.has_wide_task_ids
+        self._with_contexts = not device.has_one_core_kind
         self._where = f"{device.data.path}/{file.name}.data"
 
     def tasks(self) -> Iterator[TaskCounters]:
         """Yield the counters of tasks and contexts; other kinds of records are counted."""
-        layout = record_type("v6_pmu" if self._v6 else "ffts_context_pmu")
+        layout = "v6_pmu" if self._v6 else "ffts_context_pmu"
         known = (_V6,) if self._v6 else (_CONTEXT, _BLOCK)
         for piece in self._file.pieces(layout, _PIECE_BYTES):
             function = piece["w0"] & _FUNCTION_BITS
@@ -129,24 +123,22 @@ class PmuReader:
     def blocks(self) -> Iterator[BlockCounters]:
         """Yield the counters of the individual cores of MIX tasks."""
         if self._v6:
-            for piece in self._file.pieces(record_type("v6_pmu"), _PIECE_BYTES):
+            for piece in self._file.pieces("v6_pmu", _PIECE_BYTES):
                 slave = piece["w0"] & _FUNCTION_BITS == _V6
                 slave &= piece["flags"] & (_V6_MASTER | _V6_MIX) == _V6_MIX
                 records = piece[slave]
-                yield self._blocks(
-                    records, _v6_task_id(records).astype(np.uint64), records["core_type"]
-                )
+                key = _v6_task_id(records).astype(np.uint64)
+                yield _block_counters(records, key, records["core_type"])
             return
-        for piece in self._file.pieces(record_type("ffts_block_pmu"), _PIECE_BYTES):
+        for piece in self._file.pieces("ffts_block_pmu", _PIECE_BYTES):
             block = piece["w0"] & _FUNCTION_BITS == _BLOCK
             ffts_type = piece["ffts_type_byte"] >> _FFTS_TYPE_SHIFT_OF_BYTE
             records = piece[block & (ffts_type >= _FIRST_CONTEXT_TYPE)]
             stream, task = self._ids(records)
-            yield self._blocks(
-                records, _block_key(stream, task, records["subtask_id"]), records["core"]
-            )
+            key = _block_key(stream, task, records["subtask_id"])
+            yield _block_counters(records, key, records["core"])
 
-    def _tasks_and_contexts(self, records: Records) -> TaskCounters:
+    def _tasks_and_contexts(self, records: Rows) -> TaskCounters:
         ffts_type = records["ffts_type_word"] >> _FFTS_TYPE_SHIFT
         subtask = records["subtask_word"] & _SUBTASK_BITS
         is_context = (ffts_type >= _FIRST_CONTEXT_TYPE) & (ffts_type <= _LAST_CONTEXT_TYPE)
@@ -176,10 +168,10 @@ class PmuReader:
             records,
         )
 
-    def _v6_tasks(self, records: Records) -> TaskCounters:
+    def _v6_tasks(self, records: Rows) -> TaskCounters:
         self._count("pmu_counter_overflow", records["flags"] & _V6_OVERFLOW != 0)
         task = _v6_task_id(records)
-        stream = self._tasks.streams_of(task)
+        stream = self._tasks.streams.find(task)
         stream = np.where(stream < 0, NO_STREAM, stream)
         none = np.zeros(len(records), np.uint32)
         return self._with_task_rows(
@@ -194,9 +186,9 @@ class PmuReader:
         self,
         task_key: NDArray[np.uint64],
         block_key: NDArray[np.uint64],
-        core: NDArray[np.int64],
-        is_mix: NDArray[np.bool_],
-        records: Records,
+        core: Ints,
+        is_mix: Bools,
+        records: Rows,
     ) -> TaskCounters:
         """Return the counters of logged tasks; other records are dropped and counted."""
         task_row = self._tasks.find(task_key)
@@ -212,41 +204,35 @@ class PmuReader:
             counters=records["pmu"],
         ).where(task_row >= 0)
 
-    def _ids(self, records: Records) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _ids(self, records: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         return decode_words(
             records["stream_id"], records["task_id"], expanded=self._tasks.expanded_streams
         )
 
-    @staticmethod
-    def _blocks(records: Records, key: NDArray[np.uint64], core: NDArray[Any]) -> BlockCounters:
-        return BlockCounters(
-            block_key=key,
-            core=(core & 1).astype(np.int64),
-            start=records["start"],
-            end=records["end"],
-            cycles=records["total_cycle"],
-            counters=records["pmu"],
-        )
-
-    def _count(self, name: str, mask: NDArray[np.bool_]) -> None:
+    def _count(self, name: str, mask: Bools) -> None:
         if count := int(mask.sum()):
             self._sink.anomaly(name, count, self._where)
+
+
+def _block_counters(records: Rows, key: NDArray[np.uint64], core: NDArray[Any]) -> BlockCounters:
+    return BlockCounters(
+        block_key=key,
+        core=(core & 1).astype(np.int64),
+        start=records["start"],
+        end=records["end"],
+        cycles=records["total_cycle"],
+        counters=records["pmu"],
+    )
 
 
 class MixBlocks:
     """Sums the counters of MIX tasks on the cores of the other kind.
 
     A block record belongs to the running task with the same ids. If there are more records than
-    blocks on the other cores, only the first ones are used.
+    blocks of the task on the other cores (`limit`), only the first ones are used.
     """
 
     def __init__(self, tasks: TaskCounters, limit: NDArray[Any]) -> None:
-        """Initialize the sums.
-
-        Args:
-            tasks: MIX tasks.
-            limit: number of blocks of each task on the other cores.
-        """
         self._distinct = np.unique(tasks.block_key)
         self._starts = np.sort(tasks.start)
         place = self._place(tasks.block_key, tasks.start)
@@ -256,7 +242,7 @@ class MixBlocks:
         self._left = np.asarray(limit, np.int64).copy()
         self.cycles = np.zeros(len(tasks))
         """Cycles of all blocks of each task."""
-        self.counters: NDArray[np.float64] = np.zeros(tasks.counters.shape)
+        self.counters: Floats = np.zeros(tasks.counters.shape)
         """Counters of all blocks of each task."""
 
     def add(self, blocks: BlockCounters) -> None:
@@ -278,7 +264,7 @@ class MixBlocks:
             counts = blocks.counters[chosen, event].astype(np.float64)
             self.counters[:, event] += np.bincount(row, counts, tasks)
 
-    def _task_of(self, blocks: BlockCounters) -> NDArray[np.int64]:
+    def _task_of(self, blocks: BlockCounters) -> Ints:
         """Return the row of the task for each block, or -1."""
         last = np.searchsorted(
             self._places, self._place(blocks.block_key, blocks.start), side="right"
@@ -294,7 +280,7 @@ class MixBlocks:
         )
         return np.where(belongs, row, -1)
 
-    def _place(self, key: NDArray[np.uint64], start: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def _place(self, key: NDArray[np.uint64], start: NDArray[np.uint64]) -> Ints:
         """Return values that sort by key, then time; times between two starts are equal."""
         by_key = np.searchsorted(self._distinct, key).astype(np.int64)
         by_time = np.searchsorted(self._starts, start, side="right").astype(np.int64)
@@ -310,11 +296,9 @@ def _block_key(
     return np.asarray(key, np.uint64)
 
 
-def _v6_task_id(records: Records) -> NDArray[np.uint32]:
-    return np.asarray(
-        records["task_id_high"].astype(np.uint32) << np.uint32(16) | records["task_id_low"],
-        np.uint32,
-    )
+def _v6_task_id(records: Rows) -> NDArray[np.uint32]:
+    high = records["task_id_high"].astype(np.uint32) << np.uint32(16)
+    return np.asarray(high | records["task_id_low"], np.uint32)
 
 
 _FILE = "ffts_profile"
@@ -333,12 +317,8 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
         return
     file = device.data.get(_FILE)
     if file is None or device.platform not in _PLATFORMS:
-        sink.anomaly(
-            "task_pmu_not_evaluated",
-            1,
-            f"{device.data.path}: AI core counters by task of platform {device.platform} have no"
-            " table in the database",
-        )
+        detail = f"{device.data.path}: AI core counters by task of platform {device.platform}"
+        sink.anomaly("task_pmu_not_evaluated", 1, f"{detail} have no table in the database")
         return
     kinds = core_kinds(device, sink)
     if not kinds:
@@ -369,11 +349,9 @@ class _Writer:
         self._tasks, self._kinds, self._sink = tasks, kinds, sink
         self._changes = usable_changes(device)
         # On platforms 15 and 16, the time of a task is that of its record, not of its cycles.
-        self._tick_ns = (
-            float(sampling.device_clock(device, f"{_FILE}.data").rate)
-            if device.platform in V6_PLATFORMS
-            else None
-        )
+        self._tick_ns = None
+        if device.has_wide_task_ids:
+            self._tick_ns = float(sampling.device_clock(device, f"{_FILE}.data").rate)
         names = [name for kind in kinds for name in kind.names]
         self._name_ids = np.asarray(sink.strings.intern_all(names), np.int64)
         self._first_column = np.cumsum([0, *(len(kind.names) for kind in kinds)])
@@ -405,13 +383,13 @@ class _Writer:
 
     def _fill(
         self,
-        values: NDArray[np.float64],
-        chosen: NDArray[np.bool_],
+        values: Floats,
+        chosen: Bools,
         index: int,
         counted: TaskCounters,
         blocks: NDArray[np.uint32],
         counters: NDArray[Any],
-        cycles: NDArray[np.float64],
+        cycles: Floats,
     ) -> None:
         """Compute the metrics of the chosen tasks on one kind of core."""
         if not chosen.any():
@@ -426,15 +404,15 @@ class _Writer:
         first, end = self._first_column[index : index + 2]
         values[chosen, first:end] = kind.values(counters[chosen], cycles[chosen], time_ns)
 
-    def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> NDArray[np.float64]:
+    def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> Floats:
         """Return the frequency of the cores in MHz at device times."""
-        frequencies: NDArray[np.float64] = np.concatenate(
+        frequencies: Floats = np.concatenate(
             [[kind.frequency_mhz], self._changes.mhz.astype(np.float64)]
         )
         last = np.searchsorted(self._changes.ticks, ticks, side="right")
         return np.asarray(frequencies[last], np.float64)
 
-    def _append(self, counted: TaskCounters, values: NDArray[np.float64]) -> None:
+    def _append(self, counted: TaskCounters, values: Floats) -> None:
         if not len(counted):
             return
         task_ids = self._tasks.ids_of(counted.task_row)

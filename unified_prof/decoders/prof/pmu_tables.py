@@ -16,17 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof import pmu_metrics, sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.layouts import (
-    HWTS_PLATFORMS,
-    ONE_CORE_KIND_PLATFORMS,
-    V6_PLATFORMS,
-    record_type,
-)
 from unified_prof.decoders.prof.pmu_metrics import CUSTOM_PREFIX, TOTAL_CYCLES, TOTAL_TIME, Metric
-from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.spool import Rows
 
 AIC, AIV = 0, 1
 SAMPLE_BASED = "sample-based"
@@ -39,8 +34,6 @@ _LAST_AIC_CORE_ELSEWHERE = 24
 _COUNTERS = 8
 _COUNTERS_V6 = 10
 _NS_PER_US = 1000.0
-
-Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +58,12 @@ class CoreKind:
         return [self.prefix + name for name in names]
 
     def time_on_cores_ns(
-        self, cycles: Float64, frequency_mhz: Float64, blocks: NDArray[np.uint32]
-    ) -> Float64:
-        """Return the duration of tasks, computed from the cycles of their blocks.
+        self, cycles: Floats, frequency_mhz: Floats, blocks: NDArray[np.uint32]
+    ) -> Floats:
+        """Return the duration of tasks, computed from the sum of the cycles of their blocks.
 
-        Args:
-            cycles: sum of the cycles of all blocks of a task.
-            frequency_mhz: core frequency at the end of the task.
-            blocks: number of blocks, of which one per core runs at a time. Tasks without recorded
-                blocks have duration 0.
+        `frequency_mhz` is the core frequency at the end of the task. One block per core runs at a
+        time; tasks without recorded blocks have duration 0.
         """
         if not self.cores:
             return np.zeros(len(cycles))
@@ -81,21 +71,16 @@ class CoreKind:
         one_round = pmu_metrics.divide(pmu_metrics.divide(cycles, frequency_mhz), blocks)
         return self.rounded_ns(one_round * rounds * _NS_PER_US)
 
-    def rounded_ns(self, time_ns: Float64) -> Float64:
+    def rounded_ns(self, time_ns: Floats) -> Floats:
         """Round times to 0.01 us if `rounded` is true."""
         return sampling.rounded(time_ns / _NS_PER_US, 2) * _NS_PER_US if self.rounded else time_ns
 
-    def values(self, counters: NDArray[np.uint64], cycles: Float64, time_ns: Float64) -> Float64:
+    def values(self, counters: NDArray[np.uint64], cycles: Floats, time_ns: Floats) -> Floats:
         """Return the values of all metrics: one row per task, one column per name."""
         derived = pmu_metrics.evaluate(
             self.metrics, self.events, counters, cycles, time_ns, self.frequency_mhz
         )
         return np.column_stack([time_ns, cycles, derived])
-
-
-def last_cube_core(platform: int) -> int:
-    """Return the highest number of a cube core in sampled records."""
-    return _LAST_AIC_CORE.get(platform, _LAST_AIC_CORE_ELSEWHERE)
 
 
 def core_kinds(
@@ -104,14 +89,9 @@ def core_kinds(
     """Return the kinds of cores of a device, indexed by `AIC` and `AIV`; empty if unknown.
 
     Metric sets without a formula, and metrics whose events were not counted, are reported as
-    anomalies.
-
-    Args:
-        device: the device, whose sample.json contains sets and events.
-        sink: receives the anomalies.
-        sampled: True if cores were sampled, False if tasks were counted.
+    anomalies. `sampled` is True if cores were sampled, False if tasks were counted.
     """
-    one_kind = device.platform in ONE_CORE_KIND_PLATFORMS
+    one_kind = device.has_one_core_kind
     wanted = [("ai_core_metrics", "ai_core", "ai_core_num", "" if one_kind else "aic_")]
     if not one_kind:
         wanted.append(("aiv_metrics", "aiv", "aiv_num", "aiv_"))
@@ -124,35 +104,27 @@ def core_kinds(
             return ()
         kinds.append(kind)
     if uncounted:
-        sink.anomaly(
-            "pmu_metric_not_counted",
-            len(uncounted),
-            f"{device.sample.path}: the events of {', '.join(uncounted)} were not counted",
-        )
+        missing = f"the events of {', '.join(uncounted)} were not counted"
+        detail = f"{device.sample.path}: {missing}"
+        sink.anomaly("pmu_metric_not_counted", len(uncounted), detail)
     return tuple(kinds)
 
 
 def _report_unknown(device: DeviceDirectory, sink: Sink) -> None:
     sets = [device.sample.text(key) for key in ("ai_core_metrics", "aiv_metrics")]
-    if not {*sets} <= pmu_metrics.NOT_EVALUATED.get(_family(device.platform), frozenset()):
-        sink.anomaly(
-            "unknown_pmu_metrics",
-            1,
-            f"{device.sample.path}: no formulas for metrics {sets[0]!r} and {sets[1]!r} with the"
-            f" events given on platform {device.platform}",
-        )
-        return
-    sink.anomaly(
-        "task_pmu_not_evaluated",
-        1,
-        f"{device.sample.path}: metric set {sets[0]!r} of platform {device.platform}",
+    name, platform = "unknown_pmu_metrics", device.platform
+    detail = (
+        f"no formulas for metrics {sets[0]!r} and {sets[1]!r} with the events given on platform"
     )
+    if {*sets} <= pmu_metrics.NOT_EVALUATED.get(_family(device), frozenset()):
+        name, detail = "task_pmu_not_evaluated", f"metric set {sets[0]!r} of platform"
+    sink.anomaly(name, 1, f"{device.sample.path}: {detail} {platform}")
 
 
-def _family(platform: int) -> pmu_metrics.Family:
-    if platform in V6_PLATFORMS:
+def _family(device: DeviceDirectory) -> pmu_metrics.Family:
+    if device.has_wide_task_ids:
         return "v6"
-    return "one kind" if platform in ONE_CORE_KIND_PLATFORMS else "two kinds"
+    return "one kind" if device.has_one_core_kind else "two kinds"
 
 
 def _core_kind(
@@ -169,13 +141,11 @@ def _core_kind(
 
     Appends the names of metrics whose events were not counted to `uncounted`.
     """
-    family = _family(device.platform)
+    family = _family(device)
     set_name = device.sample.text(metrics_key)
     try:
-        events = pmu_metrics.parse_events(
-            device.sample.text(f"{events_key}_profiling_events"),
-            _COUNTERS_V6 if family == "v6" else _COUNTERS,
-        )
+        listed = device.sample.text(f"{events_key}_profiling_events")
+        events = pmu_metrics.parse_events(listed, _COUNTERS_V6 if family == "v6" else _COUNTERS)
     except ValueError:
         return None
     selection = pmu_metrics.select_metrics(set_name, events, family, sampled=sampled)
@@ -209,7 +179,7 @@ class _Sums:
 
     kind: CoreKind
     frequency_mhz: float
-    counters: NDArray[np.float64]
+    counters: Floats
     cycles: float = 0.0
 
 
@@ -217,7 +187,7 @@ def decode_sample_pmu(device: DeviceDirectory, sink: Sink) -> None:
     """Write SAMPLE_PMU_TIMELINE (each sample) and SAMPLE_PMU_SUMMARY (metrics of each core)."""
     if device.sample.text("ai_core_profiling_mode") != SAMPLE_BASED:
         return
-    files = _HWTS_FILES if device.platform in HWTS_PLATFORMS else _STARS_FILES
+    files = _HWTS_FILES if device.has_hwts_log else _STARS_FILES
     if not any(device.data.get(name) for name, _ in files):
         return
     kinds = core_kinds(device, sink, sampled=True)
@@ -245,15 +215,13 @@ def _decode_file(
     rated_mhz = [
         float(device.device_info.decimal(f"{name.lower()}_frequency") or 0) for name in _CORE_TYPES
     ]
-    last_cube = last_cube_core(device.platform)
+    last_cube_core = _LAST_AIC_CORE.get(device.platform, _LAST_AIC_CORE_ELSEWHERE)
     samples = sampling.PreviousSamples()
     for records in _sample_records(device, file_name, len(kinds[AIC].events), sink):
         core = records["core_id"].astype(np.int64)
-        types = (
-            (core > last_cube).astype(np.int64)
-            if core_type is None
-            else np.full(len(core), core_type)
-        )
+        types = np.full(len(core), core_type)
+        if core_type is None:
+            types = (core > last_cube_core).astype(np.int64)
         _add(sums, kinds, rated_mhz, types, core, records)
         exact = records["timestamp"].astype(np.int64)
         known, (before,) = samples.previous(core, exact)
@@ -275,23 +243,20 @@ def _decode_file(
 
 def _sample_records(
     device: DeviceDirectory, file_name: str, events: int, sink: Sink
-) -> Iterator[Records]:
+) -> Iterator[Rows]:
     """Yield the records of a file up to its end record.
 
     Records whose number of counters differs from `events` are damaged or have another layout; they
     are skipped and counted.
     """
-    layout = "aicore_sample_v6" if device.platform in V6_PLATFORMS else "aicore_sample"
+    layout = "aicore_sample_v6" if device.has_wide_task_ids else "aicore_sample"
     for piece in sampling.pieces(device, file_name, layout):
         ends = np.flatnonzero(piece["mode"] == _END_OF_FILE)
         records = piece[: ends[0]] if len(ends) else piece
         valid = records["count_num"] == events
         if damaged := int((~valid).sum()):
-            sink.anomaly(
-                "damaged_pmu_sample",
-                damaged,
-                f"{device.data.path}/{file_name}.data: records without {events} counters",
-            )
+            detail = f"{device.data.path}/{file_name}.data: records without {events} counters"
+            sink.anomaly("damaged_pmu_sample", damaged, detail)
         if valid.any():
             yield records[valid]
         if len(ends):
@@ -302,9 +267,9 @@ def _add(
     sums: dict[tuple[int, int], _Sums],
     kinds: tuple[CoreKind, ...],
     rated_mhz: list[float],
-    types: NDArray[np.int64],
-    core: NDArray[np.int64],
-    records: Records,
+    types: Ints,
+    core: Ints,
+    records: Rows,
 ) -> None:
     for core_type, core_id in np.unique(np.stack([types, core]), axis=1).T.tolist():
         rows = (core == core_id) & (types == core_type)
@@ -318,18 +283,14 @@ def _add(
 
 def _write_summary(device: DeviceDirectory, sink: Sink, sums: dict[tuple[int, int], _Sums]) -> None:
     """Write SAMPLE_PMU_SUMMARY: one row per metric and core."""
-    names: list[str] = []
-    values: list[float] = []
-    cores: list[int] = []
-    types: list[str] = []
-    for (core_type, core_id), total in sorted(sums.items(), key=lambda item: item[0]):
-        for name, value in _summary(total):
-            names.append(name)
-            values.append(value)
-            cores.append(core_id)
-            types.append(_CORE_TYPES[core_type])
-    if not names:
+    rows = [
+        (name, value, core_id, _CORE_TYPES[core_type])
+        for (core_type, core_id), total in sorted(sums.items(), key=lambda item: item[0])
+        for name, value in _summary(total)
+    ]
+    if not rows:
         return
+    names, values, cores, types = zip(*rows, strict=True)
     sink.write(
         "SAMPLE_PMU_SUMMARY",
         {
@@ -375,7 +336,7 @@ class Changes:
     """Changes of the AI core frequency, sorted by time."""
 
     ticks: NDArray[np.uint64]
-    mhz: NDArray[np.int64]
+    mhz: Ints
 
 
 def read_changes(device: DeviceDirectory) -> Changes:
@@ -388,7 +349,7 @@ def read_changes(device: DeviceDirectory) -> Changes:
     mhz: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     for name in ("lpmFreqConv", "lpmInfoConv"):
         file = device.data.get(name)
-        for piece in file.pieces(record_type("lpm_freq")) if file is not None else ():
+        for piece in file.pieces("lpm_freq") if file is not None else ():
             if name == "lpmInfoConv":
                 piece = piece[piece["kind"] == _FREQUENCY]
             words = piece["words"].reshape(len(piece), _ENTRIES, 2)

@@ -8,55 +8,45 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import Sink, Stage
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter
 from unified_prof.decoders.prof.aicpu_records import AicpuRecords, read_aicpu
-from unified_prof.decoders.prof.ccu import decode_ccu
+from unified_prof.decoders.prof.ccu_dpu import decode_ccu, decode_dpu
 from unified_prof.decoders.prof.collective_records import STEP
 from unified_prof.decoders.prof.collectives import CommunicationTimes, Steps
 from unified_prof.decoders.prof.compute_info import Launched
-from unified_prof.decoders.prof.coverage import Stage, write_session
-from unified_prof.decoders.prof.directory import (
-    DeviceDirectory,
-    HostDirectory,
-    ProfDirectory,
-    report_gaps,
+from unified_prof.decoders.prof.coverage import write_session
+from unified_prof.decoders.prof.device_samples import (
+    decode_ddr,
+    decode_hbm,
+    decode_hccs,
+    decode_llc,
+    decode_netdev_stats,
+    decode_nic,
+    decode_npu_mem,
+    decode_npu_module_mem,
+    decode_pcie,
+    decode_qos,
+    decode_roce,
+    decode_stars_samples,
+    decode_unified_bus,
 )
-from unified_prof.decoders.prof.dpu import decode_dpu
-from unified_prof.decoders.prof.host_calls import decode_os_calls
+from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory, ProfDirectory
 from unified_prof.decoders.prof.host_events import decode_operator_memory, device_marks, write_marks
 from unified_prof.decoders.prof.host_samples import (
     decode_host_cpu,
     decode_host_disk,
     decode_host_mem,
     decode_host_network,
+    decode_os_calls,
 )
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.launches import TaskTypes
-from unified_prof.decoders.prof.layouts import V6_PLATFORMS
-from unified_prof.decoders.prof.link_samples import (
-    decode_hccs,
-    decode_netdev_stats,
-    decode_nic,
-    decode_pcie,
-    decode_roce,
-    decode_stars_samples,
-    decode_unified_bus,
-)
-from unified_prof.decoders.prof.memory_samples import (
-    decode_ddr,
-    decode_hbm,
-    decode_llc,
-    decode_npu_mem,
-    decode_npu_module_mem,
-    decode_qos,
-)
 from unified_prof.decoders.prof.pmu_records import decode_task_pmu
 from unified_prof.decoders.prof.pmu_tables import decode_frequency, decode_sample_pmu
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.prof.task_identity import IdCounter, Rounds
+from unified_prof.decoders.prof.task_identity import IdCounter, Rounds, TaskStreams
 from unified_prof.decoders.prof.task_join import (
     JOINED_TASK,
     DeviceTasks,
@@ -72,14 +62,9 @@ from unified_prof.errors import RawFormatError
 
 # Types of launches that do not bound the time in which a device was in use.
 _NOT_BOUNDING = (
-    "KERNEL_AICORE",
-    "KERNEL_AIVEC",
-    "KERNEL_MIX_AIC",
-    "KERNEL_MIX_AIV",
-    "FFTS_PLUS",
-    "PROFILING_ENABLE",
-    "PROFILING_DISABLE",
-)
+    "KERNEL_AICORE KERNEL_AIVEC KERNEL_MIX_AIC KERNEL_MIX_AIV FFTS_PLUS PROFILING_ENABLE"
+    " PROFILING_DISABLE"
+).split()
 
 
 class Decoder(NamedTuple):
@@ -144,16 +129,12 @@ HOST_DECODERS = (
 )
 
 # decode(host, ids, sink): tasks that only the host records.
+_DPU_KINDS = ("compact.dpu_track", "additional.dpu_hccl_info")
 HOST_TASK_DECODERS = (
     Decoder(
         "dpu",
         decode_dpu,
-        (
-            "unaging.compact.dpu_track",
-            "aging.compact.dpu_track",
-            "unaging.additional.dpu_hccl_info",
-            "aging.additional.dpu_hccl_info",
-        ),
+        tuple(f"{age}.{kind}" for kind in _DPU_KINDS for age in ("unaging", "aging")),
     ),
 )
 
@@ -175,11 +156,7 @@ def decode_device(
 ) -> None:
     """Write the tables of one device's tasks, both logged tasks and tasks that were only launched.
 
-    Args:
-        device_id: number of the device.
-        device: directory of the device; None if only the host recorded it.
-        host_side: host records; None without a host directory.
-        file: sink, id source and memory limits.
+    `device` is None if only the host recorded the device, `host_side` without a host directory.
 
     Raises:
         RawFormatError: a file required by all tables cannot be read.
@@ -190,12 +167,22 @@ def decode_device(
         else:
             launched = host_side.launched(device_id)
         if device is None:
-            nothing = stack.enter_context(file.workspace.spool(EXECUTED_TASK))
+            none = stack.enter_context(file.workspace.spool(EXECUTED_TASK))
+            wide = host_side is not None and host_side.host.has_wide_task_ids
             with file.stage("tasks"):
-                _join(launched, nothing, nothing, None, file, _has_wide_ids(device, host_side))
+                join(
+                    launched,
+                    none,
+                    none,
+                    None,
+                    file.ids,
+                    file.workspace,
+                    file.sink,
+                    wide_task_ids=wide,
+                )
             return
-        described = _DeviceTaskDecoder(device, host_side, launched, file).write(stack)
-    decode_registered(TASK_DECODERS, device, file, described)
+        tasks = _DeviceTaskDecoder(device, host_side, launched, file).write(stack)
+    decode_registered(TASK_DECODERS, device, file, tasks)
 
 
 def decode_registered(
@@ -238,7 +225,6 @@ class _DeviceTaskDecoder:
     ) -> None:
         self._device, self._host_side = device, host_side
         self._launched, self._file = launched, file
-        self._wide = _has_wide_ids(device, host_side)
         self._expanded = host_side is not None and host_side.expanded_streams
         clock = device.clocks.device
         if clock is None:
@@ -251,35 +237,39 @@ class _DeviceTaskDecoder:
 
     def write(self, stack: ExitStack) -> DeviceTasks:
         """Write all tables of the device's tasks; return the tasks by identity."""
-        file, device = self._file, self._device
+        file, device, wide = self._file, self._device, self._device.has_wide_task_ids
         executed, joined = (
             stack.enter_context(file.workspace.spool(dtype, key))
             for dtype, key in ((EXECUTED_TASK, "key"), (JOINED_TASK, "place"))
         )
         overlap = stack.enter_context(file.overlap.device(device.device_id))
+        # Only task decoders look up tasks by identity.
+        are_looked_up = any(device.data.get(*decoder.files) for decoder in TASK_DECODERS)
         with file.stage("task log"):
             track = read_track(device, expanded=self._expanded)
             aicpu = read_aicpu(device, file.sink)
-            stream_by_task = _streams(self._launched, aicpu) if self._wide else (_NO_IDS, _NO_IDS)
-            self._identify(executed, track, stream_by_task)
+            streams = _task_streams(self._launched, aicpu) if wide else TaskStreams.none()
+            self._identify(executed, track, streams)
         with file.stage("operators"):
-            identified = TaskIdentities.allocate(executed.rows if self._needs_identities() else 0)
-            _join(
+            identified = TaskIdentities.allocate(executed.rows if are_looked_up else 0)
+            join(
                 self._launched,
                 executed,
                 joined,
-                identified if self._needs_identities() else None,
-                file,
-                self._wide,
+                identified if are_looked_up else None,
+                file.ids,
+                file.workspace,
+                file.sink,
+                wide_task_ids=wide,
             )
         with file.stage("tasks"):
             steps, rows = self._write_tasks(joined, overlap)
-            if not self._wide:  # ts_track of those platforms has another layout
+            if not wide:  # ts_track of those platforms has another layout
                 device_marks(device, track.marks, file.process_id, file.ids, file.sink)
         with file.stage("communication"):
             spans = CommunicationTimes.none()
             if joined.rows:
-                spans = self._write_communication(steps, rows, aicpu, stream_by_task)
+                spans = self._write_communication(steps, rows, aicpu, streams)
         with file.stage("overlap"):
             if joined.rows:
                 overlap.finish((spans.start_ns, spans.end_ns))
@@ -287,28 +277,17 @@ class _DeviceTaskDecoder:
         return DeviceTasks(
             ids=file.ids,
             flips=track.flips,
-            wide_task_ids=self._wide,
+            wide_task_ids=wide,
             expanded_streams=self._expanded,
             key=tasks.key,
             global_task_id=tasks.global_task_id,
             block_num=tasks.block_num,
             mix_block_num=tasks.mix_block_num,
             host=None if self._host_side is None else self._host_side.host,
-            stream_by_task=stream_by_task,
+            streams=streams,
         )
 
-    def _needs_identities(self) -> bool:
-        """Return True if a decoder will look up tasks by identity."""
-        return any(
-            self._device.data.get(name) for decoder in TASK_DECODERS for name in decoder.files
-        )
-
-    def _identify(
-        self,
-        executed: Spool,
-        track: Track,
-        stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
-    ) -> None:
+    def _identify(self, executed: Spool, track: Track, streams: TaskStreams) -> None:
         file, workspace = self._file, self._file.workspace
         with workspace.spool(EXECUTED_TASK, "start") as by_start:
             read_task_log(self._device, by_start, workspace, file.sink, expanded=self._expanded)
@@ -320,7 +299,7 @@ class _DeviceTaskDecoder:
                 self._device.session.start_ns,
                 workspace,
                 file.sink,
-                stream_by_task=stream_by_task if self._wide else None,
+                streams=streams if self._device.has_wide_task_ids else None,
             )
 
     def _write_tasks(self, joined: Spool, overlap: DeviceOverlap) -> tuple[Steps, TaskRows | None]:
@@ -366,11 +345,7 @@ class _DeviceTaskDecoder:
         )
 
     def _write_communication(
-        self,
-        steps: Steps,
-        rows: TaskRows | None,
-        aicpu: AicpuRecords,
-        stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
+        self, steps: Steps, rows: TaskRows | None, aicpu: AicpuRecords, streams: TaskStreams
     ) -> CommunicationTimes:
         """Write the collectives launched by the host and those launched by AI CPUs."""
         host_side, sink = self._host_side, self._file.sink
@@ -389,7 +364,7 @@ class _DeviceTaskDecoder:
             host_side.collective_streams,
             host_side.host.dictionaries,
             aicpu,
-            stream_by_task,
+            streams,
         )
         ran = find_collectives(context, sink)
         spans = host_side.communication.write(
@@ -406,48 +381,13 @@ class _DeviceTaskDecoder:
         )
 
 
-def _join(
-    launched: Launched,
-    ran: Spool,
-    joined: Spool,
-    identified: TaskIdentities | None,
-    file: OutputContext,
-    wide: bool,
-) -> None:
-    join(
-        launched,
-        ran,
-        joined,
-        identified,
-        file.ids,
-        file.workspace,
-        file.sink,
-        wide_task_ids=wide,
-    )
-
-
-def _streams(
-    launched: Launched, aicpu: AicpuRecords
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the 32-bit ids of the tasks launched by the host or an AI CPU, and their streams.
-
-    Ids are ascending; of equal ids, the task of the host comes first.
-    """
-    task, stream = launched.stream_by_task()
-    task = np.concatenate([task, aicpu.tasks["task_id"]])
-    stream = np.concatenate([stream, aicpu.tasks["stream_id"].astype(np.uint32)])
+def _task_streams(launched: Launched, aicpu: AicpuRecords) -> TaskStreams:
+    """Return the tasks launched by the host or an AI CPU; of equal ids, that of the host first."""
+    tasks = launched.task_streams()
+    task = np.concatenate([tasks.task_id, aicpu.tasks["task_id"]])
+    stream = np.concatenate([tasks.stream_id, aicpu.tasks["stream_id"].astype(np.uint32)])
     order = np.argsort(task, kind="stable")
-    return task[order], stream[order]
-
-
-def _has_wide_ids(device: DeviceDirectory | None, host_side: HostSide | None) -> bool:
-    """Return True if the task ids of the device have 32 bits."""
-    if device is not None:
-        return device.platform in V6_PLATFORMS
-    return host_side is not None and host_side.host.platform in V6_PLATFORMS
-
-
-_NO_IDS = np.zeros(0, np.uint32)
+    return TaskStreams(task[order], stream[order])
 
 
 def decode_recording(
@@ -459,12 +399,7 @@ def decode_recording(
     """Write all tables that the recording has data for.
 
     If a part cannot be decoded, only its own tables are missing, and an anomaly is counted.
-
-    Args:
-        prof: the recording.
-        sink: receives the rows and anomalies.
-        stage: called with the name of each stage; returns a context manager for it.
-        workspace: limits of memory use.
+    `stage` is called with the name of each stage; it returns a context manager.
 
     Raises:
         RawFormatError: the start of the session is unknown.
@@ -483,21 +418,17 @@ def decode_recording(
     )
     with ExitStack() as stack:
         host_side = None if prof.host is None else _decode_host(prof.host, file, stack)
-        _decode_devices(prof, host_side, file)
-    report_gaps(prof.dictionaries, sink)
-
-
-def _decode_devices(prof: ProfDirectory, host_side: HostSide | None, file: OutputContext) -> None:
-    by_id = {device.device_id: device for device in prof.devices}
-    launched = set() if host_side is None else host_side.device_ids()
-    for device_id in sorted(by_id.keys() | launched):
-        device = by_id.get(device_id)
-        try:
-            decode_device(device_id, device, host_side, file)
-        except RawFormatError as err:
-            file.sink.anomaly("undecoded_part", 1, f"tasks of device {device_id}: {err}")
-        if device is not None:
-            decode_registered(DEVICE_DECODERS, device, file)
+        by_id = {device.device_id: device for device in prof.devices}
+        launched = set() if host_side is None else host_side.device_ids()
+        for device_id in sorted(by_id.keys() | launched):
+            device = by_id.get(device_id)
+            try:
+                decode_device(device_id, device, host_side, file)
+            except RawFormatError as err:
+                sink.anomaly("undecoded_part", 1, f"tasks of device {device_id}: {err}")
+            if device is not None:
+                decode_registered(DEVICE_DECODERS, device, file)
+    prof.dictionaries.report_gaps(sink)
 
 
 def _decode_host(host: HostDirectory, file: OutputContext, stack: ExitStack) -> HostSide | None:

@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.columns import Sink
-from unified_prof.decoders.prof.clocks import MAX_NS, Clocks, Int64, LinearClock
-from unified_prof.decoders.prof.directory import Control, DeviceDirectory, Session
-from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.slices import DataFolder, RawFile, Records
+from unified_prof.decoders.prof.clocks import MAX_NS, LinearClock
+from unified_prof.decoders.prof.directory import DeviceDirectory, PartDirectory
+from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
 
 # Bytes per second of one MB/s of the exporter.
 BYTES_PER_MB = float(1 << 20)
 
-_TEXT_BYTE = np.dtype(np.uint8)
 _MAX_INT64_DIGITS = 19
 # Latest time in microseconds that is converted; later ones are damaged.
 _LATEST_US = MAX_NS // 2000
 
 
-class Part(Protocol):
-    """Attributes of a host or device directory that sample decoders use."""
-
-    @property
-    def info(self) -> Control: ...  # noqa: D102
-    @property
-    def sample(self) -> Control: ...  # noqa: D102
-    @property
-    def data(self) -> DataFolder: ...  # noqa: D102
-    @property
-    def clocks(self) -> Clocks: ...  # noqa: D102
-    @property
-    def session(self) -> Session: ...  # noqa: D102
-
-
-def pieces(part: Part, file_name: str, layout: str) -> Iterator[Records]:
+def pieces(part: PartDirectory, file_name: str, layout: str) -> Iterator[Rows]:
     """Yield the records of a data file in chunks; nothing if the file is missing."""
     file = part.data.get(file_name)
     if file is not None:
-        yield from file.pieces(record_type(layout))
+        yield from file.pieces(layout)
 
 
-def pieces_by_moment(part: Part, file_name: str, layout: str, time_field: str) -> Iterator[Records]:
+def pieces_by_moment(
+    part: PartDirectory, file_name: str, layout: str, time_field: str
+) -> Iterator[Rows]:
     """Yield records in chunks; all records with the same time are in one chunk."""
-    held: Records | None = None
+    held: Rows | None = None
     for piece in pieces(part, file_name, layout):
         records = piece if held is None else np.concatenate([held, piece])
         last = records[time_field] == records[time_field][-1]
@@ -59,7 +45,7 @@ def pieces_by_moment(part: Part, file_name: str, layout: str, time_field: str) -
         yield held
 
 
-def device_clock(part: Part, file_name: str) -> LinearClock:
+def device_clock(part: PartDirectory, file_name: str) -> LinearClock:
     """Return the clock for device counter values.
 
     Raises:
@@ -71,7 +57,7 @@ def device_clock(part: Part, file_name: str) -> LinearClock:
     return clock
 
 
-def device_monotonic_clock(part: Part, file_name: str) -> LinearClock:
+def device_monotonic_clock(part: PartDirectory, file_name: str) -> LinearClock:
     """Return the clock for the device's monotonic nanoseconds.
 
     Raises:
@@ -83,7 +69,7 @@ def device_monotonic_clock(part: Part, file_name: str) -> LinearClock:
     return clock
 
 
-def _missing_clock(part: Part, file_name: str, *values: str) -> RawFormatError:
+def _missing_clock(part: PartDirectory, file_name: str, *values: str) -> RawFormatError:
     return RawFormatError(
         f"{part.data.path}: the times of {file_name} need {' and '.join(values)} of"
         " dev_start.log and info.json",
@@ -91,14 +77,14 @@ def _missing_clock(part: Part, file_name: str, *values: str) -> RawFormatError:
     )
 
 
-def start_clock(part: Part) -> LinearClock:
+def start_clock(part: PartDirectory) -> LinearClock:
     """Return the clock for microseconds since the start of the device's profiling."""
     clock = part.clocks.since_start_us
     assert clock is not None
     return clock
 
 
-def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
+def rounded_start_ns(part: PartDirectory, time_us: NDArray[Any]) -> Floats:
     """Convert microseconds since the start to Unix ns, with the rounding of the exporter.
 
     The exporter first converts to the device's monotonic clock and then adds float64 numbers, whose
@@ -115,7 +101,7 @@ def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(possible, times_ns, float(MAX_NS))
 
 
-def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
+def rounded_device_ns(part: PartDirectory, ticks: NDArray[Any]) -> Floats:
     """Convert device counter values to float64 monotonic ns, for differences between samples.
 
     Raises:
@@ -130,7 +116,7 @@ def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(passed / hertz * 1e9 + float(readings.start_ns), np.float64)
 
 
-def truncated_ns(times_ns: NDArray[np.float64]) -> Int64:
+def truncated_ns(times_ns: Floats) -> Ints:
     """Truncate float64 times to int64 ns; times beyond int64 become `MAX_NS`."""
     fits = times_ns < float(MAX_NS)
     return np.asarray(np.where(fits, np.where(fits, times_ns, 0).astype(np.int64), MAX_NS))
@@ -138,25 +124,17 @@ def truncated_ns(times_ns: NDArray[np.float64]) -> Int64:
 
 def write_samples(
     sink: Sink,
-    part: Part,
+    part: PartDirectory,
     table: str,
-    times_ns: Int64,
+    times_ns: Ints,
     *,
     time_column: str = "timestampNs",
     **columns: Any,
 ) -> None:
-    """Write samples with their time and, if `part` is a device, its id.
+    """Write samples with their Unix times and, if `part` is a device, its id.
 
     As in the exporter, samples before the start of the session are skipped. They are counted, as
-    are samples whose times are out of range.
-
-    Args:
-        sink: receives rows and anomalies.
-        part: directory that recorded the samples.
-        table: table of the rows.
-        times_ns: Unix time of each sample in ns.
-        time_column: column of the times.
-        columns: the other columns, each an array or one value for all rows.
+    are samples whose times are out of range. A column is an array or one value for all rows.
     """
     impossible = times_ns == MAX_NS
     early = times_ns < part.session.start_ns
@@ -177,9 +155,7 @@ def write_samples(
     sink.write(table, columns)
 
 
-def megabytes_per_second(
-    count: NDArray[Any], duration_ns: NDArray[np.float64], bytes_per_count: int
-) -> NDArray[np.float64]:
+def megabytes_per_second(count: NDArray[Any], duration_ns: Floats, bytes_per_count: int) -> Floats:
     """Return MB/s (1 MB = 2**20 bytes); 0 if the duration is 0.
 
     Operations are in the order of the exporter, because another order changes the rounded result in
@@ -192,21 +168,19 @@ def megabytes_per_second(
     return result
 
 
-def bandwidth(
-    count: NDArray[Any], duration_ns: NDArray[np.float64], bytes_per_count: int
-) -> NDArray[np.float64]:
+def bandwidth(count: NDArray[Any], duration_ns: Floats, bytes_per_count: int) -> Floats:
     """Return integer bytes per second; 0 if the duration is 0."""
     return np.trunc(megabytes_per_second(count, duration_ns, bytes_per_count) * BYTES_PER_MB)
 
 
-def ratio(numerator: NDArray[Any], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
+def ratio(numerator: NDArray[Any], denominator: Floats) -> Floats:
     """Return the quotients; 0 if the denominator is not positive."""
-    result: NDArray[np.float64] = np.zeros(len(numerator))
+    result: Floats = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=result, where=denominator > 0)
     return result
 
 
-def rounded(values: NDArray[np.float64], decimals: int) -> NDArray[np.float64]:
+def rounded(values: Floats, decimals: int) -> Floats:
     """Round correctly like Python's `round`; `np.round` is inexact near halves."""
     scaled = values * 10**decimals
     result = np.round(values, decimals)
@@ -223,12 +197,10 @@ class PreviousSamples:
 
     def previous(
         self, group: NDArray[Any], *columns: NDArray[Any]
-    ) -> tuple[NDArray[np.bool_], tuple[NDArray[Any], ...]]:
+    ) -> tuple[Bools, tuple[NDArray[Any], ...]]:
         """Return a mask of rows with a previous sample, and its values (else their own).
 
-        Args:
-            group: group of each row, a small integer; samples of a group are in time order.
-            columns: values to look up in the previous sample.
+        Groups are small integers; samples of a group are in time order.
         """
         order = np.argsort(group, kind="stable")
         ordered = np.asarray(group)[order]
@@ -253,29 +225,7 @@ class PreviousSamples:
         return found, previous
 
 
-def text_lines(file: RawFile) -> Iterator[list[str]]:
-    """Yield the non-empty lines of a text file in batches of a few megabytes.
-
-    Undecodable bytes are replaced by backslash escapes, so that damaged names stay distinct.
-    """
-    rest = b""
-    for piece in file.pieces(_TEXT_BYTE):
-        complete, newline, rest_of_piece = piece.tobytes().rpartition(b"\n")
-        if not newline:
-            rest += rest_of_piece
-            continue
-        yield _non_empty_lines(rest + complete)
-        rest = rest_of_piece
-    if rest:
-        yield _non_empty_lines(rest)
-
-
-def _non_empty_lines(raw: bytes) -> list[str]:
-    lines = raw.decode("utf-8", "backslashreplace").split("\n")
-    return [line for line in lines if line.strip()]
-
-
-def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
+def timed_blocks(part: PartDirectory, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the time in each `time <ns>` line of a text file, and the lines after it.
 
     Lines before the first `time` line are counted as damaged.
@@ -284,7 +234,7 @@ def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[
     time_ns: int | None = None
     block: list[str] = []
     damaged = 0
-    for lines in text_lines(file) if file is not None else ():
+    for lines in file.line_batches() if file is not None else ():
         for line in lines:
             if not line.startswith("time "):
                 block.append(line)
@@ -319,30 +269,24 @@ def integers(text: str, separator: str | None = None) -> list[int] | None:
     return None if None in values else [value for value in values if value is not None]
 
 
-def count_damaged(sink: Sink, part: Part, kind: str, count: int) -> None:
+def count_damaged(sink: Sink, part: PartDirectory, kind: str, count: int) -> None:
     """Count lines of a text file that could not be parsed."""
     if count > 0:
         sink.anomaly("damaged_line", count, f"{part.data.path}/{kind}.data")
 
 
 def integer_rows(
-    part: Part, sink: Sink, kind: str, fields: int, header_lines: int = 0
-) -> NDArray[np.int64]:
-    """Return the rows of a text file whose lines contain a fixed number of non-negative integers.
+    part: PartDirectory, sink: Sink, kind: str, fields: int, header_lines: int = 0
+) -> Ints:
+    """Return the rows of a text file whose lines contain `fields` non-negative integers.
 
-    Other lines are skipped and counted as damaged. If the file is missing, there are no rows.
-
-    Args:
-        part: directory of the file.
-        sink: receives the anomalies.
-        kind: name of the file as in `DataFolder`.
-        fields: number of integers in a line; a colon may follow the first.
-        header_lines: number of lines to skip.
+    A colon may follow the first integer. Other lines are skipped and counted as damaged, except the
+    first `header_lines`. If the file is missing, there are no rows.
     """
     rows: list[list[int]] = []
     damaged = 0
     file = part.data.get(kind)
-    for lines in text_lines(file) if file is not None else ():
+    for lines in file.line_batches() if file is not None else ():
         for line in lines[header_lines:]:
             values = integers(line.replace(":", " ", 1))
             if values is None or len(values) != fields or min(values) < 0:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.decoders.prof.layouts import RecordType
+from unified_prof.decoders.prof.layouts import RecordType, record_type
 from unified_prof.decoders.spool import Spool
 from unified_prof.errors import RawFormatError
 
@@ -41,41 +41,37 @@ class Slice:
     """Size in the `.done` file; larger than `size` if the end was lost."""
 
 
-def runs(
+def _runs(
     stream: Sequence[Slice], record_bytes: int
 ) -> Iterator[tuple[Sequence[Slice], tuple[int, ...]]]:
     """Yield runs of consecutive slices, and the possible offsets of the first record in each run.
 
     The first offset follows from the sizes. There is a second one if the sizes do not determine
-    which end of a slice was lost; `most_plausible` chooses by the records.
+    which end of a slice was lost; `_most_plausible` chooses by the records.
     """
     starts = [0] + [
         place
         for place in range(1, len(stream))
-        if _cut(stream[place - 1]) or _gap(stream[place - 1], stream[place])
+        if _is_cut(stream[place - 1]) or _has_gap(stream[place - 1], stream[place])
     ]
     for start, stop in zip(starts, [*starts[1:], len(stream)], strict=True):
         run = stream[start:stop]
         by_size = _before_first(stream, start, stop, record_bytes)
         candidates = [by_size]
-        if len(run) == 1 and _cut(run[0]):
+        if len(run) == 1 and _is_cut(run[0]):
             candidates.append((by_size + run[0].size - run[0].recorded_size) % record_bytes)
         elif by_size and start == 0:
             candidates.append(0)
         yield run, tuple(dict.fromkeys(candidates))
 
 
-def most_plausible(
+def _most_plausible(
     head: NDArray[np.uint8], record: RecordType, candidates: Sequence[int], magic: int | None
 ) -> int:
-    """Return the most plausible offset of the first record in `head`.
+    """Return the most plausible offset of the first record in the bytes `head`.
 
-    Args:
-        head: bytes of the first records.
-        record: type of the records.
-        candidates: possible offsets.
-        magic: value of the field `magic`; if given, other offsets are tried if no candidate
-            matches. If None, an offset is plausible if times neither decrease nor jump.
+    If `magic` is given and no candidate matches it, other offsets are tried. If it is None, an
+    offset is plausible if times neither decrease nor jump.
     """
     best, score = candidates[0], -1.0
     for offsets in (candidates, range(record.itemsize if magic is not None else 0)):
@@ -102,44 +98,42 @@ def _plausibility(sample: NDArray[Any], magic: int | None) -> float:
     return float(np.r_[values[0] < _MAX_TIME, steady].mean())
 
 
-def losses(stream: Sequence[Slice]) -> list[str]:
+def _losses(stream: Sequence[Slice]) -> list[str]:
     """Return a description of each lost part of a stream."""
     found = [
         f"{part.path.name} has {part.size} bytes, expected {part.recorded_size}"
         for part in stream
-        if _cut(part)
+        if _is_cut(part)
     ]
-    found += [
+    return found + [
         f"missing slices between {before.path.name} and {after.path.name}"
         for before, after in itertools.pairwise(stream)
-        if _gap(before, after)
+        if _has_gap(before, after)
     ]
-    return found
 
 
 def _before_first(stream: Sequence[Slice], start: int, stop: int, record_bytes: int) -> int:
     """Return the offset of the first record of a run, computed from the sizes."""
-    if not _gaps(stream[start:]):  # from the end, which is the end of a record
-        return sum(_length(part) for part in stream[start:]) % record_bytes
-    if stream[0].index == 0 and not _gaps(stream[:stop]):  # from the first byte
-        return -sum(_length(part) for part in stream[:start]) % record_bytes
-    return sum(_length(part) for part in stream[start:stop]) % record_bytes
+
+    def length(parts: Sequence[Slice]) -> int:
+        return sum(max(part.size, part.recorded_size) for part in parts)
+
+    def is_complete(parts: Sequence[Slice]) -> bool:
+        return not any(_has_gap(before, after) for before, after in itertools.pairwise(parts))
+
+    if is_complete(stream[start:]):  # from the end, which is the end of a record
+        return length(stream[start:]) % record_bytes
+    if stream[0].index == 0 and is_complete(stream[:stop]):  # from the first byte
+        return -length(stream[:start]) % record_bytes
+    return length(stream[start:stop]) % record_bytes
 
 
-def _gaps(stream: Sequence[Slice]) -> bool:
-    return any(_gap(before, after) for before, after in itertools.pairwise(stream))
-
-
-def _gap(before: Slice, after: Slice) -> bool:
+def _has_gap(before: Slice, after: Slice) -> bool:
     return after.index > before.index + 1
 
 
-def _cut(part: Slice) -> bool:
+def _is_cut(part: Slice) -> bool:
     return part.size < part.recorded_size
-
-
-def _length(part: Slice) -> int:
-    return max(part.size, part.recorded_size)
 
 
 # Approximate number of bytes of a file in memory.
@@ -180,34 +174,32 @@ class RawFile:
         """Total size of the slices."""
         return sum(part.size for stream in self.streams for part in stream)
 
-    def count(self, record: RecordType) -> int:
+    def count(self, layout: str | RecordType) -> int:
         """Return the maximum number of complete records in the slices."""
-        return self.size_bytes // record.itemsize
+        return self.size_bytes // _record_type(layout).itemsize
 
     def pieces(
-        self, record: RecordType, piece_bytes: int = PIECE_BYTES, *, magic: int | None = None
+        self, layout: str | RecordType, piece_bytes: int = PIECE_BYTES, *, magic: int | None = None
     ) -> Iterator[Records]:
-        """Yield the records of all slices in file order, a few megabytes at a time.
+        """Yield the records of all slices in file order, about `piece_bytes` at a time.
 
         The yielded arrays are not reused. Bytes before the first and after the last complete record
-        are skipped.
-
-        Args:
-            record: type of the records.
-            piece_bytes: approximate size of a chunk in bytes.
-            magic: value of the field `magic` of the records.
+        are skipped; `magic`, the value of the records' field of that name, helps to find the first.
 
         Raises:
             RawFormatError: a slice cannot be read.
         """
+        record = _record_type(layout)
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
         for stream in self.streams:
-            for run, candidates in runs(stream, record.itemsize):
+            for run, candidates in _runs(stream, record.itemsize):
                 paths = [part.path for part in run]
                 skip = candidates[0]
                 if len(candidates) > 1:
-                    head = _head(paths, _SAMPLE_RECORDS * record.itemsize)
-                    skip = most_plausible(head, record, candidates, magic)
+                    head = np.zeros(_SAMPLE_RECORDS * record.itemsize, np.uint8)
+                    with closing(_FileChain(paths, 0)) as source:
+                        head = head[: source.fill(head.data)]
+                    skip = _most_plausible(head, record, candidates, magic)
                 size = sum(part.size for part in run) - skip
                 yield from _read(paths, skip, size, record, per_piece)
 
@@ -235,13 +227,35 @@ class RawFile:
         r"""Return the text lines of all slices; undecodable bytes are replaced by `\xNN`."""
         return self.read_bytes().decode("utf-8", "backslashreplace").split("\n")
 
+    def line_batches(self) -> Iterator[list[str]]:
+        """Yield the non-empty lines of a text file, a few megabytes at a time."""
+        rest = b""
+        for piece in self.pieces(np.dtype(np.uint8)):
+            complete, newline, rest_of_piece = piece.tobytes().rpartition(b"\n")
+            if not newline:
+                rest += rest_of_piece
+                continue
+            yield _non_empty_lines(rest + complete)
+            rest = rest_of_piece
+        if rest:
+            yield _non_empty_lines(rest)
+
+
+def _record_type(layout: str | RecordType) -> RecordType:
+    return record_type(layout) if isinstance(layout, str) else layout
+
+
+def _non_empty_lines(raw: bytes) -> list[str]:
+    lines = raw.decode("utf-8", "backslashreplace").split("\n")
+    return [line for line in lines if line.strip()]
+
 
 def _read(
     paths: list[Path], skip: int, size: int, record: RecordType, per_piece: int
 ) -> Iterator[Records]:
     """Yield the complete records in `size` bytes after the first `skip`."""
     left = size // record.itemsize * record.itemsize
-    with closing(_Source(paths, skip)) as source:
+    with closing(_FileChain(paths, skip)) as source:
         while left > 0:
             buffer = np.empty(min(per_piece, left), np.uint8)
             filled = source.fill(buffer.data)
@@ -253,15 +267,8 @@ def _read(
             left -= filled
 
 
-def _head(paths: list[Path], size: int) -> NDArray[np.uint8]:
-    """Return the first `size` bytes of consecutive files."""
-    buffer = np.zeros(size, np.uint8)
-    with closing(_Source(paths, 0)) as source:
-        return buffer[: source.fill(buffer.data)]
-
-
-class _Source:
-    """Reads several files as one stream of bytes."""
+class _FileChain:
+    """Several files as one stream of bytes, without the first `skip` bytes."""
 
     def __init__(self, paths: Sequence[Path], skip: int) -> None:
         self._paths = iter(paths)
@@ -286,7 +293,6 @@ class _Source:
         return filled
 
     def close(self) -> None:
-        """Close the file that is being read."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -357,7 +363,7 @@ def scan(folder: Path) -> DataFolder:
         stream = tuple(
             replace(part, recorded_size=recorded.get(part.path.name, 0)) for part in found
         )
-        lost += losses(stream)
+        lost += _losses(stream)
         files[kind] = RawFile(kind, (stream,))
     return DataFolder(
         folder, files, tuple(sorted(unfinished)), tuple(sorted(links)), tuple(sorted(lost))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs, find
+from unified_prof.arrays.grouping import Ints, Runs, find
 
 # Task types with plain words in the expanded notation: place holder, event record.
 _EXPANDED_PLAIN_SQE = (3, 4)
@@ -27,11 +27,8 @@ def decode_words(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Decode stream and task ids from the 16-bit words of device records.
 
-    Args:
-        stream_word: stream field of the records.
-        task_word: task field of the records.
-        expanded: True if the recording has an expand_stream_spec with status 1 (15-bit streams).
-        sqe_type: task type of the records, None if they have none.
+    `expanded` is True if the recording has an expand_stream_spec with status 1 (15-bit streams),
+    `sqe_type` is the task type of the records.
     """
     stream = np.asarray(stream_word).astype(np.uint32)
     task = np.asarray(task_word).astype(np.uint32)
@@ -62,7 +59,7 @@ class IdCounter:
     def __init__(self) -> None:
         self.next = 0
 
-    def take(self, number: int) -> NDArray[np.int64]:
+    def take(self, number: int) -> Ints:
         """Return the next `number` ids."""
         ids = np.arange(self.next, self.next + number, dtype=np.int64)
         self.next += number
@@ -92,13 +89,23 @@ def pack_keys(
     return np.asarray(stream | batch | context << np.uint64(16) | task & np.uint64(0xFFFF))
 
 
-def streams_of(
-    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]], task_id: NDArray[Any]
-) -> NDArray[np.int64]:
-    """Return the streams of 32-bit ids from (ascending task ids, streams), -1 if missing."""
-    known, streams = stream_by_task
-    row = find(known, task_id)
-    return np.where(row < 0, -1, np.r_[streams, 0][row].astype(np.int64))
+@dataclass(frozen=True, slots=True)
+class TaskStreams:
+    """Streams of tasks with 32-bit ids, whose device records have no stream."""
+
+    task_id: NDArray[np.uint32]
+    """Ascending."""
+    stream_id: NDArray[np.uint32]
+
+    @classmethod
+    def none(cls) -> TaskStreams:
+        """Return no tasks."""
+        return cls(np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+
+    def find(self, task_id: NDArray[Any]) -> Ints:
+        """Return the stream of each task id, -1 for ids that were not launched."""
+        row = find(self.task_id, task_id)
+        return np.where(row < 0, -1, np.r_[self.stream_id, 0][row].astype(np.int64))
 
 
 _PLAIN_FLIP = (0, 65535)
@@ -120,21 +127,12 @@ class Flips:
         return cls(np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.uint64))
 
     def batch_of(
-        self,
-        stream_id: NDArray[Any],
-        task_id: NDArray[Any],
-        ticks: NDArray[Any],
-        *,
-        at_flip: bool,
+        self, stream_id: NDArray[Any], task_id: NDArray[Any], ticks: NDArray[Any], *, at_flip: bool
     ) -> NDArray[np.uint32]:
-        """Return the batch of each task.
+        """Return the batch of each task, from its 16-bit id and its time in the flips' counter.
 
-        Args:
-            stream_id: streams of the tasks.
-            task_id: 16-bit ids of the tasks.
-            ticks: times of the tasks, in the counter of the flips.
-            at_flip: True if a task at the tick of a flip belongs to the new batch (device logs),
-                False if it belongs to the old batch (host records).
+        A task at the tick of a flip belongs to the new batch if `at_flip` is true (device logs),
+        else to the old batch (host records).
         """
         place = np.arange(len(stream_id))
         rounds = Rounds(self, at_flip=at_flip)
@@ -148,11 +146,7 @@ class Rounds:
 
     `place`, the position among all tasks, orders tasks with the same time and must be the same in
     both calls. If `looks_back` is true, all tasks must be passed to `observe` before `batch_of` is
-    called.
-
-    Args:
-        flips: the flips of the device.
-        at_flip: as in `Flips.batch_of`.
+    called. `at_flip` is explained in `Flips.batch_of`.
     """
 
     def __init__(self, flips: Flips, *, at_flip: bool) -> None:
@@ -177,7 +171,7 @@ class Rounds:
         stream_id: NDArray[Any],
         task_id: NDArray[Any],
         ticks: NDArray[Any],
-        place: NDArray[np.int64],
+        place: Ints,
     ) -> None:
         """Record the tasks that show that earlier tasks belong to the batch before a flip."""
         rows, flip, _ = self._next_flip(stream_id, ticks)
@@ -200,7 +194,7 @@ class Rounds:
         stream_id: NDArray[Any],
         task_id: NDArray[Any],
         ticks: NDArray[Any],
-        place: NDArray[np.int64],
+        place: Ints,
     ) -> NDArray[np.uint32]:
         """Return the batch of each task."""
         batches = np.zeros(len(stream_id), np.uint32)
@@ -218,9 +212,7 @@ class Rounds:
             batches[rows[~early]] += np.uint32(1)
         return batches
 
-    def _next_flip(
-        self, stream_id: NDArray[Any], ticks: NDArray[Any]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _next_flip(self, stream_id: NDArray[Any], ticks: NDArray[Any]) -> tuple[Ints, Ints, Ints]:
         """Return tasks on streams with flips, their next flip or -1, and the flips before."""
         none = np.zeros(0, np.int64)
         if not len(self._stream):

@@ -7,13 +7,13 @@ context.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Runs, find, order_of_keys
+from unified_prof.arrays.grouping import NOWHERE, Ints, Runs, find, order_of_keys
 from unified_prof.base.columns import NO_CONNECTION, NO_MODEL, NO_STREAM, Sink
 from unified_prof.decoders.prof.captured_graphs import Captures
 from unified_prof.decoders.prof.clocks import LinearClock
@@ -22,9 +22,15 @@ from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_events import write_copies
 from unified_prof.decoders.prof.launches import TaskTypes
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.prof.task_identity import Flips, IdCounter, Rounds, pack_keys, streams_of
+from unified_prof.decoders.prof.task_identity import (
+    Flips,
+    IdCounter,
+    Rounds,
+    TaskStreams,
+    pack_keys,
+)
 from unified_prof.decoders.prof.task_log import EXECUTED_TASK, OTHER, in_order_of_start, type_name
-from unified_prof.decoders.spool import Rows, Spool, selected, windows
+from unified_prof.decoders.spool import Rows, Spool, row_type, selected, windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +47,15 @@ class DeviceTasks:
     key: NDArray[np.uint64]
     """Keys (`pack_keys`) of all tasks of the device's log, ascending, including those that ended
     before the session."""
-    global_task_id: NDArray[np.int64]
+    global_task_id: Ints
     """globalTaskId of each key; -1 if not assigned yet (tasks that ended before the session)."""
     block_num: NDArray[np.uint32]
     """Number of blocks of the compute operator; 0 without an operator."""
     mix_block_num: NDArray[np.uint32]
     host: HostDirectory | None
     """Directory of the host; None if it is missing."""
-    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
-    """With `wide_task_ids`: ascending task ids and their streams. Otherwise empty."""
+    streams: TaskStreams
+    """Empty unless `wide_task_ids`."""
 
     def pack(
         self,
@@ -61,20 +67,16 @@ class DeviceTasks:
         """Return the keys of tasks."""
         return pack_keys(stream_id, task_id, batch_id, context_id, wide_task_ids=self.wide_task_ids)
 
-    def find(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def find(self, key: NDArray[np.uint64]) -> Ints:
         """Return the row of each key, -1 if there is none."""
         return find(self.key, key)
 
-    def ids_of(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids_of(self, row: Ints) -> Ints:
         """Return the globalTaskId of each row; missing ids are assigned."""
         without = np.unique(row[self.global_task_id[row] < 0])
         if len(without):
             self.global_task_id[without] = self.ids.take(len(without))
         return self.global_task_id[row]
-
-    def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the stream of each 32-bit task id, -1 for ids that were not launched."""
-        return streams_of(self.stream_by_task, task_id)
 
 
 _LARGEST_NARROW_ID = 0xFFFF
@@ -86,14 +88,10 @@ _COMMON = (EXECUTED_TASK.names or ())[:-1]
 JOINED_TASK = np.dtype(
     [
         *((name, EXECUTED_TASK[name]) for name in _COMMON),
-        ("global_task_id", "i8"),
-        ("connection_id", "i8"),
-        ("launched", "u8"),
-        ("model_id", "u4"),
-        ("type_index", "i4"),
-        ("step", "i4"),
-        ("kernel", "i4"),
-        ("is_compute", "?"),
+        *row_type(
+            "global_task_id i8, connection_id i8, launched u8, model_id u4, type_index i4, step i4,"
+            " kernel i4, is_compute ?"
+        ).descr,
     ]
 )
 
@@ -106,12 +104,12 @@ class TaskIdentities:
     """Distinct tasks of a device log, sorted by identity; columns of equal length."""
 
     key: NDArray[np.uint64]
-    global_task_id: NDArray[np.int64]
+    global_task_id: Ints
     """-1 for tasks that ended before the session."""
     block_num: NDArray[np.uint32]
     """Number of blocks of the compute operator; 0 without an operator."""
     mix_block_num: NDArray[np.uint32]
-    count: int = field(default=0)
+    count: int = 0
 
     @classmethod
     def allocate(cls, rows: int) -> TaskIdentities:
@@ -123,15 +121,10 @@ class TaskIdentities:
             np.zeros(rows, np.uint32),
         )
 
-    def add(
-        self, key: NDArray[np.uint64], global_task_id: NDArray[np.int64], operators: Rows
-    ) -> None:
-        """Add tasks, whose keys must be larger than all earlier keys.
+    def add(self, key: NDArray[np.uint64], global_task_id: Ints, operators: Rows) -> None:
+        """Add tasks with ascending keys, which must be larger than all earlier keys.
 
-        Args:
-            key: keys of the tasks, ascending.
-            global_task_id: ids of the tasks.
-            operators: `LAUNCHED` rows with blocks.
+        `operators` are the `LAUNCHED` rows with blocks.
         """
         here = slice(self.count, self.count + len(key))
         self.count += len(key)
@@ -163,29 +156,22 @@ def identify(
     workspace: Workspace,
     sink: Sink,
     *,
-    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
+    streams: TaskStreams | None,
 ) -> None:
     """Set key, batch and place (position by start) of executed tasks.
 
-    Args:
-        by_start: `EXECUTED_TASK` rows, sorted by start.
-        by_key: spool that receives the rows and sorts them by key.
-        rounds: batches of the device's task ids.
-        clock: clock of the device counter.
-        start_ns: start of the session.
-        workspace: sizes that bound the memory.
-        sink: receives the number of tasks that ended before the session.
-        stream_by_task: argument for `streams_of`, if task ids have 32 bits and the log has no
-            streams.
+    `by_start` contains `EXECUTED_TASK` rows sorted by start, `by_key` receives them. Tasks that
+    ended before the session, which began at `start_ns`, are marked as early and counted. `streams`
+    is None if the log has streams.
     """
     if rounds.looks_back:
         for rows in in_order_of_start(by_start, workspace.window_rows):
             rounds.observe(rows["stream_id"], rows["task_id"], rows["start"], rows["place"])
     early = 0
     for rows in in_order_of_start(by_start, workspace.window_rows):
-        if stream_by_task is not None:
-            streams = streams_of(stream_by_task, rows["task_id"])
-            rows["stream_id"] = np.where(streams < 0, NO_STREAM, streams)
+        if streams is not None:
+            stream_id = streams.find(rows["task_id"])
+            rows["stream_id"] = np.where(stream_id < 0, NO_STREAM, stream_id)
         rows["batch_id"] = rounds.batch_of(
             rows["stream_id"], rows["task_id"], rows["start"], rows["place"]
         )
@@ -194,7 +180,7 @@ def identify(
             rows["task_id"],
             rows["batch_id"],
             rows["context_id"],
-            wide_task_ids=stream_by_task is not None,
+            wide_task_ids=streams is not None,
         )
         rows["early"] = clock.to_ns(rows["end"]) < start_ns
         early += int(rows["early"].sum())
@@ -216,15 +202,8 @@ def join(
 ) -> None:
     """Assign globalTaskIds, join tasks with their launches, and write operators and copies.
 
-    Args:
-        launched: launches for the device.
-        ran: executed tasks, by key.
-        joined: spool that receives the `JOINED_TASK` rows.
-        identified: receives all tasks of the log; None if no decoder looks them up.
-        ids: source of globalTaskIds.
-        workspace: sizes that bound the memory.
-        sink: receives the rows.
-        wide_task_ids: as in `pack_keys`.
+    `ran` contains the executed tasks by key, `joined` receives `JOINED_TASK` rows, and `identified`
+    all tasks of the log, if it is not None.
     """
     ambiguous = 0
     for rows, launches, copies in windows(
@@ -255,8 +234,8 @@ def join(
             logged = rows["key"][Runs(rows["key"]).starts]
             known = np.r_[numbers, NOWHERE][find(distinct, logged)]  # NOWHERE is the last
             has_blocks = launches["operator"]["blockNum"] > 0
-            of_tasks = np.flatnonzero(has_blocks & ~launches["is_operator"])
-            identified.add(logged, known, selected(launches, np.r_[of_tasks, last]))
+            tasks = np.flatnonzero(has_blocks & ~launches["is_operator"])
+            identified.add(logged, known, selected(launches, np.r_[tasks, last]))
     if ambiguous:
         sink.anomaly(
             "ambiguous_task",
@@ -267,7 +246,7 @@ def join(
 
 def _rank_keys(
     *keys: NDArray[np.uint64],
-) -> tuple[NDArray[np.uint64], list[NDArray[np.int64]]]:
+) -> tuple[NDArray[np.uint64], list[Ints]]:
     """Return the sorted distinct values of all columns, and the index into them for each column."""
     values = np.concatenate(keys)
     order = order_of_keys(values)
@@ -283,7 +262,7 @@ def _rank_keys(
     return values[new], np.split(place, ends[:-1])
 
 
-def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
+def _last_operators(launches: Rows) -> tuple[Ints, int]:
     """Return the last operator of each key, and the number of dropped operators.
 
     The tables contain only one row per task id.
@@ -298,18 +277,13 @@ def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
 def _with_launches(
     rows: Rows,
     launches: Rows,
-    launch: NDArray[np.int64],
-    operators: NDArray[np.int64],
-    global_task_id: NDArray[np.int64],
+    launch: Ints,
+    operators: Ints,
+    global_task_id: Ints,
 ) -> Rows:
     """Return `JOINED_TASK` rows for executed tasks and their launches.
 
-    Args:
-        rows: executed tasks.
-        launches: launches of the host.
-        launch: launch of each task, or NOWHERE.
-        operators: indexes of the launches that are operators.
-        global_task_id: id of each task.
+    `launch` is the launch of each task or NOWHERE, `operators` the launches that are operators.
     """
     result = np.zeros(len(rows), JOINED_TASK)
     _beginning(result)[:] = _beginning(rows)
@@ -335,17 +309,11 @@ def _beginning(rows: Rows) -> NDArray[np.void]:
     return np.ndarray((len(rows),), f"V{_COMMON_BYTES}", rows, 0, rows.strides)
 
 
-def _match_in_order(
-    row: NDArray[np.int64], launched: NDArray[np.uint64], ran: NDArray[np.uint64]
-) -> NDArray[np.int64]:
+def _match_in_order(row: Ints, launched: NDArray[np.uint64], ran: NDArray[np.uint64]) -> Ints:
     """Return the launch of each task, or NOWHERE.
 
-    Several launches and tasks with the same key are matched in order.
-
-    Args:
-        row: first launch with the key of each task, or NOWHERE.
-        launched: keys of launches, ascending.
-        ran: keys of tasks, ascending.
+    `row` is the first launch with the key of each task or NOWHERE; `launched` and `ran` are the
+    ascending keys of launches and tasks. Launches and tasks with the same key are matched in order.
     """
     if (launched[1:] == launched[:-1]).any():
         known = np.flatnonzero(row != NOWHERE)
@@ -365,12 +333,12 @@ class TaskRows:
     """Key of `pack_keys`."""
     stream_id: NDArray[np.uint32]
     type_code: NDArray[np.uint8]
-    connection_id: NDArray[np.int64]
+    connection_id: Ints
     kernel: NDArray[np.int32]
     """Row in `Launched.kernels`; -1 for tasks that schedule no communication."""
-    global_task_id: NDArray[np.int64]
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    global_task_id: Ints
+    start_ns: Ints
+    end_ns: Ints
     start: NDArray[np.uint64]
     """Device counter."""
     end: NDArray[np.uint64]
@@ -380,23 +348,19 @@ class TaskRows:
     @classmethod
     def from_rows(cls, rows: Rows, clock: LinearClock) -> TaskRows:
         """Convert `JOINED_TASK` rows to columns."""
-        return cls(
-            rows["key"].copy(),
-            rows["stream_id"].copy(),
-            rows["type_code"].copy(),
-            rows["connection_id"].copy(),
-            rows["kernel"].copy(),
-            rows["global_task_id"].copy(),
-            clock.to_ns(rows["start"]),
-            clock.to_ns(rows["end"]),
-            rows["start"].copy(),
-            rows["end"].copy(),
-            clock,
-        )
+        start, end = rows["start"].copy(), rows["end"].copy()
+        names = "key stream_id type_code connection_id kernel global_task_id".split()
+        columns = {name: rows[name].copy() for name in names}
+        start_ns, end_ns = clock.to_ns(start), clock.to_ns(end)
+        return cls(**columns, start_ns=start_ns, end_ns=end_ns, start=start, end=end, clock=clock)
 
 
 class TaskWriter:
-    """Writes the TASK rows of one device."""
+    """Writes the TASK rows of one device.
+
+    taskType comes from the host, or from the device for graphs and lost launches. `captures` is
+    None without a host.
+    """
 
     def __init__(
         self,
@@ -408,22 +372,15 @@ class TaskWriter:
         process_id: int,
         sink: Sink,
     ) -> None:
-        """Initialize the writer.
-
-        Args:
-            device_id: number of the device.
-            clock: clock of the device counter.
-            types: task types of the host.
-            captures: captured streams; None without a host.
-            platform: platform of the device.
-            process_id: id of the recorded process.
-            sink: receives the rows.
-        """
         self._device_id, self._clock, self._captures = device_id, clock, captures
-        self._process_id, self._sink = process_id, sink
-        self._names = _TypeNames(types, platform, sink)
+        self._platform, self._process_id, self._sink = platform, process_id, sink
+        self._types = types
+        self._by_code = np.full(256, -1, np.int64)
+        self._by_type = np.full(len(types.names), -1, np.int64)
+        self._by_device = types.is_one_of(*_TYPED_BY_DEVICE)
+        self._unnamed: Counter[int] = Counter()
 
-    def write(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def write(self, rows: Rows) -> tuple[Ints, Ints]:
         """Write `JOINED_TASK` rows; return their starts and ends in ns."""
         start_ns, end_ns = self._clock.to_ns(rows["start"]), self._clock.to_ns(rows["end"])
         model = rows["model_id"].copy()
@@ -444,7 +401,7 @@ class TaskWriter:
                 "connectionId": rows["connection_id"].copy(),
                 "globalTaskId": rows["global_task_id"].copy(),
                 "globalPid": self._process_id,
-                "taskType": self._names.ids(rows),
+                "taskType": self._type_ids(rows),
                 "contextId": rows["context_id"],
                 "streamId": rows["stream_id"],
                 "taskId": rows["task_id"],
@@ -454,36 +411,19 @@ class TaskWriter:
         return start_ns, end_ns
 
     def finish(self) -> None:
-        """Count unknown task types as anomalies."""
-        self._names.report()
+        """Count the tasks whose device type has no name as an anomaly."""
+        if self._unnamed:
+            detail = f"first: type code {min(self._unnamed)}"
+            self._sink.anomaly("unknown_device_task_type", self._unnamed.total(), detail)
 
-
-class _TypeNames:
-    """Names for TASK.taskType: from the host, or from the device for graphs and lost launches."""
-
-    def __init__(self, types: TaskTypes, platform: int, sink: Sink) -> None:
-        self._types, self._platform, self._sink = types, platform, sink
-        self._by_code = np.full(256, -1, np.int64)
-        self._by_type = np.full(len(types.names), -1, np.int64)
-        self._by_device = types.is_one_of(*_TYPED_BY_DEVICE)
-        self._unknown: Counter[int] = Counter()
-
-    def ids(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the string ids of the types of rows."""
+    def _type_ids(self, rows: Rows) -> Ints:
         self._intern_names(rows)
         code, kind = rows["type_code"], rows["type_index"]
-        result: NDArray[np.int64] = self._by_code[code]
+        result: Ints = self._by_code[code]
         named = np.flatnonzero(kind != NOWHERE)
         named = named[~self._by_device[kind[named]]]
         result[named] = self._by_type[kind[named]]
         return result
-
-    def report(self) -> None:
-        """Count the tasks whose device type has no name as an anomaly."""
-        if self._unknown:
-            first = min(self._unknown)
-            count = self._unknown.total()
-            self._sink.anomaly("unknown_device_task_type", count, f"first: type code {first}")
 
     def _intern_names(self, rows: Rows) -> None:
         """Intern the names of the types of rows; count types without a name."""
@@ -492,7 +432,7 @@ class _TypeNames:
         for code in np.flatnonzero(counts).tolist():
             name = type_name(code, self._platform)
             if name is None:
-                self._unknown[code] += int(counts[code])
+                self._unnamed[code] += int(counts[code])
             self._by_code[code] = intern(name or OTHER)
         known = np.bincount(rows["type_index"] - NOWHERE)[-NOWHERE:]
         for kind in np.flatnonzero(known).tolist():

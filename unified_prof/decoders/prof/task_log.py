@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base.columns import NO_CONTEXT, Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.host_records import concatenate
-from unified_prof.decoders.prof.layouts import (
-    HWTS_PLATFORMS,
-    ONE_CORE_KIND_PLATFORMS,
-    STARS_MAGIC,
-    V6_PLATFORMS,
-    record_type,
-)
-from unified_prof.decoders.prof.slices import Records, Workspace
+from unified_prof.decoders.prof.layouts import STARS_MAGIC, V6_PLATFORMS, record_type
+from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.task_identity import Flips, decode_words
-from unified_prof.decoders.spool import Rows, Spool, copied, selected, stacked, windows
+from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 
-_310P = 4
+_910A, _310P = 1, 4
 
 # Type code of tasks of the control core (`type_name`).
 C_CORE = 20
@@ -56,26 +49,16 @@ _CONTEXT_TYPES = (
 # An executed task or context of an FFTS+ task: start and end in ticks of the device, its place in
 # the order of starts, True (`early`) if it ended before the session. `key` is the identity in the
 # log at first, later that of `task_identity.pack_keys`.
-EXECUTED_TASK = np.dtype(
-    [
-        ("key", "u8"),
-        ("start", "u8"),
-        ("end", "u8"),
-        ("place", "i8"),
-        ("stream_id", "u4"),
-        ("task_id", "u4"),
-        ("batch_id", "u4"),
-        ("context_id", "u4"),
-        ("type_code", "u1"),
-        ("early", "?"),
-    ]
+EXECUTED_TASK = row_type(
+    "key u8, start u8, end u8, place i8, stream_id u4, task_id u4, batch_id u4, context_id u4,"
+    " type_code u1, early ?"
 )
-_MARK = np.dtype([("ticks", "u8"), ("identity", "u8"), ("is_end", "?"), ("type_code", "u1")])
+_MARK = row_type("ticks u8, identity u8, is_end ?, type_code u1")
 
 
 def type_name(code: int, platform: int) -> str | None:
     """Return the device's name for a task type, None if unknown."""
-    if platform in HWTS_PLATFORMS:
+    if platform in (_910A, _310P):
         names = _SQE_TYPES_HWTS if platform == _310P else ()
         return names[code] if code < len(names) else OTHER
     if code >= _CONTEXT_TYPE_BASE:
@@ -94,15 +77,15 @@ def read_task_log(
     On platforms with 32-bit task ids the stream is 0, because device logs do not contain it.
     """
     with workspace.spool(_MARK, "ticks") as tasks, workspace.spool(_MARK, "ticks") as contexts:
-        if device.platform in V6_PLATFORMS:
+        if device.has_wide_task_ids:
             _read_stars_v6(device, tasks, sink)
-        elif device.platform in HWTS_PLATFORMS:
+        elif device.has_hwts_log:
             _read_hwts(device, tasks)
         else:
             _read_stars(device, tasks, contexts, sink, expanded=expanded)
         for rows in _paired(tasks, "device_task", workspace.window_rows, sink):
             identity = rows["key"]
-            if device.platform in V6_PLATFORMS:
+            if device.has_wide_task_ids:
                 rows["task_id"] = identity
             else:
                 rows["stream_id"] = identity >> np.uint64(16)
@@ -136,7 +119,7 @@ def in_order_of_start(ran: Spool, window_rows: int) -> Iterator[Rows]:
 def _marks(
     identity: NDArray[np.uint64],
     ticks: NDArray[np.uint64],
-    is_end: NDArray[np.bool_],
+    is_end: Bools,
     type_code: NDArray[np.uint8],
 ) -> Rows:
     rows = np.empty(len(identity), _MARK)
@@ -149,8 +132,8 @@ def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[R
     """Match starts and ends in order, and yield an `EXECUTED_TASK` row for each pair."""
     still_open = np.zeros(0, _MARK)
     lost = marks.rows
-    for (found,) in windows(marks, window_rows=window_rows):
-        rows = stacked((still_open, found))
+    for (read,) in windows(marks, window_rows=window_rows):
+        rows = stacked((still_open, read))
         order = mark_order(rows["identity"], rows["ticks"])
         identity, is_end = rows["identity"][order], rows["is_end"][order]
         start, end = first_to_first(identity, is_end)
@@ -161,14 +144,14 @@ def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[R
         pairs["start"], pairs["end"] = rows["ticks"][first], rows["ticks"][order[end]]
         pairs["type_code"] = rows["type_code"][first]
         yield pairs
-        open_here = ~rows["is_end"]
-        open_here[first] = False
-        still_open = selected(rows, open_here)
+        is_open = ~rows["is_end"]
+        is_open[first] = False
+        still_open = selected(rows, is_open)
     if lost:
         sink.anomaly(f"unpaired_{kind}", lost, "start without end or end without start")
 
 
-def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
+def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> Ints:
     """Return indexes that sort by identity, time and position in the log."""
     if (ticks[1:] >= ticks[:-1]).all():  # usual case: the file is sorted by time
         count = len(identity)
@@ -181,9 +164,7 @@ def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArr
     return np.lexsort((ticks, identity))
 
 
-def first_to_first(
-    identity: NDArray[np.uint64], is_end: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def first_to_first(identity: NDArray[np.uint64], is_end: Bools) -> tuple[Ints, Ints]:
     """Match each end with the first open start; marks are sorted by identity and time."""
     count = len(identity)
     rows = np.arange(count)
@@ -220,16 +201,10 @@ def _read_stars(
         stream, task = decode_words(
             rows["stream_id"], rows["task_id"], expanded=expanded, sqe_type=sqe
         )
-        tasks.append(
-            _marks(
-                stream.astype(np.uint64) << np.uint64(16) | task,
-                rows["timestamp"],
-                (rows["w0"] & 1).astype(bool),
-                sqe,
-            )
-        )
+        identity = stream.astype(np.uint64) << np.uint64(16) | task
+        tasks.append(_marks(identity, rows["timestamp"], rows["w0"] & 1 == 1, sqe))
         is_context = (function == _CONTEXT_START) | (function == _CONTEXT_END)
-        if is_context.any() and device.platform in ONE_CORE_KIND_PLATFORMS:
+        if is_context.any() and device.has_one_core_kind:
             # The exporter has no tasks of contexts on these chips.
             sink.anomaly(
                 "context_not_evaluated",
@@ -260,39 +235,22 @@ def _read_stars_v6(device: DeviceDirectory, tasks: Spool, sink: Sink) -> None:
     for piece in _stars_pieces(device, "stars_acsq_v6", sink):
         rows = piece[piece["w0"] & 0x3F <= _END]
         task = rows["task_id_high"].astype(np.uint64) << np.uint64(16) | rows["task_id_low"]
-        tasks.append(
-            _marks(
-                task,
-                rows["timestamp"],
-                (rows["w0"] & 1).astype(bool),
-                (rows["w0"] >> 10).astype(np.uint8),
-            )
-        )
+        kind = (rows["w0"] >> 10).astype(np.uint8)
+        tasks.append(_marks(task, rows["timestamp"], rows["w0"] & 1 == 1, kind))
 
 
 def _read_hwts(device: DeviceDirectory, tasks: Spool) -> None:
     """Read the hwts log of platforms 1 and 4."""
     file = device.data.get("hwts")
-    if file is None:
-        return
-    for piece in file.pieces(record_type("hwts_log")):
+    for piece in file.pieces("hwts_log") if file is not None else ():
         rows = piece[piece["w0"] & 0x7 <= _END]
-        stream = (rows["stream_word"] % 2048).astype(np.uint64)
-        tasks.append(
-            _marks(
-                stream << np.uint64(16) | rows["task_id"],
-                rows["timestamp"],
-                (rows["w0"] & 1).astype(bool),
-                rows["task_type"],
-            )
-        )
+        identity = (rows["stream_word"] % 2048).astype(np.uint64) << np.uint64(16) | rows["task_id"]
+        tasks.append(_marks(identity, rows["timestamp"], rows["w0"] & 1 == 1, rows["task_type"]))
 
 
-def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> list[Records] | Any:
+def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> Iterator[Rows]:
     file = device.data.get("stars_soc")
-    if file is None:
-        return
-    for piece in file.pieces(record_type(layout), magic=STARS_MAGIC):
+    for piece in file.pieces(layout, magic=STARS_MAGIC) if file is not None else ():
         good = piece["magic"] == STARS_MAGIC
         if not good.all():
             sink.anomaly("bad_magic_stars_soc", int((~good).sum()), "stars_soc records")
@@ -310,22 +268,17 @@ class Track:
     """Flips and marks of a ts_track file, in file order."""
 
     flips: Flips
-    marks: Records
+    marks: Rows
     """Step records of mstx marks; `index_id` identifies the mark."""
-
-    @classmethod
-    def none(cls) -> Track:
-        """Return an empty track."""
-        return cls(Flips.none(), np.zeros(0, record_type("ts_step_trace")))
 
 
 def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
     """Read the ts_track file of a device; a missing file gives an empty track."""
     file = device.data.get("ts_track")
-    steps: list[Records] = [np.zeros(0, record_type("ts_step_trace"))]
-    flips: list[Records] = [np.zeros(0, record_type("ts_task_flip"))]
+    steps: list[Rows] = [np.zeros(0, record_type("ts_step_trace"))]
+    flips: list[Rows] = [np.zeros(0, record_type("ts_task_flip"))]
     if file is not None:
-        for piece in file.pieces(record_type("ts_step_trace")):
+        for piece in file.pieces("ts_step_trace"):
             function = piece["func_type"]
             steps.append(piece[(function == _STEP) & (piece["tag_id"] == _MARK_TAG)])
             flips.append(piece.view(record_type("ts_task_flip"))[function == _FLIP])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Pool
+from unified_prof.arrays.grouping import Bools, Pool
 from unified_prof.base.columns import NOT_AVAILABLE
 
 TENSORS_PER_RECORD = 5
@@ -83,33 +83,28 @@ class TensorTexts:
     ) -> NDArray[np.uint32]:
         """Return the list index of each record.
 
-        Args:
-            tensors: 55 words per record: five tensors of kind, format, data type, 8 dimensions.
-            number: number of used tensors in each record.
+        A record of `tensors` has 55 words: five tensors of kind, format, data type and 8
+        dimensions, of which the first `number` are used.
         """
         words = np.ascontiguousarray(tensors)
         number = np.minimum(number, TENSORS_PER_RECORD).astype(np.uint32)
         checksum = words.astype(np.uint64) @ _MIX + number * np.uint64(0x9E3779B97F4A7C15)
         if len(self._known) > _MAX_CACHED:
             self._known = _RecordCache()  # with many shapes, few occur again
-        place = self._known.places(checksum, words, number, self._interned)
+        place = self._known.places(checksum, words, number, self._intern_records)
         index = self._known.lists[place]
         # Lists with the checksum of another list are found by their words.
         if not self._known.all_equal(place, words, number):
             other = np.flatnonzero(self._known.mismatches(place, words, number))
-            index[other] = self._interned(words[other], number[other])
+            index[other] = self._intern_records(words[other], number[other])
         return index
 
-    def _interned(
+    def _intern_records(
         self, words: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> NDArray[np.uint32]:
-        return np.array(
-            [
-                self.intern(words[row, : filled * _WORDS].tobytes())
-                for row, filled in enumerate(number.tolist())
-            ],
-            np.uint32,
-        )
+        used = enumerate(number.tolist())
+        lists = [self.intern(words[row, : count * _WORDS].tobytes()) for row, count in used]
+        return np.array(lists, np.uint32)
 
     def concatenate(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.uint32]:
         """Concatenate pairs of lists, given by index, and return the new indexes."""
@@ -124,10 +119,7 @@ class TensorTexts:
     def texts(self, index: int, *, captured: bool = False) -> tuple[SideTexts, SideTexts]:
         """Return the strings for the inputs and for the outputs in a list.
 
-        Args:
-            index: index of the list.
-            captured: True for operators of captured graphs, for which the exporter uses other names
-                of unknown values.
+        For operators of captured graphs, the exporter uses other names of unknown values.
         """
         words = np.frombuffer(self._lists[index], "<u4").reshape(-1, _WORDS).tolist()
         return (
@@ -164,11 +156,7 @@ class _RecordCache:
     ) -> NDArray[np.uint32]:
         """Return the cached row for each checksum; unknown records are added to the cache.
 
-        Args:
-            checksum: checksums of the records.
-            words: words of the records.
-            number: numbers of tensors of the records.
-            lists: returns the list indexes of new records.
+        `lists` returns the list indexes of new records from their words and numbers of tensors.
         """
         place = self._checksums.index_of(checksum)
         known, found = len(self), len(self._checksums)
@@ -193,10 +181,10 @@ class _RecordCache:
 
     def mismatches(
         self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """Return a mask of the records that differ from the cached records at `place`."""
         different = (self._words[place] != words).any(axis=1) | (self._number[place] != number)
-        return np.asarray(different, bool)
+        return np.asarray(different)
 
 
 # Powers of an odd number: a checksum of the words of a record, modulo 2**64.

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.base.columns import NO_CONTEXT
-from unified_prof.decoders.prof.task_identity import Flips, IdCounter, decode_words, pack_keys
+from unified_prof.decoders.prof.task_identity import (
+    Flips,
+    IdCounter,
+    TaskStreams,
+    decode_words,
+    pack_keys,
+)
 from unified_prof.decoders.prof.task_join import DeviceTasks
 from unified_prof.decoders.prof.task_log import first_to_first, mark_order, type_name
 
@@ -92,7 +98,7 @@ def test_tasks_without_id_get_a_permanent_one() -> None:
     none = np.zeros(3, np.uint32)
     identity, ids = np.arange(3, dtype=np.uint64), np.array([-1, 7, -1])
     tasks = DeviceTasks(
-        IdCounter(), Flips.none(), False, False, identity, ids, none, none, None, (none, none)
+        IdCounter(), Flips.none(), False, False, identity, ids, none, none, None, TaskStreams.none()
     )
     tasks.ids.take(8)
     assert tasks.ids_of(np.array([2, 1, 2, 0])).tolist() == [9, 7, 9, 8]

@@ -24,7 +24,7 @@ from unified_prof.decoders.prof.pmu_records import (
 )
 from unified_prof.decoders.prof.pmu_tables import CoreKind
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.decoders.prof.task_identity import Flips, IdCounter, pack_keys
+from unified_prof.decoders.prof.task_identity import Flips, IdCounter, TaskStreams, pack_keys
 from unified_prof.decoders.prof.task_join import DeviceTasks
 
 STREAM = 7
@@ -42,7 +42,7 @@ def tasks_of(*task_ids: int, blocks: int = 0, context: int = NO_CONTEXT) -> Devi
     ids = np.array(task_ids, np.uint32)
     none = np.zeros(len(ids), np.uint32)
     key = pack_keys(none + STREAM, ids, none, none + np.uint32(context), wide_task_ids=False)
-    blocks_of, slots = none + np.uint32(blocks), (none[:0], none[:0])
+    blocks_of, slots = none + np.uint32(blocks), TaskStreams.none()
     keys, numbers = np.sort(key), np.full(len(ids), -1)
     return DeviceTasks(
         IdCounter(), Flips.none(), False, False, keys, numbers, blocks_of, none, None, slots

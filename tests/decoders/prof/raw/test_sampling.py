@@ -56,7 +56,7 @@ def _file(folder: Path, *slices: bytes) -> RawFile:
 
 def test_lines_are_joined_across_slices(tmp_path: Path) -> None:
     file = _file(tmp_path, b"first li", b"ne\n\nsecond\n \nthi", b"rd")
-    lines = [line for batch in sampling.text_lines(file) for line in batch]
+    lines = [line for batch in file.line_batches() for line in batch]
     assert lines == ["first line", "second", "third"]
     path = tmp_path / "escaped"
     path.mkdir()

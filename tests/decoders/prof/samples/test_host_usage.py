@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.recipe import PROCESS_ID
-from unified_prof.decoders.prof import host_calls, host_samples
+from unified_prof.decoders.prof import host_samples
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.errors import RawFormatError
 
@@ -126,7 +126,7 @@ def test_os_calls_start_with_the_session(tmp_path: Path) -> None:
         "half a li"
     )
     host = host_with(tmp_path, "host_syscall", text)
-    table, sink = decode_table(host_calls.decode_os_calls, host, "OSRT_API")
+    table, sink = decode_table(host_samples.decode_os_calls, host, "OSRT_API")
     tid = PROCESS_ID << 32
     assert rows(table, "name", "globalTid", "startNs", "endNs") == [
         ("read", tid | 31337, BEGIN_NS, BEGIN_NS + 250_000),
@@ -138,7 +138,7 @@ def test_os_calls_start_with_the_session(tmp_path: Path) -> None:
 def test_non_utf8_process_names_are_accepted(tmp_path: Path) -> None:
     text = b"  100.500 ( 0.250 ms): \xff\xfe/31337 read(fd: 3) = 0\n"
     host = host_with(tmp_path, "host_syscall", text)
-    table, _ = decode_table(host_calls.decode_os_calls, host, "OSRT_API")
+    table, _ = decode_table(host_samples.decode_os_calls, host, "OSRT_API")
     assert table["name"].tolist() == ["read"]
 
 
@@ -149,7 +149,7 @@ def test_non_utf8_process_names_are_accepted(tmp_path: Path) -> None:
         (host_samples.decode_host_disk, "host_disk"),
         (host_samples.decode_host_mem, "host_mem"),
         (host_samples.decode_host_network, "host_network"),
-        (host_calls.decode_os_calls, "host_syscall"),
+        (host_samples.decode_os_calls, "host_syscall"),
     ],
 )
 def test_binary_data_gives_no_rows(decode: Any, name: str, tmp_path: Path) -> None:

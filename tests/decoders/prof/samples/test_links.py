@@ -9,7 +9,7 @@ import pytest
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records, write_file
-from unified_prof.decoders.prof import link_samples, memory_samples
+from unified_prof.decoders.prof import device_samples
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import STARS_MAGIC
 
@@ -25,7 +25,7 @@ def test_unified_bus_has_one_row_per_port_and_sample(tmp_path: Path) -> None:
     # Counters of 64 bits, of which the vendor's exporter keeps half.
     part = records("ub", 2, port_id=[1, 2], time_us=[5, 6], rx_bind=1 << 33, tx_bind=[7, 8])
     device, sink = device_with(tmp_path, "ub", part.tobytes(), platform=15), MemorySink()
-    link_samples.decode_unified_bus(device, sink)
+    device_samples.decode_unified_bus(device, sink)
     found = sink.tables()["UB"]
     assert found["portId"].tolist() == [1, 2]
     assert (found["timestampNs"] - device.session.start_ns).tolist() == [5000, 6000]
@@ -52,7 +52,7 @@ def test_hccs_throughput_is_that_of_intervals(
     lines = [f"{origin_ns + place * 10**7}: {count} 0" for place, count in enumerate(sent)]
     device = device_with(tmp_path, "hccs", "\n".join(["time tx rx", *lines, ""]).encode())
     sink = MemorySink()
-    link_samples.decode_hccs(device, sink)
+    device_samples.decode_hccs(device, sink)
     assert sink.tables()["HCCS"]["txThroughput"].tolist() == expected
     assert sink.anomalies["counter_went_backwards"] == backward
 
@@ -60,7 +60,7 @@ def test_hccs_throughput_is_that_of_intervals(
 def test_incomplete_hbm_sample_has_no_bandwidth(tmp_path: Path) -> None:
     part = records("hbm_v1", 3, timestamp_us=range(3), count=1, event_type=1, hbm_id=3)
     sink = MemorySink()
-    memory_samples.decode_hbm(device_with(tmp_path, "hbm", part.tobytes()), sink)
+    device_samples.decode_hbm(device_with(tmp_path, "hbm", part.tobytes()), sink)
     assert not sink.tables()
     assert sink.anomalies == {"too_few_samples": 3}
 
@@ -75,7 +75,7 @@ def test_accelerator_reads_and_writes_are_swapped_except_on_platform_5(
     )
     device = device_with(tmp_path, "stars_soc_profile", part.tobytes(), platform)
     sink = MemorySink()
-    link_samples.decode_stars_samples(device, sink)
+    device_samples.decode_stars_samples(device, sink)
     found = sink.tables()["ACC_PMU"]
     columns = ("readBwLevel", "writeBwLevel", "readOstLevel", "writeOstLevel")
     levels = [found[column].tolist() for column in columns]

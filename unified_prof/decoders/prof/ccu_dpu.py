@@ -1,11 +1,14 @@
-"""Decodes CCU: waits and transfers of collective communication units (platforms 15 and 16).
+"""Decodes the tables CCU and DPU_TASK, which only platforms 15 and 16 have.
 
-Each unit (die) logs missions with the 32-bit id of their task (ccu*.instr) and channel delays
-(ccu*.stat). The host has records of each instruction. All dies are decoded together.
+CCU contains the waits and transfers of collective communication units. Each unit (die) logs
+missions with the 32-bit id of their task (ccu*.instr) and channel delays (ccu*.stat); the host has
+records of each instruction. DPU_TASK contains kernels (dpu_track) and collectives (dpu_hccl_info)
+of DPUs, which only the host records.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,14 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import NO_RANK, NO_STREAM, Sink
+from unified_prof.base.columns import NO_RANK, NO_STREAM, NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof import collectives, sampling
 from unified_prof.decoders.prof.clocks import MAX_NS
 from unified_prof.decoders.prof.collectives import array_text
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_records import host_records
-from unified_prof.decoders.prof.layouts import CCU_REDUCTIONS, DATA_TYPES, name_of
+from unified_prof.decoders.prof.layouts import (
+    CCU_REDUCTIONS,
+    DATA_TYPES,
+    DPU_REDUCTIONS,
+    LINKS,
+    RDMA_KINDS,
+    TRANSPORTS,
+    name_of,
+)
+from unified_prof.decoders.prof.task_identity import IdCounter
 from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.spool import Rows
 
 _DIES = (0, 1)
 _NO_CHANNEL = 0xFFFF
@@ -76,9 +89,10 @@ def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
         collectives.duration_ns(mission.end - mission.start, clock.rate) for mission in missions
     ]
     args = [
-        _args(mission, duration, recorded, delays)
+        _mission_args(mission, duration, recorded, delays)
         for mission, duration in zip(missions, durations_ns, strict=True)
     ]
+    names = ("LoopGroup" if mission.peer is None else "Wait" for mission in missions)
     sampling.write_samples(
         sink,
         device,
@@ -86,11 +100,7 @@ def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
         start_ns,
         time_column="startNs",
         globalTaskId=tasks.ids.take(len(missions)),
-        name=np.asarray(
-            sink.strings.intern_all(
-                "LoopGroup" if mission.peer is None else "Wait" for mission in missions
-            )
-        ),
+        name=np.asarray(sink.strings.intern_all(names)),
         # The end of a damaged record may be beyond int64.
         endNs=start_ns + np.minimum(durations_ns, MAX_NS - start_ns).astype(np.int64),
         args=np.asarray(sink.strings.intern_all(args)),
@@ -103,7 +113,7 @@ def _missions(device: DeviceDirectory, tasks: DeviceTasks) -> Iterator[_Mission]
     waits: dict[_Key, _Mission] = {}
     for die in _DIES:
         for records in sampling.pieces(device, f"ccu{die}.instr", "ccu_instr"):
-            streams = tasks.streams_of(records["task_id"])
+            streams = tasks.streams.find(records["task_id"])
             streams = np.where(streams < 0, NO_STREAM, streams)
             for record, stream in zip(records, streams.tolist(), strict=True):
                 task, start = int(record["task_id"]), int(record["wait_start"])
@@ -139,7 +149,12 @@ def _read_host_records(host: HostDirectory, sink: Sink) -> _HostRecords:
                 key = (int(record["stream_id"]), int(record["task_id"]), int(record["instruction"]))
                 found.setdefault(key, record.copy())
                 if kind == _WAIT_KIND:
-                    result.channels.setdefault(key, []).extend(_used_channels(record))
+                    used_here = (record["channels"] != _NO_CHANNEL) & (
+                        record["remote_ranks"] != NO_RANK
+                    )
+                    result.channels.setdefault(key, []).extend(
+                        record["channels"][used_here].tolist()
+                    )
     return result
 
 
@@ -158,7 +173,7 @@ def _channel_delays(device: DeviceDirectory) -> dict[int, list[tuple[int, int]]]
     return found
 
 
-def _args(
+def _mission_args(
     mission: _Mission,
     duration_ns: float,
     recorded: _HostRecords,
@@ -210,7 +225,145 @@ def _wait_args(
     return result
 
 
-def _used_channels(record: Any) -> list[int]:
-    used = (record["channels"] != _NO_CHANNEL) & (record["remote_ranks"] != NO_RANK)
-    channels: list[int] = record["channels"][used].tolist()
-    return channels
+# Class of device in the high four bits of a device field.
+_DPU = 1
+_NUMBER_BITS = 0x0FFF
+_RANK_BITS = 0xFFFF
+_DPU_BATCH_ROWS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class _DpuTask:
+    """One row of DPU_TASK; times in ticks of the host counter."""
+
+    device_id: int
+    thread_id: int
+    start: int
+    end: int
+    stream_id: int
+    task_id: int
+    name: str
+    more: tuple[object, ...]
+    """Additional names and values for the column `args`."""
+
+
+def decode_dpu(host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
+    """Write DPU_TASK. Its tasks get new ids, because they are not in TASK."""
+    for read in (_dpu_kernels, _dpu_collectives):
+        rows: list[_DpuTask] = []
+        for row in read(host, sink):
+            rows.append(row)
+            if len(rows) == _DPU_BATCH_ROWS:
+                _write_dpu_tasks(rows, host, ids, sink)
+                rows.clear()
+        _write_dpu_tasks(rows, host, ids, sink)
+
+
+def _dpu_kernels(host: HostDirectory, sink: Sink) -> Iterator[_DpuTask]:
+    """Yield the kernels, named after the last launch with the same device and task."""
+    launched: dict[tuple[int, int], int] | None = None
+    for records in host_records(host, "compact", "dpu_track", sink):
+        if launched is None:
+            launched = {
+                (int(record["device_id"]) & _NUMBER_BITS, int(record["task_id"])): int(
+                    record["kernel_name"]
+                )
+                for launches in host_records(host, "compact", "task_track", sink)
+                for record in _on_dpu(launches, "device_id")
+            }
+        for record in _on_dpu(records, "device"):
+            device, task = int(record["device"]) & _NUMBER_BITS, int(record["task_id"])
+            name = launched.get((device, task), 0)
+            yield _DpuTask(
+                device,
+                int(record["thread_id"]),
+                int(record["start"]),
+                int(record["timestamp"]),
+                int(record["stream_id"]),
+                task,
+                host.dictionaries.text(name) if name else NOT_AVAILABLE,
+                ("Task Type", "AI_CPU"),
+            )
+
+
+def _on_dpu(records: Rows, field: str) -> Rows:
+    return np.asarray(records[records[field] >> 12 == _DPU])
+
+
+def _dpu_collectives(host: HostDirectory, sink: Sink) -> Iterator[_DpuTask]:
+    """Yield the collective tasks (platforms 15 and 16)."""
+    if not host.has_wide_task_ids:
+        return
+    for records in host_records(host, "additional", "dpu_hccl_info", sink):
+        for record in records:
+            yield _DpuTask(
+                int(record["dpu"]) & _NUMBER_BITS,
+                int(record["thread_id"]),
+                int(record["start"]),
+                int(record["timestamp"]),
+                int(record["stream_id"]),
+                int(record["task_id"]),
+                host.dictionaries.text(int(record["item"])),
+                _collective_args(record, host),
+            )
+
+
+def _collective_args(record: Any, host: HostDirectory) -> tuple[object, ...]:
+    group = int(record["group"])
+    known = host.dictionaries.knows(group)
+    ticks = max(int(record["timestamp"]) - int(record["start"]), 0)
+    duration_us = host.clocks.host.duration().to_ns(np.array([ticks]))[0] / 1000.0
+    size = int(record["size_bytes"])
+    values = {
+        "OP Type": name_of(DPU_REDUCTIONS, int(record["op_type"])),
+        "AI CPU Device Id": int(record["npu"]),
+        "AI CPU Task Id": int(record["ai_cpu_task"]),
+        "Group Name": f"{host.dictionaries.text(group) if known else NOT_AVAILABLE}({group})",
+        "Plane Id": int(record["plane_id"]),
+        "Notify Id": str(int(record["notify_id"])),
+        "Duration Estimated(us)": float(record["estimated_us"]),
+        "Rank Size": int(record["rank_size"]),
+        "Src Rank": int(record["local_rank"]) & _RANK_BITS,
+        "Dst Rank": int(record["remote_rank"]) & _RANK_BITS,
+        "Transport Type": name_of(TRANSPORTS, int(record["transport_type"])),
+        "Size(Byte)": size,
+        "Bandwidth(B/s)": size / (duration_us / 1e6) if duration_us > 0 else 0.0,
+        "Data Type": name_of(DATA_TYPES, int(record["data_type"])),
+        "Link Type": name_of(LINKS, int(record["link_type"])),
+        "Rdma Type": name_of(RDMA_KINDS, int(record["rdma_type"])),
+    }
+    return tuple(itertools.chain.from_iterable(values.items()))
+
+
+def _write_dpu_tasks(rows: list[_DpuTask], host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
+    """Write the rows; rows that started before the session are dropped and counted."""
+    if not rows:
+        return
+    start_ns = host.clocks.host.to_ns(np.array([row.start for row in rows], np.uint64))
+    end_ns = host.clocks.host.to_ns(np.array([row.end for row in rows], np.uint64))
+    kept = np.flatnonzero(start_ns >= host.session.start_ns)
+    if early := len(rows) - len(kept):
+        sink.anomaly("before_session_start", early, "rows of DPU_TASK")
+    if not len(kept):
+        return
+    chosen = [rows[index] for index in kept.tolist()]
+    args = [
+        ["Thread Id", row.thread_id, "Physic Stream Id", row.stream_id, "Task Id", row.task_id]
+        for row in chosen
+    ]
+    for values, row in zip(args, chosen, strict=True):
+        values += row.more
+    sink.write(
+        "DPU_TASK",
+        {
+            "dpuDeviceId": [row.device_id for row in chosen],
+            "globalTid": [row.thread_id for row in chosen],
+            "startNs": start_ns[kept],
+            "endNs": end_ns[kept],
+            "globalTaskId": ids.take(len(chosen)),
+            "streamId": [row.stream_id for row in chosen],
+            "taskId": [row.task_id for row in chosen],
+            "opName": sink.strings.intern_all(row.name for row in chosen),
+            "args": sink.strings.intern_all(map(array_text, args)),
+        },
+    )
