@@ -88,7 +88,7 @@ def test_whole_session_has_a_row_of_every_kind(
     expected: dict[int, list[tuple[int, int]]],
 ) -> None:
     sink, workspace = MemorySink(), Workspace()
-    writer = OverlapWriter(sink, workspace.spool, whole=True)
+    writer = OverlapWriter(sink, workspace.spool, with_empty=True)
     with writer.device(3) as overlap:
         overlap.add(spans(tasks), spans(compute))
         overlap.finish(spans(collectives))

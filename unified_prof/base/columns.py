@@ -13,6 +13,7 @@ name the writer of a value. Released migrations contain copies of the values.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -23,6 +24,32 @@ from numpy.typing import NDArray
 
 # Column of a batch: an array, a sequence (None is NULL), or one value for all rows.
 Column = NDArray[Any] | Sequence[Any] | int | float | str | None
+
+# Stands for an id that an event does not have.
+MISSING = -1
+
+
+def ints(values: Iterable[int]) -> NDArray[np.int64]:
+    """Convert Python integers to a column, faster than `numpy.array`.
+
+    Raises:
+        TypeError: a value is not an integer.
+        OverflowError: a value does not fit into int64.
+    """
+    return np.frombuffer(array("q", values), dtype=np.int64)
+
+
+def null_where(missing: NDArray[np.bool_], values: NDArray[Any]) -> Column:
+    """Return a column that is NULL where `missing` is true."""
+    if not missing.any():
+        return values
+    return None if missing.all() else np.ma.masked_array(values, missing)
+
+
+def null_if_missing(values: NDArray[np.int64]) -> Column:
+    """Return a column that is NULL where values are `MISSING`."""
+    return null_where(values == MISSING, values)
+
 
 # Context manager around a named part of the work, for timing and progress.
 Stage = Callable[[str], AbstractContextManager[Any]]

@@ -132,15 +132,13 @@ class Format:
 
 def format_of(head: bytes) -> Format | None:
     """Return the format of a file with these first bytes, None if it is not compressed."""
-    return next((one for one in _FORMATS if head.startswith(one.magics)), None)
+    return next((form for form in _FORMATS if head.startswith(form.magics)), None)
 
 
 def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
     """Yield the content of a file, compressed or not, in chunks of bounded size.
 
-    Args:
-        source: The file, at its start.
-        nested: Maximum number of nested formats.
+    `source` is the file, at its start, `nested` the maximum number of nested formats.
     """
     head = source.read(_MAGIC_BYTES)
     found = format_of(head) if nested else None
@@ -249,10 +247,8 @@ class Content:
             with self._path.open("rb") as source:
                 yield from self._blocks(source)
         except OSError as err:
-            why = err.strerror or err
-            raise RawFormatError(
-                f"{self._path}: cannot be read: {why}", slug="cannot-read"
-            ) from err
+            message = f"{self._path}: cannot be read: {err.strerror or err}"
+            raise RawFormatError(message, slug="cannot-read") from err
 
     def _blocks(self, source: IO[bytes]) -> Iterator[bytes]:
         form = format_of(source.read(_MAGIC_BYTES))
@@ -274,10 +270,8 @@ class Content:
         except CutOffError:
             self.cut_off = True
         except DamagedError as err:
-            name = form.name if form else ""
-            raise RawFormatError(
-                f"{self._path}: the {name} data is damaged: {err}", slug="damaged-recording"
-            ) from err
+            message = f"{self._path}: the {form.name if form else ''} data is damaged: {err}"
+            raise RawFormatError(message, slug="damaged-recording") from err
         except UnreadableError as err:
             raise RawFormatError(f"{self._path}: {err}", hint=err.hint, slug="compression") from err
 
@@ -309,10 +303,8 @@ def read_content(path: Path) -> bytes:
         for block in content.blocks():
             size += len(block)
             if size > MAX_CONTENT_BYTES:
-                raise RawFormatError(
-                    f"{path} expands to more than {MAX_CONTENT_BYTES:,} bytes",
-                    slug="input-too-long",
-                )
+                message = f"{path} expands to more than {MAX_CONTENT_BYTES:,} bytes"
+                raise RawFormatError(message, slug="input-too-long")
             blocks.append(block)
         data = b"".join(blocks)
     except MemoryError as err:
@@ -334,12 +326,8 @@ def read_json(path: Path) -> Any:
     except MemoryError as err:
         raise RawFormatError(f"{path}: not enough memory to read it", slug="out-of-memory") from err
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise RawFormatError(
-            f"{path} is damaged or truncated as JSON: {err}", slug="damaged-recording"
-        ) from err
-
-
-# ---- streams of one or several members
+        message = f"{path} is damaged or truncated as JSON: {err}"
+        raise RawFormatError(message, slug="damaged-recording") from err
 
 
 def _expand_members(
@@ -426,21 +414,6 @@ def _without_trailing_zeros(source: IO[bytes]) -> _PaddedFile:
     return _PaddedFile(source, end if many else size, size - end if many else 0)
 
 
-def _gunzip(source: IO[bytes]) -> Iterator[bytes]:
-    return _expand_members(source, _Gzip)
-
-
-def _unbzip2(source: IO[bytes]) -> Iterator[bytes]:
-    return _expand_members(source, bz2.BZ2Decompressor)
-
-
-def _unxz(source: IO[bytes]) -> Iterator[bytes]:
-    return _expand_members(source, lambda: lzma.LZMADecompressor(memlimit=_MEMORY_LIMIT))
-
-
-# ---- zstd, for which Python has a module since 3.14
-
-
 def _unzstd(source: IO[bytes]) -> Iterator[bytes]:
     module = zstd_module()
     if module is None:
@@ -496,9 +469,6 @@ class _Zstandard:
             size += len(parts[-1])
         self._pending = data[at:]
         return b"".join(parts)
-
-
-# ---- archives
 
 
 def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -564,9 +534,15 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 _FORMATS = (
-    Format("gzip", (b"\x1f\x8b",), _gunzip),
-    Format("xz", (b"\xfd7zXZ\0",), _unxz),
-    Format("bzip2", (b"BZh",), _unbzip2),
+    Format("gzip", (b"\x1f\x8b",), lambda source: _expand_members(source, _Gzip)),
+    Format(
+        "xz",
+        (b"\xfd7zXZ\0",),
+        lambda source: _expand_members(
+            source, lambda: lzma.LZMADecompressor(memlimit=_MEMORY_LIMIT)
+        ),
+    ),
+    Format("bzip2", (b"BZh",), lambda source: _expand_members(source, bz2.BZ2Decompressor)),
     Format("zstd", (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"), _unzstd),
     Format("zip", (b"PK\x03\x04", b"PK\x05\x06")),
 )

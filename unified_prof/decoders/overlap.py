@@ -6,34 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet, merge, subtract
 from unified_prof.base.columns import Sink
-from unified_prof.decoders.spool import WINDOW_ROWS, Spool, windows
+from unified_prof.decoders.spool import WINDOW_ROWS, Spool, row_type, windows
 
 _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
 # Kinds that add up to the time of a device.
 _PARTITION = (_COMPUTE, _NOT_OVERLAPPED, _FREE)
-_SPAN = np.dtype([("key", "i8"), ("end", "i8")])
+_SPAN = row_type("key i8, end i8")
 
 # Returns a spool of a dtype, sorted by a key.
 NewSpool = Callable[[np.dtype[Any], str], Spool]
 
 # Starts and ends, ns.
-Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
+Spans = tuple[Ints, Ints]
 
 
 class OverlapWriter:
     """Writes the intervals of all devices to OVERLAP_ANALYSIS.
 
-    Args:
-        sink: receives the rows.
-        new_spool: returns spools for intervals.
-        window_rows: number of intervals to process at a time.
-        whole: If True, write an empty interval for each kind that a device does not have.
-            MindStudio Insight sums three kinds and fails if one is missing. The msprof exporter
-            does not write empty intervals.
+    If `with_empty` is true, an empty interval is written for each kind that a device does not have:
+    MindStudio Insight sums three kinds and fails if one is missing. The msprof exporter does not
+    write empty intervals.
     """
 
     def __init__(
@@ -42,10 +38,10 @@ class OverlapWriter:
         new_spool: NewSpool,
         window_rows: int = WINDOW_ROWS,
         *,
-        whole: bool = False,
+        with_empty: bool = False,
     ) -> None:
         self._sink = sink
-        self.new_spool, self.window_rows, self.whole = new_spool, window_rows, whole
+        self.new_spool, self.window_rows, self.with_empty = new_spool, window_rows, with_empty
         self._next_id = 0
 
     def device(self, device_id: int) -> DeviceOverlap:
@@ -90,11 +86,9 @@ class DeviceOverlap:
         self._computing.__exit__()
 
     def add(self, tasks: Spans, compute: Spans) -> None:
-        """Add tasks, sorted by start.
+        """Add tasks and the compute tasks among them, sorted by start.
 
-        Args:
-            tasks: all tasks; idle time is between the first and the last of them.
-            compute: compute tasks.
+        Idle time is between the first and the last task.
         """
         if len(tasks[0]):
             self._first_ns = min(self._first_ns, int(tasks[0].min()))
@@ -109,18 +103,14 @@ class DeviceOverlap:
         self._spool(IntervalSet(merged.start_ns[:-1], merged.end_ns[:-1]))
 
     def finish(self, communication: Spans) -> None:
-        """Write all intervals.
-
-        Args:
-            communication: intervals of collective operators.
-        """
+        """Write all intervals; `communication` contains those of collective operators."""
         self._spool(self._last)
         communicating = merge(*communication, keep_empty=True)
         if self._computing.rows or len(communicating):
             self._write_all(communicating)
-        elif self._writer.whole and self._first_ns <= self._last_ns:
+        elif self._writer.with_empty and self._first_ns <= self._last_ns:
             self._write(_FREE, _single(self._first_ns, self._last_ns))
-        if self._writer.whole and self._written:
+        if self._writer.with_empty and self._written:
             for kind in _PARTITION:
                 if kind not in self._written:
                     self._write(kind, _single(self._first_ns, self._first_ns))
@@ -174,7 +164,7 @@ class DeviceOverlap:
         begin = min(self._first_ns, first_ns)
         return min(begin, int(communicating.start_ns[0])) if len(communicating) else begin
 
-    def _gaps(self, reach: int, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> int:
+    def _gaps(self, reach: int, start_ns: Ints, end_ns: Ints) -> int:
         """Write the gaps after `reach` and between the intervals; return the last end."""
         start_ns, end_ns = np.maximum(start_ns, reach), np.maximum(end_ns, reach)
         busy = merge(np.r_[reach, start_ns], np.r_[reach, end_ns], keep_empty=True)

@@ -14,7 +14,7 @@ from tests.decoders.kineto.builders import (
     operation,
     write,
 )
-from unified_prof.decoders.gpu import hosts
+from unified_prof.decoders.gpu import joins
 
 
 def frame(name: str, ts: object, dur: object, tid: int = 101) -> dict[str, object]:
@@ -114,7 +114,7 @@ def test_call_chains_do_not_depend_on_the_window_size(
     whole = decode(trace)
     monkeypatch.setattr("unified_prof.decoders.gpu.rows.RUN_BYTES", 1)
     monkeypatch.setattr("unified_prof.decoders.spool._MIN_BLOCK_ROWS", 1)
-    monkeypatch.setattr(hosts, "WINDOW_ROWS", 1)
+    monkeypatch.setattr(joins, "WINDOW_ROWS", 1)
     assert frames_by_operation(decode(trace)) == frames_by_operation(whole)
 
 

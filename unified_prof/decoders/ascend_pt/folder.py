@@ -91,9 +91,8 @@ class AscendFolder:
         """Return the file in FRAMEWORK/ whose name starts with `name`, None if there is none."""
         found = [file for file in self._framework if file.startswith(name)]
         if len(found) > 1:
-            self.problems.append(
-                ("undecoded_data", f"{FRAMEWORK}: {', '.join(found[1:])} beside {found[0]}")
-            )
+            detail = f"{FRAMEWORK}: {', '.join(found[1:])} beside {found[0]}"
+            self.problems.append(("undecoded_data", detail))
         return self.path / FRAMEWORK / found[0] if found else None
 
     def other_files(self) -> list[str]:
@@ -145,11 +144,7 @@ class AscendFolder:
         return _inner(_inner(self.info, "config"), "experimental_config").text("_profiler_level")
 
     def clock(self, prof: ProfClock | None) -> HostClock:
-        """Return the clock of the timestamps in FRAMEWORK/.
-
-        Args:
-            prof: clock of the host in PROF_*; None without PROF_*.
-        """
+        """Return the clock of FRAMEWORK/; `prof` is that of the host in PROF_*."""
         if self._info_file is None:
             self.problems.append(("no_profiler_info", f"{self.path} has no profiler_info*.json"))
         start, end = _inner(self.info, "start_info"), _inner(self.info, "end_info")
@@ -164,12 +159,8 @@ class AscendFolder:
         if not offset:
             at, at_monotonic = end.integer("collectionTimeEnd"), end.integer("MonotonicTimeEnd")
             if at is None or at_monotonic is None:
-                self.problems.append(
-                    (
-                        "no_clock",
-                        f"{self.info.path} has no end_info: times are relative to the start",
-                    )
-                )
+                detail = f"{self.info.path} has no end_info: times are relative to the start"
+                self.problems.append(("no_clock", detail))
             else:
                 offset = at - at_monotonic
         return HostClock(counts, mhz, count, monotonic or 0, offset)
@@ -298,14 +289,10 @@ class Batch:
 def read_records(
     path: Path, kind: int, layouts: Sequence[Layout], wanted: tuple[int, ...], sink: Sink
 ) -> Iterator[Batch]:
-    """Yield the records of a file in batches of a few megabytes, one batch per layout.
+    """Yield the records of one type in a file in batches of a few megabytes, one batch per layout.
 
-    Args:
-        path: path of the file.
-        kind: type of the records to read; other records are counted and dropped.
-        layouts: possible layouts of the fixed part; the first that fits is used.
-        wanted: types of the fields to find.
-        sink: receives the anomalies.
+    Records of other types are counted and dropped. The first of the possible layouts of the fixed
+    part that fits is used; `wanted` are the types of the fields to find.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -313,7 +300,8 @@ def read_records(
     number = 0
     for data, starts, ends, kinds in _pieces(path, sink):
         if other := int((kinds != kind).sum()):
-            sink.anomaly(DAMAGED, other, f"{path}: a record of type {_first(kinds, kind)}")
+            first = int(kinds[np.argmax(kinds != kind)])
+            sink.anomaly(DAMAGED, other, f"{path}: a record of type {first}")
         chosen = kinds == kind
         part = _Piece(path, data, starts[chosen], ends[chosen], number + np.flatnonzero(chosen))
         number += len(kinds)
@@ -446,9 +434,8 @@ def _fields(piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]) -> tuple[B
     """Return a mask of the records that their fields fill exactly, and the wanted fields."""
     array = np.frombuffer(piece.data, np.uint8)
     at, ends = piece.starts + fixed_bytes, piece.ends
-    fields = {
-        kind: (np.full(len(at), -1, np.int64), np.zeros(len(at), np.int64)) for kind in wanted
-    }
+    none = np.full(len(at), -1, np.int64)
+    fields = {kind: (none.copy(), np.zeros(len(at), np.int64)) for kind in wanted}
     active = np.flatnonzero(at + _HEAD.size <= ends)
     for _ in range(_MAX_FIELDS):
         if not len(active):
@@ -468,10 +455,6 @@ def _fields(piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]) -> tuple[B
         at[active] = start + length
         active = active[at[active] + _HEAD.size <= ends[active]]
     return at == ends, fields
-
-
-def _first(kinds: Ints, wanted: int) -> int:
-    return int(kinds[np.argmax(kinds != wanted)])
 
 
 def _opened(path: Path) -> BinaryIO:

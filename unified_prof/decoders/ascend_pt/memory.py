@@ -6,22 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base.columns import Column, Sink
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
 from unified_prof.decoders.ascend_pt.operators import NO_NAME, NONE, Clock, Operators
 from unified_prof.decoders.ascend_pt.queue import Queue, dequeue_begun, enqueue_of
 
 _TOTALS = [
-    ("ptr", "<i8"),
-    ("time", "<i8"),
-    ("size", "<i8"),
-    ("allocated", "<i8"),
-    ("reserved", "<i8"),
-    ("active", "<i8"),
-    ("stream", "<i8"),
+    *((name, "<i8") for name in "ptr time size allocated reserved active stream".split()),
     ("device_type", "i1"),
 ]
 _THREAD = [("tid", "<u8"), ("pid", "<u8")]
@@ -41,9 +34,8 @@ _MALLOC, _FREE, _BLOCK_FREE = 0, 1, 2
 _INNER = 0
 _RELEASE = "release"
 _COLUMNS = (
-    *("ptr", "time", "size", "allocated", "reserved", "active", "stream", "device"),
-    *("component", "kind", "allocator", "tid", "pid"),
-)
+    "ptr time size allocated reserved active stream device component kind allocator tid pid"
+).split()
 _NOT_CANDIDATES = ("empty_tensor", "malloc_workspace")
 _REAL = ("aten", "npu")
 
@@ -60,7 +52,7 @@ class Records:
     def __getitem__(self, name: str) -> Ints:
         return self.columns[name]
 
-    def take(self, rows: NDArray[np.bool_] | Ints) -> Records:
+    def take(self, rows: Bools | Ints) -> Records:
         """Return the records at the given rows."""
         return Records({name: values[rows] for name, values in self.columns.items()})
 
@@ -68,11 +60,7 @@ class Records:
 def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink) -> Records:
     """Read the allocator records; return no records if the file is missing.
 
-    Args:
-        path: path of the file.
-        clock: converts its time stamps.
-        device: the only recorded device, which replaces PyTorch's number; None if several.
-        sink: receives the anomalies.
+    If only one device was recorded, `device` replaces PyTorch's number.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -81,10 +69,10 @@ def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink)
     for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (), sink):
         on_npu = batch.fixed[batch.fixed["device_type"] == _NPU]
         for name in _COLUMNS:
-            found = name in (on_npu.dtype.names or ())
-            parts[name].append(
-                on_npu[name].astype(np.int64) if found else np.zeros(len(on_npu), np.int64)
-            )
+            values = np.zeros(len(on_npu), np.int64)
+            if name in (on_npu.dtype.names or ()):
+                values = on_npu[name].astype(np.int64)
+            parts[name].append(values)
     columns = {name: np.concatenate([_NO_ROWS, *values]) for name, values in parts.items()}
     columns["time"] = clock(columns["time"])
     if device is not None:
@@ -97,7 +85,8 @@ def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> 
     """Write MEMORY_RECORD: the totals of each allocator and of both together, after each change."""
     pytorch = records.take(records["component"] != _WORKSPACE)
     workspace = records.take(records["component"] == _WORKSPACE)
-    cann = {name: values[_by_time(allocations)] for name, values in allocations.items()}
+    by_time = np.argsort(allocations["timestampNs"], kind="stable")
+    cann = {name: values[by_time] for name, values in allocations.items()}
     time, device = cann["timestampNs"], cann["deviceId"]
     # At equal times, PyTorch's record is first.
     before = _last_before(time, device, pytorch["time"], pytorch["device"], "left")
@@ -109,7 +98,8 @@ def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> 
         pytorch,
         allocated=_with(pytorch["allocated"], cann["totalAllocate"], before),
         reserved=_with(pytorch["reserved"], cann["totalReserve"], before),
-        stream=_own_or_null(pytorch["stream"], before),
+        # NULL if it is 0 and CANN has a record.
+        stream=np.ma.MaskedArray(pytorch["stream"], (pytorch["stream"] == 0) & (before != NONE)),
     )
     _write_totals(sink, "WORKSPACE", workspace)
     if not len(time):
@@ -143,10 +133,8 @@ def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> 
 def _write_totals(sink: Sink, component: str, records: Records, **other: Column) -> None:
     if not len(records):
         return
-    columns: dict[str, Column] = {
-        name: records[name] for name in ("allocated", "reserved", "active", "stream")
-    }
-    columns |= other
+    names = ("allocated", "reserved", "active", "stream")
+    columns: dict[str, Column] = {**{name: records[name] for name in names}, **other}
     sink.write(
         "MEMORY_RECORD",
         {
@@ -161,28 +149,14 @@ def _write_totals(sink: Sink, component: str, records: Records, **other: Column)
     )
 
 
-def _own_or_null(stream: Ints, other: Ints) -> Column:
-    """Return the stream that PyTorch recorded; NULL if it is 0 and CANN has a record."""
-    return np.ma.MaskedArray(stream, (stream == 0) & (other != NONE))
-
-
 def _with(values: Ints, others: Ints, place: Ints) -> Ints:
     return np.asarray(values + np.append(others, 0)[place])
-
-
-def _by_time(allocations: dict[str, Ints]) -> Ints:
-    return np.argsort(allocations["timestampNs"], kind="stable")
 
 
 def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: str) -> Ints:
     """Return for each of `at_ns` the index of the last earlier `time` on the same device, or NONE.
 
-    Args:
-        time: times to search, ascending.
-        device: device of each of them.
-        at_ns: times to look up.
-        at_device: device of each of these.
-        side: `right` if equal times count as earlier, `left` if not.
+    `time` is ascending. Equal times count as earlier if `side` is `right`, not if it is `left`.
     """
     found = np.full(len(at_ns), NONE, np.int64)
     for number in np.unique(device).tolist():
@@ -197,12 +171,8 @@ def write_allocations(
 ) -> None:
     """Write the rows of OP_MEMORY for PyTorch: allocations paired with their releases.
 
-    Args:
-        records: records of all PyTorch allocators.
-        operators: operators that may have allocated.
-        names: string id of the name of each operator.
-        queue: task queue, used to find the operators for launching threads.
-        sink: receives the rows.
+    `names` are the string ids of the names of the operators. With the task queue, the operators for
+    launching threads are found.
     """
     records = records.take(records["allocator"] == _INNER)
     odd = records["kind"] > _BLOCK_FREE

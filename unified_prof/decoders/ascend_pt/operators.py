@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base.columns import NO_TEXT as NO_TEXT_ID
 from unified_prof.base.columns import NOT_AVAILABLE, Sink, Strings
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_flat, read_records
@@ -51,7 +51,7 @@ class Texts:
         """Strings by index; `N/A` for bytes that are not UTF-8."""
         return [self._change(decoded(raw)) for raw in self._numbers if raw]
 
-    def matching(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+    def matching(self, test: Callable[[str], bool]) -> Bools:
         """Return a mask of strings for which `test` is true; the last element is for `NO_TEXT`."""
         return np.array([*map(test, self.all), test("")], bool)
 
@@ -70,20 +70,15 @@ def string_ids(strings: Strings, texts: Texts, numbers: Ints) -> Ints:
     return np.asarray(ids[numbers])
 
 
-Clock = Callable[[NDArray[np.int64]], Ints]
+Clock = Callable[[Ints], Ints]
 
 NONE = nesting.NONE
 STEP = "ProfilerStep#"
 MARK = "mstx_"
 
 _COMMON = [
-    ("start", "<i8"),
-    ("end", "<i8"),
-    ("sequence", "<i8"),
-    ("pid", "<u8"),
-    ("tid", "<u8"),
-    ("end_tid", "<u8"),
-    ("forward_tid", "<u8"),
+    *((name, "<i8") for name in ("start", "end", "sequence")),
+    *((name, "<u8") for name in ("pid", "tid", "end_tid", "forward_tid")),
 ]
 # Files since September 2024 have a scope. Unused bytes are not listed.
 _LAYOUTS = (
@@ -103,14 +98,9 @@ class Operators:
     ) -> None:
         """Sort operators.
 
-        Args:
-            columns: start and end (Unix time in ns), sequence, pid, tid, forward_tid; `number`, the
-                position in the order of recording (by end); string indexes of name, type, shape,
-                stack.
-            names: texts of the names.
-            types: texts of the types of inputs.
-            shapes: texts of the shapes of inputs.
-            stacks: texts of the call stacks.
+        `columns` are start and end (Unix time in ns), sequence, pid, tid, forward_tid; `number`,
+        the position in the order of recording (by end); indexes into the other arguments: name,
+        types and shapes of inputs, call stack.
         """
         self.names, self.types, self.shapes, self.stacks = names, types, shapes, stacks
         start, end, number = columns["start"], columns["end"], columns["number"]
@@ -132,7 +122,7 @@ class Operators:
         Raises:
             RawFormatError: the file cannot be read.
         """
-        names, changed = Texts(), [Texts(_with_line_ends) for _ in range(3)]
+        names, changed = Texts(), [Texts(lambda text: text.replace(";", ";\r\n")) for _ in range(3)]
         texts = (names, *changed)
         batches = [] if path is None else _batches(path, texts, sink)
         columns = {
@@ -145,46 +135,26 @@ class Operators:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def match(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+    def match(self, test: Callable[[str], bool]) -> Bools:
         """Return a mask of the operators for whose names `test` is true."""
         return self.names.matching(test)[self.name]
 
-    def around(
-        self,
-        tid: Ints,
-        start_ns: Ints,
-        end_ns: Ints,
-        chosen: NDArray[np.bool_] | None = None,
-    ) -> Ints:
-        """Return the innermost operator on a thread that encloses each interval, or NONE.
-
-        Args:
-            tid: thread of each interval.
-            start_ns: start of each interval.
-            end_ns: end of each interval.
-            chosen: mask of the operators to consider; by default all.
-        """
+    def around(self, tid: Ints, start_ns: Ints, end_ns: Ints, chosen: Bools | None = None) -> Ints:
+        """Return the innermost (`chosen`) operator around each interval on a thread, or NONE."""
         counts = np.ones(len(self), np.bool_) if chosen is None else chosen
-        found = self.begun(tid, start_ns - 1)
+        innermost = self.begun(tid, start_ns - 1)
         return self._climb(
-            found, self._longer, lambda at, rows: counts[at] & (self.end_ns[at] > end_ns[rows])
+            innermost, self._longer, lambda at, rows: counts[at] & (self.end_ns[at] > end_ns[rows])
         )
 
-    def begun(self, tid: Ints, at_ns: Ints, chosen: NDArray[np.bool_] | None = None) -> Ints:
-        """Return the last operator on a thread that started at or before each time, or NONE.
-
-        Args:
-            tid: thread of each time.
-            at_ns: times.
-            chosen: mask of the operators to consider; by default all.
-        """
+    def begun(self, tid: Ints, at_ns: Ints, chosen: Bools | None = None) -> Ints:
+        """Return the last (`chosen`) operator that started on a thread by each time, or NONE."""
         rows = np.arange(len(self)) if chosen is None else np.flatnonzero(chosen)
         tids, starts = self.tid[rows], self.start_ns[rows]
         found = np.full(len(tid), NONE, np.int64)
         # The operators of a thread are consecutive, ascending by start.
         for thread in np.unique(tid).tolist():
-            low = int(np.searchsorted(tids, thread, "left"))
-            high = int(np.searchsorted(tids, thread, "right"))
+            low, high = np.searchsorted(tids, [thread, thread + 1]).tolist()
             of_thread = np.flatnonzero(tid == thread)
             slot = np.searchsorted(starts[low:high], at_ns[of_thread], "right") - 1
             there = slot >= 0
@@ -195,7 +165,7 @@ class Operators:
         """Return each operator, or its nearest ancestor, that ends at or after a time."""
         return self._climb(operator, self.parent, lambda at, rows: self.end_ns[at] >= at_ns[rows])
 
-    def nearest(self, operator: Ints, marked: NDArray[np.bool_]) -> Ints:
+    def nearest(self, operator: Ints, marked: Bools) -> Ints:
         """Return each operator or its nearest ancestor in the mask `marked`, or NONE."""
         return self._climb(operator, self.parent, lambda at, _: marked[at])
 
@@ -218,9 +188,7 @@ class Operators:
         """Index of the nearest preceding operator on the thread that does not end earlier."""
         return nesting.containing(self.tid, self.end_ns)
 
-    def _climb(
-        self, start: Ints, above: Ints, is_it: Callable[[Ints, Ints], NDArray[np.bool_]]
-    ) -> Ints:
+    def _climb(self, start: Ints, above: Ints, is_it: Callable[[Ints, Ints], Bools]) -> Ints:
         found = start.copy()
         rows = np.flatnonzero(found != NONE)
         for _ in range(_MOST_LEVELS):
@@ -248,16 +216,8 @@ def _batches(path: Path, texts: tuple[Texts, ...], sink: Sink) -> list[dict[str,
     return result
 
 
-COLUMNS = (
-    *("start", "end", "sequence", "pid", "tid", "forward_tid", "number"),
-    *("name", "type", "shape", "stack"),
-)
+COLUMNS = "start end sequence pid tid forward_tid number name type shape stack".split()
 _NO_ROWS = np.zeros(0, np.int64)
-
-
-def _with_line_ends(text: str) -> str:
-    return text.replace(";", ";\r\n")
-
 
 _EVENT = np.dtype([("time", "<u8"), ("tid", "<u8"), ("pid", "<u8"), ("key", "<u8"), ("tag", "u1")])
 _TAGS = 4
@@ -301,11 +261,8 @@ def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink
     events = read_flat(calls, _EVENT, sink)
     bad = events["tag"] >= _TAGS
     if bad.any():
-        sink.anomaly(
-            DAMAGED,
-            int(bad.sum()),
-            f"{calls}: an event with the unknown tag {events['tag'][bad][0]}",
-        )
+        detail = f"{calls}: an event with the unknown tag {events['tag'][bad][0]}"
+        sink.anomaly(DAMAGED, int(bad.sum()), detail)
         events = events[~bad]
     if not len(events):
         return Frames.none()
@@ -327,7 +284,7 @@ def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink
     )
 
 
-def _pair_returns(tid: Ints, is_call: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _pair_returns(tid: Ints, is_call: Bools) -> tuple[Ints, Ints]:
     """Return the rows of calls and of their returns; -1 for calls without a return.
 
     A return ends the innermost open call on its thread, even if the function names differ. A return
@@ -338,11 +295,14 @@ def _pair_returns(tid: Ints, is_call: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     height = np.cumsum(steps)
     height -= threads.spread((height - steps)[threads.starts])
     # A return on an empty stack is a new minimum of the height.
-    ground = _running_lowest(np.minimum(height, 0), threads)
-    before = np.append(0, ground[:-1])
+    lowest = np.minimum(height, 0)
+    for start, size in zip(threads.starts.tolist(), threads.sizes.tolist(), strict=True):
+        part = lowest[start : start + size]
+        np.minimum.accumulate(part, out=part)
+    before = np.append(0, lowest[:-1])
     before[threads.starts] = 0
-    ignored = ~is_call & (ground < before)
-    depth = height - ground + ~is_call  # of the call that is opened or closed
+    ignored = ~is_call & (lowest < before)
+    depth = height - lowest + ~is_call  # of the call that is opened or closed
     used = np.flatnonzero(~ignored)
     # Calls and returns of one thread and depth alternate.
     order = used[np.lexsort((used, depth[used], tid[used]))]
@@ -358,21 +318,12 @@ def _pair_returns(tid: Ints, is_call: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     return call, ends[call]
 
 
-def _running_lowest(values: Ints, threads: Runs) -> Ints:
-    result = values.copy()
-    for start, size in zip(threads.starts.tolist(), threads.sizes.tolist(), strict=True):
-        part = result[start : start + size]
-        np.minimum.accumulate(part, out=part)
-    return result
-
-
 def _texts(path: Path, sink: Sink) -> dict[int, str]:
     texts: dict[int, str] = {}
     for batch in read_records(path, _HASH_KIND, _HASH, (_TEXT,), sink):
         starts, lengths = batch.fields[_TEXT]
-        for key, start, length in zip(
-            batch.fixed["key"].tolist(), starts.tolist(), lengths.tolist(), strict=True
-        ):
+        keys = batch.fixed["key"].tolist()
+        for key, start, length in zip(keys, starts.tolist(), lengths.tolist(), strict=True):
             texts[key] = decoded(batch.data[start : start + length]) if start >= 0 else ""
     return texts
 

@@ -6,27 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays import grouping
-from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
 from unified_prof.decoders.ascend_pt.operators import MARK, NONE, Clock, Operators, Texts
+from unified_prof.decoders.spool import row_type
 
-_LAYOUTS = (
-    Layout(
-        np.dtype(
-            [
-                ("time", "<i8"),
-                ("category", "<u8"),
-                ("correlation", "<u8"),
-                ("tid", "<u8"),
-                ("pid", "<u8"),
-            ]
-        )
-    ),
-)
+_LAYOUTS = (Layout(row_type("time <i8, category <u8, correlation <u8, tid <u8, pid <u8")),)
 _KIND = 2
 _NAME = 1
 _CATEGORIES = 4
@@ -91,7 +79,7 @@ class Queue:
         return bool(len(self.enqueues) and len(self.dequeues))
 
 
-def _pairs(marks: dict[str, Ints]) -> tuple[Ints, NDArray[np.bool_]]:
+def _pairs(marks: dict[str, Ints]) -> tuple[Ints, Bools]:
     """Sort the marks; return their order and a mask of the ends whose start directly precedes them.
 
     An end belongs to the latest open start with the same side, thread and name; older starts are
@@ -107,9 +95,7 @@ def _pairs(marks: dict[str, Ints]) -> tuple[Ints, NDArray[np.bool_]]:
     return order, pairs
 
 
-def _intervals(
-    marks: dict[str, Ints], order: Ints, is_pair: NDArray[np.bool_], category: int
-) -> Intervals:
+def _intervals(marks: dict[str, Ints], order: Ints, is_pair: Bools, category: int) -> Intervals:
     place = np.flatnonzero(is_pair)
     place = place[marks["category"][order[place]] == category + _END]
     begin, end = order[place - 1], order[place]
@@ -148,16 +134,13 @@ def operator_connections(
 ) -> tuple[Ints, Ints]:
     """Return the connections of operators as pairs (row of the operator, connection number).
 
-    Args:
-        operators: operators of one process.
-        queue: task queue of the process.
-        launches: calls of CANN that launched tasks, as `RecordingSink.launches` returns them.
-        pid: number of the process.
-        marks: marks that were also recorded on the device, as returned by `RecordingSink.marks`;
-            None for a text export.
+    All arguments belong to one process. `launches` are the calls of CANN that launched tasks, and
+    `marks` those that were also recorded on the device (None for a text export), as the methods of
+    `RecordingSink` return them.
     """
     backward, forward = forward_and_backward(operators)
-    numbers = np.arange(len(backward)) + _first_free(queue)
+    used = [int(side.correlation.max()) for side in (queue.enqueues, queue.dequeues) if len(side)]
+    numbers = np.arange(len(backward)) + FIRST_OF_FRAMEWORK + max(used, default=-1) + 1
     launched = launch_connections(operators, queue, launches, pid)
     found = [(forward, numbers), (backward, numbers), launched]
     if marks is not None:
@@ -278,17 +261,11 @@ def enqueue_of(queue: Queue, dequeue: Ints) -> Ints:
     order = np.argsort(queue.enqueues.correlation, kind="stable")
     result = np.full(len(dequeue), NONE, np.int64)
     known = np.flatnonzero(dequeue != NONE)
-    place = grouping.find(
-        queue.enqueues.correlation[order], queue.dequeues.correlation[dequeue[known]]
-    )
+    correlation = queue.enqueues.correlation[order]
+    place = grouping.find(correlation, queue.dequeues.correlation[dequeue[known]])
     there = place != grouping.NOWHERE
     result[known[there]] = order[place[there]]
     return result
-
-
-def _first_free(queue: Queue) -> int:
-    used = [int(side.correlation.max()) for side in (queue.enqueues, queue.dequeues) if len(side)]
-    return FIRST_OF_FRAMEWORK + max(used, default=-1) + 1
 
 
 def _last_by_number(numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:

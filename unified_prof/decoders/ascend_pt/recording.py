@@ -29,9 +29,8 @@ _LAUNCH = "launch"
 _NO_RANK = -1
 
 _CALLS = ("startNs", "endNs", "globalTid", "connectionId")
-_ALLOCATIONS = (
-    *("operatorName", "addr", "type", "size", "timestampNs"),
-    *("totalAllocate", "totalReserve", "deviceId"),
+_ALLOCATIONS = tuple(
+    "operatorName addr type size timestampNs totalAllocate totalReserve deviceId".split()
 )
 
 
@@ -185,7 +184,9 @@ class _Framework:
             queue = self._part(files.MARKS, Queue.read)
             if queue is None:
                 queue = Queue.read(None, self._times, sink)
-        pid = self._process(operators, queue)
+        # As in torch_npu, all rows have the process id of the first operator.
+        pids = (part.pid for part in (operators, queue.enqueues, queue.dequeues))
+        pid = next((number for number in pids if number is not None), 0)
         if self._folder.has_framework:
             tables.write_types(sink)
         with stage("connections"):
@@ -217,14 +218,6 @@ class _Framework:
     def _times(self, raw: Ints) -> Ints:
         return epoch_ns(raw, self._clock)
 
-    @staticmethod
-    def _process(operators: Operators, queue: Queue) -> int:
-        """Return the process id for all rows: that of the first operator, as in torch_npu."""
-        for part in (operators, queue.enqueues, queue.dequeues):
-            if part.pid is not None:
-                return part.pid
-        return 0
-
     def _write_memory(self, operators: Operators, names: Ints, queue: Queue) -> None:
         sink = self._sink
 
@@ -240,17 +233,12 @@ class _Framework:
         memory.write_cann_allocations(allocations, sink)
 
     def _write_frames(self, path: Path, clock: Any, sink: Sink) -> bool:
-        tables.write_frames(
-            read_frames(path, self._folder.file(files.CALL_NAMES), clock, sink), sink
-        )
+        calls = read_frames(path, self._folder.file(files.CALL_NAMES), clock, sink)
+        tables.write_frames(calls, sink)
         return True
 
     def _write_collections(self, path: Path, clock: Any, sink: Sink) -> bool:
         records = read_flat(path, _COLLECTION, sink)
-        tables.write_collections(
-            clock(records["start"]),
-            clock(records["end"]),
-            records["pid"].astype(np.int64),
-            sink,
-        )
+        start_ns, end_ns = clock(records["start"]), clock(records["end"])
+        tables.write_collections(start_ns, end_ns, records["pid"].astype(np.int64), sink)
         return True

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base.columns import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE, Column, Sink
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.operators import (
@@ -32,12 +31,8 @@ def write_operators(
 ) -> int:
     """Write operators, their connections and call stacks; return the number of connection ids.
 
-    Args:
-        operators: operators to write.
-        names: string id of the name of each operator.
-        connections: pairs of operator and connection number.
-        pid: process of all rows.
-        sink: receives the rows.
+    `names` are the string ids of the operators, `connections` pairs of operator and connection
+    number, `pid` is the process of all rows.
     """
     rows, numbers = connections
     connected, place = np.unique(rows, return_inverse=True)
@@ -72,13 +67,12 @@ def write_queue(queue: Queue, pid: int, first_id: int, sink: Sink) -> None:
     """Write the enqueues and dequeues of the task queue."""
     plain = sink.strings.intern("Enqueue")
     kernels = queue.names.all
-    dequeue_names = np.append(
-        sink.strings.intern_all(f"Dequeue@{name}" for name in kernels),
-        sink.strings.intern("Dequeue@"),
-    )
-    enqueue_names = np.append(
-        sink.strings.intern_all(f"Enqueue@{name}" for name in kernels),
-        sink.strings.intern("Enqueue@"),
+    dequeue_names, enqueue_names = (
+        np.append(
+            sink.strings.intern_all(f"{side}@{name}" for name in kernels),
+            sink.strings.intern(f"{side}@"),
+        )
+        for side in ("Dequeue", "Enqueue")
     )
     partner = _partners(queue)
     names = np.full(len(queue.enqueues), plain, np.int64)
@@ -109,9 +103,8 @@ def write_frames(frames: Frames, sink: Sink) -> None:
 def write_collections(start_ns: Ints, end_ns: Ints, pid: Ints, sink: Sink) -> None:
     """Write GC_RECORD: the runs of Python's garbage collector."""
     if len(start_ns):
-        sink.write(
-            "GC_RECORD", {"startNs": start_ns, "endNs": end_ns, "globalTid": _threads(pid, pid)}
-        )
+        columns = {"startNs": start_ns, "endNs": end_ns, "globalTid": _threads(pid, pid)}
+        sink.write("GC_RECORD", columns)
 
 
 def write_steps(operators: Operators, sink: Sink) -> None:
@@ -126,9 +119,8 @@ def write_steps(operators: Operators, sink: Sink) -> None:
     rows = rows[np.argsort(operators.start_ns[rows], kind="stable")]
     texts = operators.names.all
     numbers = [texts[name].rpartition("#")[2] for name in operators.name[rows].tolist()]
-    usable = np.array(
-        [text.isascii() and text.isdigit() and len(text) < 19 for text in numbers], bool
-    )
+    usable = np.array([text.isascii() and text.isdigit() and len(text) < 19 for text in numbers])
+    usable = usable.astype(bool)
     if odd := len(rows) - int(usable.sum()):
         sink.anomaly("step_without_number", odd, texts[operators.name[rows[~usable][0]]])
     rows = rows[usable]
@@ -201,7 +193,7 @@ def _optional(
     return np.ma.MaskedArray(string_ids(sink.strings, texts, numbers), numbers == NO_TEXT)
 
 
-def _null_where(absent: NDArray[np.bool_], values: Ints) -> Column:
+def _null_where(absent: Bools, values: Ints) -> Column:
     return np.ma.MaskedArray(values, absent)
 
 

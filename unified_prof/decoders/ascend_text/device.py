@@ -37,8 +37,7 @@ class Collectives:
         self._texts = texts
         self._enums = enums
         self._collectives = Columns(
-            *("start", "end", "device", "connection", "name", "group", "lane", "relay", "retry"),
-            *("type", "algorithm", "count", "ranks"),
+            "start end device connection name group lane relay retry type algorithm count ranks"
         )
         self._parts: list[tuple[int, int, int, int, int, Mapping[str, object]]] = []
 
@@ -73,11 +72,8 @@ class Collectives:
     def write(self, tasks: dict[str, Ints], texts: Ints, extra: count[int], sink: Sink) -> None:
         """Write COMMUNICATION_OP and the tables of its tasks.
 
-        Args:
-            tasks: columns of `Tasks`.
-            texts: string ids by text index.
-            extra: source of ids for tasks that are not in a stream.
-            sink: receives the rows.
+        `tasks` are the columns of `Tasks`, `texts` string ids by text index; `extra` returns ids
+        for tasks that are not in a stream.
         """
         found = self._collectives.arrays()
         names = self._texts.all
@@ -236,8 +232,8 @@ class Tasks:
         self._texts = texts
         self._enums = enums
         self._tasks = Columns(
-            *("start", "end", "device", "connection", "process", "type", "context", "stream"),
-            *("task", "model", "name", "is_kernel", "size", "direction"),
+            "start end device connection process type context stream task model name is_kernel size"
+            " direction"
         )
 
     def arrays(self) -> dict[str, Ints]:
@@ -275,12 +271,7 @@ class Tasks:
         )
 
     def write(self, texts: Ints, sink: Sink) -> None:
-        """Write the tables.
-
-        Args:
-            texts: string ids by text index.
-            sink: receives the rows.
-        """
+        """Write the tables; `texts` are string ids by text index."""
         tasks = self.arrays()
         ids = np.arange(len(tasks["start"]))
         if len(ids):

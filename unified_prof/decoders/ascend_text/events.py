@@ -60,18 +60,15 @@ def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
     blocks = Content(path).blocks()
     data = next(blocks, b"").removeprefix(_BOM).lstrip()
     if data[:1] != b"[":
-        raise RawFormatError(
-            f"{path} is not a list of events as torch_npu writes it", slug="not-a-recording"
-        )
+        message = f"{path} is not a list of events as torch_npu writes it"
+        raise RawFormatError(message, slug="not-a-recording")
     data = data[1:]
     for more in blocks:
         found = _before_last(data)
         if found is None:
             if len(data) > _MAX_EVENT_BYTES:
-                raise RawFormatError(
-                    f"{path} has an event of more than {len(data):,} bytes",
-                    slug="damaged-recording",
-                )
+                message = f"{path} has an event of more than {len(data):,} bytes"
+                raise RawFormatError(message, slug="damaged-recording")
             data += more
             continue
         events, used = found
@@ -223,17 +220,14 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
             rows = csv.reader(_lines(file))
             names = [cell.strip() for cell in next(rows, [])]
             if missing := [name for name in needed if name not in names]:
-                raise RawFormatError(
-                    f"{path} has no column {', '.join(missing)}", slug="damaged-recording"
-                )
+                message = f"{path} has no column {', '.join(missing)}"
+                raise RawFormatError(message, slug="damaged-recording")
             for row in rows:
                 if len(row) == len(names):
                     yield dict(zip(names, map(str.strip, row), strict=True))
                 elif row:
-                    detail = (
-                        f"{path}: line {rows.line_num} has {len(row)} cells, expected {len(names)}"
-                    )
-                    sink.anomaly("damaged_row", 1, detail)
+                    detail = f"line {rows.line_num} has {len(row)} cells, expected {len(names)}"
+                    sink.anomaly("damaged_row", 1, f"{path}: {detail}")
     except (OSError, csv.Error) as err:
         raise RawFormatError(f"{path}: cannot be read: {err}", slug="cannot-read") from err
 

@@ -32,8 +32,8 @@ _MAX_NUMBER = 2**62
 class Columns:
     """Columns of 64-bit integers that grow row by row."""
 
-    def __init__(self, *names: str) -> None:
-        self._columns = {name: array("q") for name in names}
+    def __init__(self, names: str) -> None:
+        self._columns = {name: array("q") for name in names.split()}
 
     def add(self, *values: int) -> None:
         """Append a row, with values in the order of the names.
@@ -111,14 +111,11 @@ class Host:
 
     def __init__(self) -> None:
         self._texts = Names()
-        self._operators = Columns(
-            *("start", "end", "sequence", "pid", "tid", "forward_tid"),
-            *("name", "type", "shape", "stack"),
-        )
-        self._queue = Columns("side", "start", "end", "tid", "correlation", "name")
-        self._frames = Columns("start", "end", "tid", "pid", "name")
-        self._collections = Columns("start", "end", "tid")
-        self._calls = Columns("start", "end", "type", "tid", "name", "connection")
+        self._operators = Columns("start end sequence pid tid forward_tid name type shape stack")
+        self._queue = Columns("side start end tid correlation name")
+        self._frames = Columns("start end tid pid name")
+        self._collections = Columns("start end tid")
+        self._calls = Columns("start end type tid name connection")
 
     def take_python(self, event: Event, start: int, end: int, process: int) -> bool:
         """Add a range of PyTorch; return False for other events.
@@ -137,7 +134,10 @@ class Host:
                 tid,
                 number(args.get("Fwd thread id"), 0),
                 self._texts[event.name],
-                *(self._texts[_text(args.get(name))] for name in _OPTIONAL),
+                *(
+                    self._texts[value if isinstance(value := args.get(name), str) else ""]
+                    for name in _OPTIONAL
+                ),
             )
         elif event.cat in _SIDES:
             correlation = number(args.get("correlation_id"), -1)
@@ -182,17 +182,9 @@ class Host:
         tables.write_steps(operators, sink)
         frames = self._frames.arrays()
         distinct, place = np.unique(frames["name"], return_inverse=True)
-        tables.write_frames(
-            Frames(
-                frames["start"],
-                frames["end"],
-                frames["tid"],
-                frames["pid"],
-                place.reshape(-1),
-                [texts[index] for index in distinct.tolist()],
-            ),
-            sink,
-        )
+        start, end, tid, pid = (frames[name] for name in ("start", "end", "tid", "pid"))
+        frame_names = [texts[index] for index in distinct.tolist()]
+        tables.write_frames(Frames(start, end, tid, pid, place.reshape(-1), frame_names), sink)
         found = self._collections.arrays()
         tables.write_collections(found["start"], found["end"], found["tid"], sink)
         return len(operators), len(connections[0])
@@ -214,19 +206,17 @@ class Host:
         """Return the task queue, and the exported names of enqueues and dequeues."""
         columns = self._queue.arrays()
         pool = Texts()
-        kernel = pool.numbers_of(
-            texts[index].partition("@")[2] for index in columns["name"].tolist()
-        )
+        kernels = (texts[index].partition("@")[2] for index in columns["name"].tolist())
+        kernel = pool.numbers_of(kernels)
         sides, shown = [], []
         for side in _SIDES.values():
             rows = np.flatnonzero(columns["side"] == side)
             rows = rows[np.argsort(columns["end"][rows], kind="stable")]
-            columns_of_side = {name: values[rows] for name, values in columns.items()}
-            start, end, tid, correlation = (
-                columns_of_side[name] for name in ("start", "end", "tid", "correlation")
+            start, end, tid, correlation, name = (
+                columns[key][rows] for key in ("start", "end", "tid", "correlation", "name")
             )
             sides.append(Intervals(start, end, tid, correlation, kernel[rows], None))
-            shown.append(columns_of_side["name"])
+            shown.append(name)
         return Queue(pool, sides[0], sides[1]), shown
 
     def _write_calls(self, process: int, texts: list[str], sink: Sink) -> dict[str, Ints]:
@@ -235,33 +225,19 @@ class Host:
         connection = _distinct(columns["connection"], sink)
         tid = (process << 32) | columns["tid"]
         names = sink.strings.intern_all(texts[index] for index in columns["name"].tolist())
-        if len(names):
-            sink.write(
-                "CANN_API",
-                {
-                    "startNs": columns["start"],
-                    "endNs": columns["end"],
-                    "type": columns["type"],
-                    "globalTid": tid,
-                    "connectionId": connection,
-                    "name": names,
-                },
-            )
-        launch = (columns["type"] == _LEVELS["Node"]) & (names == sink.strings.intern(_LAUNCH))
         rows = {
             "startNs": columns["start"],
             "endNs": columns["end"],
             "globalTid": tid,
             "connectionId": connection,
         }
+        if len(names):
+            sink.write("CANN_API", {**rows, "type": columns["type"], "name": names})
+        launch = (columns["type"] == _LEVELS["Node"]) & (names == sink.strings.intern(_LAUNCH))
         return {name: values[launch] for name, values in rows.items()}
 
 
 _OPTIONAL = ("Input type", "Input Dims", "Call stack")
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _distinct(numbers: Ints, sink: Sink) -> Ints:
@@ -279,13 +255,8 @@ def _distinct(numbers: Ints, sink: Sink) -> Ints:
     return result
 
 
-PYTHON, COLLECTIONS, CANN, HARDWARE, OVERLAP = (
-    "Python",
-    "Python GC",
-    "CANN",
-    "Ascend Hardware",
-    "Overlap Analysis",
-)
+PYTHON, COLLECTIONS, CANN = "Python", "Python GC", "CANN"
+HARDWARE, OVERLAP = "Ascend Hardware", "Overlap Analysis"
 COMMUNICATION = ("Communication", "HCCL")
 _LABEL = re.compile(r"NPU (\d{1,4})")
 _DEVICE_BITS = 0x1F

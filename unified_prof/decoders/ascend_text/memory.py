@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import TypeGuard
 
 from unified_prof.base.columns import NO_TEXT, Sink
 from unified_prof.decoders.ascend_text.events import (
@@ -54,7 +55,9 @@ def write_allocations(path: Path, sink: Sink) -> None:
             # Allocations of CANN that were not released: torch_npu shows them as released at once.
             release = dict.fromkeys(release)
         return {
-            "name": _name(name.removeprefix(_CANN_NAME), sink),
+            "name": sink.strings.intern(text)
+            if (text := name.removeprefix(_CANN_NAME))
+            else NO_TEXT,
             "size": _bytes(cells["Size(KB)"], _KIB),
             "allocationTime": allocated,
             **release,
@@ -134,10 +137,7 @@ def _write(
 
 
 def _batches(
-    path: Path,
-    needed: tuple[str, ...],
-    make: Callable[[dict[str, str]], Row | None],
-    sink: Sink,
+    path: Path, needed: tuple[str, ...], make: Callable[[dict[str, str]], Row | None], sink: Sink
 ) -> Iterator[list[Row]]:
     rows: list[Row] = []
     for cells in read_rows(path, needed, sink):
@@ -153,10 +153,6 @@ def _batches(
             rows = []
     if rows:
         yield rows
-
-
-def _name(text: str, sink: Sink) -> int:
-    return sink.strings.intern(text) if text else NO_TEXT
 
 
 def _time(text: str) -> int | None:
@@ -208,9 +204,8 @@ class Counters:
         args = event.args or {}
         name, place = event.name, {"timestampNs": at_ns, "deviceId": layer.device}
         if name == "AI Core Freq":
-            self._row(
-                "AICORE_FREQ", place, {}, {"freq": number(args.get("MHz"), -1), "dieId": _NO_DIE}
-            )
+            values = {"freq": number(args.get("MHz"), -1), "dieId": _NO_DIE}
+            self._row("AICORE_FREQ", place, {}, values)
         elif found := _MEMORY.fullmatch(name):
             used = _scaled(args.get("KB"), _KIB_COUNTERS)
             self._row("NPU_MEM", place, {"type": found[1].lower()}, {found[2].lower(): used})
@@ -263,12 +258,12 @@ class Counters:
             sink.write(table, columns)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _scaled(value: object, unit: int) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         return None
     scaled = value * unit
     return int(scaled) if float(scaled).is_integer() else scaled

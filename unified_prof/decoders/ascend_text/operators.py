@@ -44,11 +44,7 @@ def write_operators(
 ) -> None:
     """Write operators with the details in kernel_details.csv; without them, only with their names.
 
-    Args:
-        kernels: path of kernel_details.csv; None if it is missing.
-        tasks: columns of `Tasks`.
-        names: strings that `tasks` refers to.
-        sink: receives the rows.
+    `tasks` are the columns of `Tasks`, `names` the strings that they refer to.
     """
     waiting: dict[tuple[int, str], list[int]] = {}
     for row, start in enumerate(tasks["start"].tolist()):
@@ -150,10 +146,10 @@ class _Counters:
     def write(self, sink: Sink) -> None:
         """Write TASK_PMU_INFO."""
         if self._task:
-            ids = sink.strings.intern_all(self._names.all)
+            names = sink.strings.intern_all(self._names.all)[self._name]
             sink.write(
                 "TASK_PMU_INFO",
-                {"globalTaskId": self._task, "name": ids[self._name], "value": self._value},
+                {"globalTaskId": self._task, "name": names, "value": self._value},
             )
 
 
@@ -181,7 +177,7 @@ class Device:
         self._texts = Names()
         self.tasks = Tasks(self._texts, enums)
         self.collectives = Collectives(self._texts, enums)
-        self._overlap = Columns("device", "start", "end", "type")
+        self._overlap = Columns("device start end type")
 
     @property
     def devices(self) -> list[int]:
@@ -198,12 +194,7 @@ class Device:
         return True
 
     def write(self, kernels: Path | None, sink: Sink) -> int:
-        """Write all tables of devices; return the number of tasks.
-
-        Args:
-            kernels: path of kernel_details.csv; None if it is missing.
-            sink: receives the rows.
-        """
+        """Write all tables of devices; return the number of tasks."""
         tasks = self.tasks.arrays()
         extra = count(len(tasks["start"]))
         texts = np.array(sink.strings.intern_all(self._texts.all), np.int64)

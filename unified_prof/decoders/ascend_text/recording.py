@@ -47,11 +47,8 @@ class Decoded:
 def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     """Write all tables that the export has data for.
 
-    Args:
-        path: trace_view.json, its directory, or the `*_ascend_pt` directory that contains it.
-        sink: receives the rows.
-        enums: returns name -> number for an ENUM_* table.
-        stage: called with the name of each stage; returns a context manager for it.
+    `path` is trace_view.json, its directory, or the `*_ascend_pt` directory that contains it.
+    `enums` returns name -> number for an ENUM_* table.
 
     Raises:
         RawFormatError: the trace is missing, unreadable or empty.
@@ -65,9 +62,8 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     trace = _Trace(layers, enums)
     with stage("events"):
         trace.read(export.trace, sink)
-    if not trace.shown and not any(
-        export.file(name) for name in (files.ALLOCATIONS, files.TOTALS, files.MODULES)
-    ):
+    tables = (files.ALLOCATIONS, files.TOTALS, files.MODULES)
+    if not trace.shown and not any(map(export.file, tables)):
         raise RawFormatError(
             f"{export.trace}: contains no complete event, and its directory has no tables",
             slug="empty-recording",

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.grouping import NOWHERE, Ints, find
 from unified_prof.arrays.nesting import NONE
-from unified_prof.base.columns import Sink
-from unified_prof.decoders.gpu.memory import MISSING, Int64s
+from unified_prof.base.columns import MISSING, Sink
 
 # Names of built-in methods contain the address of their object, which would make every call a new
 # frame.
@@ -60,12 +59,10 @@ class CallChains:
         return len(self._parents)
 
     def extend_all(self, parents: list[int], known: list[int], frames: list[int]) -> list[int]:
-        """Add frames, and return the chain of each.
+        """Add frames (numbers of `Frames`), and return the chain of each.
 
-        Args:
-            parents: Index of the calling frame in these lists, or `NONE`; callers precede callees.
-            known: Chain of each frame if it was added before, else `NONE`.
-            frames: Frame numbers from `Frames`.
+        `parents` are the indexes of the calling frames in these lists, or `NONE`; callers precede
+        callees. `known` are the chains of frames that were added before, else `NONE`.
         """
         chains: list[int] = []
         numbers, all_parents, all_frames = self._numbers, self._parents, self._frames
@@ -96,7 +93,7 @@ class CallChains:
             chain = self._stacks[text] = chains[-1] if chains else NONE
         return chain
 
-    def write(self, sink: Sink, used: Int64s) -> None:
+    def write(self, sink: Sink, used: Ints) -> None:
         """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, innermost depth 0."""
         strings = [NONE] * len(self.frames.texts)
         ids: list[int] = []
@@ -126,6 +123,7 @@ def _write_rows(sink: Sink, ids: list[int], stacks: list[int], depths: list[int]
 # Maximum forward operations that are kept: more than any iteration has.
 MAX_FORWARDS = 1 << 18
 
+# Chain of a sequence number that several threads recorded.
 _AMBIGUOUS = -2
 
 
@@ -141,7 +139,7 @@ class Forwards:
         empty = np.empty(0, dtype=np.int64)
         self._sequence, self._chain, self._thread = empty, empty, empty
 
-    def add(self, sequence: Int64s, chain: Int64s, thread: Int64s) -> None:
+    def add(self, sequence: Ints, chain: Ints, thread: Ints) -> None:
         """Add forward operations in order of their starts."""
         if not len(sequence):
             return
@@ -160,7 +158,7 @@ class Forwards:
         keep = slice(max(0, len(sequence) - self._max_forwards), None)
         self._sequence, self._chain, self._thread = sequence[keep], chain[keep], thread[keep]
 
-    def find(self, sequence: Int64s) -> tuple[Int64s, int]:
+    def find(self, sequence: Ints) -> tuple[Ints, int]:
         """Return the forward call chain of each number, and how many numbers are ambiguous."""
         if not len(self._sequence):
             return np.full(len(sequence), NONE), 0

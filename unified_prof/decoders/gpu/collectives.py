@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from unified_prof.base.columns import NOT_AVAILABLE
-from unified_prof.decoders.gpu.memory import MISSING
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE
 
 # NCCL names its kernels ncclKernel_..., ncclDevKernel_... or nccl<Collective>...Kernel, RCCL the
 # same or with its own prefix, MSCCL mscclKernel...; C++ templates may put `void` before it.
@@ -39,45 +38,29 @@ _RECEIVE = re.compile(r"^recv(?![a-z])", re.IGNORECASE)
 # torch's scalar type names, then its C++ type names -> (name in ENUM_HCCL_DATA_TYPE, bytes).
 # NCCL moves booleans as bytes.
 _DATA_TYPES: dict[str, tuple[str, int]] = {
-    "Byte": ("UINT8", 1),
-    "Char": ("INT8", 1),
-    "Bool": ("UINT8", 1),
-    "Short": ("INT16", 2),
-    "Int": ("INT32", 4),
-    "Long": ("INT64", 8),
-    "Half": ("FP16", 2),
-    "BFloat16": ("BFP16", 2),
-    "Float": ("FP32", 4),
-    "Double": ("FP64", 8),
-    "UInt16": ("UINT16", 2),
-    "UInt32": ("UINT32", 4),
-    "UInt64": ("UINT64", 8),
-    "Float8_e4m3fn": ("FP8E4M3", 1),
-    "Float8_e5m2": ("FP8E5M2", 1),
-    "Float8_e4m3fnuz": ("", 1),
-    "Float8_e5m2fnuz": ("", 1),
-    "Float8_e8m0fnu": ("", 1),
-    "QInt8": ("INT8", 1),
-    "QUInt8": ("UINT8", 1),
-    "ComplexHalf": ("", 4),
-    "ComplexFloat": ("", 8),
-    "ComplexDouble": ("", 16),
-    "unsigned char": ("UINT8", 1),
-    "signed char": ("INT8", 1),
-    "bool": ("UINT8", 1),
-    "short": ("INT16", 2),
-    "short int": ("INT16", 2),
-    "int": ("INT32", 4),
-    "long": ("INT64", 8),
-    "long int": ("INT64", 8),
-    "c10::Half": ("FP16", 2),
-    "c10::BFloat16": ("BFP16", 2),
-    "float": ("FP32", 4),
-    "double": ("FP64", 8),
-    "c10::Float8_e4m3fn": ("FP8E4M3", 1),
-    "c10::Float8_e5m2": ("FP8E5M2", 1),
-    "c10::complex<float>": ("", 8),
-    "c10::complex<double>": ("", 16),
+    name.strip(): (data_type.strip("-"), int(size))
+    for line in """
+        UINT8 1 Byte, Bool, QUInt8, unsigned char, bool
+        INT8 1 Char, QInt8, signed char
+        INT16 2 Short, short, short int
+        INT32 4 Int, int
+        INT64 8 Long, long, long int
+        UINT16 2 UInt16
+        UINT32 4 UInt32
+        UINT64 8 UInt64
+        FP16 2 Half, c10::Half
+        BFP16 2 BFloat16, c10::BFloat16
+        FP32 4 Float, float
+        FP64 8 Double, double
+        FP8E4M3 1 Float8_e4m3fn, c10::Float8_e4m3fn
+        FP8E5M2 1 Float8_e5m2, c10::Float8_e5m2
+        - 1 Float8_e4m3fnuz, Float8_e5m2fnuz, Float8_e8m0fnu
+        - 4 ComplexHalf
+        - 8 ComplexFloat, c10::complex<float>
+        - 16 ComplexDouble, c10::complex<double>
+        """.strip().splitlines()
+    for data_type, size, names in [line.split(maxsplit=2)]
+    for name in names.split(",")
 }
 
 

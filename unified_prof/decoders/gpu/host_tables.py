@@ -13,29 +13,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.arrays.nesting import NONE
 from unified_prof.base.columns import (
     API_NAMES,
     API_OPERATION,
+    MISSING,
     NO_CATEGORY,
     NO_MARK_CONNECTION,
     NOT_AVAILABLE,
     Column,
     Sink,
+    null_if_missing,
+    null_where,
 )
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.memory import MISSING, Int64s, null_if_missing, null_where
 from unified_prof.decoders.gpu.pools import plain_id
 from unified_prof.decoders.gpu.rows import Parts
-from unified_prof.decoders.spool import Rows, windows
+from unified_prof.decoders.spool import Rows, row_type, windows
 
 # ENUM_MSTX_EVENT_TYPE `start/end`, the type for which msprof-analyze computes statistics.
 RANGE_EVENT = 2
 
-_PENDING = np.dtype([("row", r.HOST), ("number", "i8"), ("chain", "i8"), ("called", "i1")])
+_PENDING = row_type("row HOST, number i8, chain i8, called i1", HOST=r.HOST)
 
 
-def _mark_called(pending: NDArray[Any], called: Int64s) -> None:
+def _mark_called(pending: NDArray[Any], called: Ints) -> None:
     """Set `called` for the operations with these numbers."""
     called = called[called != NONE]
     operations = np.flatnonzero(pending["number"] != NONE)
@@ -54,18 +57,15 @@ class HostTables:
         self._base_ns = base_ns
         self._no_text = parts.sink.strings.intern(NOT_AVAILABLE)
         self._pending = np.empty(0, dtype=_PENDING)
-        self._used_chains: list[Int64s] = []
+        self._used_chains: list[Ints] = []
         self._wrote_operations = False
 
-    def add(self, rows: Rows, numbers: Int64s, chains: Int64s, called: Int64s, bound: int) -> None:
-        """Add the operations and annotations of one window.
+    def add(self, rows: Rows, numbers: Ints, chains: Ints, called: Ints, bound: int) -> None:
+        """Add the operations and annotations of one window (rows of `HOST`).
 
-        Args:
-            rows: Of dtype HOST.
-            numbers: Number of each operation, `NONE` for annotations.
-            chains: Call chain of each row, or `NONE`.
-            called: Numbers of operations with runtime calls in this window.
-            bound: Time in ns before which no event of a later window starts.
+        `numbers` are those of the operations, `chains` the call chains of the rows, or `NONE`;
+        `called` the numbers of operations with runtime calls in this window. No event of a later
+        window starts before `bound` (ns).
         """
         new = np.empty(len(rows), dtype=_PENDING)
         new["row"], new["number"], new["chain"], new["called"] = rows, numbers, chains, 0
@@ -85,13 +85,14 @@ class HostTables:
             names = [API_NAMES[API_OPERATION]]
             self._sink.write("ENUM_API_TYPE", {"id": [API_OPERATION], "name": names})
 
-    def _write(self, pending: NDArray[Any], chosen: NDArray[np.bool_]) -> None:
+    def _write(self, pending: Rows, chosen: Bools) -> None:
         is_operation = pending["number"] != NONE
         operations, annotations = chosen & is_operation, chosen & ~is_operation
         if operations.any():
             self._write_operations(pending[operations])
         if annotations.any():
-            self._write_annotations(pending["row"][annotations])
+            rows = pending["row"][annotations]
+            write_annotations(self._parts, rows, rows["name"], rows["thread"], self._base_ns)
 
     def _write_operations(self, pending: NDArray[Any]) -> None:
         rows = pending["row"]
@@ -108,8 +109,8 @@ class HostTables:
                 "name": rows["name"],
                 "sequenceNumber": rows["sequence"],
                 "fwdThreadId": self._forward_threads(rows),
-                "inputDtypes": self._of_signature(self._parts.signatures.types, rows),
-                "inputShapes": self._of_signature(self._parts.signatures.shapes, rows),
+                "inputDtypes": self._signature_texts(self._parts.signatures.types, rows),
+                "inputShapes": self._signature_texts(self._parts.signatures.shapes, rows),
                 "callchainId": null_where(chains == NONE, chains),
                 "type": API_OPERATION,
             },
@@ -119,9 +120,9 @@ class HostTables:
             self._used_chains = [np.unique(np.concatenate((*self._used_chains, used)))]
         self._write_inputs(rows, global_tids)
 
-    def _forward_threads(self, rows: Rows) -> Int64s:
+    def _forward_threads(self, rows: Rows) -> Ints:
         """Return the forward thread of each backward operation, or the recorded id if unknown."""
-        result: Int64s = np.maximum(rows["forward_thread"], 0)
+        result: Ints = np.maximum(rows["forward_thread"], 0)
         threads = self._parts.threads
         processes = np.array(threads.process_ids)[rows["thread"]]
         for (process, number), thread in self._parts.forward_threads.items():
@@ -129,7 +130,7 @@ class HostTables:
             result[chosen] = threads.global_tids[thread]
         return result
 
-    def _write_inputs(self, rows: Rows, global_tids: Int64s) -> None:
+    def _write_inputs(self, rows: Rows, global_tids: Ints) -> None:
         """Write details of inputs that have no column in PYTORCH_API."""
         detailed = (rows["inputs"] != MISSING) | (rows["module"] != MISSING)
         if not detailed.any():
@@ -142,52 +143,38 @@ class HostTables:
                 "globalTid": global_tids,
                 "name": rows["name"],
                 "externalId": null_if_missing(rows["external"]),
-                "inputStrides": self._of_signature(self._parts.signatures.strides, rows),
+                "inputStrides": self._signature_texts(self._parts.signatures.strides, rows),
                 "concreteInputs": self._or_no_text(rows["inputs"]),
                 "moduleHierarchy": self._or_no_text(rows["module"]),
             },
         )
 
-    def _write_annotations(self, rows: Rows) -> None:
-        write_annotations(self._parts, rows, rows["name"], rows["thread"], self._base_ns)
+    def _signature_texts(self, texts: list[int], rows: Rows) -> Ints:
+        with_missing = np.array([*texts, self._no_text])  # MISSING is the last
+        return np.asarray(with_missing[rows["signature"]])
 
-    def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
-        ids: Int64s = np.array([*texts, self._no_text])[
-            rows["signature"]
-        ]  # the last one for MISSING
-        return ids
-
-    def _or_no_text(self, ids: Int64s) -> Int64s:
+    def _or_no_text(self, ids: Ints) -> Ints:
         return np.where(ids != MISSING, ids, self._no_text)
 
 
 def write_annotations(
     parts: Parts,
     rows: Rows,
-    messages: Int64s,
-    threads: Int64s,
+    messages: Ints,
+    threads: Ints,
     base_ns: int,
     *,
-    kinds: Int64s | int = RANGE_EVENT,
-    domains: Int64s | None = None,
-    end_threads: Int64s | None = None,
-    ranges: Int64s | int = NO_CATEGORY,
-    categories: Int64s | int = NO_CATEGORY,
+    kinds: Ints | int = RANGE_EVENT,
+    domains: Ints | None = None,
+    end_threads: Ints | None = None,
+    ranges: Ints | int = NO_CATEGORY,
+    categories: Ints | int = NO_CATEGORY,
 ) -> None:
     """Write MSTX_EVENTS, and STEP_TIME for ranges that are steps of torch.profiler.
 
-    Args:
-        parts: Pools of names and threads.
-        rows: Rows with start and end in ns. If they have the field `finished`, unfinished steps are
-            not written.
-        messages: String ids.
-        threads: Numbers of the threads.
-        base_ns: Added to all times.
-        kinds: Ids of ENUM_MSTX_EVENT_TYPE.
-        domains: String ids of the domains; None: the default domain.
-        end_threads: Numbers of the threads where ranges end; None: the same threads.
-        ranges: Ids of the ranges.
-        categories: Ids of the categories.
+    Times of `rows` are ns without `base_ns`; if they have the field `finished`, unfinished steps
+    are not written. `messages` and `domains` are string ids, `threads` and `end_threads` (where
+    ranges end, by default the same) numbers of threads, `kinds` ids of ENUM_MSTX_EVENT_TYPE.
     """
     start, end = rows["start"] + base_ns, rows["end"] + base_ns
     steps = parts.names.steps
@@ -222,7 +209,7 @@ NO_RANK = -1
 _NO_HOST_UID = "0"
 
 
-def write(
+def write_metadata(
     sink: Sink,
     *,
     start_ns: int,
@@ -233,13 +220,8 @@ def write(
 ) -> None:
     """Write SESSION_TIME_INFO, HOST_INFO, NPU_INFO and RANK_DEVICE_MAP.
 
-    Args:
-        sink: Receives the rows.
-        start_ns: Unix time of the first event, or of the start of the session.
-        end_ns: Unix time of the last event, or of the end of the session.
-        host_name: None if it was not recorded.
-        device_names: Names of the devices with events, None if unknown.
-        rank: Rank of the process, None if unknown.
+    Times are Unix times of the first and last event, or of the session. `device_names` contains
+    the devices with events. A host name, device name or rank is None if it is unknown.
     """
     devices = sorted(device_names) or [NO_DEVICE]
     sink.write("SESSION_TIME_INFO", {"startTimeNs": start_ns, "endTimeNs": end_ns})
@@ -258,10 +240,8 @@ def write_device_properties(sink: Sink, properties: Mapping[int, Mapping[str, An
         for name, value in values.items()
     ]
     if rows:
-        columns = zip(*rows, strict=True)
-        sink.write(
-            "UPROF_GPU_DEVICES", dict(zip(("deviceId", "name", "value"), columns, strict=True))
-        )
+        columns = zip(("deviceId", "name", "value"), zip(*rows, strict=True), strict=True)
+        sink.write("UPROF_GPU_DEVICES", dict(columns))
 
 
 # Tables whose rows need no joining: the spool, the columns that are copied, and those in which

@@ -1,4 +1,4 @@
-"""Writes the tables of allocator events; converts MISSING (-1) to NULL in columns.
+"""Writes the tables of allocator events.
 
 MEMORY_RECORD contains the state after each event, OP_MEMORY the allocations paired with their
 frees.
@@ -6,43 +6,11 @@ frees.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.base.columns import Column, Sink
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import MISSING, Sink, null_if_missing
 from unified_prof.decoders.spool import Rows
-
-Int64s = NDArray[np.int64]
-
-# Stands for an id that an event does not have.
-MISSING = -1
-
-
-def ints(values: Iterable[int]) -> Int64s:
-    """Convert Python integers to a column, faster than `numpy.array`.
-
-    Raises:
-        TypeError: a value is not an integer.
-        OverflowError: a value does not fit into int64.
-    """
-    return np.frombuffer(array("q", values), dtype=np.int64)
-
-
-def null_where(missing: NDArray[np.bool_], values: NDArray[Any]) -> Column:
-    """Return a column that is NULL where `missing` is true."""
-    if not missing.any():
-        return values
-    return None if missing.all() else np.ma.masked_array(values, missing)
-
-
-def null_if_missing(values: Int64s) -> Column:
-    """Return a column that is NULL where values are `MISSING`."""
-    return null_where(values == MISSING, values)
-
 
 # MEMORY_RECORD.component that readers expect for PyTorch's caching allocator on an accelerator.
 DEVICE_COMPONENT = "PTA"
@@ -71,12 +39,9 @@ class Allocations:
     ) -> None:
         """Create the writer.
 
-        Args:
-            sink: Receives the rows.
-            base_ns: Added to times to get Unix times.
-            no_name: String id to use for allocations outside operations.
-            component: Name of the device memory allocator.
-            adds_up: If True, memory in use is computed, because events do not contain it.
+        `base_ns` is added to times to get Unix times, and `no_name` is the string id of allocations
+        outside operations. If `adds_up` is true, memory in use is computed, because events do not
+        contain it.
         """
         self._sink = sink
         self._component = component
@@ -86,7 +51,7 @@ class Allocations:
         self._live: dict[tuple[int, int, int], _Row] = {}
         self._complete: list[_Row] = []
 
-    def add(self, rows: Rows, operation_names: Int64s) -> None:
+    def add(self, rows: Rows, operation_names: Ints) -> None:
         """Add allocator events with the names of the operations that enclose them."""
         if not len(rows):
             return
@@ -134,7 +99,7 @@ class Allocations:
             in_use[device] = int(totals[-1])
         return rows
 
-    def _pair(self, rows: Rows, times: Int64s, names: Int64s) -> None:
+    def _pair(self, rows: Rows, times: Ints, names: Ints) -> None:
         live = self._live
         lost = unknown = 0
         for device, owner, address, size, time, name, allocated, reserved in zip(

@@ -5,14 +5,14 @@ A pool contains only distinct values, so its size does not grow with the length 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from unified_prof.base.columns import NOT_AVAILABLE, Strings
-from unified_prof.decoders.gpu.memory import MISSING
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Strings
 
 # Operation that holds the parameters of a collective.
 PARAMETERS_OPERATION = "record_param_comms"
@@ -114,9 +114,7 @@ class Geometries(dict[tuple[bytes, bytes], int]):
         grid, block = (_dimensions(text) for text in key)
         self.grids.append(",".join(map(str, grid)) or NOT_AVAILABLE)
         self.blocks.append(",".join(map(str, block)) or NOT_AVAILABLE)
-        count = 1
-        for size in grid:
-            count *= size
+        count = math.prod(grid)
         self.block_counts.append(count if grid and count < 2**63 else MISSING)
         return number
 
@@ -149,7 +147,9 @@ class Signatures(dict[tuple[bytes, bytes, bytes], int]):
 
     def __missing__(self, key: tuple[bytes, bytes, bytes]) -> int:
         number = self[key] = len(self.types)
-        types, dims, strides = (_as_list(parse_json(text)) for text in key)
+        types, dims, strides = (
+            value if isinstance(value := parse_json(text), list) else [] for text in key
+        )
         names = [value if isinstance(value, str) else "" for value in types]
         shapes = [_shape(value) for value in dims]
         between = ";\r\n"
@@ -177,11 +177,9 @@ KERNEL_DATA_TYPES: Mapping[str, str] = {
     "c10::BFloat16": "DT_BF16",
     "signed char": "INT8",
     "unsigned char": "UINT8",
-    "short int": "INT16",
-    "short": "INT16",
+    **dict.fromkeys(("short", "short int"), "INT16"),
     "int": "INT32",
-    "long int": "INT64",
-    "long": "INT64",
+    **dict.fromkeys(("long", "long int"), "INT64"),
     "unsigned short": "UINT16",
     "unsigned int": "UINT32",
     "unsigned long": "UINT64",
@@ -225,14 +223,8 @@ def _dense_strides(dims: list[int], order: Any) -> list[int]:
 def _elements(dims: Any) -> int:
     if not isinstance(dims, list) or not all(type(size) is int for size in dims):
         return MISSING
-    count = 1
-    for size in dims:
-        count *= size
+    count = math.prod(dims)
     return count if dims and count < 2**63 else MISSING
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def parse_json(text: bytes) -> Any:

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats
-from unified_prof.base.columns import Sink
+from unified_prof.arrays.grouping import Bools, Floats, Ints, positions
+from unified_prof.base.columns import MISSING, Sink
 from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, CallChains, is_backward
 from unified_prof.decoders.gpu.collectives import Collectives, is_communication
-from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, MISSING, Int64s
+from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
-from unified_prof.decoders.spool import Rows, Scratch, Spool
+from unified_prof.decoders.spool import Rows, Scratch, Spool, row_type
 
 
 def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
@@ -36,29 +35,24 @@ def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     return rows.view(dtype)
 
 
-def record_type(fields: str) -> np.dtype[Any]:
-    """Return the dtype for comma-separated `name type` pairs."""
-    return np.dtype([tuple(field.split()) for field in fields.split(",")])
-
-
 # Start and end only.
-INTERVAL = record_type("start i8, end i8")
+INTERVAL = row_type("start i8, end i8")
 
 # Framework operations; user annotations have is_operation 0. `finished` is 0 if the recording ended
 # first. `signature` is of Signatures, `inputs` (concrete inputs) and `module` (hierarchy) are
 # string ids, `collective` is of Collectives, `stack` (the event's own call stack) of CallChains.
-HOST = record_type(
+HOST = row_type(
     "start i8, end i8, thread i4, is_operation i1, finished i1, name i4, external i8, sequence i8,"
     "forward_thread i8, signature i4, inputs i4, module i4, collective i4, stack i4"
 )
 
 # Python functions; `frame` is of CallChains.frames.
-FRAME = record_type("start i8, end i8, thread i4, frame i4")
+FRAME = row_type("start i8, end i8, thread i4, frame i4")
 
 # CUDA and HIP runtime and driver calls. HIP records `size` in bytes, `geometry` (of Geometries) and
 # `shared_memory` with the call. From `operation` (number of a PYTORCH_API row) on, the fields of
 # the operation around the call, determined by nesting.
-CALL = record_type(
+CALL = row_type(
     "start i8, end i8, thread i4, name i4, correlation i8, external i8, size i8, geometry i4,"
     "shared_memory i8, operation i8, operation_name i4, signature i4, collective i4"
 )
@@ -69,7 +63,7 @@ KERNEL, COPY, SET, COMMUNICATION, GRAPH = range(5)
 # Kernels, copies, memory sets and graph replays. `process` is the process id in the device's
 # record, `counted` a number of Counters. From `connection` on, the fields of the launching call,
 # joined by correlation, and of the operation around it; `thread` is the launching thread.
-GPU_TASK = record_type(
+GPU_TASK = row_type(
     "start i8, end i8, kind i1, name i4, device i4, stream i8, context i8, correlation i8,"
     "external i8, geometry i4, queued i8, registers i8, shared_memory i8, blocks_per_sm f8,"
     "warps_per_sm f8, occupancy f8, size i8, bandwidth f8, graph i8, graph_node i8, process i4,"
@@ -78,26 +72,26 @@ GPU_TASK = record_type(
 
 # Allocator events. `size` is negative for a free; `owner` is a process with separate addresses,
 # MISSING if there is one process only.
-ALLOCATION = record_type(
+ALLOCATION = row_type(
     "start i8, thread i4, device i4, address i8, owner i4, size i8, total_allocated i8,"
     "total_reserved i8"
 )
 
 # User annotations on the device's timeline.
-GPU_ANNOTATION = record_type("start i8, end i8, name i4, device i4, stream i8, external i8")
+GPU_ANNOTATION = row_type("start i8, end i8, name i4, device i4, stream i8, external i8")
 
 # Synchronizations on the device's timeline.
-SYNC = record_type(
+SYNC = row_type(
     "start i8, end i8, kind i4, device i4, stream i8, context i8, correlation i8, wait_stream i8,"
     "wait_event i8, wait_record i8"
 )
 
 # Runs of Python's garbage collector.
-COLLECTION = record_type("start i8, end i8, thread i4")
+COLLECTION = row_type("start i8, end i8, thread i4")
 
 # Events without another table: `end` of an instant is NO_END; `args_at` and `args_size` are
 # the position of the arguments in `Parts.texts`.
-OTHER = record_type("start i8, end i8, category i4, name i4, place i4, args_at i8, args_size i4")
+OTHER = row_type("start i8, end i8, category i4, name i4, place i4, args_at i8, args_size i4")
 
 # `end` of an instant in OTHER, and a missing time or id in tables where -1 can be a value.
 NO_END = NO_TIME = -(2**63)
@@ -132,28 +126,26 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Int64s, Int64s, Floats]] = []
+        self._parts: list[tuple[Ints, Ints, Floats]] = []
         self._owners = self._names = np.empty(0, np.int64)
         self._values = np.empty(0, np.float64)
 
-    def add(self, owners: Int64s, names: Int64s, values: Floats) -> None:
+    def add(self, owners: Ints, names: Ints, values: Floats) -> None:
         """Add values of counters, with `counted` of their tasks and string ids of their names."""
         if len(owners):
             self._parts.append((owners, names, values))
 
-    def owners(self) -> Int64s:
+    def owners(self) -> Ints:
         """Return the sorted `counted` values of all tasks with counters."""
         self._merge()
         return np.unique(self._owners)
 
-    def lookup(self, owners: Int64s, ids: Int64s) -> tuple[Int64s, Int64s, Floats]:
+    def lookup(self, owners: Ints, ids: Ints) -> tuple[Ints, Ints, Floats]:
         """Return task ids, counter names and values of the tasks with these `counted` and ids."""
         self._merge()
         first = np.searchsorted(self._owners, owners, "left")
         count = np.searchsorted(self._owners, owners, "right") - first
-        total = int(count.sum())
-        before = np.cumsum(count) - count
-        at = np.arange(total) - np.repeat(before, count) + np.repeat(first, count)
+        at = positions(count) + np.repeat(first, count)
         return np.repeat(ids, count), self._names[at], self._values[at]
 
     def _merge(self) -> None:
@@ -233,15 +225,10 @@ class Parts:
     def __enter__(self: Own) -> Own:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for value in vars(self).values():
             if isinstance(value, Spool):
-                value.__exit__(kind, error, traceback)
+                value.__exit__(*exception)
         self.texts.close()
 
     @property
@@ -253,17 +240,12 @@ class Parts:
         return by_process.most_common(1)[0][0] if by_process else 0
 
     def new_rows(
-        self, start: Int64s, end: Int64s, dtype: np.dtype[Any], what: str
+        self, start: Ints, end: Ints, dtype: np.dtype[Any], what: str
     ) -> tuple[Rows, Bools]:
-        """Return rows with only start and end set, and a mask of the valid rows.
+        """Return rows with only start and end (ns) set, and a mask of the valid rows.
 
-        Rows without a time or with a negative duration are counted as anomalies.
-
-        Args:
-            start: Start times in ns; NO_TIME if missing.
-            end: End times in ns.
-            dtype: Type of the rows.
-            what: Kind of event for the anomaly.
+        Rows without a time (NO_TIME) or with a negative duration are counted as anomalies, with
+        the kind of event `what`.
         """
         rows = missing(dtype, len(start))
         rows["start"], rows["end"] = start, end
@@ -274,7 +256,7 @@ class Parts:
         self.count_skipped("negative_duration", negative, what)
         valid = has_times & ~negative
         if valid.any():
-            self.see(int(start[valid].min()), int(end[valid].max()))
+            self.extend_span(int(start[valid].min()), int(end[valid].max()))
         self.counts[what] += len(rows)
         return rows, valid
 
@@ -285,7 +267,7 @@ class Parts:
 
     def add_gpu_tasks(self, rows: Rows) -> None:
         """Add kernels, copies, memory sets or graph replays."""
-        self.see_correlations(rows)
+        self.note_correlations(rows)
         self.devices.update(np.unique(rows["device"]).tolist())
         self.gpu.append(rows)
 
@@ -303,18 +285,18 @@ class Parts:
                 rows["signature"][at] = self.signatures[b"", sizes.encode(), b""]
         self.host.append(rows[valid])
 
-    def see(self, first_ns: int, last_ns: int) -> None:
+    def extend_span(self, first_ns: int, last_ns: int) -> None:
         """Extend the span of all events to include `first_ns` and `last_ns`."""
         if self.span is not None:
             first_ns, last_ns = min(first_ns, self.span[0]), max(last_ns, self.span[1])
         self.span = first_ns, last_ns
 
-    def see_correlations(self, rows: Rows) -> None:
+    def note_correlations(self, rows: Rows) -> None:
         """Update the largest correlation id; new ids are larger."""
         if len(rows):
             self.max_correlation = max(self.max_correlation, int(rows["correlation"].max()))
 
-    def are_communication(self, names: Int64s) -> Bools:
+    def are_communication(self, names: Ints) -> Bools:
         """Return a mask of the names that are communication kernels."""
         known = self._communication
         distinct, inverse = np.unique(names, return_inverse=True)

@@ -8,9 +8,11 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import (
     COPY_OTHER,
     KERNEL_CORE,
+    MISSING,
     NO_CONTEXT,
     NO_MODEL,
     NO_RANK,
@@ -19,9 +21,10 @@ from unified_prof.base.columns import (
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
     Column,
+    null_if_missing,
 )
 from unified_prof.base.text import NS_PER_S
-from unified_prof.decoders.gpu import host_tables, hosts
+from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import (
     Collective,
@@ -30,9 +33,9 @@ from unified_prof.decoders.gpu.collectives import (
     collective_of_kernel,
     data_type,
 )
-from unified_prof.decoders.gpu.correlation import Correlator, Overlap
 from unified_prof.decoders.gpu.host_tables import HostTables
-from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s, null_if_missing
+from unified_prof.decoders.gpu.joins import Correlator, Overlap, write_host
+from unified_prof.decoders.gpu.memory import Allocations
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
@@ -47,20 +50,14 @@ TASK_TYPES = {
 
 # Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION.
 COPY_DIRECTIONS = {
-    "HtoH": 0,
-    "HtoD": 1,
-    "DtoH": 2,
-    "DtoD": 3,
-    "PtoP": 3,
-    "HtoA": 1,
-    "AtoH": 2,
-    "AtoA": 3,
-    "AtoD": 3,
-    "DtoA": 3,
+    name: number
+    for number, names in enumerate(("HtoH", "HtoD HtoA", "DtoH AtoH", "DtoD PtoP AtoA AtoD DtoA"))
+    for name in names.split()
 }
 
 _NO_NOTIFY = -1
 
+# Returns True if the revision being written has (table, column).
 HasColumn = Callable[[str, str], bool]
 
 
@@ -91,7 +88,7 @@ class TaskTables:
         self._op_id = 0
         self._calls_of_group: Counter[tuple[int, str]] = Counter()
 
-    def _types_of(self, kinds: Int64s) -> Int64s:
+    def _types_of(self, kinds: Ints) -> Ints:
         """Return the string ids of task types, including graphs only if there are any."""
         if len(self._task_types) == r.GRAPH and np.any(kinds == r.GRAPH):
             graph = self._sink.strings.intern(TASK_TYPES[r.GRAPH])
@@ -149,19 +146,21 @@ class TaskTables:
             columns = {"globalTaskId": tasks, "name": names, "value": values}
             self._sink.write("TASK_PMU_INFO", columns)
 
-    def _write_kernels(self, rows: Rows, ids: Int64s) -> None:
+    def _write_kernels(self, rows: Rows, ids: Ints) -> None:
         signatures, geometries = self._parts.signatures, self._parts.geometries
         operations = rows["operation_name"]
         columns: dict[str, Column] = {
             "name": rows["name"],
             "globalTaskId": ids,
-            "blockNum": self._block_counts(rows),
+            "blockNum": null_if_missing(
+                np.array([*geometries.block_counts, MISSING])[rows["geometry"]]
+            ),
             "mixBlockNum": 0,
             "taskType": self._sink.strings.intern(KERNEL_CORE),
             "opType": np.where(operations != MISSING, operations, self._no_text),
-            "inputFormats": self._of_signature(signatures.kernel_formats, rows),
-            "inputDataTypes": self._of_signature(signatures.kernel_types, rows),
-            "inputShapes": self._of_signature(signatures.kernel_shapes, rows),
+            "inputFormats": self._signature_texts(signatures.kernel_formats, rows),
+            "inputDataTypes": self._signature_texts(signatures.kernel_types, rows),
+            "inputShapes": self._signature_texts(signatures.kernel_shapes, rows),
         }
         for absent in (
             *("outputFormats", "outputDataTypes", "outputShapes"),
@@ -170,11 +169,11 @@ class TaskTables:
             if self._has_column("COMPUTE_TASK_INFO", absent):
                 columns[absent] = self._no_text
         if self._has_column("COMPUTE_TASK_INFO", "gridDim"):
-            columns["gridDim"] = self._of_geometry(geometries.grids, rows)
-            columns["blockDim"] = self._of_geometry(geometries.blocks, rows)
+            columns["gridDim"] = self._geometry_texts(geometries.grids, rows)
+            columns["blockDim"] = self._geometry_texts(geometries.blocks, rows)
         self._sink.write("COMPUTE_TASK_INFO", columns)
 
-    def _write_copies(self, rows: Rows, ids: Int64s) -> None:
+    def _write_copies(self, rows: Rows, ids: Ints) -> None:
         directions = self._directions
         for number in np.unique(rows["name"]).tolist():
             if number not in directions:
@@ -188,7 +187,7 @@ class TaskTables:
             },
         )
 
-    def _write_collectives(self, rows: Rows, ids: Int64s) -> None:
+    def _write_collectives(self, rows: Rows, ids: Ints) -> None:
         op_ids = np.arange(self._op_id, self._op_id + len(rows))
         self._op_id += len(rows)
         collectives = [self._collective(row) for row in rows]
@@ -196,9 +195,8 @@ class TaskTables:
             self._op_name(device, collective)
             for device, collective in zip(rows["device"].tolist(), collectives, strict=True)
         ]
-        groups = [self._sink.strings.intern(collective.group) for collective in collectives]
         shared: dict[str, Column] = {
-            "groupName": groups,
+            "groupName": [self._sink.strings.intern(call.group) for call in collectives],
             "opId": op_ids,
             "dataType": [self._data_type(collective.dtype) for collective in collectives],
         }
@@ -266,7 +264,7 @@ class TaskTables:
                 del columns[name]
         self._sink.write(table, columns)
 
-    def _write_parameters(self, collectives: list[Collective], op_ids: Int64s) -> None:
+    def _write_parameters(self, collectives: list[Collective], op_ids: Ints) -> None:
         intern_all = self._sink.strings.intern_all
         self._sink.write(
             "UPROF_COLLECTIVES",
@@ -284,7 +282,7 @@ class TaskTables:
             },
         )
 
-    def _write_details(self, rows: Rows, ids: Int64s) -> None:
+    def _write_details(self, rows: Rows, ids: Ints) -> None:
         geometries = self._parts.geometries
         operations = rows["operation_name"]
         is_kernel = (rows["kind"] == r.KERNEL) | (rows["kind"] == r.COMMUNICATION)
@@ -298,8 +296,8 @@ class TaskTables:
                 "contextId": null_if_missing(rows["context"]),
                 "sizeBytes": null_if_missing(np.where(is_kernel, MISSING, rows["size"])),
                 "bandwidthGBps": rows["bandwidth"],
-                "gridDim": self._of_geometry(geometries.grids, rows),
-                "blockDim": self._of_geometry(geometries.blocks, rows),
+                "gridDim": self._geometry_texts(geometries.grids, rows),
+                "blockDim": self._geometry_texts(geometries.blocks, rows),
                 "registersPerThread": null_if_missing(rows["registers"]),
                 "sharedMemoryBytes": null_if_missing(rows["shared_memory"]),
                 "blocksPerSm": rows["blocks_per_sm"],
@@ -336,17 +334,13 @@ class TaskTables:
             return TYPE_NOT_AVAILABLE if NOT_AVAILABLE in self._data_types else TYPE_INVALID
         return self._data_types.get(data_type(name)[0], TYPE_INVALID)
 
-    def _block_counts(self, rows: Rows) -> Column:
-        counts = np.array([*self._parts.geometries.block_counts, MISSING])
-        return null_if_missing(counts[rows["geometry"]])
+    def _geometry_texts(self, texts: list[str], rows: Rows) -> Ints:
+        with_missing = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])
+        return np.asarray(with_missing[rows["geometry"]])
 
-    def _of_geometry(self, texts: list[str], rows: Rows) -> Int64s:
-        ids: Int64s = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])[rows["geometry"]]
-        return ids
-
-    def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
-        ids: Int64s = np.array([*texts, self._no_text])[rows["signature"]]  # MISSING: the last
-        return ids
+    def _signature_texts(self, texts: list[int], rows: Rows) -> Ints:
+        with_missing = np.array([*texts, self._no_text])  # MISSING is the last
+        return np.asarray(with_missing[rows["signature"]])
 
 
 def copy_direction(name: str) -> int:
@@ -376,12 +370,8 @@ def write(
 ) -> int:
     """Write all tables except recording metadata; return the number of joined tasks.
 
-    Args:
-        parts: The rows of the recording.
-        base_ns: Added to all times to get Unix times.
-        has_column: Returns True if the revision being written has (table, column).
-        data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
-        progress: Called with a short description of the current step.
+    `base_ns` is added to all times to get Unix times. `data_types` is name -> id in
+    ENUM_HCCL_DATA_TYPE of the revision; `progress` is called with the current step.
     """
     no_name = parts.sink.strings.intern(NOT_AVAILABLE)
     progress("joining host events")
@@ -392,17 +382,16 @@ def write(
         component=parts.memory_component,
         adds_up=parts.adds_up_allocations,
     )
-    with hosts.write_host(parts, HostTables(parts, base_ns), allocations) as calls:
+    with write_host(parts, HostTables(parts, base_ns), allocations) as calls:
         progress("joining launches and kernels")
         correlator = Correlator(parts, base_ns)
         with correlator.join(calls) as tasks:
-            tables = TaskTables(
+            TaskTables(
                 parts,
                 base_ns,
                 main_process=parts.main_process,
                 has_column=has_column,
                 data_types=data_types or {},
-            )
-            tables.write(tasks)
+            ).write(tasks)
     host_tables.write_extra_tables(parts, base_ns)
     return correlator.joined

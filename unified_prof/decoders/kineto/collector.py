@@ -17,11 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools
-from unified_prof.base.columns import NOT_AVAILABLE, Sink
+from unified_prof.arrays.grouping import Bools, Ints
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Sink, ints
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import Collective, Collectives
-from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints
 from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.events import PHASES, CollectiveArgs, Kind, Kinds, Phases
@@ -70,11 +69,8 @@ def complete_collectives(
 ) -> dict[str, tuple[str, Ranks]]:
     """Complete ranks, source and target of collectives in place; return all groups by name.
 
-    Args:
-        collectives: Distinct collective calls.
-        session: Groups in `distributedInfo`.
-        rank: Rank of the trace, `MISSING` if unknown.
-        count: Called with the anomaly if a peer is not in its group.
+    `session` contains the groups in `distributedInfo`; `rank` is that of the trace, or `MISSING`.
+    `count` is called with the anomaly if a peer is not in its group.
     """
     groups = dict(session)
     outside = 0
@@ -136,7 +132,6 @@ class TraceCollectives(Collectives):
     """Maps the JSON arguments of a collective to its number."""
 
     def __missing__(self, key: bytes) -> int:
-        """Parse the JSON arguments, and return the number of the collective."""
         args = parse_collective(key)
         return MISSING if args is None else self.number(args)
 
@@ -183,11 +178,7 @@ def from_annotation(name: str, elements: int, dtype: str) -> Collective:
 def _text(value: Any) -> str:
     if value is None or value == "":
         return NOT_AVAILABLE
-    return (
-        value
-        if isinstance(value, str)
-        else str(parse_json(value) if isinstance(value, bytes) else value)
-    )
+    return str(parse_json(value) if isinstance(value, bytes) else value)
 
 
 _MEMORY_EVENT = "[memory]"
@@ -281,8 +272,6 @@ class Collector(Fields):
             self.counts[Kind.OTHER.value] += len(asynchronous)
             self._others(Kind.OTHER, asynchronous)
 
-    # ---- one method per kind
-
     def _operations(self, kind: Kind, events: list[ev.Event]) -> None:
         args = self.arguments(events, ev.OperationArgs)
         rows, valid = self.timed(events, r.HOST)
@@ -306,9 +295,7 @@ class Collector(Fields):
         self.count_invalid("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
         self.host.append(_valid(rows, valid))
 
-    def _host_collectives(
-        self, events: list[ev.Event], names: Int64s, signatures: Int64s
-    ) -> Int64s:
+    def _host_collectives(self, events: list[ev.Event], names: Ints, signatures: Ints) -> Ints:
         """Return the number of each event's collective, MISSING for other events."""
         numbers = np.full(len(events), MISSING)
         for index in np.flatnonzero(np.isin(names, list(self.names.collectives))).tolist():
@@ -348,7 +335,7 @@ class Collector(Fields):
         for field in ("operation", "operation_name", "signature", "collective"):
             rows[field] = MISSING
         self.calling.update(np.unique(rows["thread"]).tolist())
-        self.see_correlations(rows)
+        self.note_correlations(rows)
         self.calls.append(_valid(rows, valid))
 
     def _gpu_tasks(self, kind: Kind, events: list[ev.Event]) -> None:
@@ -362,24 +349,24 @@ class Collector(Fields):
         rows["device"], rows["stream"] = self.place(events, args)
         rows["external"] = self.external_ids(args)
         rows["geometry"] = self.geometry_numbers(args)
-        for field in ("context", "correlation", "queued", "registers", "shared_memory", "size"):
+        for field in "context correlation queued registers shared_memory size".split():
             rows[field] = self.ids(list(map(attrgetter(field), args)))
         for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):
             rows[field] = to_float64(list(map(attrgetter(field), args)))
         rows["graph"] = self.ids([a.graph_id for a in args])
         rows["graph_node"] = self.ids([a.graph_node_id for a in args])
         rows["counted"] = MISSING
-        rows["collective"] = ints(
-            [
-                MISSING if a.collective is None else self.collectives[bytes(event.args)]
-                for a, event in zip(args, events, strict=True)
-            ]
-        )
+        number = self.collectives
+        calls = [
+            MISSING if a.collective is None else number[bytes(event.args)]
+            for a, event in zip(args, events, strict=True)
+        ]
+        rows["collective"] = ints(calls)
         rows["process"] = self.device_labels(events)
         for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)
-        self.see_correlations(rows)
+        self.note_correlations(rows)
         self.devices.update(np.unique(rows["device"]).tolist())
         linked = (rows["external"] != MISSING) & (rows["external"] != rows["correlation"])
         self.links_to_operations = self.links_to_operations or bool(linked.any())

@@ -23,8 +23,8 @@ from typing import Any, Literal, Union
 
 import msgspec
 
+from unified_prof.base.columns import MISSING
 from unified_prof.base.text import NS_PER_US, us_text_to_ns
-from unified_prof.decoders.gpu.memory import MISSING
 from unified_prof.decoders.gpu.pools import parse_json
 
 Scalar = str | int | float | bool | None
@@ -178,49 +178,29 @@ class Kind(Enum):
 # Categories of complete events ("ph": "X"), in lower case: torch before 1.12 capitalized them
 # and used shorter names.
 CATEGORIES: dict[str, Kind] = {
-    "cpu_op": Kind.OPERATION,
-    "operator": Kind.OPERATION,
-    "user_annotation": Kind.ANNOTATION,
-    "nvtx": Kind.ANNOTATION,
-    "python_function": Kind.FRAME,
-    "cuda_runtime": Kind.CALL,
-    "cuda_driver": Kind.CALL,
-    "hip_runtime": Kind.CALL,
-    "runtime": Kind.CALL,
-    "xpu_runtime": Kind.CALL,
-    "xpu_driver": Kind.CALL,
-    "mtia_runtime": Kind.CALL,
-    "privateuse1_runtime": Kind.CALL,
-    "privateuse1_driver": Kind.CALL,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.COPY,
-    "memcpy": Kind.COPY,
-    "gpu_memset": Kind.SET,
-    "memset": Kind.SET,
-    "gpu_user_annotation": Kind.GPU_ANNOTATION,
-    "cuda_sync": Kind.SYNC,
-    "python_gc": Kind.GARBAGE_COLLECTION,
-    "overhead": Kind.OTHER,
-    "trace": Kind.OTHER,
-    "cuda_profiler_range": Kind.OTHER,
-    "cuda_event": Kind.OTHER,
-    "collective_comm": Kind.OTHER,
-    "gpu_pm_counter": Kind.OTHER,
-    "glow_runtime": Kind.OTHER,
-    "hpu_op": Kind.OTHER,
-    "mtia_ccp_events": Kind.OTHER,
-    "mtia_insight": Kind.OTHER,
-    "mtia_workloadd": Kind.OTHER,
-    "external_correlation": Kind.OTHER,
+    category: kind
+    for kind, categories in {
+        Kind.OPERATION: "cpu_op operator",
+        Kind.ANNOTATION: "user_annotation nvtx",
+        Kind.FRAME: "python_function",
+        Kind.CALL: "cuda_runtime cuda_driver hip_runtime runtime xpu_runtime xpu_driver"
+        " mtia_runtime privateuse1_runtime privateuse1_driver",
+        Kind.KERNEL: "kernel",
+        Kind.COPY: "gpu_memcpy memcpy",
+        Kind.SET: "gpu_memset memset",
+        Kind.GPU_ANNOTATION: "gpu_user_annotation",
+        Kind.SYNC: "cuda_sync",
+        Kind.GARBAGE_COLLECTION: "python_gc",
+        Kind.OTHER: "overhead trace cuda_profiler_range cuda_event collective_comm gpu_pm_counter"
+        " glow_runtime hpu_op mtia_ccp_events mtia_insight mtia_workloadd external_correlation",
+    }.items()
+    for category in categories.split()
 }
 
 _PHASES: dict[str, Kind] = {
-    "i": Kind.INSTANT,
-    "I": Kind.INSTANT,
+    **dict.fromkeys("iI", Kind.INSTANT),
     "M": Kind.LABEL,
-    "s": Kind.FLOW,
-    "t": Kind.FLOW,
-    "f": Kind.FLOW,
+    **dict.fromkeys("stf", Kind.FLOW),
 }
 
 
@@ -233,8 +213,7 @@ class Kinds(dict[tuple[Any, Any], Kind]):
             kind = CATEGORIES.get(str(category).lower(), Kind.UNKNOWN)
         else:
             kind = _PHASES.get(phase, Kind.UNKNOWN)
-        self[key] = kind
-        return kind
+        return self.setdefault(key, kind)
 
 
 # Maximum slices that are not tried in one pass after failures.
@@ -285,12 +264,8 @@ def _structs() -> list[Any]:
     for args, categories in _COMPLETE.items():
         field = ("args", args, msgspec.field(default_factory=args))
         structs += [_struct(name, [*complete, *_PLACE, *_TIMES, field]) for name in categories]
-    structs.append(
-        _struct(
-            "cpu_instant_event",
-            [("ph", Literal["i"]), *_PLACE, *_TIMES, ("args", msgspec.Raw, ABSENT)],
-        )
-    )
+    instant = [("ph", Literal["i"]), *_PLACE, *_TIMES, ("args", msgspec.Raw, ABSENT)]
+    structs.append(_struct("cpu_instant_event", instant))
     ends: _Fields = [("ph", Literal["s", "t", "f"])]
     forward: _Fields = [*ends, *_PLACE, ("ts", msgspec.Raw, ABSENT), ("id", msgspec.Raw, ABSENT)]
     structs.append(_struct(FORWARD_FLOW, forward))
@@ -335,6 +310,10 @@ _ASYNCHRONOUS = "async"
 _UNFINISHED = msgspec.Raw(b'{"finished": false}')
 
 
+# Complete events: nested events and asynchronous events.
+_Complete = tuple[list[Event], list[Event]]
+
+
 class Phases:
     """Begin events that have no end yet."""
 
@@ -343,13 +322,9 @@ class Phases:
         self._begun: dict[tuple[Any, ...], list[Event]] = {}
         self._open = 0
 
-    def complete(self, events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
-        """Add begin and end events in file order.
-
-        Returns:
-            Events that are now complete: nested events and asynchronous events.
-        """
-        done: tuple[list[Event], list[Event]] = ([], [])
+    def complete(self, events: Sequence[Event]) -> _Complete:
+        """Add begin and end events in file order; return those now complete (see `_Complete`)."""
+        done: _Complete = ([], [])
         for event in events:
             key = _key(event)
             if event.ph in _BEGINS:
@@ -367,10 +342,10 @@ class Phases:
                 self._anomaly("end_without_begin", 1, f"{event.name!r}, skipped")
         return done
 
-    def rest(self, last_ns: int) -> tuple[list[Event], list[Event]]:
+    def rest(self, last_ns: int) -> _Complete:
         """Return events without an end as unfinished, extended to the end of the recording."""
         end = Event(ts=msgspec.Raw(_us(last_ns)), args=_UNFINISHED)
-        done: tuple[list[Event], list[Event]] = ([], [])
+        done: _Complete = ([], [])
         for begun in self._begun.values():
             for event in begun:
                 done[event.ph != _NESTED_BEGIN].append(_complete_event(event, end))

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools
+from unified_prof.arrays.grouping import Bools, Floats, Ints
+from unified_prof.base.columns import MISSING, ints
 from unified_prof.base.text import NS_PER_US, us_text_to_ns
-from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.merged import Labels
@@ -34,15 +34,11 @@ _MAX_US = (2**63 - 1) // NS_PER_US
 _NS_DIGITS = 3  # decimals of a microsecond that are whole nanoseconds
 
 
-def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Convert JSON numbers in microseconds to integer nanoseconds; further digits are truncated.
+def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Ints, Bools]:
+    """Convert JSON numbers (quoted or not) in microseconds to integer ns; truncate further digits.
 
-    Args:
-        raw: The numbers as JSON, with or without quotes.
-
-    Returns:
-        The times in ns and a mask of the valid ones. Missing, null and unreadable numbers, and
-        those beyond 64 bits of nanoseconds, are invalid.
+    Also return a mask of the valid numbers: missing, null and unreadable numbers, and those beyond
+    64 bits of nanoseconds, are invalid.
     """
     count = len(raw)
     if not count:
@@ -58,7 +54,7 @@ def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Int64s, NDArray[np.bool_]]:
     return times, valid
 
 
-def _convert_plain(text: bytes, count: int) -> Int64s | None:
+def _convert_plain(text: bytes, count: int) -> Ints | None:
     """Convert comma-separated decimals; return None if one is not in plain notation."""
     chars = np.frombuffer(text, dtype=np.uint8)
     same_length = _convert_same_length(chars, count)
@@ -91,7 +87,7 @@ def _convert_plain(text: bytes, count: int) -> Int64s | None:
     return np.where(decimals > _NS_DIGITS, np.sign(digits) * (np.abs(digits) // divisors), scaled)
 
 
-def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Int64s | None:
+def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Ints | None:
     """Convert positive numbers of equal length with three decimals, which is the usual format."""
     width, rest = divmod(len(chars) + 1, count)
     if rest or not _NS_DIGITS + 3 <= width <= _MAX_DIGITS + 2:
@@ -109,8 +105,7 @@ def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Int64s | None:
         return low.astype(np.int64)
     high_digits = digits[:, :-_LOW_DIGITS].astype(np.float64)
     high = high_digits @ _FLOAT_POWERS[-high_digits.shape[1] :]
-    combined: Int64s = high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64)
-    return combined
+    return np.asarray(high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64))
 
 
 def _us_token_to_ns(token: bytes) -> int | None:
@@ -121,14 +116,11 @@ def _us_token_to_ns(token: bytes) -> int | None:
     return time_ns if -(2**63) <= time_ns < 2**63 else None
 
 
-def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Int64s, int]:
+def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Ints, int]:
     """Convert ids and counts to int64; numbers may be quoted or hexadecimal.
 
+    Null and unreadable values become `missing`; the number of unreadable ones is also returned.
     Unsigned 64-bit values wrap to negative values, so that they stay distinct.
-
-    Returns:
-        The column, with `missing` for null and unreadable values, and the number of unreadable
-        values.
     """
     try:
         return ints(values), 0
@@ -162,7 +154,7 @@ def _wrapped(value: Any) -> int | None:
     return number - 2**64 if number >= 2**63 else number
 
 
-def to_float64(values: Sequence[Any]) -> NDArray[np.float64]:
+def to_float64(values: Sequence[Any]) -> Floats:
     """Convert measurements to float64; missing and unreadable values become NaN."""
     try:
         return np.array(values, dtype=np.float64)
@@ -209,7 +201,7 @@ class Fields(Parts):
             rows["end"] = end
         rows["start"] = start
         if valid.any():
-            self.see(int(start[valid].min()), int(end[valid].max()))
+            self.extend_span(int(start[valid].min()), int(end[valid].max()))
         return rows, valid
 
     def count_invalid(
@@ -246,14 +238,14 @@ class Fields(Parts):
             self.sink.anomaly("malformed_args", 1, repr(text[:120]))
             return kind()
 
-    def ids(self, values: list[Any], missing: int = MISSING) -> Int64s:
+    def ids(self, values: list[Any], missing: int = MISSING) -> Ints:
         """Convert ids or counts; unreadable values are counted as an anomaly."""
         column, bad = to_int64(values, missing)
         if bad:
             self.sink.anomaly("unreadable_number", bad, "an id or count of an event's arguments")
         return column
 
-    def external_ids(self, args: Sequence[Any]) -> Int64s:
+    def external_ids(self, args: Sequence[Any]) -> Ints:
         """Return the external ids, which refer to operations."""
         column = self.ids([a.external_id for a in args])
         if (column == MISSING).any():  # in lower case before torch 1.11
@@ -261,19 +253,19 @@ class Fields(Parts):
             column = np.where(column == MISSING, old, column)
         return column
 
-    def name_ids(self, events: list[ev.Event]) -> Int64s:
+    def name_ids(self, events: list[ev.Event]) -> Ints:
         """Return the string ids of the names."""
         names = self.names
         return ints([names[event.name] for event in events])
 
-    def thread_numbers(self, events: list[ev.Event]) -> Int64s:
+    def thread_numbers(self, events: list[ev.Event]) -> Ints:
         """Return the numbers of the threads, and count the events of each."""
         threads = self.threads
         numbers = ints([threads[event.pid, event.tid] for event in events])
         self.activity.update(dict(enumerate(np.bincount(numbers).tolist())))
         return numbers
 
-    def place(self, events: list[ev.Event], args: Sequence[Any]) -> tuple[Int64s, Int64s]:
+    def place(self, events: list[ev.Event], args: Sequence[Any]) -> tuple[Ints, Ints]:
         """Return device and stream from the arguments; if missing, pid and tid."""
         device, stream = [], []
         for event, a in zip(events, args, strict=True):
@@ -281,7 +273,7 @@ class Fields(Parts):
             stream.append(event.tid if a.stream is None else a.stream)
         return self.relabelled(events, self.ids(device)), self.ids(stream)
 
-    def relabelled(self, events: list[ev.Event], devices: Int64s) -> Int64s:
+    def relabelled(self, events: list[ev.Event], devices: Ints) -> Ints:
         """Return device numbers, made unique if merged ranks use the same numbers."""
         pids = {event.pid for event in events}
         if not any(isinstance(pid, str) and not pid.isdecimal() for pid in pids):
@@ -290,48 +282,44 @@ class Fields(Parts):
         pairs = zip(events, devices.tolist(), strict=True)
         return ints([number(event.pid, device) for event, device in pairs])
 
-    def device_labels(self, events: list[ev.Event]) -> Int64s:
+    def device_labels(self, events: list[ev.Event]) -> Ints:
         """Return codes of labels in device pids (see `merged.Labels`), `MISSING` without label."""
         codes = {pid: self.labels.code(pid) for pid in {event.pid for event in events}}
         return ints([codes[event.pid] for event in events])
 
-    def signature_numbers(self, args: list[ev.OperationArgs]) -> Int64s:
+    def signature_numbers(self, args: list[ev.OperationArgs]) -> Ints:
         """Return the signature numbers of operations."""
         signatures, absent = self.signatures, ev.ABSENT
-        return ints(
-            [
-                MISSING
-                if a.input_dims is absent and a.input_types is absent and a.old_input_dims is absent
-                else signatures[
-                    bytes(a.input_types),
-                    bytes(a.input_dims) or bytes(a.old_input_dims),
-                    bytes(a.input_strides),
-                ]
-                for a in args
+        numbers = [
+            MISSING
+            if a.input_dims is absent and a.input_types is absent and a.old_input_dims is absent
+            else signatures[
+                bytes(a.input_types),
+                bytes(a.input_dims) or bytes(a.old_input_dims),
+                bytes(a.input_strides),
             ]
-        )
+            for a in args
+        ]
+        return ints(numbers)
 
-    def geometry_numbers(self, args: Sequence[Any]) -> Int64s:
+    def geometry_numbers(self, args: Sequence[Any]) -> Ints:
         """Return the geometry numbers of launches."""
         geometries, absent = self.geometries, ev.ABSENT
-        return ints(
-            [
-                MISSING if a.grid is absent else geometries[bytes(a.grid), bytes(a.block)]
-                for a in args
-            ]
-        )
+        numbers = [
+            MISSING if a.grid is absent else geometries[bytes(a.grid), bytes(a.block)] for a in args
+        ]
+        return ints(numbers)
 
-    def raw_texts(self, raw: list[msgspec.Raw]) -> Int64s:
+    def raw_texts(self, raw: list[msgspec.Raw]) -> Ints:
         """Return the string ids of JSON values, `MISSING` for missing values."""
         intern, absent = self.sink.strings.intern, ev.ABSENT
-        return ints(
-            [
-                MISSING if text is absent else intern(bytes(text).decode("utf-8", "replace"))
-                for text in raw
-            ]
-        )
+        ids = [
+            MISSING if text is absent else intern(bytes(text).decode("utf-8", "replace"))
+            for text in raw
+        ]
+        return ints(ids)
 
-    def optional_texts(self, texts: list[Any]) -> Int64s:
+    def optional_texts(self, texts: list[Any]) -> Ints:
         """Return the string ids of strings, `MISSING` for None."""
         names = self.names
         return ints([names[text] if text else MISSING for text in texts])

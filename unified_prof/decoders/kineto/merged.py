@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools
+from unified_prof.arrays.grouping import Bools, Ints
+from unified_prof.base.columns import MISSING
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Parts
-from unified_prof.decoders.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, row_type, windows
 
 # Process of tasks that belong to no single process.
 _NO_PROCESS = -1
@@ -41,7 +41,7 @@ _KINDS = np.full(r.GRAPH + 1, _KERNEL)
 _KINDS[[r.COPY, r.SET, r.GRAPH]] = _COPY, _SET, _ANY
 
 # Calls: `process` is an index of processes, `makes` the kind of task that such a call launches.
-_MADE = r.record_type("correlation i8, start i8, external i8, process i4, makes i1")
+_MADE = row_type("correlation i8, start i8, external i8, process i4, makes i1")
 
 
 def label_of(pid: str) -> str:
@@ -89,10 +89,7 @@ class Labels:
 def separate(parts: Parts, calling: Iterable[int], labels: Labels) -> None:
     """Assign each task to its process, and make ids unique if several processes use the same ids.
 
-    Args:
-        parts: The rows of the trace before they are joined.
-        calling: Numbers of the threads with runtime calls.
-        labels: Labels in the pids of devices.
+    `calling` contains the numbers of the threads with runtime calls.
     """
     ids = parts.threads.process_ids
     callers = sorted(
@@ -118,7 +115,7 @@ class _Separation:
                     self._by_label.setdefault(label_of(str(pid)), set()).add(number)
         self._labels = labels.texts
         self._places: dict[tuple[int, int], int] = {}
-        self._costs: list[Int64s] = []
+        self._costs: list[Ints] = []
         self._lost: list[int] = []
         self._tasks: Counter[int] = Counter()
         self._rivals: Counter[tuple[int, int]] = Counter()
@@ -129,18 +126,15 @@ class _Separation:
     def run(self) -> None:
         """Choose the process of each device, and rewrite the ids."""
         with self._call_spool() as call_spool:
-            for calls, tasks in self._windows(call_spool):
+            for calls, tasks in windows(call_spool, self._parts.gpu):
                 self._count_possible(calls, tasks)
             owners = self._owners()
             if not self._shared:
                 if self._labels:
                     self._replace("gpu", self._labelled_tasks(call_spool, owners))
                 return
-            self._parts.sink.anomaly(
-                "shared_correlations",
-                self._shared,
-                f"calls of {len(self._processes)} processes: ids made unique",
-            )
+            detail = f"calls of {len(self._processes)} processes: ids made unique"
+            self._parts.sink.anomaly("shared_correlations", self._shared, detail)
             self._replace("gpu", self._unique_tasks(call_spool, owners))
         self._replace("calls", self._unique_calls())
         self._replace("host", self._unique_host())
@@ -163,12 +157,6 @@ class _Separation:
             spool.append(rows)
         return spool
 
-    def _windows(self, call_spool: Spool) -> Iterator[tuple[Rows, Rows]]:
-        for calls, tasks in windows(call_spool, self._parts.gpu):  # noqa: UP028 (names the parts)
-            yield calls, tasks
-
-    # ---- process of each device
-
     def _count_possible(self, calls: Rows, tasks: Rows) -> None:
         """Count the tasks of each device that each process cannot have launched."""
         same = calls["correlation"][1:] == calls["correlation"][:-1]
@@ -180,18 +168,18 @@ class _Separation:
         self._tasks.update(places.tolist())
         impossible = np.ones((self._callers, len(tasks)), dtype=bool)
         for process in range(self._callers):
-            mine = calls[calls["process"] == process]
-            _keep_minimum(self._first_call, process, mine["start"])
-            impossible[process] = ~_possible(mine, tasks)
+            process_calls = calls[calls["process"] == process]
+            _keep_minimum(self._first_call, process, process_calls["start"])
+            impossible[process] = ~_possible(process_calls, tasks)
         for place in np.unique(places).tolist():
             chosen = places == place
             _keep_minimum(self._first_task, place, tasks["start"][chosen])
-            here = impossible[:, chosen]
-            self._costs[place] += np.count_nonzero(here, axis=1)
-            self._lost[place] += int(np.count_nonzero(here.all(axis=0)))
+            of_place = impossible[:, chosen]
+            self._costs[place] += np.count_nonzero(of_place, axis=1)
+            self._lost[place] += int(np.count_nonzero(of_place.all(axis=0)))
         self._count_rivals(tasks["correlation"], places)
 
-    def _count_rivals(self, ids: Int64s, places: Int64s) -> None:
+    def _count_rivals(self, ids: Ints, places: Ints) -> None:
         """Count the correlation ids that devices share (a process uses each id only once)."""
         distance = 1
         while distance < len(ids):
@@ -203,7 +191,7 @@ class _Separation:
             self._rivals.update((min(pair), max(pair)) for pair in pairs)
             distance += 1
 
-    def _place_numbers(self, tasks: Rows) -> Int64s:
+    def _place_numbers(self, tasks: Rows) -> Ints:
         """Return the index of each task's device; devices with different labels are distinct."""
         numbers = np.empty(len(tasks), dtype=np.int64)
         fields = ("process", "device")
@@ -216,21 +204,21 @@ class _Separation:
             numbers[at] = number
         return numbers
 
-    def _owners(self) -> Int64s:
+    def _owners(self) -> Ints:
         """Return the process that owns each device, `_NO_PROCESS` if processes share it."""
         owners = np.full(len(self._costs), _NO_PROCESS)
-        open_: dict[int, set[int]] = {}
+        candidates: dict[int, set[int]] = {}
         for (code, _), place in self._places.items():
-            open_[place] = self._labelled_processes(code) or set(range(self._callers))
-        while open_:
-            best = {place: self._best(place, choices) for place, choices in open_.items()}
+            candidates[place] = self._labelled_processes(code) or set(range(self._callers))
+        while candidates:
+            best = {place: self._best(place, choices) for place, choices in candidates.items()}
             place = max(best, key=lambda place: best[place][1])
             owner, margin = best[place]
             if not margin:
-                place, owner = self._owner_by_start(open_)
+                place, owner = self._owner_by_start(candidates)
             owners[place] = owner
-            del open_[place]
-            for other, choices in open_.items():
+            del candidates[place]
+            for other, choices in candidates.items():
                 if self._are_rivals(place, other):
                     choices.discard(owner)
         return owners
@@ -250,32 +238,29 @@ class _Separation:
         launched = self._tasks[place] - self._lost[place]
         return _SHARED_FRACTION * (best - self._lost[place]) > launched
 
-    def _owner_by_start(self, open_: dict[int, set[int]]) -> tuple[int, int]:
+    def _owner_by_start(self, candidates: dict[int, set[int]]) -> tuple[int, int]:
         """Return the device and the process that started first, if no other rule assigns them."""
-        for place in sorted(open_, key=lambda place: self._first_task[place]):
-            choices = open_[place]
+        for place in sorted(candidates, key=lambda place: self._first_task[place]):
+            choices = candidates[place]
             costs = {process: int(self._costs[place][process]) for process in choices}
             best = min(costs.values(), default=0)
             equal = [process for process, cost in costs.items() if cost == best]
-            rivals = any(self._are_rivals(place, other) for other in open_ if other != place)
+            rivals = any(self._are_rivals(place, other) for other in candidates if other != place)
             if rivals and len(equal) > 1 and not self._is_shared(place, best):
-                self._parts.sink.anomaly(
-                    "unsure_process", 1, "the process of a device: assigned by order of start"
-                )
+                detail = "the process of a device: assigned by order of start"
+                self._parts.sink.anomaly("unsure_process", 1, detail)
                 return place, min(equal, key=lambda p: (self._first_call.get(p, _LATEST), p))
-        return next(iter(open_)), _NO_PROCESS
+        return next(iter(candidates)), _NO_PROCESS
 
-    def _are_rivals(self, one: int, other: int) -> bool:
-        common = self._rivals[min(one, other), max(one, other)]
-        return _RIVAL_FRACTION * common > min(self._tasks[one], self._tasks[other])
+    def _are_rivals(self, first: int, second: int) -> bool:
+        common = self._rivals[min(first, second), max(first, second)]
+        return _RIVAL_FRACTION * common > min(self._tasks[first], self._tasks[second])
 
     def _labelled_processes(self, code: int) -> set[int]:
         """Return the processes with the label of a device's pid."""
         if code > -_FIRST_CODE:
             return set()
         return self._by_label.get(self._labels[-_FIRST_CODE - code], set())
-
-    # ---- rows with unique ids
 
     def _replace(self, name: str, batches: Iterable[Rows]) -> None:
         """Replace the rows in the spool `name`."""
@@ -286,20 +271,19 @@ class _Separation:
         setattr(self._parts, name, new)
         old.__exit__(None, None, None)
 
-    def _labelled_tasks(self, call_spool: Spool, owners: Int64s) -> Iterator[Rows]:
-        for _, tasks in self._windows(call_spool):
+    def _labelled_tasks(self, call_spool: Spool, owners: Ints) -> Iterator[Rows]:
+        for _, tasks in windows(call_spool, self._parts.gpu):
             rows = tasks.copy()
             self._put_process(rows, owners[self._place_numbers(tasks)])
             yield rows
 
-    def _unique_tasks(self, call_spool: Spool, owners: Int64s) -> Iterator[Rows]:
+    def _unique_tasks(self, call_spool: Spool, owners: Ints) -> Iterator[Rows]:
         ambiguous = 0
-        for calls, tasks in self._windows(call_spool):
+        for calls, tasks in windows(call_spool, self._parts.gpu):
             rows = tasks.copy()
             process = owners[self._place_numbers(tasks)] if len(tasks) else np.empty(0, np.int64)
-            for at in np.flatnonzero(
-                (process == _NO_PROCESS) & (tasks["correlation"] > 0)
-            ).tolist():
+            is_open = (process == _NO_PROCESS) & (tasks["correlation"] > 0)
+            for at in np.flatnonzero(is_open).tolist():
                 process[at], is_certain = _launching_process(calls, tasks[at])
                 ambiguous += not is_certain
             self._put_process(rows, process)
@@ -310,7 +294,7 @@ class _Separation:
             detail = "matched by kind, operation and time"
             self._parts.sink.anomaly("ambiguous_launch", ambiguous, detail)
 
-    def _put_process(self, rows: Rows, process: Int64s) -> None:
+    def _put_process(self, rows: Rows, process: Ints) -> None:
         ids = np.array([*self._processes, MISSING])  # _NO_PROCESS: the last
         rows["process"] = ids[process]
 
@@ -328,12 +312,12 @@ class _Separation:
             yield rows
 
 
-def _keep_minimum(minima: dict[int, int], key: int, values: Int64s) -> None:
+def _keep_minimum(minima: dict[int, int], key: int, values: Ints) -> None:
     if len(values):
         minima[key] = min(int(values.min()), minima.get(key, _LATEST))
 
 
-def _unique_ids(ids: Int64s, process: Int64s) -> Int64s:
+def _unique_ids(ids: Ints, process: Ints) -> Ints:
     """Return ids that are unique across processes; ids of the first process do not change."""
     fits = (ids > 0) & (ids < 1 << _ID_BITS)
     return np.where(fits, process << _ID_BITS | ids, ids)
@@ -347,27 +331,18 @@ def _possible(calls: Rows, tasks: Rows) -> Bools:
     at = np.minimum(first, len(calls) - 1)
     wanted, makes = _KINDS[tasks["kind"]], calls["makes"][at]
     fits = (wanted == makes) | (wanted == _ANY) | (makes == _ANY)
-    possible: Bools = (
-        (calls["correlation"][at] == tasks["correlation"])
-        & (calls["start"][at] <= tasks["start"])
-        & fits
-    )
-    return possible
+    fits &= calls["correlation"][at] == tasks["correlation"]
+    return np.asarray(fits & (calls["start"][at] <= tasks["start"]))
 
 
 def _launching_process(calls: Rows, task: Rows) -> tuple[int, bool]:
     """Return the process that launched a task on a shared device, and True if it is certain."""
-    wanted = task["correlation"]
-    first, behind = (
-        np.searchsorted(calls["correlation"], wanted, side=s) for s in ("left", "right")
-    )
-    choices = calls[first:behind]
+    key, column = task["correlation"], calls["correlation"]
+    choices = calls[np.searchsorted(column, key, "left") : np.searchsorted(column, key, "right")]
     if len(choices) < 2:
         return (int(choices["process"][0]) if len(choices) else _NO_PROCESS), True
     tasks = np.array([task])
-    possible = np.array(
-        [bool(_possible(choices[i : i + 1], tasks)[0]) for i in range(len(choices))]
-    )
+    possible = np.array([_possible(choices[i : i + 1], tasks)[0] for i in range(len(choices))])
     choices = choices[possible] if possible.any() else choices
     same = choices[choices["external"] == task["external"]]
     choices = same if len(same) else choices

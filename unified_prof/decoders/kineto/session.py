@@ -44,12 +44,9 @@ def base_time_ns(
 ) -> int:
     """Return the nanoseconds to add to the trace's times to get Unix times.
 
-    Args:
-        metadata: The trace's top-level keys.
-        span: First and last time in the trace, in ns.
-        count: Called with an anomaly if the base time is invalid or lost.
-        cut_off: True if the end of the trace is missing, to which Kineto before 2.7 wrote the base
-            time.
+    `span` contains the first and last time in the trace (ns). If `cut_off` is true, the end of the
+    trace is missing, to which Kineto before 2.7 wrote the base time. `count` is called with an
+    anomaly if the base time is invalid or lost.
     """
     given = metadata.get("baseTimeNanoseconds")
     if given is None:
@@ -63,7 +60,7 @@ def base_time_ns(
     return base
 
 
-def write(
+def _write_metadata(
     parts: Collector,
     metadata: dict[str, Any],
     base_ns: int,
@@ -71,11 +68,7 @@ def write(
 ) -> dict[str, Any]:
     """Write the recording metadata; return rows of UPROF_RUN.
 
-    Args:
-        parts: The rows of the trace.
-        metadata: The trace's top-level keys.
-        base_ns: Added to all times to get Unix times.
-        listed: Title and ranks of each process group.
+    `listed` contains title and ranks of each process group.
     """
     sink = parts.sink
     assert parts.span is not None
@@ -84,7 +77,7 @@ def write(
     rank = trace_rank(parts, metadata)
     host = metadata.get("host_name")
     start, end = parts.span
-    host_tables.write(
+    host_tables.write_metadata(
         sink,
         start_ns=start + base_ns,
         end_ns=end + base_ns,
@@ -92,14 +85,20 @@ def write(
         device_names={device: names.get(device) for device in parts.devices},
         rank=rank,
     )
-    host_tables.write_device_properties(
-        sink,
-        {
-            device: {name: value for name, value in values.items() if name != "id"}
-            for device, values in properties.items()
-        },
-    )
-    groups = _parallel_groups(listed, rank)
+    known = {
+        device: {name: value for name, value in values.items() if name != "id"}
+        for device, values in properties.items()
+    }
+    host_tables.write_device_properties(sink, known)
+    # In the format of torch_npu, from which readers take the names of process groups.
+    groups = {
+        name: {
+            "group_name": title,
+            "group_rank": ranks.index(rank) if rank in ranks else NO_RANK,
+            "global_ranks": list(ranks),
+        }
+        for name, (title, ranks) in listed.items()
+    }
     if groups:
         sink.write("META_DATA", {"name": "parallel_group_info", "value": json.dumps(groups)})
     return {
@@ -176,18 +175,6 @@ def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _parallel_groups(listed: Mapping[str, tuple[str, Ranks]], rank: int) -> dict[str, Any]:
-    """Return process groups in the format of torch_npu, from which readers take their names."""
-    return {
-        name: {
-            "group_name": title,
-            "group_rank": ranks.index(rank) if rank in ranks else NO_RANK,
-            "global_ranks": list(ranks),
-        }
-        for name, (title, ranks) in listed.items()
-    }
-
-
 def _vendor(parts: Collector, device_names: list[str]) -> str | None:
     calls = [name for name in parts.names if isinstance(name, str)]
     if any("NVIDIA" in name or "Tesla" in name for name in device_names):
@@ -214,15 +201,10 @@ def decode(
 ) -> GpuRecording:
     """Decode a torch.profiler trace, compressed or not, in bounded memory.
 
-    Args:
-        path: The trace.
-        sink: Receives the rows of the tables of msprof, torch_npu and uprof.
-        has_column: Returns True if the revision being written has (table, column).
-        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
-        is_outside: Returns True for a Python frame (`file.py(line): function`) of the program that
-            ran the workload; this frame and its callers are omitted from call chains.
-        slice_bytes: Number of bytes of JSON to decode at a time.
-        progress: Called with a short description of the current step.
+    `has_column` and `data_types` are explained in `task_tables`. `is_outside` returns True for a
+    Python frame (`file.py(line): function`) of the program that ran the workload; this frame and
+    its callers are omitted from call chains. `slice_bytes` of JSON are decoded at a time, and
+    `progress` is called with the current step.
 
     Raises:
         RawFormatError: not a trace, truncated before the first event, or too damaged to read.
@@ -236,9 +218,8 @@ def decode(
         span = _require_events(path, parts, cut_off=reader.cut_off)
         torch_events = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations)
         if not any(spool.rows for spool in torch_events):
-            sink.anomaly(
-                "no_torch_events", 1, "the trace has no operations, calls or kernels of torch"
-            )
+            detail = "the trace has no operations, calls or kernels of torch"
+            sink.anomaly("no_torch_events", 1, detail)
         base_ns = base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
         merged.separate(parts, parts.calling, parts.labels)
         listed = collector.complete_collectives(
@@ -253,7 +234,7 @@ def decode(
         joined = task_tables.write(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
-        facts = write(parts, reader.metadata, base_ns, listed)
+        facts = _write_metadata(parts, reader.metadata, base_ns, listed)
         return GpuRecording(
             events=reader.events_read,
             counts=dict(parts.counts),
@@ -280,14 +261,16 @@ def _no_garbage_collection() -> Iterator[None]:
 def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int, int]:
     """Return the time span of all events; raise RawFormatError if there are none."""
     spools = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations, parts.other)
-    if parts.span is None or not any(spool.rows for spool in spools):
+    if parts.span is not None and any(spool.rows for spool in spools):
+        return parts.span
+    if cut_off:
         raise RawFormatError(
-            f"{path}: is cut off before the end of the first event"
-            if cut_off
-            else f"{path}: has no event that torch.profiler records",
-            hint="copy the file again, or record again and wait until the trace is written"
-            if cut_off
-            else "expected operations, runtime calls or kernels with ph, cat, ts and dur",
-            slug="damaged-recording" if cut_off else "empty-recording",
+            f"{path}: is cut off before the end of the first event",
+            hint="copy the file again, or record again and wait until the trace is written",
+            slug="damaged-recording",
         )
-    return parts.span
+    raise RawFormatError(
+        f"{path}: has no event that torch.profiler records",
+        hint="expected operations, runtime calls or kernels with ph, cat, ts and dur",
+        slug="empty-recording",
+    )

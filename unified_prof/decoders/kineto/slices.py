@@ -101,8 +101,6 @@ class TraceReader:
             self._count("cut_off", 1, f"the file ends after {self.events_read} events")
         yield events
 
-    # ---- the file around the events
-
     def _enter_array(self) -> bool:
         """Move to the first event; return True if the trace is an object, False for a list."""
         self._fill(self._slice_bytes)
@@ -200,8 +198,6 @@ class TraceReader:
         self.cut_off = self.cut_off or is_object
         return events
 
-    # ---- the events
-
     def _take_slice(self) -> tuple[list[Event], int]:
         """Decode complete events at the start of the buffer; return them and the next position.
 
@@ -252,8 +248,6 @@ class TraceReader:
                 index += 1
         return events
 
-    # ---- the buffer
-
     def _fill(self, wanted: int) -> None:
         """Read until the buffer holds `wanted` bytes or the file is exhausted."""
         parts: list[bytes | bytearray] = [self._buffer]
@@ -272,8 +266,8 @@ class TraceReader:
         self._offset += size
         self._buffer = self._buffer[size:]
 
-    def _error(self, what: str, hint: str | None = None) -> RawFormatError:
-        return RawFormatError(f"{self._path}: {what}", hint=hint, slug="not-a-recording")
+    def _error(self, what: str) -> RawFormatError:
+        return RawFormatError(f"{self._path}: {what}", slug="not-a-recording")
 
 
 def _decode_list(text: bytes) -> list[Event]:

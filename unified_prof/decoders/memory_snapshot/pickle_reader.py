@@ -21,24 +21,21 @@ from unified_prof.decoders import compression
 from unified_prof.errors import RawFormatError
 
 _PLAIN_OPCODES = (
-    *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP"),
-    *("NONE", "NEWTRUE", "NEWFALSE"),
-    *("INT", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING"),
-    *("EMPTY_LIST", "APPEND", "APPENDS", "LIST", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
-    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
-)
+    "PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1"
+    " LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES"
+    " BINBYTES8 BINSTRING SHORT_BINSTRING EMPTY_LIST APPEND APPENDS LIST EMPTY_DICT DICT SETITEM"
+    " SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT"
+    " MEMOIZE"
+).split()
 # Opcodes that create an object or a memo entry, each of which takes far more memory than bytes.
 _ALLOCATING_OPCODES = (
-    *("MARK", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
-)
+    "MARK EMPTY_LIST LIST EMPTY_DICT DICT TUPLE TUPLE1 TUPLE2 TUPLE3 PUT BINPUT LONG_BINPUT MEMOIZE"
+).split()
 _CALLING_OPCODES = {
-    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.INST, pickle.OBJ),
-    *(pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4),
-    *(pickle.PERSID, pickle.BINPERSID),
+    getattr(pickle, name)
+    for name in (
+        "GLOBAL STACK_GLOBAL REDUCE BUILD INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 PERSID BINPERSID"
+    ).split()
 }
 # Minimum bytes of a file for each allocating opcode: a dictionary of three short values has 4.
 _BYTES_PER_ALLOCATION = 3
@@ -137,10 +134,8 @@ def load(path: Path) -> Any:
         raise RawFormatError(f"{path}: not enough memory to read it", slug="out-of-memory") from err
     # A damaged pickle raises what its opcodes run into; none of them runs code of the file.
     except Exception as err:
-        reason = f"{type(err).__name__}: {err}"[:200]
-        raise RawFormatError(
-            f"{path} is damaged or cut off: {reason}", slug="damaged-recording"
-        ) from err
+        message = f"{path} is damaged or cut off: {f'{type(err).__name__}: {err}'[:200]}"
+        raise RawFormatError(message, slug="damaged-recording") from err
 
 
 # Stands for an unknown number; all numbers of a snapshot are 0 or more.

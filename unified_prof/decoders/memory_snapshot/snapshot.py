@@ -124,11 +124,9 @@ class CallStacks:
     def decode(self, frames: Any) -> tuple[int, int]:
         """Return the call chain of an allocation and the string id of its name.
 
-        The name is the innermost frame in a Python file of the user; if there is none, in any
-        Python file; if there is none, the innermost C++ frame outside the allocator.
-
-        Args:
-            frames: List of mappings with name, filename and line, innermost first.
+        `frames` are mappings with name, filename and line, innermost first. The name is the
+        innermost frame in a Python file of the user; if there is none, in any Python file; if there
+        is none, the innermost C++ frame outside the allocator.
         """
         if type(frames) is not list or not frames:
             return self.unknown
@@ -191,17 +189,15 @@ def _allocation_name(texts: list[str]) -> str | None:
 _BATCH_ROWS = 50_000
 
 _MEMORY_COLUMNS = (
-    *("component", "timestamp", "totalAllocated", "totalReserved", "totalActive"),
-    *("streamPtr", "deviceId"),
-)
+    "component timestamp totalAllocated totalReserved totalActive streamPtr deviceId"
+).split()
 _BLOCK_COLUMNS = (
-    *("name", "size", "allocationTime", "releaseTime", "activeReleaseTime", "duration"),
-    *("activeDuration", "allocationTotalAllocated", "allocationTotalReserved"),
-    *("allocationTotalActive", "releaseTotalAllocated", "releaseTotalReserved"),
-    *("releaseTotalActive", "streamPtr", "deviceId"),
-)
-_CHAIN_COLUMNS = ("deviceId", "address", "sizeBytes", "allocationNs", "releaseNs", "callchainId")
-_EVENT_COLUMNS = ("startNs", "endNs", "category", "name", "process", "thread", "args")
+    "name size allocationTime releaseTime activeReleaseTime duration activeDuration"
+    " allocationTotalAllocated allocationTotalReserved allocationTotalActive releaseTotalAllocated"
+    " releaseTotalReserved releaseTotalActive streamPtr deviceId"
+).split()
+_CHAIN_COLUMNS = "deviceId address sizeBytes allocationNs releaseNs callchainId".split()
+_EVENT_COLUMNS = "startNs endNs category name process thread args".split()
 
 
 class SnapshotTables:
@@ -244,7 +240,7 @@ class SnapshotTables:
 class RowBatch:
     """Rows of one table, written in batches."""
 
-    def __init__(self, sink: Sink, table: str, columns: tuple[str, ...]) -> None:
+    def __init__(self, sink: Sink, table: str, columns: list[str]) -> None:
         self._sink = sink
         self._table = table
         self._columns = columns
@@ -293,12 +289,8 @@ class _Block:
 class Replay:
     """Replays the allocator actions of one device.
 
-    Args:
-        device: Number of the device.
-        sink: Receives anomalies that have a detail.
-        tables: Receive the rows.
-        stacks: Decodes call stacks.
-        anomalies: Counts inconsistent entries by the name of the anomaly.
+    Inconsistent entries are counted in `anomalies` by the name of the anomaly; `sink` receives
+    those that have a detail.
     """
 
     def __init__(
@@ -488,15 +480,14 @@ def _replay_devices(
     tables.flush()
     stacks.write()
     if not histories:
-        sink.anomaly(
-            "no_history",
-            1,
+        detail = (
             "only the memory in use at the end is known; call "
-            "torch.cuda.memory._record_memory_history() first",
+            "torch.cuda.memory._record_memory_history() first"
         )
+        sink.anomaly("no_history", 1, detail)
     for name, count in (+anomalies).items():
         sink.anomaly(name, count, _ANOMALY_DETAILS.get(name, ""))
-    host_tables.write(
+    host_tables.write_metadata(
         sink,
         start_ns=tables.first_ns or 0,
         end_ns=tables.last_ns or 0,

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, distinct, distinct_rows, find
-from unified_prof.base.columns import Cells
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, distinct_rows, find
+from unified_prof.base.columns import MISSING, Cells
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.nccl import NcclCalls
 from unified_prof.decoders.spool import Rows
@@ -62,21 +61,21 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
         rows["collective"] = nccl.collectives_at(packed, rows["start"])
         failed = cells["returnValue"] != _SUCCESS
         if failed.any():
-            failures.update(
-                zip(
-                    rows["name"][failed].tolist(),
-                    cells["returnValue"][failed].tolist(),
-                    strict=True,
-                )
-            )
+            codes = cells["returnValue"][failed].tolist()
+            failures.update(zip(rows["name"][failed].tolist(), codes, strict=True))
         rows = rows[valid]
-        parts.see_correlations(rows)
+        parts.note_correlations(rows)
         parts.calls.append(rows)
     if failures:
-        _report_failures(fields, failures)
+        texts = {number: str(text) for text, number in parts.names.items()}
+        most = [
+            f"{texts[name]} returned {value} ({count} times)"
+            for (name, value), count in failures.most_common(_MAX_NAMED_FAILURES)
+        ]
+        parts.sink.anomaly("failed_call", failures.total(), ", ".join(most))
 
 
-def _without_versions(fields: Fields, names: Int64s, plain: dict[int, int]) -> Int64s:
+def _without_versions(fields: Fields, names: Ints, plain: dict[int, int]) -> Ints:
     """Return function names without version suffixes such as `_v7000` in cudaLaunchKernel_v7000."""
     found, inverse = distinct(names)
     new = [number for number in found.tolist() if number not in plain]
@@ -85,15 +84,6 @@ def _without_versions(fields: Fields, names: Int64s, plain: dict[int, int]) -> I
         for number in new:
             plain[number] = fields.parts.names[_VERSION.sub("", texts[number])]
     return np.array([plain[number] for number in found.tolist()], np.int64)[inverse]
-
-
-def _report_failures(fields: Fields, failures: Counter[tuple[int, int]]) -> None:
-    texts = {number: str(text) for text, number in fields.parts.names.items()}
-    most = [
-        f"{texts[name]} returned {value} ({count} times)"
-        for (name, value), count in failures.most_common(_MAX_NAMED_FAILURES)
-    ]
-    fields.parts.sink.anomaly("failed_call", failures.total(), ", ".join(most))
 
 
 def read_waits(fields: Fields) -> None:
@@ -142,7 +132,7 @@ class _EventRecords:
             **dict.fromkeys(("deviceId", "contextId", "streamId", "correlationId"), MISSING),
             **dict.fromkeys(("eventId", "eventSyncId"), MISSING),
         }
-        found: list[tuple[Int64s, Int64s, Int64s]] = []
+        found: list[tuple[Ints, Ints, Ints]] = []
         for cells in fields.tables.slices(EVENTS, wanted):
             packed = cells["globalPid"]
             processes = fields.processes(packed)
@@ -166,7 +156,7 @@ class _EventRecords:
             order = np.argsort(keys, kind="stable")
             self._keys, self._streams, self._calls = keys[order], streams[order], calls[order]
 
-    def lookup(self, processes: Int64s, syncs: Int64s) -> tuple[Int64s, Int64s]:
+    def lookup(self, processes: Ints, syncs: Ints) -> tuple[Ints, Ints]:
         """Return the stream each synchronization waits for, and the call that recorded it."""
         place = find(self._keys, _key(processes, syncs))
         known = (place != NOWHERE) & (syncs != MISSING)
@@ -176,11 +166,11 @@ class _EventRecords:
         return streams, np.where(known, self._calls[place], MISSING)
 
 
-def _key(processes: Int64s, syncs: Int64s) -> Int64s:
+def _key(processes: Ints, syncs: Ints) -> Ints:
     return processes << 32 | syncs & _NONE_32
 
 
-def _or_missing(ids: Int64s) -> Int64s:
+def _or_missing(ids: Ints) -> Ints:
     return np.where(ids == _NONE_32, MISSING, ids)
 
 
@@ -248,7 +238,7 @@ class Tasks:
             rows["geometry"] = self._geometry_numbers(cells)
             self._parts.add_gpu_tasks(rows[valid])
 
-    def _geometry_numbers(self, cells: Cells) -> Int64s:
+    def _geometry_numbers(self, cells: Cells) -> Ints:
         first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
         numbers = np.empty(len(first), np.int64)
         for at, row in enumerate(first.tolist()):
@@ -311,14 +301,11 @@ class Tasks:
             self._parts.add_gpu_tasks(rows[valid])
             replays += int(np.count_nonzero(valid))
         if replays:
-            self._parts.sink.anomaly(
-                "graph_without_kernels",
-                replays,
+            detail = (
                 "graph replays were traced as one task, without their kernels; "
-                "record with --cuda-graph-trace=node",
+                "record with --cuda-graph-trace=node"
             )
-
-    # ---- common to all kinds
+            self._parts.sink.anomaly("graph_without_kernels", replays, detail)
 
     def _slices(self, table: str, more: dict[str, int]) -> Any:
         return self._fields.tables.slices(table, _PLACE | more)

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, distinct, find
-from unified_prof.base.columns import NOT_AVAILABLE, Cells, Tables
-from unified_prof.decoders.gpu.memory import MISSING, Int64s
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Tables
 from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
@@ -37,8 +36,8 @@ class Texts:
 
     def __init__(self, tables: Tables) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_TEXTS_IN_MEMORY_BYTES)  # noqa: SIM115
-        ids: list[Int64s] = []
-        sizes: list[Int64s] = []
+        ids: list[Ints] = []
+        sizes: list[Ints] = []
         try:
             for cells in tables.slices("StringIds", {"id": NO_ID}, texts=["value"]):
                 encoded = [
@@ -83,27 +82,19 @@ class Fields:
         self._pids: dict[int, int | str] = {}
         self._devices = _device_map(tables)
 
-    # ---- times
-
     def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
         """Return new rows with start and end, and a mask of the valid ones."""
         return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
 
-    # ---- names
-
-    def names(self, ids: Int64s) -> Int64s:
+    def names(self, ids: Ints) -> Ints:
         """Convert string ids of the export to ids of the string pool."""
         return _mapped(ids, self._names, self._intern)
 
     def _intern(self, number: int) -> int:
         text = None if number == MISSING else self.texts[number]
-        if text is None:
-            if number != MISSING:
-                self.parts.sink.anomaly("unknown_text", 1, f"no StringIds.id {number}")
-            text = NOT_AVAILABLE
-        return self.parts.names[text]
-
-    # ---- processes, threads, devices
+        if text is None and number != MISSING:
+            self.parts.sink.anomaly("unknown_text", 1, f"no StringIds.id {number}")
+        return self.parts.names[NOT_AVAILABLE if text is None else text]
 
     def process_id(self, packed: int) -> int | str:
         """Return the process id in a packed id.
@@ -118,7 +109,7 @@ class Fields:
             self._pids[upper] = f"{pid} of VM {upper >> _THREAD_BITS & 0xFF}" if taken else pid
         return self._pids[upper]
 
-    def threads(self, packed: Int64s, *, active: bool = True) -> Int64s:
+    def threads(self, packed: Ints, *, active: bool = True) -> Ints:
         """Return thread numbers; if `active`, the events count for the choice of main process."""
         numbers = _mapped(packed, self._threads, self._thread)
         if active:
@@ -126,7 +117,7 @@ class Fields:
             self.parts.activity.update(dict(enumerate(np.bincount(known).tolist())))
         return numbers
 
-    def on_threads(self, packed: Int64s, valid: Bools, what: str) -> tuple[Int64s, Bools]:
+    def on_threads(self, packed: Ints, valid: Bools, what: str) -> tuple[Ints, Bools]:
         """Return thread numbers and a mask of the rows that have one; the others are counted."""
         numbers = self.threads(packed)
         has_thread = numbers != MISSING
@@ -151,7 +142,7 @@ class Fields:
         key = (self.process_id(packed), packed & _LOW_BITS)
         self.parts.threads.thread_names[key] = name
 
-    def processes(self, packed: Int64s) -> Int64s:
+    def processes(self, packed: Ints) -> Ints:
         """Return consecutive process numbers for packed ids.
 
         If the export does not contain process ids, the only known process is used, or MISSING if
@@ -170,7 +161,7 @@ class Fields:
     def _known_processes(self) -> int:
         return sum(number != MISSING for number in self._processes.values())
 
-    def process_ids(self, packed: Int64s) -> Int64s:
+    def process_ids(self, packed: Ints) -> Ints:
         """Return process ids as integers, MISSING if the id is a string or unknown."""
         return _mapped(packed >> _THREAD_BITS << _THREAD_BITS, {}, self._process_id)
 
@@ -180,7 +171,7 @@ class Fields:
         pid = self.process_id(packed)
         return pid if isinstance(pid, int) else MISSING
 
-    def correlations(self, processes: Int64s, correlations: Int64s) -> Int64s:
+    def correlations(self, processes: Ints, correlations: Ints) -> Ints:
         """Combine correlation ids with process numbers, so that they are unique in the export.
 
         CUPTI numbers the calls of each process separately.
@@ -188,7 +179,7 @@ class Fields:
         fits = (correlations > 0) & (correlations < _MAX_CORRELATION) & (processes != MISSING)
         return np.where(fits, processes * _MAX_CORRELATION + correlations, MISSING)
 
-    def devices(self, packed: Int64s, ordinals: Int64s) -> Int64s:
+    def devices(self, packed: Ints, ordinals: Ints) -> Ints:
         """Return GPU numbers, given the device ordinals of each process."""
         ordinals = self.small(ordinals, "device")
         if not self._devices:
@@ -199,7 +190,7 @@ class Fields:
             devices[(pids == pid) & (ordinals == ordinal)] = device
         return devices
 
-    def small(self, values: Int64s, what: str) -> Int64s:
+    def small(self, values: Ints, what: str) -> Ints:
         """Return 32-bit ids; larger values are counted and become MISSING."""
         fits = (values >= _INT32.min) & (values <= _INT32.max)
         if fits.all():
@@ -213,14 +204,13 @@ def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
     wanted = {"pid": NO_ID, "cudaId": NO_ID, "gpuId": NO_ID}
     found: dict[tuple[int, int], int] = {}
     for cells in tables.slices("TARGET_INFO_CUDA_DEVICE", wanted):
-        rows = zip(*(cells[name].tolist() for name in wanted), strict=True)
-        for pid, ordinal, device in rows:
+        for pid, ordinal, device in zip(*(cells[name].tolist() for name in wanted), strict=True):
             if NO_ID not in (pid, ordinal) and 0 <= device <= _INT32.max:
                 found[pid, ordinal] = device
     return found
 
 
-def _mapped(values: Int64s, known: dict[int, int], make: Any) -> Int64s:
+def _mapped(values: Ints, known: dict[int, int], make: Any) -> Ints:
     """Return the entry of `known` for each value; missing entries are created with `make`."""
     found_values, inverse = distinct(values)
     result = np.empty(len(found_values), np.int64)
@@ -259,9 +249,8 @@ class ParquetTables:
         try:
             files = sorted(directory.glob(f"*{_ENDING}"))
         except OSError as err:
-            raise RawFormatError(
-                f"cannot list {directory}: {err.strerror}", slug="cannot-read"
-            ) from err
+            message = f"cannot list {directory}: {err.strerror}"
+            raise RawFormatError(message, slug="cannot-read") from err
         self._files = {file.name.removesuffix(_ENDING): file for file in files}
         self._columns: dict[str, tuple[str, ...]] = {}
 
@@ -324,17 +313,13 @@ class ParquetTables:
         rows = batch.num_rows
         cells: dict[str, Any] = {}
         for name, default in numbers.items():
-            cells[name] = (
-                self._integers(f"{table}.{name}", batch.column(name), default)
-                if name in wanted
-                else np.full(rows, default, np.int64)
-            )
+            cells[name] = np.full(rows, default, np.int64)
+            if name in wanted:
+                cells[name] = self._integers(f"{table}.{name}", batch.column(name), default)
         for name in reals:
-            cells[name] = (
-                self._floats(f"{table}.{name}", batch.column(name))
-                if name in wanted
-                else np.full(rows, np.nan)
-            )
+            cells[name] = np.full(rows, np.nan)
+            if name in wanted:
+                cells[name] = self._floats(f"{table}.{name}", batch.column(name))
         for name in texts:
             values = batch.column(name).to_pylist() if name in wanted else [None] * rows
             cells[name] = [value if value is None else _text(value) for value in values]

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unified_prof.base.columns import Tables
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import MISSING, Tables
 from unified_prof.decoders.gpu.collectives import Collective, Collectives
-from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 
 SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
@@ -70,13 +70,10 @@ class Payloads:
                 if count <= _MAX_FIELDS:
                     fields = self._schemas.setdefault((domain, schema), {})
                     fields[place] = _Field(name or f"field {place}", kind, offset)
-        for cells in tables.slices(
-            ENUMS, {"domainId": NO_ID, "schemaId": NO_ID, "value": NO_ID}, texts=["name"]
-        ):
+        wanted = {"domainId": NO_ID, "schemaId": NO_ID, "value": NO_ID}
+        for cells in tables.slices(ENUMS, wanted, texts=["name"]):
             for domain, schema, value, name in zip(
-                *(cells[column].tolist() for column in ("domainId", "schemaId", "value")),
-                cells["name"],
-                strict=True,
+                *(cells[column].tolist() for column in wanted), cells["name"], strict=True
             ):
                 if name is not None and len(self._enums) <= _MAX_FIELDS:
                     self._enums.setdefault((domain, schema), {})[value] = name
@@ -92,9 +89,7 @@ class Payloads:
     def decode(self, text: str | None) -> dict[str, Any] | None:
         """Decode the fields of a payload; return None if it does not match a schema.
 
-        Args:
-            text: The payload as hexadecimal digits, or as a string with escaped bytes (see
-                `columns.Tables`).
+        `text` contains hexadecimal digits, or a string with escaped bytes (see `columns.Tables`).
         """
         data = _bytes(text)
         if data is None or len(data) < _HEADER.size:
@@ -182,7 +177,7 @@ class NcclCalls:
         self._threads = self._starts = self._ends = self._numbers = np.empty(0, np.int64)
         self._read()
 
-    def collectives_at(self, threads: Int64s, starts: Int64s) -> Int64s:
+    def collectives_at(self, threads: Ints, starts: Ints) -> Ints:
         """Return the collective that encloses each time on a thread, MISSING if there is none."""
         found = np.full(len(threads), MISSING)
         for thread in np.unique(threads).tolist() if len(self._threads) else ():
@@ -203,28 +198,25 @@ class NcclCalls:
         domains = self._payloads.domains_with(_COMMUNICATOR) or self._named_domains()
         if not domains:
             return
-        parts: list[tuple[Int64s, ...]] = []
+        parts: list[tuple[Ints, ...]] = []
         wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
         wanted |= {"eventType": MISSING, "jsonTextId": MISSING}
         texts = ["text", *(name for name in payloads if name != "jsonTextId")]
         only = ("domainId", tuple(domains))
         for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
             missing = [None] * len(cells["text"])
-            events = [
-                self._event(thread, text, payload, json_text)
-                for thread, text, payload, json_text in zip(
-                    cells["globalTid"].tolist(),
-                    self._texts(cells["text"], cells["textId"]),
-                    cells.get("binaryData", missing),
-                    self._texts(cells.get("jsonText", missing), cells["jsonTextId"]),
-                    strict=True,
-                )
-            ]
+            columns = (
+                cells["globalTid"].tolist(),
+                self._texts(cells["text"], cells["textId"]),
+                cells.get("binaryData", missing),
+                self._texts(cells.get("jsonText", missing), cells["jsonTextId"]),
+            )
+            events = [self._event(*row) for row in zip(*columns, strict=True)]
             kinds = np.array(events, np.int64)
             use = (kinds != MISSING) & np.isin(cells["eventType"], PUSHED)
             use &= (cells["start"] != NO_TIME) & (cells["globalTid"] != NO_ID)
-            columns = (cells["globalTid"], cells["start"], cells["end"], kinds)
-            parts.append(tuple(column[use] for column in columns))
+            times = (cells["globalTid"], cells["start"], cells["end"], kinds)
+            parts.append(tuple(column[use] for column in times))
         if self._calls:
             threads, starts, ends, kinds = map(np.concatenate, zip(*parts, strict=True))
             order = np.lexsort((starts, threads))
@@ -233,20 +225,15 @@ class NcclCalls:
     def _named_domains(self) -> set[int]:
         """Return the domains named NCCL, whose JSON payloads need no schemas."""
         wanted = {"domainId": NO_ID, "textId": MISSING}
-        return {
-            domain
-            for cells in self._fields.tables.slices(
-                RANGES, wanted, texts=["text"], only=("eventType", (_DOMAIN,))
-            )
-            for domain, text in zip(
-                cells["domainId"].tolist(),
-                self._texts(cells["text"], cells["textId"]),
-                strict=True,
-            )
-            if text == _NAME
-        }
+        only = ("eventType", (_DOMAIN,))
+        found: set[int] = set()
+        for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
+            names = self._texts(cells["text"], cells["textId"])
+            pairs = zip(cells["domainId"].tolist(), names, strict=True)
+            found.update(domain for domain, name in pairs if name == _NAME)
+        return found
 
-    def _texts(self, texts: Iterable[str | None], ids: Int64s) -> list[str | None]:
+    def _texts(self, texts: Iterable[str | None], ids: Ints) -> list[str | None]:
         return [
             self._fields.texts[number] if text is None and number != MISSING else text
             for text, number in zip(texts, ids.tolist(), strict=True)
@@ -269,16 +256,12 @@ class NcclCalls:
             self._communicators[process, communicator] = (_integer(found, _RANK), ranks)
         if _BYTES not in found:
             return MISSING
-        call = _Call(
-            process,
-            text.removeprefix(_PREFIX),
-            communicator,
-            _integer(found, _BYTES),
-            _integer(found, _PEER),
-        )
+        name = text.removeprefix(_PREFIX)
+        size, peer = _integer(found, _BYTES), _integer(found, _PEER)
+        call = _Call(process, name, communicator, size, peer)
         return self._calls.setdefault(call, len(self._calls))
 
-    def _resolve(self, threads: Int64s, starts: Int64s, ends: Int64s, kinds: Int64s) -> None:
+    def _resolve(self, threads: Ints, starts: Ints, ends: Ints, kinds: Ints) -> None:
         """Assign a collective to each range that launches kernels."""
         collectives = self._fields.parts.collectives
         calls = [*self._calls]
@@ -307,11 +290,8 @@ class NcclCalls:
             elif not depth:
                 numbers[at] = single[kind]
         if ambiguous:
-            self._fields.parts.sink.anomaly(
-                "grouped_collectives",
-                ambiguous,
-                "groups of calls on several communicators: their kernels are not assigned",
-            )
+            detail = "groups of calls on several communicators: their kernels are not assigned"
+            self._fields.parts.sink.anomaly("grouped_collectives", ambiguous, detail)
         use = numbers != MISSING
         self._threads, self._starts = threads[use], starts[use]
         self._ends, self._numbers = ends[use], numbers[use]
@@ -363,9 +343,7 @@ def _parse_json(text: str | None) -> dict[str, Any] | None:
 
 def _integer(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
-    if isinstance(
-        value, str
-    ):  # communicators can be texts in JSON, because they are too long for doubles
+    if isinstance(value, str):  # in JSON if it is too long for a double
         try:
             value = int(value, 0)
         except ValueError:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import NOT_AVAILABLE, Cells
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells
 from unified_prof.base.redaction import redact
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.memory import MISSING
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.spool import Rows
 
@@ -76,11 +75,8 @@ class OtherEvents:
             count += int(np.count_nonzero(full))
             duration += int((rows["end"] - rows["start"])[full].sum())
         if count:
-            self._parts.sink.anomaly(
-                "launch_queue_full",
-                count,
-                f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space",
-            )
+            detail = f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space"
+            self._parts.sink.anomaly("launch_queue_full", count, detail)
 
     def _calls(self, table: str, category: str) -> None:
         name = "nameId" if "nameId" in self._fields.tables.columns(table) else "textId"
@@ -179,12 +175,8 @@ class OtherEvents:
         names: dict[tuple[int, int], int] = {}
         wanted = {"typeId": NO_ID, "metricId": NO_ID}
         for cells in self._fields.tables.slices(METRIC_NAMES, wanted, texts=["metricName"]):
-            for kind, metric, text in zip(
-                cells["typeId"].tolist(),
-                cells["metricId"].tolist(),
-                cells["metricName"],
-                strict=True,
-            ):
+            ids = (cells[name].tolist() for name in wanted)
+            for kind, metric, text in zip(*ids, cells["metricName"], strict=True):
                 names[kind, metric] = sink.strings.intern(text or NOT_AVAILABLE)
         wanted = {"timestamp": NO_TIME, "typeId": NO_ID, "metricId": NO_ID}
         for cells in self._fields.tables.slices(METRICS, wanted, reals=["value"]):

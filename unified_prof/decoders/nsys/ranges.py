@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import NO_CATEGORY, NOT_AVAILABLE, Cells
+from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells, ints
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.call_chains import as_operation
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
-from unified_prof.decoders.gpu.memory import MISSING, ints
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.nccl import Payloads
 from unified_prof.decoders.nsys.other_events import OtherEvents
@@ -200,9 +199,8 @@ class Ranges:
 
     def _binary_payloads(self, wanted: dict[str, int]) -> None:
         unknown = 0
-        for cells in self._fields.tables.slices(
-            RANGES, wanted, texts=["text", "binaryData"], only=("binaryData", None)
-        ):
+        texts, only = ["text", "binaryData"], ("binaryData", None)
+        for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
             values = [self._binary.decode(text) for text in cells["binaryData"]]
             known = np.array([value is not None for value in values], bool)
             unknown += int(np.count_nonzero(~known))
@@ -211,9 +209,8 @@ class Ranges:
                 decoded = [value for value in values if value is not None]
                 self._others.write_payloads(cells, self._messages(cells), decoded)
         if unknown:
-            self._parts.sink.anomaly(
-                "binary_payload", unknown, "payloads of NVTX ranges do not fit any schema"
-            )
+            detail = "payloads of NVTX ranges do not fit any schema"
+            self._parts.sink.anomaly("binary_payload", unknown, detail)
 
     def _payload(self, name: str, value: Any) -> Any:
         if name == "jsonTextId":

@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unified_prof.base.columns import Sink, Tables
+from unified_prof.base.columns import MISSING, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import task_tables as gpu_tables
-from unified_prof.decoders.gpu.memory import MISSING
 from unified_prof.decoders.gpu.rows import GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.nsys import calls, other_events, ranges
-from unified_prof.decoders.nsys import calls as tasks
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
 from unified_prof.decoders.nsys.nccl import NcclCalls, Payloads
-from unified_prof.decoders.nsys.other_events import OtherEvents
 from unified_prof.errors import RawFormatError
 
 # Times beyond this are damaged.
@@ -47,20 +44,14 @@ _GPU_COLUMNS = (
     *("computeMajor", "computeMinor"),
 )
 _READ = frozenset(
-    {
-        *(tasks.KERNELS, tasks.COPIES, tasks.SETS, tasks.GRAPHS, ranges.RANGES),
+    (
+        *(calls.KERNELS, calls.COPIES, calls.SETS, calls.GRAPHS, ranges.RANGES),
         *(calls.CALLS, calls.WAITS, calls.EVENTS, *other_events.OVERHEADS, *other_events.LIBRARIES),
-        *(
-            other_events.DIAGNOSTICS,
-            other_events.MEMORY,
-            other_events.METRICS,
-            "StringIds",
-            "ThreadNames",
-        ),
-        *("PROCESSES", "ANALYSIS_DETAILS", "ANALYSIS_FILE", "ProcessStreams", "EXPORT_META_DATA"),
-        *("NVTX_PAYLOAD_SCHEMAS", "NVTX_PAYLOAD_SCHEMA_ENTRIES", "NVTX_PAYLOAD_ENUMS"),
-        *("NVTX_PAYLOAD_ENUM_ENTRIES", "NVTX_PAYLOAD_TYPES", "NVTX_SCOPES"),
-    }
+        *(other_events.DIAGNOSTICS, other_events.MEMORY, other_events.METRICS),
+        *"StringIds ThreadNames PROCESSES ANALYSIS_DETAILS ANALYSIS_FILE ProcessStreams".split(),
+        *"EXPORT_META_DATA NVTX_PAYLOAD_SCHEMAS NVTX_PAYLOAD_SCHEMA_ENTRIES".split(),
+        *"NVTX_PAYLOAD_ENUMS NVTX_PAYLOAD_ENUM_ENTRIES NVTX_PAYLOAD_TYPES NVTX_SCOPES".split(),
+    )
 )
 _DESCRIPTIVE_PREFIXES = ("ENUM_", "TARGET_INFO_", "META_DATA_", "sqlite_")
 
@@ -109,7 +100,9 @@ def _pairs(tables: Tables, table: str) -> Iterable[tuple[str, str]]:
             return
 
 
-def write(fields: Fields, session: SessionTimes, categories: Mapping[str, str]) -> dict[str, Any]:
+def _write_metadata(
+    fields: Fields, session: SessionTimes, categories: Mapping[str, str]
+) -> dict[str, Any]:
     """Write the recording metadata; return rows of UPROF_RUN."""
     parts, tables = fields.parts, fields.tables
     assert parts.span is not None
@@ -129,7 +122,7 @@ def write(fields: Fields, session: SessionTimes, categories: Mapping[str, str]) 
     }
     one_process = len(set(parts.threads.process_ids)) <= 1
     rank = int(ranks["RANK"]) if one_process and "RANK" in ranks else None
-    host_tables.write(
+    host_tables.write_metadata(
         parts.sink,
         start_ns=start + session.base_ns,
         end_ns=end + session.base_ns,
@@ -205,9 +198,7 @@ def name_threads(fields: Fields) -> None:
                 threads.process_names[fields.process_id(packed)] = name
     wanted = {"globalTid": NO_ID, "nameId": MISSING}
     for cells in fields.tables.slices("ThreadNames", wanted):
-        for packed, number in zip(
-            cells["globalTid"].tolist(), cells["nameId"].tolist(), strict=True
-        ):
+        for packed, number in zip(*(cells[name].tolist() for name in wanted), strict=True):
             if fields.has_thread(packed) and (text := fields.texts[number]):
                 fields.name_thread(packed, text)
 
@@ -228,7 +219,7 @@ def _report_unread(tables: Tables, parts: Parts) -> None:
 
 NAME = "nsys"
 
-_ONE_OF = (tasks.KERNELS, tasks.COPIES, tasks.GRAPHS, ranges.RANGES, calls.CALLS)
+_ONE_OF = (calls.KERNELS, calls.COPIES, calls.GRAPHS, ranges.RANGES, calls.CALLS)
 
 
 def decode(
@@ -242,13 +233,8 @@ def decode(
 ) -> GpuRecording:
     """Decode the tables of an export in bounded memory.
 
-    Args:
-        path: Path of the export, used in messages.
-        tables: Tables of the export.
-        sink: Receives the rows of the tables of msprof, torch_npu and uprof.
-        has_column: Returns True if the revision being written has (table, column).
-        data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
-        progress: Called with a short description of the current step.
+    `path` is used in messages; `has_column` and `data_types` are explained in `task_tables`.
+    `progress` is called with the current step.
 
     Raises:
         RawFormatError: the export contains no events.
@@ -269,9 +255,9 @@ def decode(
             progress("reading events")
             payloads = Payloads(tables)
             calls.read_calls(fields, NcclCalls(fields, payloads))
-            tasks.Tasks(fields).read()
+            calls.Tasks(fields).read()
             calls.read_waits(fields)
-            others = OtherEvents(fields)
+            others = other_events.OtherEvents(fields)
             others.read()
             last = session.window[1] if session.window is not None else session.duration_ns
             if last is None:
@@ -280,9 +266,8 @@ def decode(
             nvtx.read()
             others.write_metrics(session.base_ns)
             if parts.span is None:
-                raise RawFormatError(
-                    f"{path}: has no events, its tables are empty", slug="empty-recording"
-                )
+                message = f"{path}: has no events, its tables are empty"
+                raise RawFormatError(message, slug="empty-recording")
             name_threads(fields)
             joined = gpu_tables.write(
                 parts,
@@ -291,7 +276,7 @@ def decode(
                 data_types=data_types,
                 progress=progress,
             )
-            facts = write(fields, session, nvtx.categories)
+            facts = _write_metadata(fields, session, nvtx.categories)
             return GpuRecording(
                 events=sum(parts.counts.values()),
                 counts=dict(parts.counts),

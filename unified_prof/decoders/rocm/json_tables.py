@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unified_prof.base.columns import Cells, Sink, Tables
+from unified_prof.base.columns import MISSING, Cells, Sink, Tables
 from unified_prof.decoders import compression
-from unified_prof.decoders.gpu.memory import MISSING
 from unified_prof.errors import RawFormatError
 
 # The only key of a JSON recording.
@@ -104,32 +103,25 @@ class JsonTables:
             yield cells
 
     def _integers(self, place: str, values: list[Any], default: int) -> Any:
-        whole = [value if type(value) is int and value in _INT64 else None for value in values]
-        odd = sum(
-            given is not None and value is None for given, value in zip(values, whole, strict=True)
-        )
-        if odd:
-            self._unreadable[place] += odd
-        return np.array([default if value is None else value for value in whole], np.int64)
+        known = [value if type(value) is int and value in _INT64 else None for value in values]
+        self._count_unreadable(place, values, known)
+        return np.array([default if value is None else value for value in known], np.int64)
 
     def _floats(self, table: str, name: str, rows: list[Row]) -> Any:
         values = [row.get(name) for row in rows]
         known = [value if _is_real(value) else None for value in values]
-        odd = sum(
-            given is not None and value is None for given, value in zip(values, known, strict=True)
-        )
-        if odd:
-            self._unreadable[f"{table}.{name}"] += odd
+        self._count_unreadable(f"{table}.{name}", values, known)
         return np.array([math.nan if value is None else float(value) for value in known])
+
+    def _count_unreadable(self, place: str, values: list[Any], known: list[Any]) -> None:
+        pairs = zip(values, known, strict=True)
+        if count := sum(value is not None and read is None for value, read in pairs):
+            self._unreadable[place] += count
 
 
 # Columns of rocpd tables, and the keys of a JSON record that hold them.
 _Paths = Mapping[str, tuple[str, ...]]
-_COMMON: _Paths = {
-    "start": ("start_timestamp",),
-    "end": ("end_timestamp",),
-    "tid": ("thread_id",),
-}
+_COMMON: _Paths = {"start": ("start_timestamp",), "end": ("end_timestamp",), "tid": ("thread_id",)}
 _AGENT: _Paths = {
     "id": ("id", "handle"),
     **{name: (name,) for name in ("product_name", "name", "model_name", "vendor_name")},
@@ -153,11 +145,7 @@ _DISPATCH: _Paths = {
         for axis in "xyz"
     },
 }
-_COUNTER: _Paths = {
-    "id": ("id", "handle"),
-    "agent_id": ("agent_id", "handle"),
-    "name": ("name",),
-}
+_COUNTER: _Paths = {"id": ("id", "handle"), "agent_id": ("agent_id", "handle"), "name": ("name",)}
 _COPY: _Paths = {
     **_COMMON,
     "src_agent_id": ("src_agent_id", "handle"),
@@ -332,7 +320,7 @@ def _within(value: Any, *keys: str) -> Any:
 
 def _mappings(values: Any) -> Iterable[Mapping[str, Any]]:
     return (
-        (value for value in values if isinstance(value, dict)) if isinstance(values, list) else ()
+        [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
     )
 
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, distinct_rows
-from unified_prof.base.columns import NOT_AVAILABLE, Cells, Sink, Tables
+from unified_prof.arrays.grouping import Bools, Ints, distinct_rows
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
-from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import NO_TIME, GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.json_tables import SessionTables, report_unread, sessions_of
-from unified_prof.decoders.rocm.regions import Regions, SessionCounters, read_allocations
-from unified_prof.decoders.rocm.session import Session
+from unified_prof.decoders.rocm.session import (
+    Regions,
+    Session,
+    SessionCounters,
+    read_allocations,
+)
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
 
@@ -40,10 +43,10 @@ class Tasks:
     def __init__(self, session: Session) -> None:
         self._session, self._parts = session, session.parts
         self._geometries: dict[tuple[int, ...], int] = {}
-        self._events: list[Int64s] = [np.empty(0, np.int64)]
+        self._events: list[Ints] = [np.empty(0, np.int64)]
 
     @property
-    def events(self) -> Int64s:
+    def events(self) -> Ints:
         """Event ids of all dispatches."""
         return np.concatenate(self._events)
 
@@ -53,17 +56,12 @@ class Tasks:
         self._copies()
 
     def _kernels(self) -> None:
-        symbols = {
-            "id": MISSING,
-            "sgpr_count": MISSING,
-            "arch_vgpr_count": MISSING,
-            "accum_vgpr_count": 0,
-        }
+        symbols = dict.fromkeys(("id", "sgpr_count", "arch_vgpr_count"), MISSING)
+        symbols["accum_vgpr_count"] = 0
+        texts = ["display_name", "kernel_name"]
         names: dict[int, str] = {}
         registers: dict[int, int] = {}
-        for cells in self._session.tables.slices(
-            "info_kernel_symbol", symbols, ["display_name", "kernel_name"]
-        ):
+        for cells in self._session.tables.slices("info_kernel_symbol", symbols, texts):
             for at, row in enumerate(cells["id"].tolist()):
                 names[row] = cells["display_name"][at] or cells["kernel_name"][at] or NOT_AVAILABLE
                 count = int(cells["arch_vgpr_count"][at])
@@ -92,7 +90,7 @@ class Tasks:
             self._events.append(cells["event_id"][valid])
             self._parts.add_gpu_tasks(rows[valid])
 
-    def _geometry_numbers(self, cells: Cells) -> Int64s:
+    def _geometry_numbers(self, cells: Cells) -> Ints:
         """Return the numbers of launch sizes, converted from work items to blocks."""
         first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
         numbers = []
@@ -103,9 +101,8 @@ class Tasks:
                 number = MISSING
                 if min(sizes) > 0:
                     items, group = sizes[:3], sizes[3:]
-                    blocks = tuple(
-                        -(-size // width) for size, width in zip(items, group, strict=True)
-                    )
+                    pairs = zip(items, group, strict=True)
+                    blocks = tuple(-(-size // width) for size, width in pairs)
                     texts = tuple(json.dumps(part).encode() for part in (blocks, group))
                     number = self._parts.geometries[texts[0], texts[1]]
                 self._geometries[sizes] = number
@@ -159,13 +156,8 @@ def decode(
 ) -> GpuRecording:
     """Decode the tables of a recording with one or more sessions.
 
-    Args:
-        path: Path of the recording, used in messages.
-        tables: Tables of the recording.
-        sink: Receives the rows of the tables of msprof, torch_npu and uprof.
-        has_column: Returns True if the revision being written has (table, column).
-        data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
-        progress: Called with a short description of the current step.
+    `path` is used in messages; `has_column` and `data_types` are explained in `task_tables`.
+    `progress` is called with the current step.
 
     Raises:
         RawFormatError: the recording contains no events.
@@ -173,10 +165,8 @@ def decode(
     """
     sessions = sessions_of(tables)
     if not sessions:
-        raise RawFormatError(
-            f"{path}: has no table rocpd_metadata and is not a rocpd database",
-            slug="not-a-recording",
-        )
+        message = f"{path}: has no table rocpd_metadata and is not a rocpd database"
+        raise RawFormatError(message, slug="not-a-recording")
     progress("reading events")
     with Parts(sink) as parts:
         devices: dict[int, dict[str, Any]] = {}
@@ -195,9 +185,8 @@ def decode(
                 devices.setdefault(device, properties)
             schema = schema if session.schema is None else session.schema
         if parts.span is None:
-            raise RawFormatError(
-                f"{path}: has no events, its tables are empty", slug="empty-recording"
-            )
+            message = f"{path}: has no events, its tables are empty"
+            raise RawFormatError(message, slug="empty-recording")
         joined = gpu_tables.write(
             parts, 0, has_column=has_column, data_types=data_types, progress=progress
         )
@@ -205,7 +194,7 @@ def decode(
         report_unread(tables, sessions, sink)
         first, last = parts.span
         names = {number: properties.get("name") for number, properties in devices.items()}
-        host_tables.write(
+        host_tables.write_metadata(
             sink,
             start_ns=first,
             end_ns=last,

@@ -60,7 +60,7 @@ def test_lines_are_joined_across_slices(tmp_path: Path) -> None:
     assert lines == ["first line", "second", "third"]
     path = tmp_path / "escaped"
     path.mkdir()
-    assert list(sampling.text_lines(_file(path, b"caf\xe9\n"))) == [["caf\\xe9"]]
+    assert list(_file(path, b"caf\xe9\n").line_batches()) == [["caf\\xe9"]]
 
 
 def test_times_beyond_int64_are_limited() -> None:
