@@ -18,8 +18,8 @@ import pytest
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 from tests.records import tracked_run
-from unified_prof.sqlite import atomic, spool
-from unified_prof.sqlite.spool import Spooled
+from unified_prof.sqlite import atomic, run_spool
+from unified_prof.sqlite.run_spool import Spooled
 
 TRAINING = """\
 import os, sys, time, torch
@@ -84,7 +84,7 @@ def write_spool(suffix: str = "", tag: str = "0badc0de-7-7", **changes: object) 
     }
     path = Path("out", f".uprof{suffix}.{tag}.spool")
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(spool.encode(Spooled(**fields)))  # type: ignore[arg-type]
+    path.write_bytes(run_spool.encode(Spooled(**fields)))  # type: ignore[arg-type]
     return path
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.records import run_with_regions, tracked_run
 from unified_prof.base.run_spec import Frame, RegionRecord
 from unified_prof.errors import RawFormatError
-from unified_prof.sqlite import spool
-from unified_prof.sqlite.spool import Spool, Spooled
+from unified_prof.sqlite import run_spool
+from unified_prof.sqlite.run_spool import Spool, Spooled
 
 CONTENT = Spooled(
     reports=("run-time", "memory"),
@@ -25,20 +25,20 @@ CONTENT = Spooled(
     facts={"host": "node7", "exit_code": None},
     run=tracked_run(),
 )
-DATA = spool.encode(CONTENT)
+DATA = run_spool.encode(CONTENT)
 
 
 def changed_run(**changes: Any) -> bytes:
-    return spool.encode(replace(CONTENT, run=replace(CONTENT.run, **changes)))
+    return run_spool.encode(replace(CONTENT, run=replace(CONTENT.run, **changes)))
 
 
 def test_written_spool_is_read_back(tmp_path: Path) -> None:
     written = Spool(tmp_path, "_rank3")
     written.write(replace(CONTENT, iterations=1))
     written.write(CONTENT)
-    assert spool.read(written.path) == CONTENT
-    assert spool.find(tmp_path) == [written.path]
-    assert spool.state_of(written.path) == spool.RUNS
+    assert run_spool.read(written.path) == CONTENT
+    assert run_spool.find(tmp_path) == [written.path]
+    assert run_spool.state_of(written.path) == run_spool.RUNS
     written.remove()
     assert [*tmp_path.iterdir()] == []
 
@@ -56,13 +56,13 @@ def test_failed_write_keeps_the_previous_spool(
     with pytest.raises(OSError, match="No space left"):
         written.write(replace(CONTENT, iterations=1))
     assert [*tmp_path.iterdir()] == [written.path]
-    assert spool.read(written.path) == CONTENT
+    assert run_spool.read(written.path) == CONTENT
 
 
 @given(st.integers(0, len(DATA) - 1))
 def test_truncated_spool_is_refused(size: int) -> None:
     with pytest.raises(RawFormatError, match="somewhere"):
-        spool.decode(DATA[:size], where="somewhere")
+        run_spool.decode(DATA[:size], where="somewhere")
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
@@ -70,19 +70,22 @@ def test_changed_byte_is_refused(at: int, change: int) -> None:
     damaged = bytearray(DATA)
     damaged[at] ^= change
     with pytest.raises(RawFormatError, match="somewhere"):
-        spool.decode(bytes(damaged), where="somewhere")
+        run_spool.decode(bytes(damaged), where="somewhere")
 
 
 @given(st.binary(max_size=200))
 def test_other_records_with_a_valid_checksum_are_refused(payload: bytes) -> None:
     with pytest.raises(RawFormatError, match="somewhere"):
-        spool.decode(_framed(payload), where="somewhere")
+        run_spool.decode(_framed(payload), where="somewhere")
 
 
 def _framed(payload: bytes, version: int = 1) -> bytes:
     import zlib
 
-    return spool._HEADER.pack(spool._MAGIC, version, len(payload), zlib.crc32(payload)) + payload
+    return (
+        run_spool._HEADER.pack(run_spool._MAGIC, version, len(payload), zlib.crc32(payload))
+        + payload
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_deep_nesting_and_later_versions_are_refused(
     payload: bytes, version: int, message: str
 ) -> None:
     with pytest.raises(RawFormatError, match=message):
-        spool.decode(_framed(payload, version), where="somewhere")
+        run_spool.decode(_framed(payload, version), where="somewhere")
 
 
 @pytest.mark.parametrize(
@@ -114,26 +117,28 @@ def test_deep_nesting_and_later_versions_are_refused(
 def test_contradictory_records_are_refused(change: dict[str, Any], complaint: str) -> None:
     first, *others = CONTENT.run.operations
     with pytest.raises(RawFormatError, match=complaint):
-        spool.decode(changed_run(operations=(replace(first, **change), *others)), where="somewhere")
+        run_spool.decode(
+            changed_run(operations=(replace(first, **change), *others)), where="somewhere"
+        )
 
 
 @pytest.mark.parametrize("change", [{"reports": ("../x",)}, {"reports": ()}, {"rank": -1}])
 def test_spool_cannot_name_a_file_elsewhere(change: dict[str, Any]) -> None:
     with pytest.raises(RawFormatError):
-        spool.decode(spool.encode(replace(CONTENT, **change)), where="somewhere")
+        run_spool.decode(run_spool.encode(replace(CONTENT, **change)), where="somewhere")
 
 
 def test_invalid_unicode_names_are_escaped() -> None:
     first, *others = CONTENT.run.operations
     odd = replace(first, frames=(Frame("caf\udce9.py", 1),))
-    read = spool.decode(changed_run(operations=(odd, *others)), where="somewhere")
+    read = run_spool.decode(changed_run(operations=(odd, *others)), where="somewhere")
     assert read.run.operations[0].frames[0].file_path == "caf\\xe9.py"
     assert msgspec.to_builtins(read.run.iterations) == msgspec.to_builtins(CONTENT.run.iterations)
 
 
 def test_regions_are_kept_and_contradictory_ones_are_refused() -> None:
     content = replace(CONTENT, run=run_with_regions())
-    assert spool.decode(spool.encode(content), where="somewhere") == content
+    assert run_spool.decode(run_spool.encode(content), where="somewhere") == content
     (linear, *_) = CONTENT.run.operations
     for changes in (
         {"operations": (replace(linear, region=0),)},
@@ -141,4 +146,4 @@ def test_regions_are_kept_and_contradictory_ones_are_refused() -> None:
         {"regions": (RegionRecord("step", None, (1,)),)},
     ):
         with pytest.raises(RawFormatError, match="region"):
-            spool.decode(changed_run(**changes), where="somewhere")
+            run_spool.decode(changed_run(**changes), where="somewhere")

@@ -247,9 +247,9 @@ def with_convert_hint(*paths: Path) -> Iterator[None]:
 
 def recovery_hint(folder: Path) -> str | None:
     """Return a hint about measurements of killed processes in `folder`, or None."""
-    from unified_prof.sqlite import spool
+    from unified_prof.sqlite import run_spool
 
-    if not any(spool.state_of(path) != spool.RUNS for path in spool.find(folder)):
+    if not any(run_spool.state_of(path) != run_spool.RUNS for path in run_spool.find(folder)):
         return None
     return (
         f"{folder} has measurements of a killed run; recover them with `uprof db recover {folder}`"

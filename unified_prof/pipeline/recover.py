@@ -11,8 +11,8 @@ from unified_prof.backends.registry import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofError, UsageError
 from unified_prof.pipeline import outputs, provenance
 from unified_prof.pipeline.distributed import Rank
-from unified_prof.sqlite import run_folder, skyline_writer, spool
-from unified_prof.sqlite.spool import Spooled
+from unified_prof.sqlite import run_folder, run_spool, skyline_writer
+from unified_prof.sqlite.run_spool import Spooled
 
 _WRITERS = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
 
@@ -59,8 +59,8 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:
             slug="no-folder",
         )
     taken: set[Path] = set()
-    for path in sorted(spool.find(folder), key=_modified_ns, reverse=True):
-        if spool.state_of(path) == spool.RUNS:
+    for path in sorted(run_spool.find(folder), key=_modified_ns, reverse=True):
+        if run_spool.state_of(path) == run_spool.RUNS:
             yield Recovery(path, runs=True)
             continue
         try:
@@ -77,10 +77,10 @@ def _modified_ns(path: Path) -> int:
 
 
 def _recover_spool(path: Path, taken: set[Path], *, force: bool) -> Recovery:
-    content = spool.read(path)
+    content = run_spool.read(path)
     names = outputs.skyline_files(path.parent, content.reports, Rank(content.rank, None, None))
     if taken & {*names.values()}:
-        mark = f"_{spool.process_of(path)}"
+        mark = f"_{run_spool.process_of(path)}"
         names = {kind: p.with_name(f"{p.stem}{mark}.sqlite") for kind, p in names.items()}
     taken |= {*names.values()}
     # The process may have been killed after one of its reports was complete: that one stays.
@@ -132,11 +132,11 @@ def failure_of(content: Spooled) -> str:
 
 
 def _remark(path: Path, content: Spooled) -> str | None:
-    if spool.state_of(path) == spool.ENDED:
+    if run_spool.state_of(path) == run_spool.ENDED:
         return None
     host = content.facts.get("host") or "another host"
     return (
-        f"process {spool.process_of(path)} of {host} may still be running; if so, its own "
+        f"process {run_spool.process_of(path)} of {host} may still be running; if so, its own "
         "reports get other names"
     )
 

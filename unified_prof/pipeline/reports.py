@@ -18,8 +18,8 @@ from unified_prof.pipeline.distributed import ALL, Rank, RankSelection, rank_her
 from unified_prof.pipeline.provenance import build_databases
 from unified_prof.sqlite import run_folder
 from unified_prof.sqlite.run_folder import RankEntry
+from unified_prof.sqlite.run_spool import Spool, Spooled
 from unified_prof.sqlite.skyline_writer import complete_run
-from unified_prof.sqlite.spool import Spool, Spooled
 
 # Facts that are NULL in reports written while the workload is running.
 _FINAL_FACTS = ("exit_code", "finished")

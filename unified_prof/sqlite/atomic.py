@@ -112,31 +112,29 @@ def _start(process: int) -> int | None:
         return None
 
 
-_STEPS_BETWEEN_LOOKS = 200_000  # virtual machine steps: a few milliseconds
+_STEPS_PER_CHECK = 200_000  # virtual machine steps: a few milliseconds
 
-_kept: list[BaseException] = []
+_interrupts: list[BaseException] = []
 
 
 def watch(db: sqlite3.Connection, *, steps: int | None = None) -> None:
     """Let signals interrupt the statements of a connection, which otherwise run to completion.
 
-    Args:
-        db: The connection.
-        steps: Maximum number of virtual machine steps, some 50 million per second, of all
-            statements until the next call of `watch`.
+    `steps` is the maximum number of virtual machine steps, some 50 million per second, of all
+    statements until the next call of `watch`.
     """
-    looks = _looks(None if steps is None else steps // _STEPS_BETWEEN_LOOKS)
-    next(looks)
-    db.set_progress_handler(looks.__next__, _STEPS_BETWEEN_LOOKS)
+    checks = _interrupt_checks(None if steps is None else steps // _STEPS_PER_CHECK)
+    next(checks)
+    db.set_progress_handler(checks.__next__, _STEPS_PER_CHECK)
 
 
 def raise_kept() -> None:
     """Raise the exception of the signal that interrupted a statement, if any; only once."""
-    if _kept:
-        raise _kept.pop()
+    if _interrupts:
+        raise _interrupts.pop()
 
 
-def _looks(most: int | None) -> Generator[int, None, None]:
+def _interrupt_checks(most: int | None) -> Generator[int, None, None]:
     """Yield 0 while SQLite may continue, 1 to stop it.
 
     In a generator, the exception of a signal is raised inside `try`, when it is resumed.
@@ -144,12 +142,12 @@ def _looks(most: int | None) -> Generator[int, None, None]:
     count = 0
     while True:
         try:
-            yield 1 if _kept or (most is not None and count > most) else 0
+            yield 1 if _interrupts or (most is not None and count > most) else 0
             count += 1
         except GeneratorExit:
             return
         except BaseException as err:
-            _kept.append(err)
+            _interrupts.append(err)
 
 
 _NAME_BYTES = 180  # of the final name in the temporary one: file systems allow 255 bytes
@@ -297,19 +295,23 @@ def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) 
     try:
         mode = final.stat().st_mode
     except FileNotFoundError:
-        if not overwrite:
-            _refuse_left_overs(target, final)
+        for suffix in () if overwrite else SQLITE_SIDE_FILES:
+            if os.path.lexists(side := _with_suffix(final, suffix)):
+                raise OutputError(
+                    f"{side} is left over from another database, and SQLite would apply it to"
+                    f" {target}",
+                    hint="move it away, or overwrite it with --force",
+                    slug="leftover-file",
+                ) from None
         return
     except OSError as err:
         raise output_error(target, err) from err
     if stat.S_ISDIR(mode):
-        raise OutputError(
-            f"{target} is a directory, expected the name of a file", slug="wrong-output-place"
-        )
+        message = f"{target} is a directory, expected the name of a file"
+        raise OutputError(message, slug="wrong-output-place")
     if not stat.S_ISREG(mode):
-        raise OutputError(
-            f"{target} is not a regular file and is not replaced", slug="not-a-regular-file"
-        )
+        message = f"{target} is not a regular file and is not replaced"
+        raise OutputError(message, slug="not-a-regular-file")
     if not overwrite:
         raise _exists(target)
 
@@ -334,12 +336,7 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
 
 
 def remove_abandoned(folder: Path, head: str | None = None) -> None:
-    """Remove the temporary files of ended processes.
-
-    Args:
-        folder: The directory.
-        head: Part of the final name with which temporary names begin; None: any file.
-    """
+    """Remove the temporary files of ended processes; `head` begins their names (None: any)."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _PARTIAL.search(entry.name)
@@ -352,16 +349,6 @@ def remove_abandoned(folder: Path, head: str | None = None) -> None:
 
 def _partial_name(head: str) -> str:
     return f"{head}.{tag()}.{secrets.token_hex(4)}.partial"
-
-
-def _refuse_left_overs(target: Path, final: Path) -> None:
-    for suffix in SQLITE_SIDE_FILES:
-        if os.path.lexists(side := _with_suffix(final, suffix)):
-            raise OutputError(
-                f"{side} is left over from another database, and SQLite would apply it to {target}",
-                hint="move it away, or overwrite it with --force",
-                slug="leftover-file",
-            )
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:

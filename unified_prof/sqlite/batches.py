@@ -94,9 +94,8 @@ def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source
             lengths[name] = len(source)
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UsageError(
-            f"columns for table {table} have different lengths: {found}", slug="wrong-table"
-        )
+        message = f"columns for table {table} have different lengths: {found}"
+        raise UsageError(message, slug="wrong-table")
     rows = next(iter(lengths.values())) if lengths else int(bool(columns))
     return sources, rows
 
@@ -150,12 +149,7 @@ def kept(source: Source) -> Source:
 
 
 def concatenate(parts: Sequence[Source], lengths: Sequence[int]) -> Source:
-    """Concatenate columns.
-
-    Args:
-        parts: The columns, at least one.
-        lengths: Number of rows of each.
-    """
+    """Concatenate columns (at least one) with the given numbers of rows."""
     first = parts[0]
     if isinstance(first, Constant) and all(
         # Compare texts: 1 is not 1.0, and 0.0 is not -0.0.
@@ -275,15 +269,11 @@ def _integer(value: int) -> int:
     raise OverflowError(f"{value} does not fit into 64 bits")
 
 
-def _same(value: Plain) -> Plain:
-    return value
-
-
 _CONVERSIONS: dict[type, Callable[[Any], Plain]] = {
     int: _integer,
-    float: _same,
+    float: lambda value: value,
     str: storable,
-    type(None): _same,
+    type(None): lambda value: value,
 }
 
 

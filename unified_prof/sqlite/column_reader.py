@@ -46,9 +46,8 @@ def of_query(cursor: sqlite3.Cursor) -> dict[str, NDArray[Any]]:
 def _names(cursor: sqlite3.Cursor) -> list[str]:
     names = [str(description[0]) for description in cursor.description or ()]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(
-            f"the query names more than one column {', '.join(doubled)}", slug="wrong-table"
-        )
+        message = f"the query names more than one column {', '.join(doubled)}"
+        raise UsageError(message, slug="wrong-table")
     return names
 
 
@@ -113,10 +112,10 @@ def _concatenated(parts: list[_Part]) -> NDArray[Any]:
     if "O" in dtypes:
         return np.concatenate([_objects(part) for part in parts])
     if dtypes == {"i"}:
-        whole = np.concatenate(
+        data = np.concatenate(
             [np.zeros(len(p.is_null), np.int64) if p.data is None else p.data for p in parts]
         )
-        return np.ma.MaskedArray(whole, is_null) if is_null.any() else whole
+        return np.ma.MaskedArray(data, is_null) if is_null.any() else data
     return np.concatenate([_floats(part) for part in parts])
 
 
@@ -181,10 +180,10 @@ class Wanted:
     def narrowed(self, values: list[NDArray[np.int64]]) -> list[NDArray[Any]]:
         """Return the values of the expressions, as int32 where this is allowed and sufficient."""
         return [
-            one.astype(np.int32)
-            if small and one.min(initial=0) >= -_INT32 and one.max(initial=0) < _INT32
-            else one
-            for one, small in zip(values, self.narrow, strict=True)
+            column.astype(np.int32)
+            if small and column.min(initial=0) >= -_INT32 and column.max(initial=0) < _INT32
+            else column
+            for column, small in zip(values, self.narrow, strict=True)
         ]
 
 
@@ -208,11 +207,7 @@ def parts(
 ) -> Iterator[tuple[list[NDArray[Any]], tuple[int, int]]]:
     """Yield the values of the expressions and the range of row ids, in windows of rows.
 
-    Args:
-        db: The open file.
-        what: The table.
-        after: The last row id that was already read.
-        count: Number of rows that were already read.
+    `after` is the last row id that was already read, `count` the number of rows read so far.
 
     Raises:
         StoreError: the file is damaged, so that reading by row ids does not find all rows.
@@ -221,9 +216,9 @@ def parts(
         values = read(db, what, chunk)
         count += len(values[0])
         yield values, chunk
-    ((every,),) = _rows(db, what, f"SELECT count(*) FROM {what.in_file} NOT INDEXED")
-    if count != every:
-        raise what.damaged(f"has {every:,} rows, but {count:,} are found by their row ids")
+    ((total,),) = _rows(db, what, f"SELECT count(*) FROM {what.in_file} NOT INDEXED")
+    if count != total:
+        raise what.damaged(f"has {total:,} rows, but {count:,} are found by their row ids")
 
 
 def check_order(db: sqlite3.Connection, what: Wanted) -> None:
@@ -256,13 +251,14 @@ def read(db: sqlite3.Connection, what: Wanted, chunk: tuple[int, int]) -> list[N
     """Return the values of the expressions in a range of row ids."""
     where = f"FROM {what.in_file} WHERE {what.row_id} BETWEEN ? AND ?"
     printed = ", ".join(
-        f"sum(typeof({one}) = 'integer'), CAST(group_concat({one}, '{_SEPARATOR}') AS BLOB)"
-        for one in what.expressions
+        f"sum(typeof({expression}) = 'integer'),"
+        f" CAST(group_concat({expression}, '{_SEPARATOR}') AS BLOB)"
+        for expression in what.expressions
     )
     ((count, *found),) = _rows(db, what, f"SELECT count(*), {printed} {where}", chunk)
     result = []
-    for whole, text, expression in zip(found[::2], found[1::2], what.expressions, strict=True):
-        values = _parse(text, count) if whole == count else None
+    for integers, text, expression in zip(found[::2], found[1::2], what.expressions, strict=True):
+        values = _parse(text, count) if integers == count else None
         if values is None:
             # Not all values are integers.
             rows = _rows(db, what, f"SELECT {_integer_or_missing(expression)} {where}", chunk)

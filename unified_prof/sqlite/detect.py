@@ -25,11 +25,8 @@ from unified_prof.sqlite.statements import reading
 MIGRATED_FROM = "migrated_from"
 
 VERSION_ROWS = (
-    "SCHEMA_VERSION",
-    "SCHEMA_VERSION_MAJOR",
-    "SCHEMA_VERSION_MINOR",
-    "SCHEMA_VERSION_MICRO",
-)
+    "SCHEMA_VERSION SCHEMA_VERSION_MAJOR SCHEMA_VERSION_MINOR SCHEMA_VERSION_MICRO"
+).split()
 
 # Families with their revision in user_version: the column that identifies a file, and its
 # description.
@@ -50,14 +47,8 @@ _MSPROF_MARKS = {
     "CANN_API": ("globalTid", "name"),
 }
 _PYTORCH_TABLES = (
-    "PYTORCH_API",
-    "CONNECTION_IDS",
-    "PYTORCH_CALLCHAINS",
-    "STEP_TIME",
-    "MEMORY_RECORD",
-    "OP_MEMORY",
-    "GC_RECORD",
-)
+    "PYTORCH_API CONNECTION_IDS PYTORCH_CALLCHAINS STEP_TIME MEMORY_RECORD OP_MEMORY GC_RECORD"
+).split()
 # Databases of other programs that are often in the same directory as reports.
 _STRANGERS = {
     "CommAnalyzerTime": "a communication analysis (analysis.db) made by torch_npu",
@@ -225,11 +216,9 @@ def _msprof(path: Path, facts: Facts) -> Detection:
         words = f"it is older than {catalogue.REVISIONS[catalogue.MSPROF][0]}, the first one"
         signs = tuple(f"has table {name}" for name in sorted(old))
         return replace(known, description=words, recognised_by=signs)
-    if unknown := [v for v in versions if v not in _known_versions()]:
-        return replace(
-            known,
-            description=f"META_DATA has SCHEMA_VERSION {unknown[0]!r}, which is unknown",
-        )
+    if unknown := [version for version in versions if version not in _known_versions()]:
+        words = f"META_DATA has SCHEMA_VERSION {unknown[0]!r}, which is unknown"
+        return replace(known, description=words)
     if (stated := _values(facts, REVISION_ROW)) and (found := _stated(known, facts, stated)):
         return found
     return _by_contents(known, facts, trust_version=len(set(versions)) == 1)
@@ -261,9 +250,8 @@ def _by_contents(known: Detection, facts: Facts, *, trust_version: bool) -> Dete
         return replace(known, description=words, recognised_by=found.evidence)
     notes = list(known.notes)
     if stated := _values(facts, REVISION_ROW):
-        notes.append(
-            f"META_DATA has {REVISION_ROW} {', '.join(stated)}, which does not match its tables"
-        )
+        listed = ", ".join(stated)
+        notes.append(f"META_DATA has {REVISION_ROW} {listed}, which does not match its tables")
     version = catalogue.load(catalogue.MSPROF, found.revision).schema_version
     if trust_version and known.schema_version != version:
         notes.append(
@@ -303,9 +291,8 @@ def _meta_notes(facts: Facts) -> list[str]:
     if versions and not all(parts):
         absent = [row for row, values in zip(VERSION_ROWS[1:], parts, strict=True) if not values]
         notes.append(f"META_DATA has no row {', '.join(absent)}")
-    elif versions and ".".join(values[0] for values in parts) != versions[0]:
-        said = ".".join(values[0] for values in parts)
-        notes.append(f"META_DATA's version parts are {said}, but SCHEMA_VERSION is {versions[0]}")
+    elif versions and (stated := ".".join(values[0] for values in parts)) != versions[0]:
+        notes.append(f"META_DATA's version parts are {stated}, but SCHEMA_VERSION is {versions[0]}")
     return notes
 
 

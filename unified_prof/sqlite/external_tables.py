@@ -41,7 +41,7 @@ class Query:
     """Columns and rows to read from a table; see `columns.Tables.slices`."""
 
     table: str
-    there: Collection[str]
+    existing: Collection[str]
     """The columns that the table has."""
     numbers: Mapping[str, int]
     reals: Sequence[str]
@@ -53,41 +53,42 @@ class Query:
     @property
     def found(self) -> list[str]:
         """The requested columns that exist in the table."""
-        return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.there]
+        return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.existing]
 
     @property
     def has_texts(self) -> bool:
         """True if any of the requested text columns exists."""
-        return any(name in self.there for name in self.texts)
+        return any(name in self.existing for name in self.texts)
 
-    def _empty(self, rows: int) -> dict[str, Any]:
+    def _missing_columns(self, rows: int) -> dict[str, Any]:
         cells: dict[str, Any] = {
             name: np.full(rows, default, np.int64)
             for name, default in self.numbers.items()
-            if name not in self.there
+            if name not in self.existing
         }
-        cells |= {name: np.full(rows, np.nan) for name in self.reals if name not in self.there}
-        cells |= {name: [None] * rows for name in self.texts if name not in self.there}
+        cells |= {name: np.full(rows, np.nan) for name in self.reals if name not in self.existing}
+        cells |= {name: [None] * rows for name in self.texts if name not in self.existing}
         return cells
 
-    # ---- through SQLite
-
     def statement(self, *, between: str | None = None, skip: int = 0) -> str:
-        """Return the SQL that selects the rows.
+        """Return the SQL that selects the rows, without the first `skip`.
 
-        Args:
-            between: SQL condition on the row ids; None: all rows.
-            skip: Number of rows to leave out at the beginning.
+        `between` is an SQL condition on the row ids; None: all rows.
         """
-        wanted = [
-            _expression(name, self.numbers.get(name), text=name in self.texts)
-            for name in self.found
-        ]
-        conditions = []
-        if between is not None:
-            conditions.append(between)
+        wanted = []
+        for name in self.found:
+            expression, default = quoted(name), self.numbers.get(name)
+            if name in self.texts:
+                expression = f"substr({expression}, 1, {MAX_TEXT})"
+            elif default is not None:
+                expression = f"coalesce({expression}, {default})"
+            wanted.append(expression)
+        conditions = [] if between is None else [between]
         if self.only is not None:
-            conditions.append(_condition(*self.only))
+            name, values = self.only
+            listed = "" if values is None else ", ".join(map(str, sorted(values)))
+            condition = "IS NOT NULL" if values is None else f"IN ({listed})"
+            conditions.append(f"{quoted(name)} {condition}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         limit = f" LIMIT -1 OFFSET {skip}" if skip else ""
         # An index would change the order of the rows.
@@ -97,7 +98,7 @@ class Query:
     def of_rows(self, rows: list[tuple[Any, ...]]) -> Cells:
         """Return rows of `statement` as columns."""
         found = self.found
-        cells = self._empty(len(rows))
+        cells = self._missing_columns(len(rows))
         if all(name in self.numbers for name in found):
             with suppress(struct.error):  # raised for a value that is not a 64-bit integer
                 return cells | dict(zip(found, _packed(rows, len(found)), strict=False))
@@ -115,23 +116,19 @@ class Query:
     def _integers(self, place: str, values: tuple[Any, ...], default: int) -> NDArray[np.int64]:
         if set(map(type, values)) == {int}:
             return np.fromiter(values, np.int64, len(values))
-        whole = [value if type(value) is int else _from_other(value) for value in values]
-        self._count(place, sum(value is None for value in whole))
-        return np.array([default if value is None else value for value in whole], np.int64)
+        known = [value if type(value) is int else _from_other(value) for value in values]
+        self._count(place, sum(value is None for value in known))
+        return np.array([default if value is None else value for value in known], np.int64)
 
     def _real(self, place: str, values: tuple[Any, ...]) -> NDArray[np.float64]:
         known = [value if type(value) in (int, float) else None for value in values]
-        odd = sum(
-            value is None and given is not None for value, given in zip(known, values, strict=True)
-        )
-        self._count(place, odd)
+        pairs = zip(known, values, strict=True)
+        self._count(place, sum(value is None and given is not None for value, given in pairs))
         return np.array(known, np.float64)
 
-    def _count(self, place: str, odd: int) -> None:
-        if odd:
-            self.unreadable[place] += odd
-
-    # ---- from pages
+    def _count(self, place: str, unreadable: int) -> None:
+        if unreadable:
+            self.unreadable[place] += unreadable
 
     def fits(self, pages: Scan) -> bool:
         """Return True if reading pages gives the same values as SQLite."""
@@ -142,7 +139,7 @@ class Query:
             return False
         return not any(pages.affinity(name) == "REAL" for name in found if name in self.numbers)
 
-    def of_slice(self, pages: Scan, one: Slice) -> tuple[Cells, int]:
+    def of_slice(self, pages: Scan, rows_of_pages: Slice) -> tuple[Cells, int]:
         """Return the rows of a slice as columns, and their number.
 
         Raises:
@@ -150,15 +147,16 @@ class Query:
         """
         found = self.found
         names = set(found) if self.only is None else {*found, self.only[0]}
-        values = one.columns({name for name in names if not pages.is_row_id(name)})
-        chosen = self._chosen(pages, one, values)
-        rows = len(one) if chosen is None else int(np.count_nonzero(chosen))
-        cells = self._empty(rows)
+        values = rows_of_pages.columns({name for name in names if not pages.is_row_id(name)})
+        chosen = self._chosen(pages, rows_of_pages, values)
+        rows = len(rows_of_pages) if chosen is None else int(np.count_nonzero(chosen))
+        cells = self._missing_columns(rows)
         if not rows:
             return cells, 0
+        ids = rows_of_pages.ids if chosen is None else rows_of_pages.ids[chosen]
         for name in found:
             if pages.is_row_id(name):
-                cells[name] = self._of_ids(name, one.ids if chosen is None else one.ids[chosen])
+                cells[name] = self._of_ids(name, ids)
                 continue
             column = values[name] if chosen is None else values[name].where(chosen)
             if name in self.numbers:
@@ -177,14 +175,14 @@ class Query:
         return ids.astype(np.float64) if name in self.reals else list(map(str, ids.tolist()))
 
     def _chosen(
-        self, pages: Scan, one: Slice, values: Mapping[str, Values]
+        self, pages: Scan, rows: Slice, values: Mapping[str, Values]
     ) -> NDArray[np.bool_] | None:
         """Return a mask of the requested rows, None for all rows."""
         if self.only is None:
             return None
         name, wanted = self.only
         if pages.is_row_id(name):
-            return None if wanted is None else np.isin(one.ids, list(wanted))
+            return None if wanted is None else np.isin(rows.ids, list(wanted))
         column = values[name]
         if not column.are_whole and (wanted is not None or not column.are_texts):
             raise Unusual
@@ -197,18 +195,6 @@ def _packed(rows: list[tuple[Any, ...]], columns: int) -> NDArray[np.int64]:
     """Return rows of integers as an array of columns, by the fastest method available."""
     data = b"".join(starmap(struct.Struct(f"={columns}q").pack, rows))
     return np.frombuffer(data, np.int64).reshape(len(rows), columns).T.copy()
-
-
-def _condition(name: str, values: Collection[int] | None) -> str:
-    if values is None:
-        return f"{quoted(name)} IS NOT NULL"
-    return f"{quoted(name)} IN ({', '.join(map(str, sorted(values)))})"
-
-
-def _expression(name: str, default: int | None, *, text: bool) -> str:
-    if text:
-        return f"substr({quoted(name)}, 1, {MAX_TEXT})"
-    return quoted(name) if default is None else f"coalesce({quoted(name)}, {default})"
 
 
 def _from_other(value: object) -> int | None:
@@ -282,10 +268,10 @@ class _DatabaseTables:
         texts: Sequence[str] = (),
         only: tuple[str, Collection[int] | None] | None = None,
     ) -> Iterator[Cells]:
-        there = self._columns.get(table, ())
-        if not there or (only is not None and only[0] not in there):
+        existing = self._columns.get(table, ())
+        if not existing or (only is not None and only[0] not in existing):
             return
-        query = Query(table, there, numbers, reals, texts, only, self._unreadable)
+        query = Query(table, existing, numbers, reals, texts, only, self._unreadable)
         count = 0
         is_done = False
         for cells, rows in self._from_pages(query):
@@ -304,13 +290,13 @@ class _DatabaseTables:
         if pages is None or not query.fits(pages):
             return
         with closing(pages.slices()) as slices:
-            while (one := self._next(slices)) is not None:
+            while (rows_of_pages := self._next(slices)) is not None:
                 try:
-                    cells, rows = query.of_slice(pages, one)
+                    cells, rows = query.of_slice(pages, rows_of_pages)
                 except Unusual:
-                    first, last = one.bounds
+                    first, last = rows_of_pages.bounds
                     between = f"{pages.layout.row_id_name} BETWEEN {first} AND {last}"
-                    cells, rows = self._of_rows(query, between, len(one))
+                    cells, rows = self._of_rows(query, between, len(rows_of_pages))
                 if rows:
                     yield cells, rows
         if pages.is_done:

@@ -66,7 +66,7 @@ def table_names(path: Path) -> frozenset[str]:
     return frozenset(str(name) for (name,) in rows)
 
 
-_KEPT = 16
+_MAX_CACHED_SHAPES = 16
 # Maximum length of a cached schema; those of reports have some ten thousand characters.
 _MAX_CACHED_LENGTH = 1 << 18
 
@@ -104,21 +104,21 @@ class Shape:
 
 
 _shapes: OrderedDict[tuple[object, ...], Shape] = OrderedDict()
-_alone = threading.Lock()
+_lock = threading.Lock()
 
 
 def shape(db: sqlite3.Connection) -> Shape:
     """Return the schema of the main database of a connection."""
     rows = tuple(db.execute(_MASTER).fetchall())
-    with _alone:
+    with _lock:
         if (found := _shapes.get(rows)) is not None:
             _shapes.move_to_end(rows)
             return found
     found = _read(db, rows)
     if sum(len(str(sql)) for _, sql, _, _ in rows) <= _MAX_CACHED_LENGTH:
-        with _alone:
+        with _lock:
             _shapes[rows] = found
-            while len(_shapes) > _KEPT:
+            while len(_shapes) > _MAX_CACHED_SHAPES:
                 _shapes.popitem(last=False)
     return found
 
@@ -156,7 +156,7 @@ PREHISTORY_TABLES = frozenset(
 
 
 _ENUMS_AT_ONCE = 50
-_KEPT_FINGERPRINT = 8
+_MAX_CACHED_CONTENTS = 8
 _MAX_ROWS = 4096
 
 
@@ -214,10 +214,6 @@ def read_facts(db: sqlite3.Connection) -> Facts:
     )
 
 
-def _is_enum(table: str, columns: Mapping[str, str]) -> bool:
-    return table.startswith("ENUM_") and {"id", "name"} <= set(columns)
-
-
 @dataclass(frozen=True, slots=True)
 class _SchemaFacts:
     """Facts shared by all files with the same schema and enums."""
@@ -227,7 +223,11 @@ class _SchemaFacts:
 
 
 def _schema_facts(db: sqlite3.Connection, schema: Shape) -> _SchemaFacts:
-    names = [table for table, columns in schema.types.items() if _is_enum(table, columns)]
+    names = [
+        table
+        for table, columns in schema.types.items()
+        if table.startswith("ENUM_") and {"id", "name"} <= set(columns)
+    ]
     rows: list[tuple[object, ...]] = []
     for begin in range(0, len(names), _ENUMS_AT_ONCE):
         # Enums have at most a hundred rows; the limit is for malformed files.
@@ -245,7 +245,7 @@ def _schema_facts(db: sqlite3.Connection, schema: Shape) -> _SchemaFacts:
             if isinstance(number, int) and isinstance(at, int):
                 enums[names[at]][number] = str(name)
         found = _SchemaFacts(enums)
-        if len(schema.contents) < _KEPT_FINGERPRINT and len(rows) < _MAX_ROWS:
+        if len(schema.contents) < _MAX_CACHED_CONTENTS and len(rows) < _MAX_ROWS:
             schema.contents[key] = found
     return found
 
@@ -365,17 +365,14 @@ def match(facts: Facts, *, trust_version: bool = True) -> Match:
 
     A file written by a build between two revisions counts as the older one, and `newer_parts` lists
     the parts of the newer one; migration can complete it. The same applies to a file whose
-    META_DATA has a newer version than its tables.
-
-    Args:
-        facts: facts of the file.
-        trust_version: True if the version in META_DATA counts as a sign.
+    META_DATA has a newer version than its tables. `trust_version` is True if the version in
+    META_DATA counts as a sign.
     """
     key = (trust_version, facts.meta)
     found = facts.matches.get(key)
     if found is None:
         found = _matched(facts, trust_version=trust_version)
-        if len(facts.matches) < _KEPT_FINGERPRINT:
+        if len(facts.matches) < _MAX_CACHED_CONTENTS:
             facts.matches[key] = found
     return found
 
@@ -421,11 +418,11 @@ def _equivalent(facts: Facts, revision: str) -> tuple[str, ...]:
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
     # If a file has all tables that msprof always writes, it would also have new tables of this
     # kind. Other producers leave tables out, so the absence of a table proves nothing.
-    whole = _always(revision) <= facts.tables.keys()
+    is_complete = _always(revision) <= facts.tables.keys()
     found = []
-    here = _shape(facts, revision, whole=whole)
+    columns = _shape(facts, revision, is_complete=is_complete)
     for other in revisions[revisions.index(revision) + 1 :]:
-        if _shape(facts, other, whole=whole) != here:
+        if _shape(facts, other, is_complete=is_complete) != columns:
             break
         found.append(other)
     return tuple(found)
@@ -436,10 +433,10 @@ def _always(revision: str) -> set[str]:
     return {*(catalogue.ALWAYS_PRESENT & spec.tables.keys()), *spec.enum_tables}
 
 
-def _shape(facts: Facts, revision: str, *, whole: bool) -> tuple[object, ...]:
+def _shape(facts: Facts, revision: str, *, is_complete: bool) -> tuple[object, ...]:
     """Return the columns that a revision has in the tables of the file."""
     spec = catalogue.load(catalogue.MSPROF, revision)
-    counted = facts.tables.keys() | (_always(revision) if whole else set())
+    counted = facts.tables.keys() | (_always(revision) if is_complete else set())
     tables = {name: t.columns for name, t in spec.tables.items() if name in counted}
     rows = {name: spec.rows[name] for name in spec.enum_tables if name in counted}
     return spec.schema_version if "META_DATA" in counted else None, tables, rows

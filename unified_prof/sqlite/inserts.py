@@ -50,19 +50,15 @@ class SharedFile:
 
     def pages(self) -> PageFile:
         """Return the writer of pages; valid until `statements` or `rest` is called."""
-        if self._file is None:
-            self._file = self._opened()
+        if self._file is None:  # small reports do not need it
+            from unified_prof.sqlite.pages.tree_writer import PageFile
+
+            self._file = PageFile(self._path)
         if not self._has_pages:
             self.rest()
             self._file.begin()
             self._has_pages = True
         return self._file
-
-    def _opened(self) -> PageFile:
-        """Open the file for writing pages, which small reports do not need."""
-        from unified_prof.sqlite.pages.tree_writer import PageFile
-
-        return PageFile(self._path)
 
     def rest(self) -> sqlite3.Connection:
         """Complete the written part of the file, and return a connection to read it."""
@@ -108,12 +104,7 @@ class Inserts:
         ]
 
     def append(self, ordered: Sequence[Source], rows: int) -> None:
-        """Insert `rows` rows, at least 1.
-
-        Args:
-            ordered: The columns in the file's order.
-            rows: Number of values in each.
-        """
+        """Insert `rows` rows, at least 1; the columns are in the file's order."""
         db = self._file.statements()
         by_file_name = dict(zip(self._names, ordered, strict=True))
         for index in self.indexes:
@@ -123,7 +114,7 @@ class Inserts:
     def index_later(self) -> None:
         """Postpone creating missing indexes, because they would lack the rows so far."""
         for index in self.indexes:
-            index.wait()
+            index.postpone()
 
     def finish(self) -> None:
         """Create the postponed indexes."""
@@ -192,20 +183,20 @@ def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
     if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
         buffer = np.empty((rows, width), arrays[0].dtype)
 
-        def of_one_type(start: int) -> list[Any]:
+        def rows_of_one_type(start: int) -> list[Any]:
             for j, array in enumerate(arrays):
                 buffer[:, j] = array[start : start + rows]
             return buffer.ravel().tolist()
 
-        return of_one_type
+        return rows_of_one_type
 
-    def of_any_type(start: int) -> list[Any]:
+    def rows_of_any_type(start: int) -> list[Any]:
         values: list[Any] = [None] * (width * rows)
         for j, source in enumerate(sources):
             values[j::width] = source.part(start, start + rows)
         return values
 
-    return of_any_type
+    return rows_of_any_type
 
 
 class Index:
@@ -239,7 +230,7 @@ class Index:
         db.execute(f'DROP INDEX "{self.name}"')
         self._exists, self._waits = False, True
 
-    def wait(self) -> None:
+    def postpone(self) -> None:
         """Postpone the creation of the index to the end."""
         self._waits = True
 

@@ -11,14 +11,14 @@ import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.errors import StoreError
 from unified_prof.sqlite import column_reader
 from unified_prof.sqlite.column_reader import Wanted
@@ -40,7 +40,6 @@ _BLOCK_ROWS = 1 << 20
 _SMALL_BYTES = 2 << 20
 _NOTHING = np.empty(0, np.int64)
 
-Int64s = NDArray[np.int64]
 # Values of the expressions, and the first and last row id.
 _Part = tuple[list[NDArray[Any]], tuple[int, int]]
 
@@ -52,15 +51,11 @@ def of_table(
     columns: Mapping[str, str],
     *,
     narrow: Collection[str] = (),
-) -> dict[str, Int64s]:
+) -> dict[str, Ints]:
     """Return integer expressions over all rows of a table, in the file's order of rows.
 
-    Args:
-        db: connection to the file, with the views that give its tables the newest shape.
-        path: path of the file.
-        table: a table of the file.
-        columns: name in the result -> SQL expression over the table's columns.
-        narrow: columns that may be returned as int32 if their values fit, to save memory.
+    `db` has the views that give the file's tables the newest shape. `columns` maps names in the
+    result to SQL expressions; those in `narrow` may be returned as int32 if their values fit.
 
     Raises:
         StoreError: the file is damaged, or an expression is wrong.
@@ -77,7 +72,7 @@ def of_table(
             # Read everything again, because the two methods may find different rows in damaged
             # pages.
             parts = _blocks(part for part, _ in _from_sqlite(db, what, pages))
-    return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
+    return dict(zip(columns, _concatenated(parts, len(columns)), strict=True))
 
 
 def _wanted_columns(
@@ -133,15 +128,16 @@ class Window:
 
 def windows(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
-) -> Iterator[tuple[dict[str, Int64s], Window]]:
+) -> Iterator[tuple[dict[str, Ints], Window]]:
     """Yield the columns of `of_table` in windows of rows, with SQL to select the rows.
 
     A table that is read through a view is one window.
     """
     what = _wanted_columns(db, path, table, columns)
     if not column_reader.is_plain(db, what):
-        whole = _whole_columns(list(column_reader.through_view(db, what)), len(columns))
-        yield dict(zip(columns, whole, strict=True)), Window(column_reader.all_rows(db, what), ())
+        values = _concatenated(list(column_reader.through_view(db, what)), len(columns))
+        window = Window(column_reader.all_rows(db, what), ())
+        yield dict(zip(columns, values, strict=True)), window
         return
     for part, chunk in _parts(db, what):
         window = Window(f"{what.in_file} WHERE {what.row_id} BETWEEN ? AND ?", chunk)
@@ -150,7 +146,7 @@ def windows(
 
 def batches(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
-) -> Iterator[dict[str, Int64s]]:
+) -> Iterator[dict[str, Ints]]:
     """Yield the columns of `of_table` in windows of rows, as new arrays."""
     what = _wanted_columns(db, path, table, columns)
     parts: Iterable[list[NDArray[Any]]]
@@ -206,12 +202,12 @@ def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
         waiting.append(part)
         rows += len(part[0])
         if rows >= _BLOCK_ROWS:
-            blocks.append(_whole_columns(waiting, len(part)))
+            blocks.append(_concatenated(waiting, len(part)))
             waiting, rows = [], 0
     return [*blocks, *waiting]
 
 
-def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
+def _concatenated(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
     """Concatenate the parts of `count` columns, removing the columns from the parts."""
     result = []
     for index in range(count):
@@ -241,7 +237,7 @@ class _Term:
         """The columns of the term."""
         return [name for name in (self.first, self.less) if name is not None]
 
-    def values(self, one: Slice, values: Mapping[str, Values]) -> Int64s:
+    def values(self, rows: Slice, values: Mapping[str, Values]) -> Ints:
         """Return the values, MISSING for those that are not integers.
 
         Raises:
@@ -249,7 +245,7 @@ class _Term:
         """
         if not self.is_difference:
             if self.first is None:
-                return np.where(one.ids < 0, MISSING, one.ids) if self.from_0 else one.ids
+                return np.where(rows.ids < 0, MISSING, rows.ids) if self.from_0 else rows.ids
             column = values[self.first]
             if self.is_cast:
                 numbers = column.in_digits(MISSING)
@@ -260,11 +256,11 @@ class _Term:
             if self.default != MISSING:
                 found[column.is_null] = self.default
             return found
-        known = np.ones(len(one), np.bool_)
+        known = np.ones(len(rows), np.bool_)
         sides = []
         for name in (self.first, self.less):
             if name is None:
-                sides.append(one.ids)
+                sides.append(rows.ids)
                 continue
             if not values[name].are_whole:
                 raise Unusual
@@ -303,16 +299,8 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
             sides.append(None if is_row_id else name)
         is_difference = len(sides) == 2
         less = sides[1] if is_difference else None
-        found.append(
-            _Term(
-                sides[0],
-                less,
-                is_difference,
-                default,
-                is_cast=cast is not None,
-                from_0=in_digits is not None,
-            )
-        )
+        term = _Term(sides[0], less, is_difference, default)
+        found.append(replace(term, is_cast=cast is not None, from_0=in_digits is not None))
     return found
 
 
@@ -341,19 +329,19 @@ class _Paged:
     def parts(self) -> Iterator[_Part]:
         """Yield all rows in windows of a few thousand."""
         with closing(self.pages.slices()) as slices:
-            while (one := self._next(slices)) is not None:
-                yield self._values(one), one.bounds
+            while (rows := self._next(slices)) is not None:
+                yield self._values(rows), rows.bounds
 
     def _next(self, slices: Iterator[Slice]) -> Slice | None:
         with reading(self.what.path):
             return next(slices, None)
 
-    def _values(self, one: Slice) -> list[NDArray[Any]]:
+    def _values(self, rows: Slice) -> list[NDArray[Any]]:
         try:
-            values = one.columns({name for term in self.terms for name in term.names})
-            return self.what.narrowed([term.values(one, values) for term in self.terms])
+            values = rows.columns({name for term in self.terms for name in term.names})
+            return self.what.narrowed([term.values(rows, values) for term in self.terms])
         except Unusual:
-            found = column_reader.read(self.db, self.what, one.bounds)
-        if len(found[0]) != len(one):
+            found = column_reader.read(self.db, self.what, rows.bounds)
+        if len(found[0]) != len(rows):
             raise self.what.damaged("has rows that cannot be found by their row ids")
         return found

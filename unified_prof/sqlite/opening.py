@@ -46,11 +46,8 @@ _DETECTION_STEPS = 50_000_000  # one second; a report needs some thousand
 def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
     r"""Return a connection to `path` that changes neither the file nor its directory.
 
-    In text that is not UTF-8, invalid bytes are read as `\xNN`.
-
-    Args:
-        path: Any file; it need not be a valid database.
-        resources: Closes the connection and removes a temporary copy, if one was needed.
+    In text that is not UTF-8, invalid bytes are read as `\xNN`. `path` may be any file, also not a
+    database. `resources` closes the connection and removes a temporary copy, if one was needed.
 
     Raises:
         StoreError: the file cannot be read, or is not a complete SQLite database.
@@ -105,9 +102,8 @@ def _header(path: Path) -> bytes:
         if stat.S_ISDIR(mode):
             raise StoreError(f"{path} is a directory, expected a report file", slug="not-a-report")
         if not stat.S_ISREG(mode):
-            raise StoreError(
-                f"{path} is not a regular file, expected a report file", slug="not-a-regular-file"
-            )
+            message = f"{path} is not a regular file, expected a report file"
+            raise StoreError(message, slug="not-a-regular-file")
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
     except FileNotFoundError:
@@ -119,16 +115,14 @@ def _header(path: Path) -> bytes:
     if not header:
         raise StoreError(f"{path} is empty, expected a SQLite database", slug="empty-file")
     if not header.startswith(MAGIC):
-        raise StoreError(
-            f"{path} is not a report (a SQLite database) but {_what_begins(header)}",
-            slug="not-a-report",
-        )
+        message = f"{path} is not a report (a SQLite database) but {_content_kind(header)}"
+        raise StoreError(message, slug="not-a-report")
     if len(header) < _HEADER_BYTES:
         raise _truncated(path, len(header), _HEADER_BYTES)
     return header
 
 
-def _what_begins(header: bytes) -> str:
+def _content_kind(header: bytes) -> str:
     """Return a description of a file that starts with these bytes."""
     for magic, words in _OTHER_FORMATS:
         if header.startswith(magic):
@@ -153,26 +147,21 @@ def _refuse_truncated(path: Path, header: bytes) -> None:
 
 
 def _truncated(path: Path, found: int, expected: int) -> StoreError:
-    return StoreError(
-        f"{path} is cut off: {found:,} bytes, expected {expected:,}", slug="damaged-file"
-    )
+    message = f"{path} is cut off: {found:,} bytes, expected {expected:,}"
+    return StoreError(message, slug="damaged-file")
 
 
 def _connect(
-    path: Path, options: str, resources: ExitStack, *, is_whole: bool = True
+    path: Path, options: str, resources: ExitStack, *, is_complete: bool = True
 ) -> sqlite3.Connection:
-    """Return a connection to a file.
+    """Return a connection to a file, with options of SQLite's URI.
 
-    Args:
-        path: the file.
-        options: options of SQLite's URI.
-        resources: closes the connection.
-        is_whole: True if the file contains all data, that is, has no log.
+    `is_complete` is True if the file contains all data, that is, has no log.
     """
     uri = f"{path.absolute().as_uri()}?{options}"  # a URI can have any file name
     before = None
     with suppress(OSError):
-        before = path.stat() if is_whole else None
+        before = path.stat() if is_complete else None
     db = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S, factory=FileConnection
     )
@@ -200,7 +189,8 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
         for _ in range(_COPY_ATTEMPTS):
             before = _states(path, side_file)
             _copy_sparse(path, folder / "copy")
-            _copy_sparse(side_file, folder / f"copy{_ending(side_file)}")
+            suffix = next(end for end in SQLITE_SIDE_FILES if side_file.name.endswith(end))
+            _copy_sparse(side_file, folder / f"copy{suffix}")
             if _states(path, side_file) == before:
                 break
         else:
@@ -217,11 +207,7 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
             slug="no-temporary-space",
         ) from err
     with reading(path):
-        return _connect(folder / "copy", "mode=rw", resources, is_whole=False)
-
-
-def _ending(side_file: Path) -> str:
-    return next(ending for ending in SQLITE_SIDE_FILES if side_file.name.endswith(ending))
+        return _connect(folder / "copy", "mode=rw", resources, is_complete=False)
 
 
 def _refuse_too_much(folder: Path, *files: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,12 +78,7 @@ class Report(Displayed):
     def __enter__(self) -> Report:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -134,13 +128,10 @@ class Report(Displayed):
     ) -> dict[str, NDArray[np.int64]]:
         """Return integer expressions over all rows of a table, in the file's order of rows.
 
-        Several times as fast as `columns` for millions of rows. Values that are not integers are
-        `integer_columns.MISSING`.
-
-        Args:
-            table: A table of the newest schema; a table missing in the file has no rows.
-            columns: Name in the result -> SQL expression over the table's columns.
-            narrow: Columns that may be returned as int32 if their values fit, to save memory.
+        Several times as fast as `columns` for millions of rows. `columns` maps names in the result
+        to SQL expressions; those in `narrow` may be returned as int32 if their values fit. Values
+        that are not integers are `integer_columns.MISSING`. A table of the newest schema that the
+        file lacks has no rows.
 
         Raises:
             StoreError: an expression is wrong, or the file is damaged.
@@ -248,13 +239,10 @@ def open_report(
 ) -> Report:
     """Open a report of any family and revision for reading; see `Report`.
 
-    The file, its directory and their times are not changed.
-
-    Args:
-        path: The report.
-        any_revision: If True, also read files of unknown revisions, for example from before the
-            first one; tables and columns with current names are readable.
-        tables: If given, only these tables get their newest shape, to open the report faster.
+    The file, its directory and their times are not changed. If `any_revision` is true, files of
+    unknown revisions are read too, for example from before the first one: tables and columns with
+    current names are readable. If `tables` is given, only these get their newest shape, which
+    opens the report faster.
 
     Raises:
         StoreError: `path` cannot be read, is damaged, or is not a report.

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.sqlite.atomic import output_error, raise_kept, watch
@@ -85,11 +84,8 @@ def open_unfinished(
     """Return a connection to a new file that no other process uses, without crash safety.
 
     Transactions are explicit, so that they include DDL.
-
-    Args:
-        path: The empty file, or the copy of a database.
-        page_bytes: Page size of a new file, SQLite's default if None.
-        alone: True if only this connection writes to the file.
+    `page_bytes` is the page size of a new file, by default SQLite's. `alone` is True if only this
+    connection writes to the file.
     """
     db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
     try:
@@ -153,13 +149,10 @@ def writing(path: Path) -> Iterator[None]:
 def upgrade_error(
     path: Path, output: Path, steps: str, err: Exception
 ) -> StoreError | OutputError | None:
-    """Return the error for a `path` that cannot be upgraded, None if `err` is a bug.
+    """Return the error for a `path` that cannot be upgraded to `output`, None if `err` is a bug.
 
-    Args:
-        path: The file.
-        output: Path of the upgraded file.
-        steps: The attempted upgrade, such as `from 1.1.0 to 1.2.0`.
-        err: The exception, possibly from SQLAlchemy, which is not imported here.
+    `steps` is the attempted upgrade, such as `from 1.1.0 to 1.2.0`. The exception may be from
+    SQLAlchemy, which is not imported here.
     """
     raise_kept()
     cause = getattr(err, "orig", None) or err
@@ -220,12 +213,7 @@ def _is_damage(text: str) -> bool:
 class Block(ABC):
     """Base class of context managers that write a file; if the block raises, no file is written."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
                 self._finish()

@@ -65,7 +65,7 @@ class TableWriter:
         self._file = file
         self._columns = layout.spec.columns
         self._inserts = Inserts(file, layout)
-        self._key = rowid_column(layout.spec)
+        self._key = _rowid_column(layout.spec)
         self._as_pages = can_be_pages(layout.spec)
         self._affinities = [affinity_of(column.type) for column in self._columns]
         self._pending: list[tuple[list[Source], int]] = []
@@ -81,11 +81,7 @@ class TableWriter:
             self.exists = True
 
     def append(self, sources: Mapping[str, Source], rows: int) -> None:
-        """Append `rows` rows; columns without a source are NULL.
-
-        Args:
-            sources: Column name in the newest schema -> its values.
-            rows: Number of rows, at least 1.
+        """Append `rows` rows, at least 1; `sources` are the values by newest name, else NULL.
 
         Raises:
             UsageError: text or NULL in a column that does not allow it.
@@ -115,10 +111,8 @@ class TableWriter:
         for column, source in zip(self._columns, ordered, strict=True):
             where = f"{self.layout.table}.{column.name}"
             if is_text(source) and _is_numeric(column):
-                raise UsageError(
-                    f"{where} is {column.type}, found text (text is interned first)",
-                    slug="wrong-table",
-                )
+                message = f"{where} is {column.type}, found text (text is interned first)"
+                raise UsageError(message, slug="wrong-table")
             # SQLite would choose a number for NULL in an INTEGER PRIMARY KEY.
             if column.primary_key and non_null(source, rows) < rows:
                 raise UsageError(f"{where} is the key of its table, found NULL", slug="wrong-table")
@@ -223,7 +217,7 @@ class TableWriter:
             self._inserts.append(ordered, rows)
 
 
-def rowid_column(spec: TableSpec) -> int | None:
+def _rowid_column(spec: TableSpec) -> int | None:
     """Return the position of the column that is the table's row id, or None."""
     keys = [number for number, column in enumerate(spec.columns) if column.primary_key]
     if len(keys) == 1 and spec.columns[keys[0]].type.upper() == "INTEGER":
@@ -235,7 +229,7 @@ def can_be_pages(spec: TableSpec) -> bool:
     """Return True if a table has only plain columns and row ids."""
     has_key = any(column.primary_key for column in spec.columns)
     return (
-        has_key == (rowid_column(spec) is not None)
+        has_key == (_rowid_column(spec) is not None)
         and not _NOT_PLAIN.search(spec.create_sql)
         and all(
             _is_numeric(column) or affinity_of(column.type) in (Affinity.TEXT, Affinity.NONE)
@@ -270,12 +264,14 @@ class IndexPages:
     ) -> None:
         self._file = file
         places = {column.name: place for place, column in enumerate(columns)}
-        whole = {
+        integral = {
             column.name
             for column in columns
             if affinity_of(column.type) is Affinity.NUMERIC and not column.primary_key
         }
-        suited = [index for index in indexes if index.is_plain and whole.issuperset(index.columns)]
+        suited = [
+            index for index in indexes if index.is_plain and integral.issuperset(index.columns)
+        ]
         roots = [self._root(index) for index in suited]
         header = file.pages().header
         self._growing = [
@@ -295,13 +291,7 @@ class IndexPages:
         return int(found.fetchone()[0])
 
     def append(self, ordered: Sequence[Source], rows: int, rowids: NDArray[np.int64]) -> None:
-        """Add the entries of rows that were appended to the table.
-
-        Args:
-            ordered: The table's columns.
-            rows: Number of values in each.
-            rowids: Row ids, ascending.
-        """
+        """Add the entries of `rows` rows with ascending row ids that were appended to the table."""
         for growing in list(self._growing):
             keys = [integers(ordered[place], rows) for place in growing.columns]
             known = [key for key in keys if key is not None]

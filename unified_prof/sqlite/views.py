@@ -219,10 +219,8 @@ def _selection(
 ) -> list[str] | None:
     """Return the columns to select from a table, None if it has the newest shape.
 
-    Args:
-        spec: The table in the newest schema.
-        found: Name in lower case -> (name, declared type) of the columns in the file.
-        by_text: True if the file is older than the HCCL enums.
+    `found` maps names in lower case to (name, declared type) of the columns in the file; `by_text`
+    is True if the file is older than the HCCL enums.
     """
     used: set[str] = set()
     selection = []

@@ -35,12 +35,9 @@ class ReportWriter(Block):
     If the block ends normally, the complete report appears under its name; if it raises, no report
     is written. Tables without rows are not created, except those that every file has.
 
-    Args:
-        path: Path of the report.
-        revision: Revision or alias (`documented`, `latest`) of the msprof schema.
-        overwrite: True if an existing file may be replaced.
-        empty_tables: Tables to create even without rows, if the revision has them.
-        enums: True to write the ENUM_ tables of the schema.
+    `revision` is a revision or alias (`documented`, `latest`) of the msprof schema. Tables in
+    `empty_tables` are created even without rows, if the revision has them; if `enums` is false,
+    the ENUM_ tables of the schema are not written.
 
     Raises:
         UsageError: unknown revision; later: unknown table or column, or an invalid value.
@@ -83,10 +80,8 @@ class ReportWriter(Block):
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
         """Append one batch to `table`; see `columns.Sink.write`.
 
-        Columns that the file's revision lacks are left out and counted as an anomaly.
-
-        Returns:
-            The number of rows appended: 0 if the revision lacks the table.
+        Columns that the file's revision lacks are left out and counted as an anomaly. The result is
+        0 if it lacks the table.
 
         Raises:
             UsageError: unknown table or column, lengths differ, or SQLite cannot store a value.
@@ -101,10 +96,8 @@ class ReportWriter(Block):
                 slug="wrong-table",
             )
         if table == _STRING_IDS:
-            raise UsageError(
-                "STRING_IDS is written from the string pool when the file is completed",
-                slug="wrong-table",
-            )
+            message = "STRING_IDS is written from the string pool when the file is completed"
+            raise UsageError(message, slug="wrong-table")
         if unknown := [name for name in columns if name not in known[table].column_names]:
             raise UsageError(
                 f"table {table} has no column {', '.join(unknown)}",
@@ -164,10 +157,8 @@ class ReportWriter(Block):
 
     def __enter__(self) -> ReportWriter:
         if self._file is not None:
-            raise UsageError(
-                f"{self.path} has been written; use another writer for another report",
-                slug="writer-closed",
-            )
+            message = f"{self.path} has been written; use another writer for another report"
+            raise UsageError(message, slug="writer-closed")
         try:
             self._file = AtomicFile(self.path, overwrite=self._overwrite)
             with statements.writing(self.path):
@@ -205,9 +196,8 @@ class ReportWriter(Block):
     @property
     def _open(self) -> SharedFile:
         if self._shared is None:
-            raise UsageError(
-                f"{self.path} is not open: write inside the `with` block", slug="writer-closed"
-            )
+            message = f"{self.path} is not open: write inside the `with` block"
+            raise UsageError(message, slug="writer-closed")
         return self._shared
 
     @contextmanager
@@ -287,21 +277,17 @@ class ReportWriter(Block):
         written = [writer for writer in self._tables.values() if writer.exists]
         for writer in written:
             name = writer.layout.spec.name
-            found = database.execute(
-                f"SELECT count(*) FROM {statements.quoted(name)} NOT INDEXED"
-            ).fetchone()[0]
+            query = f"SELECT count(*) FROM {statements.quoted(name)} NOT INDEXED"
+            found = database.execute(query).fetchone()[0]
             if found != writer.rows:
-                raise StoreError(
-                    f"{self.path}: {name} has {found} rows, but {writer.rows} were written",
-                    slug="damaged-after-writing",
-                )
+                message = f"{self.path}: {name} has {found} rows, but {writer.rows} were written"
+                raise StoreError(message, slug="damaged-after-writing")
         # The check reads every row: an eighth of the time of writing a large file.
         if sum(writer.rows for writer in written) <= _ROWS_CHECKED_SINGLY:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
-                raise StoreError(
-                    f"{self.path} is damaged after writing: {verdict}", slug="damaged-after-writing"
-                )
+                message = f"{self.path} is damaged after writing: {verdict}"
+                raise StoreError(message, slug="damaged-after-writing")
 
     def _close(self) -> None:
         if self._shared is not None:

@@ -163,26 +163,19 @@ def read(path: Path) -> Spooled:
     """
     try:
         if not path.is_file():
-            raise RawFormatError(
-                f"{path} is not a regular file, expected a spool of uprof",
-                slug="not-a-regular-file",
-            )
+            message = f"{path} is not a regular file, expected a spool of uprof"
+            raise RawFormatError(message, slug="not-a-regular-file")
         if path.stat().st_size > _MAX_BYTES:
             raise RawFormatError(f"{path}: too large for a spool of uprof", slug="damaged-spool")
         data = path.read_bytes()
     except OSError as err:
-        raise RawFormatError(
-            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
-        ) from err
+        message = f"{path}: cannot be read: {err.strerror or err}"
+        raise RawFormatError(message, slug="cannot-read") from err
     return decode(data, where=str(path))
 
 
 def decode(data: bytes, *, where: str) -> Spooled:
-    """Return the contents decoded from the bytes of a spool.
-
-    Args:
-        data: The bytes.
-        where: The source of the bytes, for messages.
+    """Return the contents decoded from the bytes of a spool; `where` is their source, for messages.
 
     Raises:
         RawFormatError: `data` is not a result of `encode`.
@@ -198,10 +191,8 @@ def decode(data: bytes, *, where: str) -> Spooled:
         )
     payload = memoryview(data)[_HEADER.size :]
     if len(payload) != size:
-        raise RawFormatError(
-            f"{where}: truncated: {len(payload):,} bytes of records, expected {size:,}",
-            slug="damaged-spool",
-        )
+        message = f"{where}: truncated: {len(payload):,} bytes of records, expected {size:,}"
+        raise RawFormatError(message, slug="damaged-spool")
     if zlib.crc32(payload) != checksum:
         raise RawFormatError(f"{where}: damaged: the checksum does not match", slug="damaged-spool")
     try:
@@ -220,7 +211,7 @@ def _check(content: Spooled) -> None:
         raise ValueError(f"rank {content.rank}")
     _check_numbers(msgspec.to_builtins(content))
     run = content.run
-    matched = [number for number, one in enumerate(run.iterations) if one.matched]
+    matched = [number for number, found in enumerate(run.iterations) if found.matched]
     for operation in run.operations:
         _check_samples(operation, matched, len(run.iterations))
     for place, region in enumerate(run.regions):
@@ -228,7 +219,7 @@ def _check(content: Spooled) -> None:
             raise ValueError(f"the region {region.name} is in an unknown region")
         if len(region.counts) != len(run.iterations):
             raise ValueError(f"the region {region.name} has more or fewer counts than iterations")
-    inside = [one.region for one in run.operations] + [one.region for one in run.activations]
+    inside = [record.region for record in (*run.operations, *run.activations)]
     if not all(region is None or 0 <= region < len(run.regions) for region in inside):
         raise ValueError("an operation is in an unknown region")
 
@@ -240,12 +231,9 @@ def _check_numbers(value: Any) -> None:
     elif isinstance(value, int):
         if not -_INT64 <= value < _INT64:
             raise ValueError(f"the number {value}")
-    elif isinstance(value, dict):
-        for one in value.values():
-            _check_numbers(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _check_numbers(one)
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(item)
 
 
 def _check_samples(operation: OperationRecord, matched: list[int], iterations: int) -> None:
@@ -257,5 +245,5 @@ def _check_samples(operation: OperationRecord, matched: list[int], iterations: i
     samples = [operation.forward_ms]
     samples += [] if operation.backward_ms is None else [operation.backward_ms]
     samples += [] if operation.gap is None else [operation.gap.ms]
-    if any(len(one) != len(numbers) for one in samples):
+    if any(len(times) != len(numbers) for times in samples):
         raise ValueError(f"{operation.name} has more or fewer times than iterations")
