@@ -219,7 +219,7 @@ def _check(content: Spooled) -> None:
             raise ValueError(f"the region {region.name} is in an unknown region")
         if len(region.counts) != len(run.iterations):
             raise ValueError(f"the region {region.name} has more or fewer counts than iterations")
-    inside = [record.region for record in (*run.operations, *run.activations)]
+    inside = [one.region for one in run.operations] + [one.region for one in run.activations]
     if not all(region is None or 0 <= region < len(run.regions) for region in inside):
         raise ValueError("an operation is in an unknown region")
 
