@@ -168,7 +168,7 @@ def test_missing_temporary_space_is_an_error(
     set_standard_input(monkeypatch, b"x")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     output = error_text(lambda: read_stored(b"x", monkeypatch), OutputError)
-    assert "cannot store standard input in a temporary file" in output
+    assert "cannot create a temporary directory" in output
 
 
 @pytest.mark.slow
