@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 NAMES = {0: "310", 1: "910A", 4: "310P", 5: "910B", 7: "310B", 15: "950", 16: "950"}
-"""Platform -> what people call the chip."""
+"""Platform -> common name of the chip."""
 
 _ON_OFF = ["on", "off"]
 _OPTIONS: dict[str, list[str] | tuple[int, int] | None] = {
@@ -78,7 +78,7 @@ _MORE_METRICS = {
 }
 _BLOCKS = {7: ["off", "all"], 15: ["on", "off", "all"], 16: ["on", "off", "all"]}
 _ON_THE_DEVICE = ["host-sys", "host-sys-usage", "host-sys-usage-freq", "python-path", "export"]
-"""Refused where msprof runs on the chip's own system."""
+"""Refused if msprof runs on the chip's own system."""
 
 
 @dataclass
@@ -86,8 +86,8 @@ class Parsed:
     """Result of a command line."""
 
     status: int | None = None
-    """The exit status of a refusal; None: it goes on."""
-    said: list[str] = field(default_factory=list)
+    """Exit status of a refusal, None if the command continues."""
+    messages: list[str] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)
     application: list[str] = field(default_factory=list)
 
@@ -97,11 +97,11 @@ def metrics_of(platform: int) -> list[str]:
 
 
 def known_options(platform: int, *, on_device: bool = False, old: bool = False) -> list[str]:
-    """Return what the help of msprof lists; an old release knows neither --type nor newer ones."""
-    gone = [*_REFUSED[platform], *(_ON_THE_DEVICE if on_device else [])]
-    gone += ["nts-metrics", *([] if platform in _BLOCKS else ["task-block"])]
-    gone += ["type", "python-path", "npu-events", "ge-api"] if old else []
-    return [name for name in _OPTIONS if name not in gone]
+    """Return the options in the help of msprof; an old release lacks --type and newer ones."""
+    unsupported = [*_REFUSED[platform], *(_ON_THE_DEVICE if on_device else [])]
+    unsupported += ["nts-metrics", *([] if platform in _BLOCKS else ["task-block"])]
+    unsupported += ["type", "python-path", "npu-events", "ge-api"] if old else []
+    return [name for name in _OPTIONS if name not in unsupported]
 
 
 def help_text(platform: int, *, on_device: bool = False, old: bool = False) -> list[str]:
@@ -117,7 +117,7 @@ def help_text(platform: int, *, on_device: bool = False, old: bool = False) -> l
         "task-time": "Show task profiling data, the default value is on. The possible parameters"
         " are 'l0', 'l1', 'l2', 'on' or 'off'.",
         "task-block": "Show task block profiling data, the default value is off.The possible"
-        f" parameters are {', '.join(repr(one) for one in _BLOCKS.get(platform, []))}.",
+        f" parameters are {', '.join(repr(value) for value in _BLOCKS.get(platform, []))}.",
     }
     for name in [*known_options(platform, on_device=on_device, old=old), "help"]:
         detail = details.get(name, f"About {name}, the default value is off.")
@@ -128,12 +128,12 @@ def help_text(platform: int, *, on_device: bool = False, old: bool = False) -> l
 def check(
     arguments: list[str], platform: int, *, on_device: bool = False, old: bool = False
 ) -> Parsed:
-    """Take a command line apart as the genuine command does, in its order."""
+    """Parse a command line in the order of the genuine command."""
     parsed = Parsed()
 
     def refuse(*lines: str) -> Parsed:
         parsed.status = 255
-        parsed.said += lines
+        parsed.messages += lines
         return parsed
 
     usage = help_text(platform, on_device=on_device, old=old)
@@ -142,13 +142,13 @@ def check(
         word = rest.pop(0)
         name, equals, value = word[2:].partition("=")
         if name == "help":
-            parsed.status, parsed.said = 0, usage
+            parsed.status, parsed.messages = 0, usage
             return parsed
         listed = known_options(platform, on_device=on_device, old=True)
         if name not in _OPTIONS or (old and name not in [*listed, *_REFUSED[platform]]):
             return refuse(f"msprof: unrecognized option '{word}'", *usage)
-        gone = [*_REFUSED[platform], *(_ON_THE_DEVICE if on_device else [])]
-        if name in gone:
+        unsupported = [*_REFUSED[platform], *(_ON_THE_DEVICE if on_device else [])]
+        if name in unsupported:
             return refuse(
                 f"/usr/local/Ascend/bin/msprof: unrecognized option '{word}'",
                 f"PlatformType:{platform}",
@@ -164,7 +164,7 @@ def check(
     parsed.application = rest
     if "pid" in parsed.options and parsed.options.get("dynamic") != "on":
         return refuse("[ERROR] Argument --dynamic=off, but --pid is set.")
-    domains = [one for one in parsed.options if one.startswith("mstx-domain")]
+    domains = [name for name in parsed.options if name.startswith("mstx-domain")]
     if domains and parsed.options.get("msproftx") != "on":
         return refuse(
             "[ERROR] Argument --mstx-domain-include/--mstx-domain-exclude must be used with"
@@ -194,13 +194,13 @@ def _wrong_value(name: str, value: str, platform: int) -> str | None:
     if name == "task-time" and value == "l3":
         return "l3 is not supported on this platform."
     if isinstance(expected, list) and value not in expected:
-        choices = " or ".join(repr(one) for one in expected)
+        choices = " or ".join(repr(value) for value in expected)
         return f"Argument --{name}: invalid value: {value}. Please input {choices}."
     if name == "aic-metrics":
         kinds = metrics_of(platform)
-        most = 10 if platform in (15, 16) else 8
+        maximum = 10 if platform in (15, 16) else 8
         kind, colon, events = value.partition(":")
-        custom = kind == "Custom" and colon and events and len(events.split(",")) <= most
+        custom = kind == "Custom" and colon and events and len(events.split(",")) <= maximum
         if not custom and value not in kinds:
             return (
                 f"Argument --aic-metrics: invalid value:{value}. Please input in the range of "

@@ -10,7 +10,7 @@ from tests.prof_generator import Recipe, generate
 
 
 def init(device: bool = True, index: int = 1, devices: tuple[int, ...] = (0,)) -> Path:
-    """Record as aclInit would under msprof; returns the PROF_* directory."""
+    """Record as aclInit would under msprof and return the PROF_* directory."""
     sample = json.loads(os.environ["PROFILER_SAMPLECONFIG"])
     result = Path(sample["result_dir"])
     recipe = Recipe(seed=index, operators=5, host_only=not device, devices=devices)

@@ -1,11 +1,11 @@
 """A stand-in for CANN's `msprof`: its options, its contract with the application, its messages.
 
-Run as a program it behaves as the genuine command does where uprof relies on it: it takes and
+As a program it behaves like the genuine command where uprof relies on it: it accepts and
 refuses options as on the chip that STAND_IN_PLATFORM names, starts the application with
-PROFILER_SAMPLECONFIG, reads the record file in which the application's profiling library leaves
-the names of PROF_* directories, lets a Python interpreter export each, and exits 0 although the
-application or the export failed. The variable STAND_IN_MSPROF makes it fail in given ways, and
-STAND_IN_LOG names a file that gets a line for every start.
+PROFILER_SAMPLECONFIG, reads the record file in which the application's profiling library writes
+the names of PROF_* directories, lets a Python interpreter export each, and exits 0 even if the
+application or the export failed. STAND_IN_MSPROF selects failures, and STAND_IN_LOG names a file
+that gets a line for every start.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NOT_FOUND = (
     "[ERROR] Failed to find profiling data, please check that the application executes AI-related "
     "business, or ensure that aclInit/GEInitialize is invoked in the application"
 )
-_LOOKS_EVERY_S = float(os.environ.get("STAND_IN_LOOKS_S", "0.1"))  # the genuine command: 1 s
-_GOES_DOWN_AFTER_S = 0.2  # the genuine command: 1 s
+_POLL_S = float(os.environ.get("STAND_IN_LOOKS_S", "0.1"))  # The genuine command: 1 s.
+_STOP_DELAY_S = 0.2  # The genuine command: 1 s.
 
 
 def install(folder: Path) -> Path:
-    """Make the command `msprof` in `folder`, to be put on PATH, and return its path."""
+    """Create the command `msprof` in `folder`, for PATH, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     command = folder / "msprof"
     root = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def install(folder: Path) -> Path:
 def starts(log: Path) -> list[list[str]]:
     """Return the arguments of all starts in STAND_IN_LOG except those for help."""
     lines = log.read_text().splitlines() if log.exists() else []
-    return [one for one in map(shlex.split, lines) if one != ["--help"]]
+    return [words for words in map(shlex.split, lines) if words != ["--help"]]
 
 
 def say(text: str) -> None:
@@ -58,33 +58,33 @@ def main(arguments: list[str]) -> int:
     if log := os.environ.get("STAND_IN_LOG"):
         with Path(log).open("a") as file:
             file.write(shlex.join(arguments) + "\n")
-    how = os.environ.get("STAND_IN_MSPROF", "").split()
-    if "no_help" in how and arguments == ["--help"]:
+    failures = os.environ.get("STAND_IN_MSPROF", "").split()
+    if "no_help" in failures and arguments == ["--help"]:
         say("[ERROR] Init platform by driver faild!")
         return 255
-    if "hangs_on_help" in how and arguments == ["--help"]:
+    if "hangs_on_help" in failures and arguments == ["--help"]:
         time.sleep(60)
     parsed = msprof_platforms.check(
         arguments,
         int(os.environ.get("STAND_IN_PLATFORM", "5")),
-        on_device="on_device" in how,
-        old="old" in how,
+        on_device="on_device" in failures,
+        old="old" in failures,
     )
-    for line in parsed.said:
+    for line in parsed.messages:
         say(line)
     if parsed.status is not None:
         return parsed.status
     options = parsed.options
     output = Path(options.get("output", "."))
-    if "vnpu" in how:
+    if "vnpu" in failures:
         say("[ERROR] This function is not supported in a container with vNPU.")
         return 254
     if options.get("export") == "on":
         say("[INFO] Start profiling....")
-        export_one(output, how, options)
+        export_one(output, failures, options)
         say("[INFO] Profiling finished.")
         return 0
-    # Bytes that are no UTF-8 make the text of all parameters impossible.
+    # Parameters that are not UTF-8 cannot be encoded.
     json.dumps({"result_dir": str(output)}, ensure_ascii=False).encode()
     output.mkdir(parents=True, exist_ok=True)
     if "pid" in options:
@@ -94,35 +94,37 @@ def main(arguments: list[str]) -> int:
         return 255
     if "host-sys-usage" in options:
         say("[WARNING] The argument --host-sys-usage is useless when --application is not empty")
-    return launch(parsed.application, output, options, how)
+    return launch(parsed.application, output, options, failures)
 
 
-def launch(application: list[str], output: Path, options: dict[str, str], how: list[str]) -> int:
+def launch(
+    application: list[str], output: Path, options: dict[str, str], failures: list[str]
+) -> int:
     sample = {"result_dir": str(output), "msprofBinPid": os.getpid(), "options": options}
     environment = {**os.environ, "PROFILER_SAMPLECONFIG": json.dumps(sample)}
     quits: list[int] = []
 
-    def note(*_: Any) -> None:
-        time.sleep(_GOES_DOWN_AFTER_S)
+    def stop(*_: Any) -> None:
+        time.sleep(_STOP_DELAY_S)
         quits.append(1)
 
-    signal.signal(signal.SIGINT, note)  # and of SIGTERM it dies at once
+    signal.signal(signal.SIGINT, stop)  # SIGTERM kills it at once.
     say("[INFO] Start profiling....")
     app = subprocess.Popen(
         [word for word in application if word],
         env=environment,
-        close_fds="closes_descriptors" in how,
-        cwd=output if "changes_folder" in how else None,
+        close_fds="closes_descriptors" in failures,
+        cwd=output if "changes_folder" in failures else None,
     )
-    if "reaps_at_once" in how:
+    if "reaps_at_once" in failures:
         app.wait()
     while app.poll() is None:
         if quits:
             say("[WARNING] Receive stop singal.")
             app.terminate()
-        time.sleep(_LOOKS_EVERY_S)
+        time.sleep(_POLL_S)
     if app.returncode:
-        # A signal by its number alone, as an exit code would be, and the text of an errno of it.
+        # A signal is printed as the error text of its number, as an exit code would be.
         code = abs(app.returncode)
         if 128 < code < 255:
             code &= 0x7F
@@ -136,32 +138,32 @@ def launch(application: list[str], output: Path, options: dict[str, str], how: l
         say(NOT_FOUND)
         say("[ERROR] Running profiling failed. Please check log for more info.")
         return 255
-    if "full_while_recording" in how:
+    if "full_while_recording" in failures:
         say("[ERROR] write failed: No space left on device")
     for name in names:
-        export_one(output / name, how, options)
+        export_one(output / name, failures, options)
     say("[INFO] Profiling finished.")
     say(f"[INFO] Process profiling data complete. Data is saved in {output / names[-1]}")
     return 0
 
 
-def export_one(prof: Path, how: list[str], options: dict[str, str]) -> None:
+def export_one(prof: Path, failures: list[str], options: dict[str, str]) -> None:
     say(f"[INFO] Start export data in {prof.name}.")
     if python := options.get("python-path"):
         subprocess.run([python, "msprof.py", "export", "db", f"-dir={prof}"], check=False)
         say(f"[INFO] Export all data in {prof.name} done.")
         return
-    if "export_fails" in how:
+    if "export_fails" in failures:
         say("[ERROR] Analysis data failed.")
         return
     stamp = time.strftime("%Y%m%d%H%M%S")
     database = prof / f"msprof_{stamp}.db"
-    if {"export_crashes", "export_hangs"} & {*how}:
+    if {"export_crashes", "export_hangs"} & {*failures}:
         (prof / "host" / "sqlite").mkdir()
         (prof / "host" / "sqlite" / "api_event.db").write_bytes(b"half")
         (prof / "host" / "data" / "all_file.complete").touch()
         database.write_bytes(b"SQLite format 3\0 and no more")
-        if "export_hangs" in how:
+        if "export_hangs" in failures:
             (prof.parent / "hangs").touch()
             time.sleep(60)
         say(
@@ -177,7 +179,7 @@ def export_one(prof: Path, how: list[str], options: dict[str, str]) -> None:
 
 
 def attach(options: dict[str, str], output: Path) -> int:
-    """Record the process `--pid` between `start` and `stop` on the standard input."""
+    """Record the process `--pid` between `start` and `stop` on standard input."""
     started = 0.0
     for line in sys.stdin:
         word = line.strip()
@@ -194,7 +196,7 @@ def attach(options: dict[str, str], output: Path) -> int:
         elif word == "quit":
             break
     (output / f"{os.getpid()}_profiling_output_record").unlink(missing_ok=True)
-    return 0  # what was recorded by hand is exported by hand
+    return 0  # Recordings of attached processes are exported by the user.
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
+"""The CPU backend."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 from tests.backends.contract import BackendContract
 from unified_prof.backends.torch_device import CpuBackend
 
-# A training script of the plainest kind, for any torch device.
+# A minimal training script for any torch device.
 TRAINING = """\
 import sys
 from pathlib import Path

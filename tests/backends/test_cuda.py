@@ -1,3 +1,5 @@
+"""The CUDA backend."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,12 +28,12 @@ class TestCudaBackend(BackendContract):
         return path
 
 
-def test_a_build_without_cuda_is_told_from_a_machine_without_a_card(
+def test_build_without_cuda_is_distinguished_from_a_machine_without_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch
 
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # with a GPU, by other tests
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # Other tests initialize it.
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     assert "built without CUDA" in str(CudaBackend().unavailable_reason())
@@ -48,23 +50,23 @@ def test_a_build_without_cuda_is_told_from_a_machine_without_a_card(
 
 
 @pytest.mark.parametrize(("in_library", "reason"), [(1, None), (-1, None), (0, "reports no CUDA")])
-def test_asking_for_devices_leaves_the_runtime_alone(
+def test_counting_devices_does_not_initialize_the_runtime(
     monkeypatch: pytest.MonkeyPatch, in_library: int, reason: str | None
 ) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    asked: list[str] = []
+    runtime_calls: list[str] = []
 
-    def by_runtime() -> int:
-        asked.append("runtime")
+    def count_in_runtime() -> int:
+        runtime_calls.append("runtime")
         return max(0, abs(in_library))
 
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: in_library)
-    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", by_runtime, raising=False)
-    monkeypatch.setattr(torch.cuda, "init", by_runtime)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", count_in_runtime, raising=False)
+    monkeypatch.setattr(torch.cuda, "init", count_in_runtime)
     found = CudaBackend().unavailable_reason()
     assert (found is None) if reason is None else (reason in str(found))
     if in_library:
@@ -72,4 +74,4 @@ def test_asking_for_devices_leaves_the_runtime_alone(
     else:
         with pytest.raises(DeviceUnavailableError):
             Device("cuda")
-    assert not asked  # in this process, which may fork yet
+    assert not runtime_calls, "this process can still fork"

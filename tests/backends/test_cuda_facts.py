@@ -13,7 +13,7 @@ from unified_prof.backends import cuda_facts
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return a stand-in for `pynvml` with two cards, of which the second is throttled."""
+    """Return a stand-in for `pynvml` with two devices, the second one throttled."""
 
     def not_supported(handle: str) -> Any:
         raise RuntimeError("Not Supported")
@@ -47,26 +47,25 @@ def test_driver_clocks_and_throttling_are_recorded(
     assert facts["device_driver"] == "570.86.15"
     assert facts["sm_clock_mhz before 0"] == "1980"
     assert facts["memory_clock_mhz before 1"] == "2619"
-    assert facts["throttled before 0"] == "power cap, hardware thermal slowdown"  # torch's first
-    assert facts["throttled before 1"] == "no"  # an idle card is not throttled
+    assert facts["throttled before 0"] == "power cap, hardware thermal slowdown", "torch's order"
+    assert facts["throttled before 1"] == "no", "an idle device is not throttled"
     assert facts["power_limit_w 0"] == "700.0"
-    assert "mig 0" not in facts  # this card has no such thing
+    assert "mig 0" not in facts, "not supported by this device"
 
 
-def test_without_the_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_driver_facts_without_library_or_driver(
+    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("NVML Shared Library Not Found")
+
+    nvml.nvmlInit = fail
+    assert cuda_facts.driver_facts("after") == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert cuda_facts.driver_facts("after") == {}
 
 
-def test_a_driver_that_does_not_answer_costs_nothing(nvml: SimpleNamespace) -> None:
-    def no_driver() -> None:
-        raise RuntimeError("NVML Shared Library Not Found")
-
-    nvml.nvmlInit = no_driver
-    assert cuda_facts.driver_facts("after") == {}
-
-
-def test_switches_that_change_times_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_affect_times_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")

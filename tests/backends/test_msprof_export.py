@@ -41,19 +41,18 @@ def contents(prof: Path) -> dict[str, bytes | None]:
 
 
 def export(prof: Path, **options: float) -> Path:
-    said: list[str] = []
-    return msprof_outcome.export(prof, said.append, **options)
+    return msprof_outcome.export(prof, lambda _: None, **options)
 
 
-def test_the_database_is_msprof_s(prof: Path) -> None:
-    made = export(prof)
-    assert made.parent == prof
-    with closing(sqlite3.connect(made)) as db:
+def test_export_returns_the_database_that_msprof_wrote(prof: Path) -> None:
+    database = export(prof)
+    assert database.parent == prof
+    with closing(sqlite3.connect(database)) as db:
         assert db.execute("SELECT value FROM META_DATA").fetchall() == [("stand-in msprof",)]
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("failure", "words"),
     [
         ("export_fails", "msprof's export failed: Analysis data failed."),
         pytest.param("export_crashes", "failed: Exec format error", marks=pytest.mark.slow),
@@ -62,10 +61,10 @@ def test_the_database_is_msprof_s(prof: Path) -> None:
         pytest.param("old", "unrecognized option '--type=db'", marks=pytest.mark.slow),
     ],
 )
-def test_an_export_that_fails_says_why_and_leaves_nothing(
-    how: str, words: str, prof: Path, monkeypatch: pytest.MonkeyPatch
+def test_failed_export_has_a_reason_and_leaves_no_file(
+    failure: str, words: str, prof: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_MSPROF", how)
+    monkeypatch.setenv("STAND_IN_MSPROF", failure)
     before = contents(prof)
     with pytest.raises(CaptureError) as caught:
         export(prof)
@@ -73,29 +72,34 @@ def test_an_export_that_fails_says_why_and_leaves_nothing(
     assert contents(prof) == before
 
 
-def test_an_export_without_a_word_is_told_as_that(prof: Path, toolkit: Path) -> None:
-    toolkit.write_text("#!/bin/sh\nexit 0\n")
-    with pytest.raises(CaptureError, match="failed without a reason"):
-        export(prof)
+FAILED = "[ERROR] Running profiling failed. Please check log for more info."
 
 
-def test_the_last_of_msprof_s_words_is_the_reason(prof: Path, toolkit: Path) -> None:
-    said = ["[WARNING] You are root.", "[WARNING] No analysis script found in msprof.py"]
-    said += ["[ERROR] Running profiling failed. Please check log for more info."]
-    lines = "".join(f"echo '{line}'\n" for line in said)
-    toolkit.write_text(f"#!/bin/sh\n{lines}exit 255\n")
-    with pytest.raises(CaptureError, match=r"(?m)failed: No analysis script found in msprof\.py$"):
-        export(prof)
-
-
-def test_without_msprof(prof: Path, toolkit: Path) -> None:
-    toolkit.unlink()
-    with pytest.raises(CaptureError, match="was not found"):
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "failed without a reason"),
+        (
+            ["[WARNING] You are root.", "[WARNING] No analysis script found in msprof.py", FAILED],
+            r"(?m)failed: No analysis script found in msprof\.py$",
+        ),
+        (None, "was not found"),
+    ],
+)
+def test_last_message_of_msprof_is_the_reason(
+    lines: list[str] | None, message: str, prof: Path, toolkit: Path
+) -> None:
+    if lines is None:
+        toolkit.unlink()
+    else:
+        commands = "".join(f"echo '{line}'\n" for line in lines)
+        toolkit.write_text(f"#!/bin/sh\n{commands}exit {255 if lines else 0}\n")
+    with pytest.raises(CaptureError, match=message):
         export(prof)
 
 
 @pytest.mark.slow
-def test_an_exporter_that_hangs_is_ended(prof: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_exporter_is_stopped(prof: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_hangs")
     before = contents(prof)
     began = time.monotonic()
@@ -107,36 +111,34 @@ def test_an_exporter_that_hangs_is_ended(prof: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_export_and_is_delivered_afterwards(
+def test_signal_stops_the_export_and_is_delivered_afterwards(
     number: signal.Signals, prof: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_hangs")
-    before, came = contents(prof), []
+    before, received = contents(prof), []
 
-    def press() -> None:
+    def send_signal() -> None:
         deadline = time.monotonic() + 30
         while not (prof.parent / "hangs").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)
 
-    handler = signal.signal(number, lambda which, _: came.append(which))
-    presser = threading.Thread(target=press)
-    presser.start()
+    handler = signal.signal(number, lambda which, _: received.append(which))
+    sender = threading.Thread(target=send_signal)
+    sender.start()
     exporter = msprof_outcome.Exporter(lambda _: None)
     try:
-        for _ in range(2):  # the next recording is not begun
+        for _ in range(2):  # The next recording is not exported.
             with pytest.raises(CaptureError, match="interrupted"):
                 exporter.export(prof)
     finally:
         signal.signal(number, handler)
-        presser.join()
-    assert came == [number]
+        sender.join()
+    assert received == [number]
     assert contents(prof) == before
 
 
-def test_a_database_of_an_earlier_export_is_not_taken_for_a_new_one(
-    prof: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_of_an_earlier_export_is_kept(prof: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = export(prof)
     monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
     with pytest.raises(CaptureError):
@@ -144,7 +146,7 @@ def test_a_database_of_an_earlier_export_is_not_taken_for_a_new_one(
     assert first.exists()
 
 
-def test_msprof_is_called_as_its_help_says(
+def test_msprof_is_called_as_documented(
     prof: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "log"))

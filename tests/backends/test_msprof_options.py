@@ -1,3 +1,5 @@
+"""Options of `uprof run` for msprof."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ def offer(full_name: str) -> Offer:
 def arguments_of(
     options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer | None = None
 ) -> list[str]:
-    """The plan's arguments; without `offer` whatever any chip takes is possible."""
+    """Return the plan's arguments; without `offer`, those that any chip accepts."""
     return [*plan(options, raw=raw, offer=offer or Offer()).arguments]
 
 
@@ -30,52 +32,64 @@ def test_every_argument_is_one_word_with_an_equals_sign() -> None:
     assert "--storage-limit=500MB" in arguments
 
 
-def test_what_is_given_overrides_the_preset() -> None:
-    assert arguments_of({"preset": "minimal"}) == [
-        "--task-time=l0",
-        "--ascendcl=off",
-        "--ai-core=off",
-    ]
-    assert arguments_of({"preset": "minimal", "task_time": "l1", "aic_mode": None}) == [
-        "--task-time=l1",
-        "--ascendcl=off",
-        "--ai-core=off",
-    ]
+def test_options_override_the_preset() -> None:
+    minimal = ["--task-time=l0", "--ascendcl=off", "--ai-core=off"]
+    assert arguments_of({"preset": "minimal"}) == minimal
+    changed = arguments_of({"preset": "minimal", "task_time": "l1", "aic_mode": None})
+    assert changed == ["--task-time=l1", *minimal[1:]]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_pass_the_checks_that_users_pass(preset: str) -> None:
+def test_presets_are_valid(preset: str) -> None:
     assert arguments_of({**PRESETS[preset]})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task_time": "foo"}, "--task-time: expected one of on, off, l0, l1, l2, l3, found 'foo'"),
-        ({"ascendcl": "yes"}, "--ascendcl: expected one of on, off, found 'yes'"),
-        ({"ge_api": "l2"}, "--ge-api"),
-        ({"aic_metrics": "Foo"}, "--aic-metrics: expected"),
-        ({"aic_metrics": "Custom:"}, "Custom: and 1 to 8"),
-        ({"aic_metrics": "Custom:1,2,3,4,5,6,7,8,9"}, "Custom: and 1 to 8"),
-        ({"aic_metrics": "Custom:0xZZ"}, "Custom: and 1 to 8"),
-        ({"aic_mode": "sample-based", "aic_freq": "101"}, "from 1 to 100"),
-        ({"aic_freq": "50"}, "requires --aic-mode sample-based"),
-        ({"sys_hardware_mem_freq": "1000"}, "a whole number from 1 to 100"),
-        ({"sys_interconnection_freq": "51"}, "from 1 to 50"),
-        ({"delay": "0"}, "from 1 to 4294967295"),
-        ({"duration": "1.5"}, "whole number"),
-        ({"duration": "٣"}, "whole number"),
-        ({"host_sys": "cpu,gpu"}, "a list of cpu, mem, disk, network, osrt, numa"),
-        ({"host_sys": ""}, "a list of"),
-        ({"storage_limit": "100MB"}, "200MB to 4294967295MB"),
-        ({"storage_limit": "1GB"}, "200MB to"),
-        ({"mstx_domain_include": "a", "mstx_domain_exclude": "b"}, "cannot be combined"),
-        ({"mstx_domain_include": "a", "msproftx": "off"}, "requires --msproftx on"),
-        ({"mstx_domain_include": " "}, "a list of names"),
-        ({"preset": "huge"}, "unknown preset 'huge'"),
-    ],
-)
-def test_what_msprof_would_refuse_is_refused_here(options: dict[str, str], message: str) -> None:
+EVENTS = ("0x9c", "0x9C,0x9d", "HA:0x9c;SMMU:0x2,0x8a", "NOC:0x1")
+INVALID: list[tuple[dict[str, str], str]] = [
+    ({"task_time": "foo"}, "--task-time: expected one of on, off, l0, l1, l2, l3, found 'foo'"),
+    ({"ascendcl": "yes"}, "--ascendcl: expected one of on, off, found 'yes'"),
+    ({"ge_api": "l2"}, "--ge-api"),
+    ({"aic_metrics": "Foo"}, "--aic-metrics: expected"),
+    ({"aic_metrics": "Custom:"}, "Custom: and 1 to 8"),
+    ({"aic_metrics": "Custom:1,2,3,4,5,6,7,8,9"}, "Custom: and 1 to 8"),
+    ({"aic_metrics": "Custom:0xZZ"}, "Custom: and 1 to 8"),
+    ({"aic_mode": "sample-based", "aic_freq": "101"}, "from 1 to 100"),
+    ({"aic_freq": "50"}, "requires --aic-mode sample-based"),
+    ({"sys_hardware_mem_freq": "1000"}, "a whole number from 1 to 100"),
+    ({"sys_interconnection_freq": "51"}, "from 1 to 50"),
+    ({"delay": "0"}, "from 1 to 4294967295"),
+    ({"duration": "1.5"}, "whole number"),
+    ({"duration": "٣"}, "whole number"),
+    ({"host_sys": "cpu,gpu"}, "a list of cpu, mem, disk, network, osrt, numa"),
+    ({"host_sys": ""}, "a list of"),
+    ({"storage_limit": "100MB"}, "200MB to 4294967295MB"),
+    ({"storage_limit": "1GB"}, "200MB to"),
+    ({"mstx_domain_include": "a", "mstx_domain_exclude": "b"}, "cannot be combined"),
+    ({"mstx_domain_include": "a", "msproftx": "off"}, "requires --msproftx on"),
+    ({"mstx_domain_include": " "}, "a list of names"),
+    ({"preset": "huge"}, "unknown preset 'huge'"),
+    ({"ai_core": "off", "aic_metrics": "Memory"}, "--aic-metrics requires --ai-core, which is"),
+    ({"sys_cpu_profiling": "off", "sys_cpu_freq": "1"}, "requires --sys-cpu-profiling"),
+    ({"host_sys_usage_freq": "5"}, "--host-sys-usage-freq requires --host-sys-usage"),
+    ({"l2": "on", "npu_events": "0x1"}, "cannot be combined"),
+    ({"npu_events": "12"}, "such as 0x9c"),
+    ({"npu_events": ""}, "such as 0x9c"),
+    ({"npu_events": "0x1;0x2"}, "after one of HA, MATA, SMMU, NOC"),
+    ({"npu_events": "HA:0x1;HA:0x2"}, "after one of HA"),
+    ({"npu_events": "LLC:0x1"}, "after one of HA"),
+    ({"npu_events": "NOC:0x1,0x2,0x3,0x4,0x5"}, "after one of HA"),
+    ({"npu_events": ",".join(["0x1"] * 9)}, "1 to 8"),
+    ({"nts_metrics": "Memory"}, "one of PipeUtilization, Custom"),
+    ({"nts_metrics": "Custom:" + ",".join(["1"] * 11)}, "1 to 10"),
+    ({"task_block": "some"}, "one of all, on, off"),
+    ({"sys_cpu_freq": "51"}, "from 1 to 50"),
+    ({"sys_pid_sampling_freq": "11"}, "from 1 to 10"),
+    ({"host_sys_usage": "disk"}, "a list of cpu, mem"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID)
+def test_options_that_msprof_refuses_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         arguments_of(options)
     assert message in str(caught.value)
@@ -90,15 +104,16 @@ def test_what_msprof_would_refuse_is_refused_here(options: dict[str, str], messa
         {"mstx_domain_exclude": "a,b"},
         {"storage_limit": "4294967295MB"},
         {"delay": "1", "duration": "4294967295"},
+        *({"npu_events": text} for text in EVENTS),
     ],
 )
-def test_what_msprof_takes_is_taken(options: dict[str, str]) -> None:
+def test_options_that_msprof_accepts_are_passed(options: dict[str, str]) -> None:
     arguments = arguments_of(options)
     for name, value in options.items():
         assert f"--{BY_NAME[name].flag}={value}" in arguments
 
 
-def test_the_950_samples_its_memory_faster() -> None:
+def test_ascend_950_samples_its_memory_faster() -> None:
     options = {"sys_hardware_mem_freq": "10000"}
     assert "--sys-hardware-mem-freq=10000" in arguments_of(options, offer=offer("Ascend 950PR"))
     with pytest.raises(UsageError):
@@ -115,12 +130,12 @@ def test_the_950_samples_its_memory_faster() -> None:
         ("--task-time=l1", "use the option --task-time of uprof"),
     ],
 )
-def test_raw_arguments_cannot_take_the_run_over(raw: str, message: str) -> None:
+def test_raw_arguments_cannot_override_those_of_uprof(raw: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arguments_of({}, raw=[raw])
 
 
-def test_every_option_names_what_it_fills() -> None:
+def test_help_of_every_option_names_its_tables() -> None:
     for option in OPTIONS:
         assert "(" in option.help, option.flag
         assert option.help.endswith("."), option.flag
@@ -128,7 +143,7 @@ def test_every_option_names_what_it_fills() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"aic_metrics": "Memory"},
         {"aic_mode": "task-based"},
@@ -143,45 +158,12 @@ def test_every_option_names_what_it_fills() -> None:
         {"host_sys_usage": "cpu", "host_sys_usage_freq": "10"},
     ],
 )
-def test_nothing_is_asked_for_in_vain(preset: str, given: dict[str, str]) -> None:
-    arguments = arguments_of({"preset": preset, **given})
-    for name in given:
+def test_options_enable_what_they_require(preset: str, options: dict[str, str]) -> None:
+    arguments = arguments_of({"preset": preset, **options})
+    for name in options:
         option = BY_NAME[name]
-        assert f"--{option.flag}={given[name]}" in arguments
+        assert f"--{option.flag}={options[name]}" in arguments
         if option.requires == "host_sys_usage":
             assert "--host-sys-usage=cpu" in arguments
         elif option.requires:
             assert f"--{BY_NAME[option.requires].flag}=on" in arguments
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ai_core": "off", "aic_metrics": "Memory"}, "--aic-metrics requires --ai-core, which is"),
-        ({"sys_cpu_profiling": "off", "sys_cpu_freq": "1"}, "requires --sys-cpu-profiling"),
-        ({"host_sys_usage_freq": "5"}, "--host-sys-usage-freq requires --host-sys-usage"),
-        ({"l2": "on", "npu_events": "0x1"}, "cannot be combined"),
-        ({"npu_events": "12"}, "such as 0x9c"),
-        ({"npu_events": ""}, "such as 0x9c"),
-        ({"npu_events": "0x1;0x2"}, "after one of HA, MATA, SMMU, NOC"),
-        ({"npu_events": "HA:0x1;HA:0x2"}, "after one of HA"),
-        ({"npu_events": "LLC:0x1"}, "after one of HA"),
-        ({"npu_events": "NOC:0x1,0x2,0x3,0x4,0x5"}, "after one of HA"),
-        ({"npu_events": ",".join(["0x1"] * 9)}, "1 to 8"),
-        ({"nts_metrics": "Memory"}, "one of PipeUtilization, Custom"),
-        ({"nts_metrics": "Custom:" + ",".join(["1"] * 11)}, "1 to 10"),
-        ({"task_block": "some"}, "one of all, on, off"),
-        ({"sys_cpu_freq": "51"}, "from 1 to 50"),
-        ({"sys_pid_sampling_freq": "11"}, "from 1 to 10"),
-        ({"host_sys_usage": "disk"}, "a list of cpu, mem"),
-    ],
-)
-def test_newer_options_are_checked_as_well(options: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        arguments_of(options)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("events", ["0x9c", "0x9C,0x9d", "HA:0x9c;SMMU:0x2,0x8a", "NOC:0x1"])
-def test_events_of_the_soc_are_passed_as_they_are(events: str) -> None:
-    assert f"--npu-events={events}" in arguments_of({"npu_events": events})

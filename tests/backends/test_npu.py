@@ -24,7 +24,7 @@ from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
-# Initialises the "NPU" and ends as requested.
+# Initializes the "NPU" and exits as requested.
 WORKLOAD = """\
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.backends import stand_in_acl
 
 Path(sys.argv[1]).write_text("\\n".join(sys.argv[1:]), encoding="utf-8")
 stand_in_acl.init()
-print("said by the workload")
+print("output of the workload")
 sys.exit(int(sys.argv[2]))
 """
 
@@ -51,16 +51,10 @@ def spec_of(folder: Path, source: str, **changes: object) -> RunSpec:
     output = folder / "out"
     output.mkdir(parents=True, exist_ok=True)
     spec = RunSpec(
-        target=str(script),
-        is_module=False,
-        arguments=(),
-        reports=(TIMELINE,),
-        output_dir=output,
-        project_root=folder,
-        warmup=1,
-        iterations=2,
+        target=str(script), is_module=False, arguments=(), reports=(TIMELINE,), output_dir=output,
+        project_root=folder, warmup=1, iterations=2,
         relay=lambda line: print(line, file=sys.stderr),
-    )
+    )  # fmt: skip
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 
@@ -83,22 +77,22 @@ class TestNpuBackend(BackendContract):
         return path
 
 
-def test_without_msprof_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_msprof_is_the_unavailable_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     assert "msprof was not found" in str(NpuBackend().unavailable_reason())
 
 
-def test_a_toolkit_without_a_chip_is_doubtful() -> None:
+def test_toolkit_without_a_chip_is_doubtful() -> None:
     assert NpuBackend().unavailable_reason() is None
     assert "no NPU is visible" in str(NpuBackend().doubt())
 
 
-def test_a_success_brings_the_recording_and_the_way_to_msprof_s_own_database(
+def test_successful_run_returns_the_recording_and_its_exporter(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    capture = run(tmp_path, INIT + "print('said by the workload')")
+    capture = run(tmp_path, INIT + "print('output of the workload')")
     assert (capture.exit_code, capture.failure) == (0, None)
     (recording,) = capture.recordings
     assert recording.kind == "prof"
@@ -108,28 +102,28 @@ def test_a_success_brings_the_recording_and_the_way_to_msprof_s_own_database(
     assert recording.export is not None
     assert recording.export().parent == recording.path
     out, err = capfd.readouterr()
-    assert out == "said by the workload\n"
+    assert out == "output of the workload\n"
     assert "[INFO] Start profiling....\n" in err
 
 
 @pytest.mark.slow
-def test_where_msprof_closes_descriptors_the_workload_is_still_heard(
+def test_workload_output_is_relayed_if_msprof_closes_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "closes_descriptors")
-    assert run(tmp_path, INIT + "print('said by the workload')").exit_code == 0
-    assert "said by the workload\n" in capfd.readouterr().err
+    assert run(tmp_path, INIT + "print('output of the workload')").exit_code == 0
+    assert "output of the workload\n" in capfd.readouterr().err
 
 
-def test_a_failing_workload_gives_its_code_although_msprof_exits_0(
+def test_failing_workload_gives_its_exit_code_although_msprof_exits_0(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    capture = run(tmp_path, INIT + "raise ValueError('mine')")
+    capture = run(tmp_path, INIT + "raise ValueError('injected')")
     assert capture.exit_code == 1
     assert capture.failure == "the workload exited with code 1"
     assert len(capture.recordings) == 1
     err = capfd.readouterr().err
-    assert "ValueError: mine" in err
+    assert "ValueError: injected" in err
     assert "npu_launcher" not in err
     assert "runpy" not in err
 
@@ -138,23 +132,23 @@ def test_a_failing_workload_gives_its_code_although_msprof_exits_0(
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        ("import os; os._exit(7)", 7),  # never came back to the launcher
+        ("import os; os._exit(7)", 7),  # Without returning to the launcher.
         ("import os; os.kill(os.getpid(), 9)", 137),
-        # msprof's words are the same for these, and for codes 128 higher
+        # msprof prints the same text for these and for codes 128 higher.
         pytest.param("import os; os._exit(9)", 9, marks=pytest.mark.slow),
         pytest.param("import os; os._exit(200)", 200, marks=pytest.mark.slow),
         pytest.param("import os; os.abort()", 134, marks=pytest.mark.slow),
-        # after its end was noted, as libraries of devices do
+        # After the launcher noted the exit code, as libraries of devices do.
         pytest.param("import atexit, os; atexit.register(os.abort)", 134, marks=pytest.mark.slow),
         pytest.param("raise SystemExit('a text')", 1, marks=pytest.mark.slow),
         pytest.param("raise SystemExit", 0, marks=pytest.mark.slow),
         pytest.param("raise KeyboardInterrupt", 130, marks=pytest.mark.slow),
     ],
 )
-def test_every_way_of_ending_has_its_code(
+def test_every_way_to_exit_has_its_exit_code(
     tmp_path: Path, end: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if code not in (7, 137):  # which msprof's words tell as well
+    if code not in (7, 137):  # msprof's messages contain these.
         monkeypatch.setenv("STAND_IN_LOOKS_S", "1")
     assert run(tmp_path, INIT + end).exit_code == code
 
@@ -165,24 +159,24 @@ def test_every_way_of_ending_has_its_code(
     [
         ("import os; os._exit(7)", 7),
         ("import os; os.kill(os.getpid(), 9)", 137),
-        ("raise SystemExit(9)", 9),  # noted by the launcher
+        ("raise SystemExit(9)", 9),  # Noted by the launcher.
     ],
 )
-def test_where_nobody_saw_the_end_msprof_s_words_tell(
+def test_exit_code_is_read_from_msprofs_messages_if_unobserved(
     tmp_path: Path, end: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WorkloadWatch, "exit_code", None)
     assert run(tmp_path, INIT + end).exit_code == code
 
 
-def test_a_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path) -> None:
-    recorded = msprof_outcome.ProfDirectory(tmp_path / "PROF_1", None, has_device_data=True)
+def test_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path) -> None:
+    directory = msprof_outcome.ProfDirectory(tmp_path / "PROF_1", None, has_device_data=True)
     ended = ProcessResult(-signal.SIGKILL, (), None)
-    failure = msprof_outcome.describe_failure(ended, 0, [recorded])
+    failure = msprof_outcome.describe_failure(ended, 0, [directory])
     assert failure is not None
     assert "msprof was killed by signal 9" in failure
     ended = ProcessResult(0, (), None)
-    assert msprof_outcome.describe_failure(ended, 0, [recorded]) is None
+    assert msprof_outcome.describe_failure(ended, 0, [directory]) is None
 
 
 @pytest.mark.parametrize(
@@ -200,13 +194,13 @@ def test_a_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path
         ("", 1),
     ],
 )
-def test_the_code_in_msprof_s_words(words: str, code: int) -> None:
+def test_exit_codes_in_msprofs_messages_are_parsed(words: str, code: int) -> None:
     line = f"[WARNING] An exception has occurred in process App, return code: {words}"
     ended = ProcessResult(0, ("[INFO] Start profiling....", line), None)
     assert msprof_outcome.workload_exit_code(None, None, ended) == code
     assert msprof_outcome.workload_exit_code(3, None, ended) == 3
     assert msprof_outcome.workload_exit_code(3, 4, ended) == 4
-    # The system shows 0 to those who may not know.
+    # The system reports 0 to processes without permission.
     assert msprof_outcome.workload_exit_code(None, 0, ended) == code
     assert msprof_outcome.workload_exit_code(3, 0, ended) == 3
     assert msprof_outcome.workload_exit_code(None, 0, ProcessResult(0, (), None)) == 0
@@ -214,7 +208,7 @@ def test_the_code_in_msprof_s_words(words: str, code: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_workload_that_ends_in_its_own_time_is_waited_for(
+def test_workload_is_awaited_while_it_handles_a_signal(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     # msprof itself does not survive SIGTERM, and ends the workload soon after SIGINT.
@@ -230,16 +224,16 @@ time.sleep(60)
 """
     spec = spec_of(tmp_path, source)
 
-    def press() -> None:
+    def send_signal() -> None:
         deadline = time.monotonic() + 30
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)
 
-    presser = threading.Thread(target=press)
-    presser.start()
+    sender = threading.Thread(target=send_signal)
+    sender.start()
     capture = NpuBackend().run(spec)
-    presser.join()
+    sender.join()
     assert (tmp_path / "saved").exists()
     assert capture.exit_code == 4
     assert len(capture.recordings) == 1
@@ -247,7 +241,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_a_program_that_is_no_python_runs_as_it_is(tmp_path: Path) -> None:
+def test_program_in_another_language_runs_unchanged(tmp_path: Path) -> None:
     program = tmp_path / "program"
     code = shlex.quote(INIT)
     program.write_text(f"#!/bin/sh\n{shlex.quote(sys.executable)} -c {code}\nexit $1\n")
@@ -257,7 +251,7 @@ def test_a_program_that_is_no_python_runs_as_it_is(tmp_path: Path) -> None:
     assert len(capture.recordings) == 1
 
 
-def test_nothing_recorded_is_said_in_plain_words(tmp_path: Path) -> None:
+def test_run_without_an_npu_has_a_failure_message(tmp_path: Path) -> None:
     capture = run(tmp_path, "print('no NPU here')")
     assert capture.exit_code == 0
     assert capture.recordings == ()
@@ -265,7 +259,7 @@ def test_nothing_recorded_is_said_in_plain_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_recording_without_device_data_is_said(tmp_path: Path) -> None:
+def test_recording_without_device_data_has_a_failure_message(tmp_path: Path) -> None:
     capture = run(
         tmp_path, "from tests.backends import stand_in_acl\nstand_in_acl.init(device=False)"
     )
@@ -273,7 +267,7 @@ def test_a_recording_without_device_data_is_said(tmp_path: Path) -> None:
     assert len(capture.recordings) == 1
 
 
-def test_a_virtual_npu_is_reported_although_msprof_succeeds(
+def test_virtual_npu_is_reported_although_msprof_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "vnpu")
@@ -283,7 +277,7 @@ def test_a_virtual_npu_is_reported_although_msprof_succeeds(
     assert all(recording.native is None for recording in capture.recordings)
 
 
-def test_a_full_disk_is_an_error_although_msprof_succeeds(
+def test_full_disk_is_an_error_although_msprof_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "full_while_recording")
@@ -293,20 +287,18 @@ def test_a_full_disk_is_an_error_although_msprof_succeeds(
     assert "is full" in str(capture.error)
 
 
-def test_a_workload_killed_by_sigkill_is_explained() -> None:
+def test_killed_workload_is_explained() -> None:
     failure = msprof_outcome.describe_failure(ProcessResult(0, (), None), 137, [])
     assert "exited with code 137 (SIGKILL, often out of memory)" in str(failure)
 
 
-def test_an_argument_that_msprof_does_not_know_is_its_own_complaint(tmp_path: Path) -> None:
+def test_unknown_msprof_argument_is_reported_with_its_message(tmp_path: Path) -> None:
     capture = run(tmp_path, INIT, options={"msprof_arg": ["--bogus=1"]})
     assert "unrecognized option '--bogus=1'" in str(capture.failure)
 
 
 @pytest.mark.slow
-def test_nothing_of_ours_stays_in_the_folder_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -315,7 +307,7 @@ def test_nothing_of_ours_stays_in_the_folder_for_temporary_files(
 
 
 @pytest.mark.slow
-def test_several_recordings_are_all_found_and_older_ones_are_not(tmp_path: Path) -> None:
+def test_only_new_recordings_are_found(tmp_path: Path) -> None:
     old = tmp_path / "out" / "PROF_000001_20200101000000000_00000001ABCDEFGH"
     old.mkdir(parents=True)
     capture = run(tmp_path, INIT + "stand_in_acl.init(index=2)")
@@ -325,23 +317,23 @@ def test_several_recordings_are_all_found_and_older_ones_are_not(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_spaces_in_paths_and_arguments_do_no_harm(tmp_path: Path) -> None:
+def test_spaces_in_paths_and_arguments_are_preserved(tmp_path: Path) -> None:
     folder = tmp_path / "a folder with spaces"
     folder.mkdir()
-    said = folder / "said"
-    arguments = (str(said), "0", "two words", "a'quote", "$HOME")
+    received = folder / "received"
+    arguments = (str(received), "0", "two words", "a'quote", "$HOME")
     capture = run(folder, WORKLOAD, arguments=arguments)
     assert (capture.exit_code, capture.failure) == (0, None)
-    assert said.read_text().split("\n") == [*arguments]
+    assert received.read_text().split("\n") == [*arguments]
     assert capture.recordings[0].path.parent == folder / "out"
 
 
-def test_a_path_that_msprof_refuses_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_path_that_msprof_rejects_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="characters that msprof rejects: '&'"):
         run(tmp_path, INIT, output_dir=tmp_path / "this & that")
 
 
-def test_the_script_sees_the_world_as_without_us(tmp_path: Path) -> None:
+def test_script_runs_in_the_same_environment_as_without_uprof(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("")
     script = f"""{INIT}
 import __main__, sys, helper, os
@@ -357,7 +349,7 @@ assert os.environ["UPROF_DEVICE"] == "npu"
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
+def test_signals_reach_the_workload_and_its_recording_is_kept(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     ready = tmp_path / "ready"
@@ -365,16 +357,16 @@ def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
         tmp_path, f"{INIT}import time\nopen({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
     )
 
-    def press() -> None:
+    def send_signal() -> None:
         deadline = time.monotonic() + 30
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)
 
-    presser = threading.Thread(target=press)
-    presser.start()
+    sender = threading.Thread(target=send_signal)
+    sender.start()
     capture = NpuBackend().run(spec)
-    presser.join()
+    sender.join()
     assert capture.exit_code == 128 + number
     assert capture.failure == "the run was interrupted"
     assert len(capture.recordings) == 1
@@ -391,7 +383,7 @@ def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
         ({"pid": str(os.getpid()), "delay": "3"}, "cannot be combined with --pid"),
     ],
 )
-def test_options_are_checked_before_anything_starts(
+def test_options_are_checked_before_the_run(
     options: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -400,7 +392,9 @@ def test_options_are_checked_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_the_workload_starts_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workload_starts_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = spec_of(tmp_path, INIT + "open('here', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STAND_IN_MSPROF", "changes_folder")
@@ -408,41 +402,26 @@ def test_the_workload_starts_where_we_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "here").exists()
 
 
-def test_msprof_going_away_is_told(tmp_path: Path, msprof: Path) -> None:
+def test_msprof_removed_before_the_run_is_an_error(tmp_path: Path, msprof: Path) -> None:
     spec = spec_of(tmp_path, INIT)
     msprof.unlink()
     with pytest.raises(DeviceUnavailableError, match="msprof was not found"):
         NpuBackend().run(spec)
 
 
-def test_a_dry_run_shows_the_exact_command(tmp_path: Path, msprof: Path) -> None:
-    spec = spec_of(
-        tmp_path,
-        "",
-        arguments=("--epochs", "two words"),
-        options={"preset": "minimal", "aic_metrics": "Memory", "msprof_arg": ("--dvpp=on",)},
-    )
+def test_dry_run_shows_the_exact_command(tmp_path: Path, msprof: Path) -> None:
+    options = {"preset": "minimal", "aic_metrics": "Memory", "msprof_arg": ("--dvpp=on",)}
+    spec = spec_of(tmp_path, "", arguments=("--epochs", "two words"), options=options)
     command, comment = NpuBackend().describe(spec)
-    assert command == shlex.join(
-        [
-            str(msprof),
-            "--python-path=/bin/true",
-            f"--output={tmp_path / 'out'}",
-            "--type=db",
-            "--task-time=l0",
-            "--ascendcl=off",
-            "--ai-core=on",
-            "--aic-metrics=Memory",
-            "--dvpp=on",
-            "bash",
-            "/tmp/uprof_XXXXXXXX/workload.sh",
-        ]
-    )
+    settings = "--type=db --task-time=l0 --ascendcl=off --ai-core=on --aic-metrics=Memory --dvpp=on"
+    output = ["--python-path=/bin/true", f"--output={tmp_path / 'out'}"]
+    workload = ["bash", "/tmp/uprof_XXXXXXXX/workload.sh"]
+    assert command == shlex.join([str(msprof), *output, *settings.split(), *workload])
     assert comment.endswith("work.py --epochs 'two words'")
 
 
 @pytest.mark.slow
-def test_a_running_process_is_recorded_for_a_while(tmp_path: Path) -> None:
+def test_running_process_is_recorded_for_a_duration(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             options = {"pid": str(process.pid), "duration": "1"}
@@ -454,7 +433,7 @@ def test_a_running_process_is_recorded_for_a_while(tmp_path: Path) -> None:
     assert 0.3 < float((tmp_path / "out" / "recorded_seconds").read_text()) < 5
 
 
-# Providers that also "initialise the NPU".
+# Providers that also initialize the "NPU".
 PROVIDERS = """\
 import torch
 from tests.backends import stand_in_acl
@@ -482,12 +461,12 @@ def uprof_iteration_provider(model):
     return lambda x: model(x).sum().backward()
 """
 
-# Lets the launcher's process take the CPU for the NPU.
+# Makes the launcher's process track the CPU instead of the NPU.
 CPU_FOR_NPU = """\
 from unified_prof.tracking import workload
 
 real = workload.run_workload
-workload.run_workload = lambda device, *asked, **options: real("cpu", *asked, **options)
+workload.run_workload = lambda device, *rest, **options: real("cpu", *rest, **options)
 """
 
 MSTX = """\
@@ -502,8 +481,8 @@ def range_end(number):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder whose modules the workload's process imports before all others."""
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory whose modules the workload imports before all others."""
     folder = tmp_path / "world"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
@@ -511,24 +490,24 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_providers_are_driven_on_the_npu_and_their_iterations_marked(
-    tmp_path: Path, world: Path, capfd: pytest.CaptureFixture[str]
+def test_providers_are_tracked_and_their_iterations_marked(
+    tmp_path: Path, modules: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (world / "sitecustomize.py").write_text(CPU_FOR_NPU)
-    (world / "mstx.py").write_text(MSTX)
+    (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
+    (modules / "mstx.py").write_text(MSTX)
     capture = run(tmp_path, PROVIDERS, reports=(RUN_TIME, MEMORY, TIMELINE))
     assert (capture.exit_code, capture.failure) == (0, None)
     assert len(capture.recordings) == 1
     assert capture.tracked is not None
     assert [operation.name for operation in capture.tracked.operations] == ["linear"]
     assert [weight.name for weight in capture.tracked.weights] == ["weight", "bias"]
-    said = capfd.readouterr().out.split("\n")
-    assert said[:4] == ["begin uprof iteration 0", "end 7", "begin uprof iteration 1", "end 7"]
+    lines = capfd.readouterr().out.split("\n")
+    assert lines[:4] == ["begin uprof iteration 0", "end 7", "begin uprof iteration 1", "end 7"]
 
 
 @pytest.mark.slow
-def test_providers_are_driven_for_the_timeline_alone(tmp_path: Path, world: Path) -> None:
-    (world / "sitecustomize.py").write_text(CPU_FOR_NPU)
+def test_providers_are_run_for_the_timeline_only(tmp_path: Path, modules: Path) -> None:
+    (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
     capture = run(tmp_path, PROVIDERS)
     assert capture.exit_code == 0
     assert capture.tracked is None
@@ -537,12 +516,12 @@ def test_providers_are_driven_for_the_timeline_alone(tmp_path: Path, world: Path
 
 
 @pytest.mark.slow
-def test_without_an_npu_the_tracker_s_complaint_is_ours(tmp_path: Path) -> None:
+def test_missing_npu_is_an_error_of_the_tracker(tmp_path: Path) -> None:
     with pytest.raises(DeviceUnavailableError, match="npu"):
         run(tmp_path, PROVIDERS)
 
 
-def test_a_program_that_is_no_python_cannot_be_tracked(tmp_path: Path) -> None:
+def test_program_in_another_language_cannot_be_tracked(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

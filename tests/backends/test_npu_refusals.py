@@ -16,7 +16,7 @@ from unified_prof.errors import UsageError
 
 __all__ = ["msprof"]
 
-COUNTING = INIT + "open('runs', 'a').write('x')\n"
+COUNT_RUNS = INIT + "open('runs', 'a').write('x')\n"
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def options_of(start: list[str]) -> set[str]:
         pytest.param("7", "310B", "sys-interconnection-profiling", marks=pytest.mark.slow),
     ],
 )
-def test_full_on_a_chip_that_msprof_tells_of_starts_it_once(
+def test_full_preset_starts_msprof_once_without_unsupported_options(
     platform: str,
     name: str,
     refused: str,
@@ -47,81 +47,80 @@ def test_full_on_a_chip_that_msprof_tells_of_starts_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STAND_IN_PLATFORM", platform)
-    said: list[str] = []
-    capture = run(tmp_path, COUNTING, options={"preset": "full"}, relay=said.append)
+    messages: list[str] = []
+    capture = run(tmp_path, COUNT_RUNS, options={"preset": "full"}, relay=messages.append)
     assert (capture.exit_code, capture.failure) == (0, None)
     assert len(stand_in_msprof.starts(log)) == 1
     assert (tmp_path / "runs").read_text() == "x"
-    words = f"uprof: --preset full without --{refused}: not supported by msprof here"
-    assert said[0] == words
+    assert messages[0] == f"uprof: --preset full without --{refused}: not supported by msprof here"
     assert capture.facts["msprof_left_out"] == f"--{refused}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["no_help", "hangs_on_help"])
-def test_where_msprof_cannot_be_asked_it_is_tried_and_nothing_runs_twice(
-    how: str, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", ["no_help", "hangs_on_help"])
+def test_refused_options_are_dropped_without_help_and_the_workload_runs_once(
+    failure: str, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unified_prof.backends.cann._TIMEOUT_S", 1)
     monkeypatch.setenv("STAND_IN_PLATFORM", "0")
-    monkeypatch.setenv("STAND_IN_MSPROF", how)
-    said: list[str] = []
+    monkeypatch.setenv("STAND_IN_MSPROF", failure)
+    messages: list[str] = []
     began = time.monotonic()
-    capture = run(tmp_path, COUNTING, options={"preset": "full"}, relay=said.append)
+    capture = run(tmp_path, COUNT_RUNS, options={"preset": "full"}, relay=messages.append)
     assert time.monotonic() - began < 30
     assert (capture.exit_code, capture.failure) == (0, None)
     first, second = stand_in_msprof.starts(log)
     assert options_of(first) - options_of(second) == {"sys-interconnection-profiling"}
     assert (tmp_path / "runs").read_text() == "x"
     assert len(capture.recordings) == 1
-    assert said[0].startswith("uprof: --preset full without --sys-interconnection-profiling")
-    assert not any("unrecognized" in line or "Usage" in line for line in said)
+    assert messages[0].startswith("uprof: --preset full without --sys-interconnection-profiling")
+    assert not any("unrecognized" in line or "Usage" in line for line in messages)
 
 
-def test_an_option_that_only_msprof_knows_to_be_wrong_is_told_with_its_words(
+def test_explicit_option_that_msprof_refuses_is_reported_with_its_message(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_PLATFORM", "4")
     monkeypatch.setenv("STAND_IN_MSPROF", "no_help")
-    said: list[str] = []
+    messages: list[str] = []
     options = {"sys_io_profiling": "on"}
-    capture = run(tmp_path, COUNTING, options=options, relay=said.append)
+    capture = run(tmp_path, COUNT_RUNS, options=options, relay=messages.append)
     assert "unrecognized option '--sys-io-profiling=on'" in str(capture.failure)
     assert len(stand_in_msprof.starts(log)) == 1
-    assert "PlatformType:4" in said
+    assert "PlatformType:4" in messages
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_a_workload_that_prints_the_same_words_is_not_run_again(tmp_path: Path, log: Path) -> None:
-    source = COUNTING + "print(\"msprof: unrecognized option '--msproftx=on'\", flush=True)\n"
-    with_closed = source + "raise SystemExit(3)\n"
-    capture = run(tmp_path, with_closed)
+def test_workload_that_prints_the_refusal_is_not_run_again(tmp_path: Path, log: Path) -> None:
+    source = COUNT_RUNS + "print(\"msprof: unrecognized option '--msproftx=on'\", flush=True)\n"
+    failing = source + "raise SystemExit(3)\n"
+    capture = run(tmp_path, failing)
     assert capture.exit_code == 3
     assert len(stand_in_msprof.starts(log)) == 1
     assert (tmp_path / "runs").read_text() == "x"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["old", "on_device", "old no_help", "on_device no_help"])
-def test_an_msprof_that_has_not_our_own_options_is_done_without_them(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", ["old", "on_device", "old no_help", "on_device no_help"])
+def test_options_of_uprof_are_dropped_for_an_older_msprof(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_MSPROF", how)
+    monkeypatch.setenv("STAND_IN_MSPROF", failure)
     monkeypatch.setenv("STAND_IN_PLATFORM", "7")
-    capture = run(tmp_path, COUNTING, options={"preset": "full"})
+    capture = run(tmp_path, COUNT_RUNS, options={"preset": "full"})
     assert (capture.exit_code, capture.failure) == (0, None)
     assert (tmp_path / "runs").read_text() == "x"
-    assert capture.recordings[0].native is not None  # it exported by itself
+    assert capture.recordings[0].native is not None, "exported by msprof itself"
 
 
-def test_the_chip_that_the_user_names_is_not_asked_for(
+def test_explicit_chip_is_used_without_reading_help(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nobody_is_asked() -> str | None:
+    def fail() -> str | None:
         raise AssertionError
 
-    monkeypatch.setattr(cann, "msprof_help", nobody_is_asked)
+    monkeypatch.setattr(cann, "msprof_help", fail)
     spec = spec_of(tmp_path, "", options={"preset": "full", "npu_chip": "310P"})
     command, left_out, _ = NpuBackend().describe(spec)
     assert "--sys-io-profiling" not in command
@@ -137,7 +136,7 @@ def test_the_chip_that_the_user_names_is_not_asked_for(
     assert not log.exists()
 
 
-def test_npu_smi_tells_of_the_chip_where_msprof_does_not(
+def test_npu_smi_identifies_the_chip_without_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cann, "chip", lambda: "Ascend 310P3")

@@ -1,3 +1,5 @@
+"""The registry of backends."""
+
 from __future__ import annotations
 
 import re
@@ -10,13 +12,13 @@ from unified_prof.backends.registry import Backend
 from unified_prof.errors import DeviceUnavailableError, UsageError
 
 
-def test_another_package_adds_a_backend_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_of_another_package_adds_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     toy.install(monkeypatch, toy="tests.backends.toy:ToyBackend")
     assert registry.names() == ("npu", "cuda", "cpu", "toy")
     assert isinstance(registry.load("toy"), toy.ToyBackend)
 
 
-def test_a_built_in_name_cannot_be_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_backend_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     toy.install(monkeypatch, cpu="tests.backends.toy:ToyBackend")
     assert registry.names() == ("npu", "cuda", "cpu")
     assert not isinstance(registry.load("cpu"), toy.ToyBackend)
@@ -25,29 +27,28 @@ def test_a_built_in_name_cannot_be_taken_over(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("tpu", "unknown backend 'tpu'", "known: auto, npu, cuda, cpu, broken, lonely, shy"),
-        ("lonely", "backend 'lonely' requires a_package_nobody_has", "installation"),
-        ("shy", "backend 'shy' is not available: it would rather not", "uprof doctor"),
+        ("tpu", "unknown backend 'tpu'", "known: auto, npu, cuda, cpu, broken, missing, off"),
+        ("missing", "backend 'missing' requires a_missing_package", "installation"),
+        ("off", "backend 'off' is not available: switched off", "uprof doctor"),
         ("broken", "backend 'broken' is broken: .*NoSuchClass", None),
     ],
 )
-def test_each_way_of_not_being_there_has_its_own_message(
+def test_each_reason_for_unavailability_has_its_message(
     name: str, message: str, hint: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toy.install(
-        monkeypatch,
-        shy="tests.backends.toy:ShyBackend",
-        lonely="a_package_nobody_has:Backend",
-        broken="tests.backends.toy:NoSuchClass",
-    )
+    backends = {
+        "off": "tests.backends.toy:UnavailableBackend",
+        "missing": "a_missing_package:Backend",
+    }
+    toy.install(monkeypatch, **backends, broken="tests.backends.toy:NoSuchClass")
     with pytest.raises((DeviceUnavailableError, UsageError), match=message) as caught:
         registry.load(name)
     assert caught.value.exit_code == (2 if name == "tpu" else 4)
     assert (hint or "") in (caught.value.hint or "")
 
 
-class _Asked:
-    """Stands for a built-in backend whose device gives the answers of a test."""
+class FakeBackend:
+    """Replaces a built-in backend, with a chosen availability."""
 
     reports: tuple[str, ...] = ("run-time",)
 
@@ -63,7 +64,7 @@ class _Asked:
         return self._doubt
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, **backends: _Asked) -> None:
+def replace_backends(monkeypatch: pytest.MonkeyPatch, **backends: FakeBackend) -> None:
     def make(name: str) -> Backend:
         backend: Backend = backends[name]  # type: ignore[assignment]
         return backend
@@ -79,43 +80,46 @@ def answers(monkeypatch: pytest.MonkeyPatch, **backends: _Asked) -> None:
         ("no chip", "no card", None, "cpu"),
     ],
 )
-def test_auto_takes_the_first_whose_device_answers(
+def test_auto_selects_the_first_available_backend(
     npu: str | None, cuda: str | None, cpu: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers(monkeypatch, npu=_Asked("npu", npu), cuda=_Asked("cuda", cuda), cpu=_Asked("cpu", cpu))
+    replace_backends(
+        monkeypatch,
+        npu=FakeBackend("npu", npu),
+        cuda=FakeBackend("cuda", cuda),
+        cpu=FakeBackend("cpu", cpu),
+    )
     assert registry.choose().name == chosen
 
 
-def test_auto_passes_over_a_doubtful_backend_that_a_user_may_insist_on(
+def test_auto_skips_a_doubtful_backend_that_can_be_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers(
-        monkeypatch,
-        npu=_Asked("npu", None, doubt="no device file"),
-        cuda=_Asked("cuda", "no card"),
-        cpu=_Asked("cpu", None),
-    )
+    npu = FakeBackend("npu", None, doubt="no device file")
+    cuda, cpu = FakeBackend("cuda", "no card"), FakeBackend("cpu", None)
+    replace_backends(monkeypatch, npu=npu, cuda=cuda, cpu=cpu)
     assert registry.choose().name == "cpu"
     assert registry.load("npu").name == "npu"
 
 
-def test_where_none_can_run_the_message_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(
-        monkeypatch,
-        npu=_Asked("npu", "no chip"),
-        cuda=_Asked("cuda", "no card"),
-        cpu=_Asked("cpu", "no torch"),
-    )
-    whole = re.escape("npu: no chip; cuda: no card; cpu: no torch")
-    with pytest.raises(DeviceUnavailableError, match=whole):
+def test_error_lists_the_reason_of_every_unavailable_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reasons = {"npu": "no chip", "cuda": "no card", "cpu": "no torch"}
+    backends = {name: FakeBackend(name, reason) for name, reason in reasons.items()}
+    replace_backends(monkeypatch, **backends)
+    message = re.escape("npu: no chip; cuda: no card; cpu: no torch")
+    with pytest.raises(DeviceUnavailableError, match=message):
         registry.choose()
 
 
-def test_a_broken_backend_does_not_stop_the_survey(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy.install(
-        monkeypatch, broken="a_package_nobody_has:Backend", shy="tests.backends.toy:ShyBackend"
-    )
+def test_broken_backend_does_not_stop_the_survey(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = {
+        "broken": "a_missing_package:Backend",
+        "off": "tests.backends.toy:UnavailableBackend",
+    }
+    toy.install(monkeypatch, **backends)
     answered = {answer.name: answer.reason for answer in registry.survey()}
-    assert answered["broken"] == "backend 'broken' requires a_package_nobody_has"
-    assert answered["shy"] == "it would rather not"
+    assert answered["broken"] == "backend 'broken' requires a_missing_package"
+    assert answered["off"] == "switched off"
     assert answered["cpu"] is None

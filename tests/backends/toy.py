@@ -1,4 +1,4 @@
-"""A backend of another package: it executes the script and invents a record."""
+"""A backend of another package: it executes the script and returns a fixed measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unified_prof.errors import UsageError
 
 
 class ToyBackend:
-    """The least that the pipeline needs of a backend."""
+    """The minimum that the pipeline needs from a backend."""
 
     name = "toy"
     reports: tuple[str, ...] = (RUN_TIME, MEMORY)
@@ -40,16 +40,16 @@ class ToyBackend:
         return Capture(code, tracked_run())
 
 
-class ShyBackend(ToyBackend):
-    """One that cannot run."""
+class UnavailableBackend(ToyBackend):
+    """A backend that cannot run."""
 
-    name = "shy"
+    name = "off"
 
     def unavailable_reason(self) -> str | None:
-        return "it would rather not"
+        return "switched off"
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
-    """Let `targets` (name=module:class) be what installed packages declare."""
+    """Let installed packages declare the entry points `targets` (name=module:class)."""
     found = [EntryPoint(n, t, registry.ENTRY_POINT_GROUP) for n, t in targets.items()]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)

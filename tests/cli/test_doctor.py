@@ -34,10 +34,10 @@ def test_json_lists_versions_and_backends(capsys: pytest.CaptureFixture[str]) ->
 def test_text_output_shows_the_same_as_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toy.install(monkeypatch, shy="tests.backends.toy:ShyBackend")
+    toy.install(monkeypatch, off="tests.backends.toy:UnavailableBackend")
     doctor()
     out = capsys.readouterr().out
-    assert "shy      no         it would rather not" in out
+    assert "off      no         switched off" in out
     assert f"uprof        {__version__}" in out
 
 

@@ -47,7 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch,
         toy="tests.backends.toy:ToyBackend",
         recording=f"{here}:Recording",
-        shy="tests.backends.toy:ShyBackend",
+        off="tests.backends.toy:UnavailableBackend",
     )
     monkeypatch.setattr(Recording, "specs", [])
     return tmp_path
@@ -159,7 +159,7 @@ def test_partial_measurement_is_reported(
     [
         (["-q"], 2, "no workload given"),
         (["--backend", "tpu", "work.py"], 2, "unknown backend 'tpu'"),
-        (["--backend", "shy", "work.py"], 4, "is not available: it would rather not"),
+        (["--backend", "off", "work.py"], 4, "is not available: switched off"),
         (["--backend", "toy", "--report", "disk", "work.py"], 2, "unknown report 'disk'"),
         (["--backend", "toy", "--report", ",", "work.py"], 2, "--report is empty"),
         (["--backend", "toy", "--report", "timeline", "work.py"], 2, "cannot produce"),
