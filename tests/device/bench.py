@@ -16,7 +16,7 @@ from typing import Any
 from tests.device import build
 
 NAME_VARIABLE = "UPROF_BENCH_NAME"
-"""What the device is called; torch allows one device of others in a process."""
+"""Name of the device; torch allows only one additional device in a process."""
 KERNEL_NS_VARIABLE = "UPROF_BENCH_KERNEL_NS"
 _INSTALLED = Path(__file__).with_name("installed")
 _library: Any = None
@@ -29,13 +29,13 @@ def environment(name: str = "bench", **settings: str) -> dict[str, str]:
 
 
 def autoload() -> None:
-    """Install it as torch is imported: the entry point."""
+    """Install the device while torch is imported; this is the entry point."""
     if NAME_VARIABLE in os.environ and build.why_not() is None:
         install(os.environ[NAME_VARIABLE])
 
 
 def install(name: str = "bench") -> ModuleType:
-    """Make the device known to torch under `name`; return torch's module of it."""
+    """Register the device with torch as `name`; return its torch module."""
     import torch
 
     global _library
@@ -45,7 +45,7 @@ def install(name: str = "bench") -> ModuleType:
         torch.utils.rename_privateuse1_backend(name)
         torch._register_device_module(name, _module(name))
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-        atexit.register(_let_autograd_rest)
+        atexit.register(_wait_for_autograd)
         if ns := os.environ.get(KERNEL_NS_VARIABLE):
             set_duration(int(ns))
     module: ModuleType = getattr(torch, name)
@@ -53,37 +53,37 @@ def install(name: str = "bench") -> ModuleType:
 
 
 def set_duration(ns: int, kernel: str = "") -> None:
-    """Let kernels of a name, or all others, take so long."""
+    """Set the duration of kernels with this name, or of all others."""
     _library.bench_set_duration(kernel.encode(), ns)
 
 
 def set_capacity(size_bytes: int) -> None:
-    """Let each device have so much memory."""
+    """Set the memory of each device."""
     _library.bench_set_capacity(size_bytes)
 
 
 def set_event_cost(ns: int) -> None:
-    """Let a stream take so long to write an event down, as GPUs do."""
+    """Set the time that a stream takes to record an event, as on GPUs."""
     _library.bench_set_event_cost(ns)
 
 
 def lose_kernels(share: float) -> None:
-    """Let the profiler lose this share of the records of kernels and copies."""
+    """Make the profiler lose this share of the records of kernels and copies."""
     _library.bench_set_lost_kernels(share)
 
 
 def recover() -> None:
-    """Forget errors, work under way and settings."""
+    """Clear errors, pending work and settings."""
     _library.bench_recover()
 
 
 def launch(name: str, ns: int) -> None:
-    """Put a kernel on the current stream."""
+    """Launch a kernel on the current stream."""
     _raise(_library.bench_launch(name.encode(), ns))
 
 
 class Graph:
-    """What was launched on the current stream within `with graph:`, to be run again and again."""
+    """Launches on the current stream within `with graph:`, which can be replayed."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -161,12 +161,12 @@ def _raise(message: bytes | None) -> None:
         raise RuntimeError(message.decode())
 
 
-def _let_autograd_rest() -> None:
-    """Wait until autograd's threads for devices wait for work.
+def _wait_for_autograd() -> None:
+    """Wait until autograd's device threads are idle.
 
-    A backward pass has ended when its gradients are there; the thread that ran it still lets go of
-    what it held, for which it needs Python's lock. Python kills it should it end meanwhile, and
-    that ends the process with an abort (seen with torch 2.13 and 2.14, Python 3.11).
+    A backward pass ends when its gradients exist, but its thread still releases objects, for which
+    it needs Python's lock. If Python exits meanwhile, it kills that thread, and the process ends
+    with an abort (seen with torch 2.13 and 2.14, Python 3.11).
     """
     before = None
     while (switches := _switches_of_autograd()) != before:
@@ -175,7 +175,7 @@ def _let_autograd_rest() -> None:
 
 
 def _switches_of_autograd() -> list[str]:
-    """Return how often each of these threads went to sleep, or was made to."""
+    """Return the context switches of each of these threads."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         try:

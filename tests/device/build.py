@@ -1,4 +1,4 @@
-"""Compile the bench, once for each version of torch; parallel test processes wait for each other.
+"""Compile the test device once per version of torch; parallel test processes wait for each other.
 
 python -m tests.device.build
 """
@@ -21,7 +21,7 @@ _LIBRARIES = ("-ltorch", "-ltorch_cpu", "-lc10", "-lpthread")
 
 
 def why_not() -> str | None:
-    """Return why the bench cannot be built here, None where it can."""
+    """Return why the test device cannot be built here, or None."""
     if not sys.platform.startswith("linux"):
         return "the test device is for Linux"
     try:
@@ -36,7 +36,7 @@ def why_not() -> str | None:
 
 
 def library() -> Path:
-    """Return the compiled bench for this torch; what was compiled before is used again."""
+    """Return the compiled test device for this torch; an earlier build is reused."""
     import torch
 
     sources = sorted(NATIVE.glob("*.cpp"))
@@ -49,7 +49,7 @@ def library() -> Path:
     found.parent.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.is_file():  # no other process built it meanwhile
+        if not found.is_file():  # unless another process has built it meanwhile
             _compile(sources, found)
     return found
 
@@ -63,20 +63,20 @@ def _compile(sources: list[Path], result: Path) -> None:
     folders += [f"{folder}/kineto" for folder in folders if folder.endswith("/torch/include")]
     included = [f"-I{folder}" for folder in folders]
 
-    def compiled(source: Path) -> Path:
-        made = result.with_name(f"{source.stem}.o")
-        _call([compiler, *_FLAGS, *included, "-c", str(source), "-o", str(made)])
-        return made
+    def compile_object(source: Path) -> Path:
+        compiled = result.with_name(f"{source.stem}.o")
+        _call([compiler, *_FLAGS, *included, "-c", str(source), "-o", str(compiled)])
+        return compiled
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(compiled, sources))
+        objects = list(pool.map(compile_object, sources))
     unfinished = result.with_suffix(".partial")
     linked = [
         part for folder in library_paths() for part in (f"-L{folder}", f"-Wl,-rpath,{folder}")
     ]
     _call([compiler, "-shared", *map(str, objects), *linked, *_LIBRARIES, "-o", str(unfinished)])
-    for made in objects:
-        made.unlink()
+    for compiled in objects:
+        compiled.unlink()
     unfinished.replace(result)
 
 

@@ -1,4 +1,4 @@
 """Tests on the test device run in separate processes."""
 
-# Its conftest gives the process a device for good, which the other tests must not have.
+# Its conftest installs a device for the whole process, which other tests must not have.
 collect_ignore = ["on_bench"]

@@ -1,4 +1,4 @@
-"""`uprof run --backend npu` with operations: a stand-in for msprof, and the test device as NPU."""
+"""`uprof run --backend npu` with a stand-in for msprof and the test device as NPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KERNEL_NS = 7_000
 
 
 @pytest.mark.slow
-def test_operations_and_memory_of_an_npu_are_those_that_it_has(
+def test_npu_operations_and_memory_are_measured_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason := build.why_not():

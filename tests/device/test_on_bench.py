@@ -1,4 +1,4 @@
-"""Run each file of `on_bench` in a process, because torch can have only one such device."""
+"""Run each file of `on_bench` in a process of its own, as torch can have one such device."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in _NO
 
 @pytest.fixture
 def bench_is_built() -> None:
-    """Skip, with a word, where the test device cannot be had."""
+    """Build the test device, or skip with the reason why not."""
     if reason := build.why_not():
         pytest.skip(reason)
     build.library()
 
 
-def test_other_tests_do_not_have_the_device() -> None:
-    # It would be the accelerator of their torch, whose backward passes forbid to fork from then on.
+def test_other_tests_do_not_use_the_device() -> None:
+    # It would be the accelerator of their torch, whose backward passes then forbid to fork.
     assert f"{FOLDER.parent.name}.{FOLDER.name}.conftest" not in " ".join(sys.modules)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_is_built")
 @pytest.mark.parametrize("name", FILES)
-def test_on_bench(name: str) -> None:
+def test_files_on_the_test_device_pass(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", str(FOLDER / f"{name}.py")]
     done = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
@@ -40,7 +40,7 @@ def test_on_bench(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_is_built")
-def test_another_process_has_the_device_and_ends_well() -> None:
+def test_process_with_the_device_ends_normally() -> None:
     program = (
         "import torch\n"
         "model = torch.nn.Linear(8, 8).to('bench')\n"
@@ -57,7 +57,7 @@ def test_another_process_has_the_device_and_ends_well() -> None:
         assert (done.returncode, done.stdout) == (0, "bench:0\n"), done.stderr
 
 
-def test_without_a_compiler_a_word_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     reason = build.why_not()

@@ -1,4 +1,4 @@
-"""`scripts/bench_tracking.py --device bench`: times of operations compared with the known truth."""
+"""`scripts/bench_tracking.py --device bench`: operation times match the known kernel times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_tracking.py"
 
 
 @pytest.mark.slow
-def test_operations_sum_up_to_what_the_device_did() -> None:
+def test_operation_times_add_up_to_the_kernel_times() -> None:
     if reason := build.why_not():
         pytest.skip(reason)
     build.library()

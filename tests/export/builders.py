@@ -13,17 +13,15 @@ T0 = 1_767_225_600_000_000_000
 NO_CONTEXT = 4294967295
 
 _TENSORS = {
-    "inputFormats": "ND",
+    **dict.fromkeys(("inputFormats", "outputFormats"), "ND"),
+    **dict.fromkeys(("inputShapes", "outputShapes"), '"2,3"'),
     "inputDataTypes": "FLOAT16",
-    "inputShapes": '"2,3"',
-    "outputFormats": "ND",
     "outputDataTypes": "FLOAT",
-    "outputShapes": '"2,3"',
 }
 
 
-class Recorded:
-    """An msprof database in the making; times in ns after T0, texts as themselves."""
+class DatabaseBuilder:
+    """Writes an msprof database; times are in ns after T0, texts are given as text."""
 
     def __init__(self, path: Path, chip: str = "Ascend910B", revision: str = "latest") -> None:
         self.path = path
@@ -33,7 +31,7 @@ class Recorded:
         self.operators = 0
         self._calls = 0
 
-    def __enter__(self) -> Recorded:
+    def __enter__(self) -> DatabaseBuilder:
         self.writer.__enter__()
         self.row("NPU_INFO", {"id": 0, "name": self.chip}, texts=())
         return self
@@ -42,7 +40,7 @@ class Recorded:
         self.writer.__exit__(*exc)
 
     def row(self, table: str, values: Mapping[str, Any], texts: tuple[str, ...]) -> None:
-        """Write one row; the columns `texts` hold texts."""
+        """Write one row; the columns `texts` hold texts, stored as ids."""
         intern = self.writer.strings.intern
         self.writer.write(
             table, {name: [intern(v) if name in texts else v] for name, v in values.items()}
@@ -65,47 +63,31 @@ class Recorded:
         """Add a task and return its global id."""
         identity = self.tasks if task_id is None else task_id
         self.tasks = max(self.tasks, identity + 1)
-        self.row(
-            "TASK",
-            {
-                "startNs": T0 + start,
-                "endNs": T0 + end,
-                "deviceId": device,
-                "connectionId": identity + 1000 if connection is None else connection,
-                "globalTaskId": identity,
-                "globalPid": 77,
-                "taskType": kind,
-                "contextId": context,
-                "streamId": stream,
-                "taskId": identity if number is None else number,
-                "modelId": model,
-            },
-            texts=("taskType",),
-        )
+        values = {
+            "startNs": T0 + start, "endNs": T0 + end, "deviceId": device, "globalPid": 77,
+            "connectionId": identity + 1000 if connection is None else connection,
+            "globalTaskId": identity, "taskType": kind, "contextId": context, "streamId": stream,
+            "taskId": identity if number is None else number, "modelId": model,
+        }  # fmt: skip
+        self.row("TASK", values, texts=("taskType",))
         return identity
 
     def kernel(
         self, task_id: int, name: str = "add_1", op_type: str = "Add", core: str = "AI_CORE"
     ) -> None:
-        """Say what a task computes."""
+        """Add the computation of a task."""
         values: dict[str, Any] = {
-            "name": name,
-            "globalTaskId": task_id,
-            "blockNum": 8,
-            "mixBlockNum": 0,
-            "taskType": core,
-            "opType": op_type,
-            **_TENSORS,
-            "opState": "dynamic",
+            "name": name, "globalTaskId": task_id, "blockNum": 8, "mixBlockNum": 0,
+            "taskType": core, "opType": op_type, **_TENSORS, "opState": "dynamic",
             "hf32Eligible": "NO",
-        }
+        }  # fmt: skip
         numbers = ("globalTaskId", "blockNum", "mixBlockNum")
         self.row("COMPUTE_TASK_INFO", values, texts=tuple(v for v in values if v not in numbers))
 
     def op(
         self, start: int, end: int, name: str = "add_1", op_type: str = "Add", **more: Any
     ) -> int:
-        """Add a task and what it computes."""
+        """Add a task with its computation and return its id."""
         core = more.pop("core", "AI_CORE")
         identity = self.task(start, end, **more)
         self.kernel(identity, name, op_type, core)
@@ -117,76 +99,43 @@ class Recorded:
         """Add a collective operator and return its id."""
         identity = self.operators
         self.operators += 1
-        self.row(
-            "COMMUNICATION_OP",
-            {
-                "opName": f"{op_type}_1_1",
-                "startNs": T0 + start,
-                "endNs": T0 + end,
-                "connectionId": 5000 + identity,
-                "groupName": "group",
-                "opId": identity,
-                "relay": 0,
-                "retry": 1,
-                "dataType": 3,
-                "algType": "MESH-RING",
-                "count": 1024,
-                "opType": op_type,
-                "deviceId": device,
-                "rankSize": 2,
-            },
-            texts=("opName", "groupName", "algType", "opType"),
-        )
+        values = {
+            "opName": f"{op_type}_1_1", "startNs": T0 + start, "endNs": T0 + end,
+            "connectionId": 5000 + identity, "groupName": "group", "opId": identity, "relay": 0,
+            "retry": 1, "dataType": 3, "algType": "MESH-RING", "count": 1024, "opType": op_type,
+            "deviceId": device, "rankSize": 2,
+        }  # fmt: skip
+        self.row("COMMUNICATION_OP", values, texts=("opName", "groupName", "algType", "opType"))
         return identity
 
     def call(
         self, start: int, end: int, name: str, level: int = 10000, *, connection: int | None = None
     ) -> int:
-        """Add a call of the host and return its connection."""
+        """Add a call on the host and return its connection."""
         self._calls += 1
         identity = 100_000 + self._calls if connection is None else connection
-        self.row(
-            "CANN_API",
-            {
-                "startNs": T0 + start,
-                "endNs": T0 + end,
-                "type": level,
-                "globalTid": (77 << 32) | 78,
-                "connectionId": identity,
-                "name": name,
-            },
-            texts=("name",),
-        )
+        values = {
+            "startNs": T0 + start, "endNs": T0 + end, "type": level, "globalTid": (77 << 32) | 78,
+            "connectionId": identity, "name": name,
+        }  # fmt: skip
+        self.row("CANN_API", values, texts=("name",))
         return identity
 
     def metric(self, task_id: int, name: str, value: float) -> None:
-        """Add a counter's metric of a task."""
-        self.row(
-            "TASK_PMU_INFO",
-            {"globalTaskId": task_id, "name": name, "value": value},
-            texts=("name",),
-        )
+        """Add a counter metric of a task."""
+        values = {"globalTaskId": task_id, "name": name, "value": value}
+        self.row("TASK_PMU_INFO", values, texts=("name",))
 
     def memory(
         self, time: int, kind: str, size: int, *, name: str = "op", address: int = 1, total: int = 0
     ) -> None:
-        """Add an allocation or a release of an operator."""
-        self.row(
-            "NPU_OP_MEM",
-            {
-                "operatorName": name,
-                "addr": address,
-                "type": kind,
-                "size": size,
-                "timestampNs": T0 + time,
-                "globalTid": 77 << 32,
-                "totalAllocate": total,
-                "totalReserve": 2048,
-                "component": "GE",
-                "deviceId": 0,
-            },
-            texts=("operatorName", "type", "component"),
-        )
+        """Add an allocation or a release by an operator."""
+        values = {
+            "operatorName": name, "addr": address, "type": kind, "size": size,
+            "timestampNs": T0 + time, "globalTid": 77 << 32, "totalAllocate": total,
+            "totalReserve": 2048, "component": "GE", "deviceId": 0,
+        }  # fmt: skip
+        self.row("NPU_OP_MEM", values, texts=("operatorName", "type", "component"))
 
     def mark(
         self,
@@ -199,23 +148,13 @@ class Recorded:
         connection: int = 4_000_000_001,
         category: int = NO_CONTEXT,
     ) -> None:
-        """Add a mark."""
-        self.row(
-            "MSTX_EVENTS",
-            {
-                "startNs": T0 + start,
-                "endNs": T0 + end,
-                "eventType": event,
-                "rangeId": NO_CONTEXT,
-                "category": category,
-                "message": message,
-                "globalTid": (77 << 32) | 78,
-                "endGlobalTid": (77 << 32) | 78,
-                "domainId": domain,
-                "connectionId": connection,
-            },
-            texts=("message", "domainId"),
-        )
+        """Add a mark of the program."""
+        values = {
+            "startNs": T0 + start, "endNs": T0 + end, "eventType": event, "rangeId": NO_CONTEXT,
+            "category": category, "message": message, "globalTid": (77 << 32) | 78,
+            "endGlobalTid": (77 << 32) | 78, "domainId": domain, "connectionId": connection,
+        }  # fmt: skip
+        self.row("MSTX_EVENTS", values, texts=("message", "domainId"))
 
 
 def table(folder: Path, kind: str) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What the tests of exports share."""
+"""Fixtures of export tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.export.builders import Recorded
+from tests.export.builders import DatabaseBuilder
 from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
 from unified_prof.sqlite.reader import open_report
@@ -16,14 +16,14 @@ Export = Callable[[Path], Exported]
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Recorded:
-    """Return a database to fill."""
-    return Recorded(tmp_path / "msprof_1.db")
+def database(tmp_path: Path) -> DatabaseBuilder:
+    """Return a database builder."""
+    return DatabaseBuilder(tmp_path / "msprof_1.db")
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Return an empty folder."""
+    """Return an empty directory."""
     folder = tmp_path / "out"
     folder.mkdir()
     return folder
@@ -31,7 +31,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def export(out: Path) -> Export:
-    """Return what exports a database into `out`."""
+    """Return a function that exports a database into `out`."""
 
     def run(path: Path) -> Exported:
         with open_report(path) as report:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
 from tests.cli.test_report import refused, uprof
-from tests.export.builders import Recorded
+from tests.export.builders import DatabaseBuilder
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UsageError
 from unified_prof.export.files import OutputFiles
@@ -19,13 +19,13 @@ from unified_prof.sqlite.atomic import AtomicFile
 
 
 @pytest.fixture
-def small(database: Recorded) -> Path:
+def small(database: DatabaseBuilder) -> Path:
     with database:
         database.op(0, 10)
     return database.path
 
 
-def test_the_command_says_what_it_wrote_and_what_it_could_not(small: Path, tmp_path: Path) -> None:
+def test_export_command_reports_written_files_and_omissions(small: Path, tmp_path: Path) -> None:
     done = uprof("export", small, "-o", tmp_path / "new" / "files", "--json")
     assert done.returncode == 0
     record = json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_the_command_says_what_it_wrote_and_what_it_could_not(small: Path, tmp_p
     refused(uprof("export", small, "-o", small), 9, "not a directory")
 
 
-def test_files_of_msprof_that_are_not_written_are_named(database: Recorded, tmp_path: Path) -> None:
+def test_unwritten_msprof_files_are_reported(database: DatabaseBuilder, tmp_path: Path) -> None:
     with database:
         database.op(0, 10)
         database.writer.write("HBM", {"deviceId": [0], "timestampNs": [5]})
@@ -60,8 +60,8 @@ def test_files_of_msprof_that_are_not_written_are_named(database: Recorded, tmp_
         ("MatMul_1", "MatMul_1"),
     ],
 )
-def test_names_are_not_formulas_or_control_sequences(
-    name: str, cell: str, database: Recorded, tmp_path: Path
+def test_names_cannot_become_formulas_or_control_sequences(
+    name: str, cell: str, database: DatabaseBuilder, tmp_path: Path
 ) -> None:
     with database:
         database.op(0, 10, name=name)
@@ -80,7 +80,7 @@ def test_names_are_not_formulas_or_control_sequences(
     assert row["Op Name"] == name
 
 
-def test_wrong_inputs_are_named(tmp_path: Path, small: Path) -> None:
+def test_invalid_inputs_are_reported_by_path(tmp_path: Path, small: Path) -> None:
     out = tmp_path / "files"
     with pytest.raises(UsageError, match="skyline-run-time"):
         export(run_time_report(tmp_path / "r.sqlite"), out)
@@ -99,7 +99,7 @@ def test_wrong_inputs_are_named(tmp_path: Path, small: Path) -> None:
     assert not out.exists()
 
 
-def test_the_database_in_a_folder_is_taken(small: Path, tmp_path: Path) -> None:
+def test_database_of_a_directory_is_exported(small: Path, tmp_path: Path) -> None:
     export(small.parent, tmp_path / "files")
     assert list((tmp_path / "files").glob("op_summary_*.csv"))
     small.with_name("msprof_2.db").write_bytes(small.read_bytes())
@@ -113,36 +113,36 @@ def _write(folder: Path, *, force: bool = False) -> None:
             output.tables([name], "head", [["1"]], rows_each=10)
 
 
-def test_nothing_of_the_users_is_replaced_unasked(tmp_path: Path) -> None:
-    (tmp_path / "b.csv").write_text("mine")
+def test_existing_files_are_not_replaced_without_force(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("original")
 
     with pytest.raises(OutputError, match="already exists"):
         _write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["b.csv"]
-    assert (tmp_path / "b.csv").read_text() == "mine"
+    assert (tmp_path / "b.csv").read_text() == "original"
     _write(tmp_path, force=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
         ("a.csv", "b.csv", "c.csv"), "head\n1\n"
     )
 
 
-def test_files_appear_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that somebody takes in the last moment takes back those that are given already."""
+def test_output_files_appear_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a name is taken at the last moment, files that already exist are removed again."""
     commit = AtomicFile.commit
 
-    def late(self: AtomicFile) -> None:
+    def commit_late(self: AtomicFile) -> None:
         if self.target.name == "b.csv":
-            self.target.write_text("theirs")
+            self.target.write_text("other")
         commit(self)
 
-    monkeypatch.setattr(AtomicFile, "commit", late)
+    monkeypatch.setattr(AtomicFile, "commit", commit_late)
     with pytest.raises(OutputError, match="already exists"):
         _write(tmp_path)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b.csv": "theirs"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b.csv": "other"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
-def test_what_goes_wrong_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_failed_export_leaves_no_files(tmp_path: Path, error: type[BaseException]) -> None:
     def lines() -> Callable[[], None]:
         raise error
 

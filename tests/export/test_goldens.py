@@ -1,7 +1,7 @@
-"""Recordings with the text deliverables that the vendor's exporter makes of them: ours agree.
+"""Exported text files equal those of the vendor's exporter for the same recordings.
 
-What is not compared is what the database does not have (`docs/export.md`), connection ids, which
-are free, and what the vendor does not define: the order of tasks of one moment.
+The comparison excludes data missing from the database (`docs/export.md`), connection ids, which are
+free, and the order of simultaneous tasks, which the vendor does not define.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ _UNKNOWN_CELLS = {
     "msprof_tx": ("payload_type", "payload_value", "message_type"),
 }
 _ROUGH_TIMES = ("msprof_tx", "memory_record", "operator_memory")
-"""Files whose times the vendor passes through binary floating point."""
+"""Files whose times the vendor converts through binary floating point."""
 
 
 @pytest.fixture
-def files(request: pytest.FixtureRequest, shared: Path, tmp_path: Path) -> Callable[[str], Any]:
-    """Return what gives the vendor's and our files of a case by kind."""
+def exported_files(
+    request: pytest.FixtureRequest, shared: Path, tmp_path: Path
+) -> Callable[[str], Any]:
+    """Return a function that returns the vendor's and our files of a case by kind."""
 
     def make(case: str) -> tuple[dict[str, Path], dict[str, Path]]:
         goldens = shared / "goldens"
@@ -59,7 +61,7 @@ def _unpack(case: Path, folder: Path) -> None:
 
 
 def _kinds(folder: Path) -> dict[str, Path]:
-    """Return files by name without the time in it."""
+    """Return files by their name without the time."""
     return {
         path.stem.rpartition("_")[0] + path.suffix: path
         for path in folder.iterdir()
@@ -67,7 +69,7 @@ def _kinds(folder: Path) -> dict[str, Path]:
     }
 
 
-def check(theirs: dict[str, Path], ours: dict[str, Path]) -> None:
+def assert_files_equal(theirs: dict[str, Path], ours: dict[str, Path]) -> None:
     assert {kind for kind in theirs if not kind.startswith("step_trace")} == set(ours)
     for kind, path in ours.items():
         stem, _, suffix = kind.rpartition(".")
@@ -78,19 +80,21 @@ def check(theirs: dict[str, Path], ours: dict[str, Path]) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_our_files_equal_the_vendors(files: Callable[[str], Any]) -> None:
-    check(*files(QUICK))
+def test_exported_files_equal_the_vendors(exported_files: Callable[[str], Any]) -> None:
+    assert_files_equal(*exported_files(QUICK))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [name for name in CASES if name != QUICK])
-def test_our_files_equal_the_vendors_everywhere(case: str, files: Callable[[str], Any]) -> None:
-    check(*files(case))
+def test_exported_files_of_every_recording_equal_the_vendors(
+    case: str, exported_files: Callable[[str], Any]
+) -> None:
+    assert_files_equal(*exported_files(case))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_killed_export_leaves_nothing(
+def test_killed_export_leaves_no_files(
     number: signal.Signals, shared: Path, tmp_path: Path
 ) -> None:
     _unpack(shared / "goldens" / "prof" / "16_everything", tmp_path)
@@ -140,13 +144,13 @@ def _is_close(mine: str, golden: str) -> bool:
         return True
     if "." not in mine or "." not in golden:
         return False
-    # Times stand as text with three decimals: exact as whole ns.
+    # Times are text with three decimals, which are whole ns.
     ns = [int(text.strip().replace(".", "")) for text in (mine, golden)]
     return (abs(ns[0] - ns[1]) <= 250 and mine[-1:] == golden[-1:]) or _is_duration(mine, golden)
 
 
 def _is_duration(mine: str, golden: str) -> bool:
-    """Tell whether two durations of operators' memory agree; the vendor cuts trailing zeros."""
+    """Return whether two memory durations of operators agree; the vendor cuts trailing zeros."""
     try:
         return abs(float(mine) - float(golden)) <= 0.5
     except ValueError:
@@ -165,7 +169,7 @@ def _compare_events(theirs: Path, ours: Path) -> None:
     expected.pop("", None)
     for event in list(expected):
         if event and json.loads(event)["ph"] in "CM":
-            # The vendor writes frequencies once for each device's clock, the same ones again.
+            # The vendor writes frequencies again for the clock of each device.
             expected[event] = min(expected[event], found[event])
     found.pop("", None)
     missing = expected - found
@@ -175,7 +179,7 @@ def _compare_events(theirs: Path, ours: Path) -> None:
 
 
 def _normal(event: dict[str, Any], copies: set[tuple[Any, ...]]) -> str:
-    """Return an event without what is free or unknown, nothing for one that is missing."""
+    """Return an event without its free or unknown members, or "" for one that is not exported."""
     args = event.get("args", {})
     if event.get("cat") == "Iteration Time" or "Step Trace" in str(args.get("name")):
         return ""

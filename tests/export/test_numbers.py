@@ -17,7 +17,7 @@ from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import cell, lines
 
 TIMES = st.integers(0, 2**62)
-# Counters' metrics: shares, microseconds, GB/s; sixteenths are where exact halves lie.
+# Metrics of counters: shares, microseconds, GB/s; exact halves occur among sixteenths.
 METRICS = st.one_of(
     st.floats(-1e9, 1e9, allow_nan=False),
     st.integers(-(2**30), 2**30).map(lambda one: one / 16),
@@ -31,20 +31,20 @@ def _column(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 @given(st.lists(TIMES, max_size=20))
-def test_times_are_microseconds_cut_to_nothing_at_all(times: list[int]) -> None:
+def test_times_are_exact_microseconds(times: list[int]) -> None:
     cells = registry.microseconds(_column(*times))
     assert [Decimal(one) * 1000 for one in cells] == times
     assert all(len(one.partition(".")[2]) == 3 for one in cells)
 
 
 @given(st.lists(TIMES, max_size=20))
-def test_times_as_doubles_are_what_reading_their_text_gives(times: list[int]) -> None:
+def test_times_as_doubles_equal_their_parsed_text(times: list[int]) -> None:
     column = _column(*times)
     assert registry.as_doubles(column).tolist() == [float(t) for t in registry.microseconds(column)]
 
 
 @given(METRICS)
-def test_metrics_are_rounded_half_away_from_zero_of_what_they_are_exactly(value: float) -> None:
+def test_metrics_are_rounded_half_away_from_zero(value: float) -> None:
     exact = Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP)
     assert registry.thousandths(np.array([value]))[0] == exact * 1000
     (text,) = registry.rounded(np.array([value]))
@@ -52,7 +52,7 @@ def test_metrics_are_rounded_half_away_from_zero_of_what_they_are_exactly(value:
 
 
 @given(st.integers(-(10**8), 10**8).map(lambda one: one / 64))
-def test_metrics_look_as_sqlite_prints_them(value: float) -> None:
+def test_metrics_are_formatted_as_by_sqlite(value: float) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         ((text,),) = db.execute("SELECT CAST(round(?, 3) AS TEXT)", (value,))
     (ours,) = registry.rounded(np.array([value]))
@@ -68,7 +68,7 @@ def test_metrics_look_as_sqlite_prints_them(value: float) -> None:
         (0.0625, "0.063"),
         (0.1875, "0.188"),
         (-0.0625, "-0.063"),
-        (1.0005, "1.0"),  # a little less than it looks
+        (1.0005, "1.0"),  # slightly less in binary
         (12.0, "12.0"),
         (0.43, "0.43"),
         (1e15, "1.0e+15"),
@@ -77,30 +77,30 @@ def test_metrics_look_as_sqlite_prints_them(value: float) -> None:
         (float("inf"), "N/A"),
     ],
 )
-def test_a_metric(value: float, text: str) -> None:
+def test_rounded_metric_has_its_text(value: float, text: str) -> None:
     assert registry.rounded(np.array([value])) == [text]
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(6.0, "6"), (11.33, "11.33"), (0.0, "0"), (100.0, "100"), (1e6, "1000000")]
 )
-def test_totals_have_no_zeros_at_the_end(value: float, text: str) -> None:
+def test_totals_have_no_trailing_zeros(value: float, text: str) -> None:
     assert registry.trimmed(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "rounded"), [(0.0005, 0.001), (2.5005, 2.501), (-0.0005, -0.001), (1.0004, 1.0)]
 )
-def test_halves_go_away_from_zero_after_scaling(value: float, rounded: float) -> None:
+def test_halves_are_rounded_away_from_zero_after_scaling(value: float, rounded: float) -> None:
     assert registry.half_away(value) == rounded
 
 
 @given(st.lists(st.integers(0, 2**44), max_size=20))
-def test_kilobytes_are_those_of_python(sizes: list[int]) -> None:
+def test_kilobytes_are_rounded_as_by_python(sizes: list[int]) -> None:
     assert registry.kilobytes(_column(*sizes)) == [str(round(size / 1024, 3)) for size in sizes]
 
 
-def test_what_is_missing_is_not_zero() -> None:
+def test_missing_value_is_not_zero() -> None:
     assert registry.integers(_column(0, MISSING)) == ["0", "N/A"]
     assert registry.microseconds(_column(1500, MISSING, -1)) == ["1.500", "N/A", "N/A"]
     assert registry.kilobytes(_column(64, MISSING)) == ["0.062", "N/A"]
@@ -110,14 +110,14 @@ def test_what_is_missing_is_not_zero() -> None:
 @given(
     st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=2, max_size=2))
 )
-def test_every_cell_is_read_back_as_its_harmless_text(rows: list[list[str]]) -> None:
+def test_cells_are_read_back_as_escaped_text(rows: list[list[str]]) -> None:
     text = "\n".join(lines(*([cell(row[at]) for row in rows] for at in range(2))))
     assert [row for row in csv.reader(io.StringIO(text, newline="")) if row] == [
         [guard_formula("\t".join(map(printable, one.split("\t")))) for one in row] for row in rows
     ]
 
 
-def test_only_cells_that_need_quotes_have_them() -> None:
+def test_cells_are_quoted_only_if_necessary() -> None:
     assert cell("plain text\t") == "plain text\t"
     assert cell('"1,2"') == '"""1,2"""'
     assert cell("two\nlines") == r"two\x0alines"

@@ -1,4 +1,4 @@
-"""Stacks as other tools' files: what stands in them, read back without what wrote them."""
+"""Stacks exported for other tools, read back by independent readers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_collapsed_stacks_are_frames_and_a_number(step: Path, tmp_path: Path) ->
     assert "thread 1;ProfilerStep 2010" in (tmp_path / "host.folded").read_text().splitlines()
 
 
-def test_no_name_ends_a_frame_or_a_line(tmp_path: Path) -> None:
+def test_names_cannot_end_a_frame_or_a_line(tmp_path: Path) -> None:
     with Device(tmp_path / "odd.db") as device:
         device.task(0, 10, kernel=("void f<a; b>\n(c)\x1b[2J", "K"))
         device.task(20, 30, kernel=("\u202eK\ud7ff", "\ud7ff"))
@@ -51,8 +51,8 @@ def test_no_name_ends_a_frame_or_a_line(tmp_path: Path) -> None:
     assert r"void f<a; b>\x0a(c)\x1b[2J" in [frame["name"] for frame in frames]
 
 
-def check_speedscope(document: dict[str, Any]) -> None:
-    """Hold a document to what speedscope's documentation says of its format."""
+def assert_speedscope(document: dict[str, Any]) -> None:
+    """Assert the rules of speedscope's format documentation."""
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     frames = document["shared"]["frames"]
     assert all(isinstance(one["name"], str) and set(one) <= {"name", "file", "line", "col"}
@@ -68,12 +68,12 @@ def check_speedscope(document: dict[str, Any]) -> None:
     assert 0 <= document["activeProfileIndex"] < len(document["profiles"])
 
 
-def test_speedscope_has_a_profile_for_each_measure(step: Path, tmp_path: Path) -> None:
+def test_speedscope_file_has_a_profile_per_measure(step: Path, tmp_path: Path) -> None:
     done = uprof("export", step, "-o", tmp_path / "step.speedscope.json", "--json", "-q")
     record = json.loads(done.stdout)
     assert [one["measure"] for one in record["profiles"]] == ["device", "host"]
     document = json.loads((tmp_path / "step.speedscope.json").read_text())
-    check_speedscope(document)
+    assert_speedscope(document)
     assert [one["name"] for one in document["profiles"]] == [
         "step.db: device time",
         "step.db: host time",
@@ -94,7 +94,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> dict[int, list[Any]]:
-    """Decode one message of protobuf's wire format: numbers, and bytes of what has a length."""
+    """Decode a message in protobuf's wire format into numbers and bytes by field."""
     found: dict[int, list[Any]] = defaultdict(list)
     at = 0
     while at < len(data):
@@ -119,7 +119,7 @@ def packed(parts: list[bytes]) -> list[int]:
 
 
 def read_pprof(path: Path) -> tuple[list[tuple[str, str]], dict[tuple[str, ...], list[int]]]:
-    """Return the types of values, and the values of each stack, outermost frame first."""
+    """Return the value types, and the values of each stack, outermost frame first."""
     profile = fields(gzip.decompress(path.read_bytes()))
     texts = [one.decode() for one in profile[6]]
     assert texts[0] == ""
@@ -134,15 +134,13 @@ def read_pprof(path: Path) -> tuple[list[tuple[str, str]], dict[tuple[str, ...],
     return types, stacks
 
 
-def test_pprof_has_a_value_of_each_measure(tmp_path: Path) -> None:
+def test_pprof_file_has_a_value_per_measure(tmp_path: Path) -> None:
     run_time_report(tmp_path / "run_time.sqlite")
     memory_report(tmp_path / "memory.sqlite")
     assert uprof("export", tmp_path, "-o", tmp_path / "run.pb.gz").returncode == 0
     types, stacks = read_pprof(tmp_path / "run.pb.gz")
     assert types == [
-        ("time", "nanoseconds"),
-        ("forward", "nanoseconds"),
-        ("backward", "nanoseconds"),
+        *((name, "nanoseconds") for name in ("time", "forward", "backward")),
         ("memory", "bytes"),
     ]
     by_measure: dict[str, int] = defaultdict(int)
@@ -163,7 +161,7 @@ def test_pprof_has_a_value_of_each_measure(tmp_path: Path) -> None:
     assert again.read_bytes() == (tmp_path / "run.pb.gz").read_bytes()
 
 
-def test_a_pprof_profile_names_what_it_takes(
+def test_missing_protobuf_package_is_an_error(
     step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent() -> None:
@@ -177,7 +175,7 @@ def test_a_pprof_profile_names_what_it_takes(
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("go") is None, reason="needs go (Debian: apt install golang-go)")
-def test_go_reads_the_profile(step: Path, tmp_path: Path) -> None:
+def test_go_reads_the_pprof_file(step: Path, tmp_path: Path) -> None:
     uprof("export", step, "-o", tmp_path / "step.pb.gz")
     command = ["go", "tool", "pprof", "-top", "-unit=ns", "-sample_index=device"]
     done = subprocess.run(
@@ -190,11 +188,11 @@ def test_go_reads_the_profile(step: Path, tmp_path: Path) -> None:
 
 @pytest.mark.clients
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm, to fetch speedscope's schema")
-def test_speedscopes_own_schema_takes_the_file(step: Path, tmp_path: Path) -> None:
+def test_speedscope_schema_accepts_the_file(step: Path, tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     fetched = subprocess.run(["npm", "pack", "speedscope@1", "--silent"], cwd=tmp_path, check=False)
     if fetched.returncode:
-        pytest.skip("the npm registry is out of reach")
+        pytest.skip("the npm registry is unreachable")
     (archive,) = tmp_path.glob("speedscope-*.tgz")
     with tarfile.open(archive) as tar:
         member = tar.extractfile("package/dist/release/file-format-schema.json")
@@ -207,7 +205,7 @@ def test_speedscopes_own_schema_takes_the_file(step: Path, tmp_path: Path) -> No
         jsonschema.validate(document | {"profiles": [{"type": "sampled"}]}, schema)
 
 
-def test_what_was_not_recorded_is_refused(step: Path, tmp_path: Path) -> None:
+def test_unrecorded_measure_or_grouping_is_refused(step: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.collapsed"
     refused(
         uprof("export", step, "-o", out, "--measure", "memory"), 2, "no stacks of memory",
@@ -218,12 +216,12 @@ def test_what_was_not_recorded_is_refused(step: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_the_ending_selects_the_layout_and_contradictions_are_told(
+def test_suffix_selects_the_layout_and_contradictions_are_refused(
     step: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "x.json"
     assert uprof("export", step, "-o", out, "--layout", "speedscope").returncode == 0
-    check_speedscope(json.loads(out.read_text()))
+    assert_speedscope(json.loads(out.read_text()))
     refused(uprof("export", step, "-o", out, "--layout", "speedscope"), 9, "already exists")
     refused(
         uprof("export", step, "-o", tmp_path / "x.pb.gz", "--layout", "collapsed"),
@@ -235,7 +233,7 @@ def test_the_ending_selects_the_layout_and_contradictions_are_told(
     )
 
 
-def test_reports_of_a_folder_stand_side_by_side(tmp_path: Path) -> None:
+def test_reports_of_a_directory_are_exported_together(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""Tables as Parquet and Arrow: typed, texts in place of ids, nothing silently lost."""
+"""Tables exported as Parquet and Arrow: typed, with texts instead of ids, complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(folder: Path, table: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_each_table_is_a_file_with_texts_in_place_of_ids(
+def test_each_table_is_a_file_with_texts_instead_of_ids(
     step: Path, tmp_path: Path, kind: str
 ) -> None:
     done = uprof("export", step, "-o", tmp_path / "out", "--layout", kind, "--json", "-q")
@@ -40,20 +40,20 @@ def test_each_table_is_a_file_with_texts_in_place_of_ids(
     written = {one["name"]: one["entries"] for one in record["files"]}
     assert written[f"TASK.{kind}"] == 7
     assert f"STRING_IDS.{kind}" not in written
-    # The file is of a revision whose enum does not name what torch_npu records.
+    # The enum of the file's revision lacks the types that torch_npu records.
     assert [one["column"] for one in record["left_out"]] == ["type"]
     tasks = read(tmp_path / "out", "TASK")
     types = {field.name: str(field.type) for field in tasks.schema}
     assert (types["startNs"], types["taskType"]) == ("int64", "string")
     assert tasks["taskType"].to_pylist().count("KERNEL_AICORE") == 5
     assert tasks["startNs"][0].as_py() == Device.T0 + 1000
-    assert tasks["globalPid"].null_count == 7, "NULL stays null"
+    assert tasks["globalPid"].null_count == 7, "NULL remains null"
     calls = read(tmp_path / "out", "PYTORCH_API")
     assert str(calls.schema.field("startNs").type) == "int64", "text in the database"
     assert "aten::linear" in calls["name"].to_pylist()
 
 
-def test_ids_stay_where_they_are_asked_for(step: Path, tmp_path: Path) -> None:
+def test_ids_are_kept_on_request(step: Path, tmp_path: Path) -> None:
     assert uprof("export", step, "-o", tmp_path, "--layout", "parquet", "--ids").returncode == 0
     texts = read(tmp_path, "STRING_IDS").to_pylist()
     names = {row["id"]: row["value"] for row in texts}
@@ -61,7 +61,7 @@ def test_ids_stay_where_they_are_asked_for(step: Path, tmp_path: Path) -> None:
     assert kinds.count("EVENT_WAIT") == 1
 
 
-def test_tables_of_any_family_by_name(tmp_path: Path) -> None:
+def test_tables_are_selected_by_name(tmp_path: Path) -> None:
     report = run_time_report(tmp_path / "r.sqlite")
     out = tmp_path / "out"
     command = ("export", report, "-o", out, "--layout", "parquet", "--table", "run_time_entries")
@@ -74,7 +74,7 @@ def test_tables_of_any_family_by_name(tmp_path: Path) -> None:
     assert uprof(*command, "--force").returncode == 0
 
 
-def test_what_a_column_cannot_hold_is_null_and_told(step: Path, tmp_path: Path) -> None:
+def test_values_outside_the_column_type_are_null_and_reported(step: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(step)) as db, db:
         db.execute("UPDATE TASK SET streamId = 'odd' WHERE globalTaskId = 1")
         db.execute("UPDATE TASK SET taskType = 999999 WHERE globalTaskId IN (2, 3)")
@@ -90,7 +90,7 @@ def test_what_a_column_cannot_hold_is_null_and_told(step: Path, tmp_path: Path) 
     assert tasks["taskType"].null_count == 2
 
 
-def test_many_rows_go_through_in_row_groups(
+def test_large_tables_are_written_in_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "ROWS", 100)
@@ -107,7 +107,9 @@ def test_many_rows_go_through_in_row_groups(
     assert read(tmp_path, "COMPUTE_TASK_INFO")["name"].to_pylist()[349] == "k349"
 
 
-def test_wrong_use_is_told(step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused(
+    step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     command = ("export", step, "-o", out, "--layout", "parquet")
     refused(uprof(*command, "--table", "NOPE"), 2, "has no table NOPE", "TASK")

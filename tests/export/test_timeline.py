@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import training_step
-from tests.export.builders import NO_CONTEXT, Recorded
+from tests.export.builders import NO_CONTEXT, DatabaseBuilder
 from tests.export.conftest import Export
 from unified_prof.export.mindstudio import recording, timeline_events
 
@@ -40,7 +40,9 @@ def _names(found: list[Event], layer: tuple[int, str] | int) -> dict[tuple[int, 
     }
 
 
-def test_calls_and_the_arrows_they_begin(database: Recorded, out: Path, export: Export) -> None:
+def test_calls_are_linked_to_their_tasks(
+    database: DatabaseBuilder, out: Path, export: Export
+) -> None:
     with database:
         acl = database.call(0, 9_000, "aclnnAdd", 20000)
         node = database.call(1_000, 8_000, "launch", 10000)
@@ -89,12 +91,12 @@ def test_calls_and_the_arrows_they_begin(database: Recorded, out: Path, export: 
         "connection_id": node,
     }
     assert tasks[4]["args"]["connection_id"] == 2**64 - 1
-    # What the device calls a copy is not in the database.
+    # The database does not contain the device's name of a copy.
     assert "Task Type" not in tasks[1]["args"]
 
 
-def test_a_launch_with_contexts_is_shown_by_these(
-    database: Recorded, out: Path, export: Export
+def test_mix_kernels_are_shown_by_their_contexts(
+    database: DatabaseBuilder, out: Path, export: Export
 ) -> None:
     with database:
         database.task(0, 100, "KERNEL_MIX_AIC", number=5, connection=9)
@@ -109,7 +111,9 @@ def test_a_launch_with_contexts_is_shown_by_these(
     ]
 
 
-def test_copies_tell_what_they_moved(database: Recorded, out: Path, export: Export) -> None:
+def test_copies_have_size_bandwidth_and_direction(
+    database: DatabaseBuilder, out: Path, export: Export
+) -> None:
     with database:
         for start, size, kind in ((0, 4096, 1), (100, 64, 65535), (200, 64, 0)):
             copy = database.task(start, start + (0 if kind == 0 else 64), "MEMCPY_ASYNC")
@@ -127,7 +131,9 @@ def test_copies_tell_what_they_moved(database: Recorded, out: Path, export: Expo
     ]
 
 
-def test_kernels_of_grids_tell_these(database: Recorded, out: Path, export: Export) -> None:
+def test_simt_kernels_have_grid_dimensions(
+    database: DatabaseBuilder, out: Path, export: Export
+) -> None:
     with database:
         database.op(0, 10, kind="KERNEL_SIMT")
     export(database.path)
@@ -135,40 +141,29 @@ def test_kernels_of_grids_tell_these(database: Recorded, out: Path, export: Expo
     assert (one["args"]["Grid Dim"], one["args"]["Block Dim"]) == ("N/A", "N/A")
 
 
-def _member(database: Recorded, task: int, operator: int, plane: int, group: str = "group") -> None:
+def _add_communication_task(
+    database: DatabaseBuilder, task: int, operator: int, plane: int, group: str = "group"
+) -> None:
     values = {
-        "name": "op",
-        "globalTaskId": task,
-        "taskType": "Memcpy",
-        "planeId": plane,
-        "groupName": group,
-        "notifyId": 5,
-        "rdmaType": 65535,
-        "srcRank": 0,
-        "dstRank": 1,
-        "transportType": 0,
-        "size": 8,
-        "dataType": 3,
-        "linkType": 77,
-        "opId": operator,
-        "isMaster": 1,
-        "bandwidth": 18_370_287_316.0,
-    }
+        "name": "op", "globalTaskId": task, "taskType": "Memcpy", "planeId": plane,
+        "groupName": group, "notifyId": 5, "rdmaType": 65535, "srcRank": 0, "dstRank": 1,
+        "transportType": 0, "size": 8, "dataType": 3, "linkType": 77, "opId": operator,
+        "isMaster": 1, "bandwidth": 18_370_287_316.0,
+    }  # fmt: skip
     database.row("COMMUNICATION_TASK_INFO", values, texts=("name", "taskType", "groupName"))
 
 
-def test_groups_planes_and_their_threads(database: Recorded, out: Path, export: Export) -> None:
+def test_communication_groups_and_planes_have_threads(
+    database: DatabaseBuilder, out: Path, export: Export
+) -> None:
     with database:
         for device, planes in ((1, (0, 2)), (0, (1,)), (0, (NO_CONTEXT,))):
             operator = database.collective(0, 100, device=device)
             for plane in planes:
                 task = database.task(10, 20, "MEMCPY_ASYNC", device=device, model=4)
-                _member(database, task, operator, plane)
-        database.row(
-            "COMMUNICATION_TASK_INFO",
-            {"globalTaskId": 999, "planeId": 0, "groupName": "x"},
-            ("groupName",),
-        )
+                _add_communication_task(database, task, operator, plane)
+        values = {"globalTaskId": 999, "planeId": 0, "groupName": "x"}
+        database.row("COMMUNICATION_TASK_INFO", values, ("groupName",))
     exported = export(database.path)
     found = _read(out)
     pids = [PROCESS << 10 | 16 << 5 | device for device in (0, 1)]
@@ -182,45 +177,24 @@ def test_groups_planes_and_their_threads(database: Recorded, out: Path, export: 
         (pids[1], 6): "Plane 2",
     }
     shown = _of(found, timeline_events.COMMUNICATION, "X")
-    assert [(one["pid"] & 31, one["tid"]) for one in shown] == [
-        (1, 4),
-        (1, 6),
-        (0, 2),
-        (1, 3),
-        (0, 0),
-        (0, 0),
-    ]
+    places = [(one["pid"] & 31, one["tid"]) for one in shown]
+    assert places == [(1, 4), (1, 6), (0, 2), (1, 3), (0, 0), (0, 0)]
     assert shown[0]["args"] == {
-        "notify_id": "5",
-        "stream id": 2,
-        "task id": 0,
-        "context id": NO_CONTEXT,
-        "task type": "Memcpy",
-        "src rank": 0,
-        "dst rank": 1,
-        "transport type": "SDMA",
-        "size(Byte)": 8,
-        "data type": "FP16",
-        "link type": "77",
-        "bandwidth(GB/s)": 18.370287316,
-        "model id": 4,
-    }
+        "notify_id": "5", "stream id": 2, "task id": 0, "context id": NO_CONTEXT,
+        "task type": "Memcpy", "src rank": 0, "dst rank": 1, "transport type": "SDMA",
+        "size(Byte)": 8, "data type": "FP16", "link type": "77",
+        "bandwidth(GB/s)": 18.370287316, "model id": 4,
+    }  # fmt: skip
     assert shown[3]["args"] == {
-        "rank_size": 2,
-        "connection_id": 5000,
-        "model id": 4,
-        "data_type": "FP16",
-        "alg_type": "MESH-RING",
-        "count": 1024,
-        "relay": "no",
-        "retry": "yes",
-    }
+        "rank_size": 2, "connection_id": 5000, "model id": 4, "data_type": "FP16",
+        "alg_type": "MESH-RING", "count": 1024, "relay": "no", "retry": "yes",
+    }  # fmt: skip
     assert len(_of(found, timeline_events.COMMUNICATION, "f")) == 3
     assert {one.name: one.count for one in exported.anomalies} == {"collective_without_task": 1}
 
 
-def test_operators_of_groups_without_tasks_have_a_thread(
-    database: Recorded, out: Path, export: Export
+def test_collective_without_tasks_has_a_thread(
+    database: DatabaseBuilder, out: Path, export: Export
 ) -> None:
     with database:
         database.collective(0, 100)
@@ -229,14 +203,11 @@ def test_operators_of_groups_without_tasks_have_a_thread(
     assert (one["tid"], one["args"]["model id"]) == (0, NO_CONTEXT)
 
 
-def test_overlap(database: Recorded, out: Path, export: Export) -> None:
+def test_overlap_analysis_is_exported(database: DatabaseBuilder, out: Path, export: Export) -> None:
     with database:
         for number, kind in enumerate((0, 3, 4)):
-            database.row(
-                "OVERLAP_ANALYSIS",
-                {"id": number, "deviceId": 2, "startNs": 1_000, "endNs": 1_500, "type": kind},
-                texts=(),
-            )
+            values = {"id": number, "deviceId": 2, "startNs": 1_000, "endNs": 1_500, "type": kind}
+            database.row("OVERLAP_ANALYSIS", values, texts=())
     export(database.path)
     found = _read(out)
     assert [(one["name"], one["tid"]) for one in _of(found, timeline_events.OVERLAP, "X")] == [
@@ -246,7 +217,9 @@ def test_overlap(database: Recorded, out: Path, export: Export) -> None:
     assert len(_names(found, timeline_events.OVERLAP)) == 4
 
 
-def test_marks_on_the_host_and_on_devices(database: Recorded, out: Path, export: Export) -> None:
+def test_marks_appear_on_host_and_device(
+    database: DatabaseBuilder, out: Path, export: Export
+) -> None:
     with database:
         database.mark(0, 500, 'say "步"', event=1)
         database.mark(600, 600, "old", connection=4_000_000_000, category=3, domain="")
@@ -271,12 +244,12 @@ def test_marks_on_the_host_and_on_devices(database: Recorded, out: Path, export:
     assert "name of the profiled program" in {one.what for one in exported.left_out}
 
 
-def test_counters(database: Recorded, out: Path, export: Export) -> None:
+def test_counters_are_exported(database: DatabaseBuilder, out: Path, export: Export) -> None:
     def row(table: str, *texts: str, **values: Any) -> None:
         database.row(table, {"timestampNs": 1_000, "deviceId": 0, **values}, texts)
 
     with database:
-        for _ in range(2):  # exporters double these by chance
+        for _ in range(2):  # exporters sometimes write these twice
             row("AICORE_FREQ", freq=1800)
         row("HBM", "type", hbmId=3, type="read", bandwidth=5 << 20)
         row("NPU_MEM", "type", type="app", ddr=1024, hbm=2048)
@@ -342,8 +315,8 @@ def test_counters(database: Recorded, out: Path, export: Export) -> None:
     assert (call["name"], call["tid"], call["dur"]) == ("open", 5, 0.01)
 
 
-def test_blocks_of_any_length_give_the_same_timeline(
-    database: Recorded, out: Path, export: Export, monkeypatch: pytest.MonkeyPatch
+def test_timeline_does_not_depend_on_the_block_size(
+    database: DatabaseBuilder, out: Path, export: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with database:
         for number in range(7):
@@ -361,32 +334,26 @@ def test_blocks_of_any_length_give_the_same_timeline(
     assert by_text[0] == by_text[1]
 
 
-def test_processes_have_32_bits(tmp_path: Path, out: Path, export: Export) -> None:
+def test_process_ids_fit_into_32_bits(tmp_path: Path, out: Path, export: Export) -> None:
     """The largest process number of Linux does not fit beside layer and device."""
-    with Recorded(tmp_path / "d.db") as database:
+    with DatabaseBuilder(tmp_path / "d.db") as database:
         values = {
-            "startNs": 0,
-            "endNs": 1,
-            "type": 5000,
-            "globalTid": ((1 << 22) + 1) << 32,
-            "connectionId": 1,
-            "name": "x",
-        }
+            "startNs": 0, "endNs": 1, "type": 5000, "globalTid": ((1 << 22) + 1) << 32,
+            "connectionId": 1, "name": "x",
+        }  # fmt: skip
         database.row("CANN_API", values, ("name",))
     export(database.path)
     assert {one["pid"] for one in _read(out)} == {1 << 10 | 7 << 5 | 31}
 
 
 @given(st.lists(st.integers(0, 2**53), max_size=10))
-def test_durations_are_the_numbers_that_they_look_like(durations: list[int]) -> None:
+def test_durations_are_parsed_back_exactly(durations: list[int]) -> None:
     texts = timeline_events.decimals(np.array(durations, np.int64))
     assert [float(one) for one in texts] == [one / 1000 for one in durations]
     assert all("." in one for one in texts)
 
 
-def test_unknown_ids_of_a_task_are_null_so_that_the_file_is_json(
-    tmp_path: Path, out: Path, export: Export
-) -> None:
+def test_unknown_ids_of_a_task_are_null(tmp_path: Path, out: Path, export: Export) -> None:
     export(training_step(tmp_path / "msprof_1.db"))
     (task, *_) = _of(_read(out), timeline_events.HARDWARE, "X")
     assert [task["args"][name] for name in ("Model Id", "Task Id", "Subtask Id")] == [None] * 3

@@ -1,4 +1,4 @@
-"""Small databases of any revision, and their content in comparable form."""
+"""Small databases of every revision, and their comparable content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = Mapping[str, Iterable[tuple[Any, ...]]]
 
 
 def make(path: Path, revision: str, rows: Rows | None = None, *statements: str) -> Path:
-    """Create a file as an exporter leaves it: only tables that have rows, or always are there."""
+    """Create a database like an exporter: with the mandatory tables and those that have rows."""
     rows = rows or {}
     schema = catalogue.load("msprof", revision)
     with closing(sqlite3.connect(path)) as db:
@@ -39,17 +39,11 @@ def make(path: Path, revision: str, rows: Rows | None = None, *statements: str) 
 
 
 def make_msmonitor(path: Path) -> Path:
-    """Create a file as msMonitor makes it: 14 tables, no keys, version parts of its own."""
+    """Create a database like msMonitor: 14 tables, no keys, its own version parts."""
     kept = (
-        "SESSION_TIME_INFO",
-        "ENUM_API_TYPE",
-        "ENUM_HCCL_DATA_TYPE",
-        "ENUM_MSTX_EVENT_TYPE",
-        "META_DATA",
-        "HOST_INFO",
-        "NPU_INFO",
-        "RANK_DEVICE_MAP",
-    )
+        "SESSION_TIME_INFO ENUM_API_TYPE ENUM_HCCL_DATA_TYPE ENUM_MSTX_EVENT_TYPE META_DATA"
+        " HOST_INFO NPU_INFO RANK_DEVICE_MAP"
+    ).split()
     drops = (t for t in catalogue.load("msprof", "1.2.0_20260128").tables if t not in kept)
     unknown = 4294967295
     return make(

@@ -1,7 +1,7 @@
-"""What old rows have in columns that a migration adds: what exporters write for not known.
+"""Existing rows get the mark for unknown values in columns that a migration adds.
 
-Nobody's reader expects NULL in a column that every exporter of that revision fills. Where the
-format has a mark for what is not known, the mark stands there; where it has none, NULL does.
+Readers do not expect NULL in a column that every exporter of that revision fills. Only
+formats without such a mark get NULL.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MARKS: dict[tuple[str, str], object] = {
     ("COMMUNICATION_OP", "deviceId"): -1,
     ("AICORE_FREQ", "dieId"): -1,
     ("QOS", "dieId"): -1,
-    # No mark: 0 and 1 are answers, a rate of 0 is one, and so is a group of 0 ranks.
+    # No mark: 0 and 1 are valid values, as are a rate of 0 and a group of 0 ranks.
     ("COMMUNICATION_TASK_INFO", "isMaster"): None,
     ("COMMUNICATION_TASK_INFO", "bandwidth"): None,
     ("COMMUNICATION_OP", "rankSize"): None,
 }
 
 
-def added() -> dict[tuple[str, str], str]:
-    """Return every column that a revision appends to a table there was -> the revision before."""
+def added_columns() -> dict[tuple[str, str], str]:
+    """Return every column that a revision appends to an existing table -> the revision before."""
     renamed = {(rename.table, rename.newest) for rename in RENAMES}
     found = {}
     for before, after in pairwise(REVISIONS):
@@ -49,17 +49,17 @@ def added() -> dict[tuple[str, str], str]:
     return found
 
 
-def test_every_added_column_is_decided() -> None:
-    assert added().keys() == MARKS.keys()
+def test_every_added_column_has_a_decision() -> None:
+    assert added_columns().keys() == MARKS.keys()
 
 
 @pytest.mark.quick(cases=9)
 @pytest.mark.parametrize("strings", ["with N/A", "without N/A", "none"])
 @pytest.mark.parametrize(("table", "column"), MARKS)
-def test_old_rows_have_the_mark_of_what_is_not_known(
+def test_existing_rows_get_the_mark_for_unknown(
     tmp_path: Path, table: str, column: str, strings: str
 ) -> None:
-    revision = added()[table, column]
+    revision = added_columns()[table, column]
     # torch_npu numbers its texts from 1 << 28.
     texts = {0: "AI_CORE", 7: "N/A", 1 << 28: "aten::add", (1 << 28) + 1: "N/A"}
     if strings == "without N/A":
@@ -84,13 +84,13 @@ def test_old_rows_have_the_mark_of_what_is_not_known(
         assert not [message for message in unresolved if f"{table}.{column} " in message]
 
 
-def test_no_text_is_added_to_a_file_that_needs_none(tmp_path: Path) -> None:
+def test_unneeded_text_is_not_added(tmp_path: Path) -> None:
     path = make(tmp_path / "report.db", REVISIONS[0], {"STRING_IDS": [(3, "aten::add")]})
     upgrade(path)
     assert rows_of(path, "SELECT * FROM STRING_IDS") == [(3, "aten::add")]
 
 
-def test_values_that_others_put_there_before_stay(tmp_path: Path) -> None:
+def test_existing_values_in_added_columns_are_kept(tmp_path: Path) -> None:
     width = len(catalogue.load("msprof", "1.1.1_20250327").tables["COMPUTE_TASK_INFO"].columns)
     rows = [tuple(row for _ in range(width)) for row in range(2)]
     path = make(

@@ -28,19 +28,19 @@ ROWS: Rows = {
 BLOCKS = (None, 0, 24, *[None] * 10)
 
 
-def problems(found: Check) -> list[tuple[str, int]]:
+def problems_of(found: Check) -> list[tuple[str, int]]:
     return [(f.kind, f.count) for f in found.findings if f.is_problem]
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_an_empty_database_of_any_revision_is_sound(tmp_path: Path, revision: str) -> None:
+def test_empty_database_of_every_revision_is_sound(tmp_path: Path, revision: str) -> None:
     create(tmp_path / "a.db", "msprof", revision)
     found = check(tmp_path / "a.db")
     assert found.sound
     assert not found.findings
 
 
-def test_a_sound_file_gives_no_findings(tmp_path: Path) -> None:
+def test_sound_file_has_no_findings(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", REVISION, ROWS)
     before = (path.read_bytes(), path.stat().st_mtime_ns)
     assert check(path).findings == ()
@@ -71,17 +71,17 @@ def test_a_sound_file_gives_no_findings(tmp_path: Path) -> None:
         ("ALTER TABLE TASK DROP COLUMN modelId", "schema", 1, "lack TASK.modelId"),
     ],
 )
-def test_what_is_wrong_is_found(
+def test_problems_are_found(
     tmp_path: Path, statement: str, kind: str, count: int, words: str
 ) -> None:
     found = check(make(tmp_path / "a.db", REVISION, ROWS, statement))
     assert not found.sound
-    assert problems(found) == [(kind, count)]
+    assert problems_of(found) == [(kind, count)]
     (message,) = [f.message for f in found.findings if f.is_problem]
     assert re.search(words, message), message
 
 
-def test_the_threads_of_one_context_may_share_their_task(tmp_path: Path) -> None:
+def test_threads_of_a_context_may_share_a_task(tmp_path: Path) -> None:
     threads = [(start, start + 9, 0, -1, 3, 42, 7, 2, 1, 5, 4294967295) for start in (300, 320)]
     found = check(make(tmp_path / "a.db", REVISION, {**ROWS, "TASK": [*ROWS["TASK"], *threads]}))
     assert found.sound
@@ -102,7 +102,7 @@ def test_the_threads_of_one_context_may_share_their_task(tmp_path: Path) -> None
         ("DELETE FROM META_DATA WHERE name LIKE '%MICRO'", "no row SCHEMA_VERSION_MICRO"),
     ],
 )
-def test_what_is_only_unusual_is_no_problem(
+def test_unusual_content_is_not_a_problem(
     tmp_path: Path, statement: str, words: str | None
 ) -> None:
     found = check(make(tmp_path / "a.db", REVISION, ROWS, statement))
@@ -111,7 +111,7 @@ def test_what_is_only_unusual_is_no_problem(
     assert words is None or words in found.findings[0].message
 
 
-def test_other_types_orders_and_keys_are_problems(tmp_path: Path) -> None:
+def test_wrong_types_order_and_keys_are_problems(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         REVISION,
@@ -128,7 +128,7 @@ def test_other_types_orders_and_keys_are_problems(tmp_path: Path) -> None:
     }
 
 
-def test_ids_are_judged_by_what_they_meant_at_the_files_revision(tmp_path: Path) -> None:
+def test_ids_are_checked_by_the_rules_of_the_revision(tmp_path: Path) -> None:
     # Before 1.0.0_20240521 types of collectives are texts; blockDim becomes a text in 2026.
     early = make(
         tmp_path / "a.db",
@@ -144,10 +144,10 @@ def test_ids_are_judged_by_what_they_meant_at_the_files_revision(tmp_path: Path)
     with closing(sqlite3.connect(early)) as db:
         db.execute("UPDATE COMMUNICATION_OP SET dataType = 4")
         db.commit()
-    assert problems(check(early)) == [("dangling", 1)]
+    assert problems_of(check(early)) == [("dangling", 1)]
 
 
-def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
+def test_damaged_page_is_found(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", REVISION, ROWS)
     with closing(sqlite3.connect(path)) as db:
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'TASK'"
@@ -157,10 +157,10 @@ def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
     path.write_bytes(content)
     found = check(path)
     assert not found.sound
-    assert "damage" in {kind for kind, _ in problems(found)}
+    assert "damage" in {kind for kind, _ in problems_of(found)}
 
 
-def test_skyline_reports_are_checked_too(tmp_path: Path) -> None:
+def test_skyline_reports_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     create(path, "skyline-run-time", "1")
     with closing(sqlite3.connect(path)) as db:
@@ -171,10 +171,10 @@ def test_skyline_reports_are_checked_too(tmp_path: Path) -> None:
         db.execute("INSERT INTO stack_frames VALUES (0, 'model.py', 3, 2)")
         db.execute("UPDATE run_time_entries SET forward_ms = -1")
         db.commit()
-    assert sorted(problems(check(path))) == [("dangling", 1), ("interval", 1)]
+    assert sorted(problems_of(check(path))) == [("dangling", 1), ("interval", 1)]
 
 
-def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+def test_database_that_is_not_a_report_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.db")) as db:
         db.execute("CREATE TABLE films (title TEXT)")
     with pytest.raises(StoreError, match=r"a\.db is not a report"):
@@ -188,4 +188,4 @@ def test_recordings_of_real_devices_are_sound(shared: Path) -> None:
             continue
         found = check(path)
         expected = path.name not in ("msprof_0_edited_by_viewer.db", "report_0_prehistory.db")
-        assert found.sound == expected, (path, problems(found))
+        assert found.sound == expected, (path, problems_of(found))

@@ -1,4 +1,4 @@
-"""Checking a cluster's summary: rows that contradict others are named."""
+"""Checking a cluster summary finds contradictory rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import create
 
-WHOLE = (
+VALID_ROWS = (
     "INSERT INTO RANK (rank, status) VALUES (0, 'read'), (1, 'absent')",
     "INSERT INTO \"GROUP\" VALUES (0, 'dp', '[]', '[0, 1]', 2, 1)",
     "INSERT INTO STEP_RANK VALUES (3, 0, 10, 20, 5, 3, 2, 1, 1, 0, 0, NULL, 3)",
@@ -24,7 +24,7 @@ WHOLE = (
 def summary(tmp_path: Path) -> Path:
     path = tmp_path / "cluster.sqlite"
     create(path, "cluster", "latest")
-    change(path, *WHOLE)
+    change(path, *VALID_ROWS)
     return path
 
 
@@ -35,7 +35,7 @@ def change(path: Path, *statements: str) -> None:
         db.commit()
 
 
-def test_a_whole_one_is_sound(summary: Path) -> None:
+def test_valid_summary_has_no_findings(summary: Path) -> None:
     found = check(summary)
     assert (found.detection.family, found.findings) == ("cluster", ())
 
@@ -52,7 +52,7 @@ def test_a_whole_one_is_sound(summary: Path) -> None:
         ("DROP TABLE BLAME", "schema", "it does not have BLAME.rank"),
     ],
 )
-def test_what_contradicts_is_a_problem(
+def test_contradictory_rows_are_problems(
     summary: Path, statement: str, kind: str, words: str
 ) -> None:
     change(summary, statement)

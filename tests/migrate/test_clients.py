@@ -1,4 +1,4 @@
-"""Other people's readers still open and use upgraded files."""
+"""Third-party readers can open and use upgraded files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.clients
 
 
 @pytest.mark.parametrize("target", ["documented", "latest"])
-def test_msprof_analyze_works_on_upgraded_files(shared: Path, tmp_path: Path, target: str) -> None:
+def test_msprof_analyze_reads_upgraded_files(shared: Path, tmp_path: Path, target: str) -> None:
     program = os.environ.get("MSPROF_ANALYZE") or shutil.which("msprof-analyze")
     if program is None:
         pytest.skip("msprof-analyze is not installed (MSPROF_ANALYZE names it)")

@@ -1,4 +1,4 @@
-"""What old rows become, and what is counted because it cannot be converted."""
+"""Conversions of existing rows, and counts of rows that cannot be converted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collective(op: int, *, start: int = 100, data: int = 4, columns: int = 12) -
     return (0, start, start + 50, 1, 0, op, 0, 0, data, 0, 16, 0)[:columns]
 
 
-def test_marks_of_nothing_become_minus_one(tmp_path: Path) -> None:
+def test_marks_for_unknown_become_minus_one(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.0.0_20241112",
@@ -49,7 +49,7 @@ def test_marks_of_nothing_become_minus_one(tmp_path: Path) -> None:
     assert rows_of(path, "SELECT connectionId FROM COMMUNICATION_OP") == [(UNKNOWN_32,)]
 
 
-def test_types_of_collectives_become_ids_of_enums(tmp_path: Path) -> None:
+def test_collective_types_become_enum_ids(tmp_path: Path) -> None:
     texts = ["RDMA_SEND_NOTIFY", "SDMA", "FP32", "HCCS", "N/A", "17", "FP4", "INVALID_TYPE"]
     path = make(
         tmp_path / "a.db",
@@ -78,7 +78,7 @@ def test_types_of_collectives_become_ids_of_enums(tmp_path: Path) -> None:
     assert "'FP4' is not in ENUM_HCCL_DATA_TYPE" in str(unknown.detail)
 
 
-def test_types_of_collectives_stay_where_the_file_has_no_strings(tmp_path: Path) -> None:
+def test_collective_types_stay_if_the_file_has_no_strings(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.0.0_20240516",
@@ -90,7 +90,7 @@ def test_types_of_collectives_stay_where_the_file_has_no_strings(tmp_path: Path)
     assert [a.name for a in result.anomalies] == ["hccl_type_unresolved"]
 
 
-def test_the_number_of_the_host_becomes_text_digit_for_digit(tmp_path: Path) -> None:
+def test_host_uid_becomes_text_with_all_digits(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.0.0_20240711",
@@ -103,12 +103,12 @@ def test_the_number_of_the_host_becomes_text_digit_for_digit(tmp_path: Path) -> 
     assert tables_of(path)["HOST_INFO"] == ["hostUid", "hostName", "note"]
 
 
-def test_collectives_get_the_device_their_steps_ran_on(tmp_path: Path) -> None:
+def test_collectives_get_the_device_of_their_steps(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.1.1_20250820",
         {
-            # 0: found by its start. 1: its first step has no task. 2: no task at all.
+            # 0: found by its start. 1: its first step has no task. 2: it has no task.
             # 3: its steps ran on two devices.
             "TASK": [
                 task(0, device=3, start=1000),
@@ -136,7 +136,7 @@ def test_collectives_get_the_device_their_steps_ran_on(tmp_path: Path) -> None:
     assert counts == {"communication_op_device_unknown": 2}
 
 
-def test_devices_are_found_without_the_formats_indexes_too(tmp_path: Path) -> None:
+def test_devices_are_found_without_the_standard_indexes(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.1.1_20250820",
@@ -151,7 +151,7 @@ def test_devices_are_found_without_the_formats_indexes_too(tmp_path: Path) -> No
     assert rows_of(path, "SELECT deviceId FROM COMMUNICATION_OP") == [(3,)]
 
 
-def test_every_device_gets_rank_minus_one_unless_a_map_is_there(tmp_path: Path) -> None:
+def test_devices_get_rank_minus_one_without_an_existing_map(tmp_path: Path) -> None:
     devices = {"NPU_INFO": [(0, "Ascend910B"), (1, "Ascend910B")]}
     plain = make(tmp_path / "a.db", "1.1.1_20250820", devices)
     mapped = make(
@@ -167,7 +167,7 @@ def test_every_device_gets_rank_minus_one_unless_a_map_is_there(tmp_path: Path) 
     assert rows_of(mapped, "SELECT * FROM RANK_DEVICE_MAP") == [(6, 1)]
 
 
-def test_constants_keep_the_names_they_were_collected_with(tmp_path: Path) -> None:
+def test_constants_keep_their_recorded_names(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "1.0.0_20241008", {"NPU_INFO": [(0, "Ascend910B")]})
     before = {
         table: rows_of(path, f"SELECT * FROM {table}")
@@ -222,7 +222,7 @@ def test_constants_keep_the_names_they_were_collected_with(tmp_path: Path) -> No
         ),
     ],
 )
-def test_changed_meanings_that_nothing_can_convert_are_counted(
+def test_unconvertible_changes_of_meaning_are_counted(
     tmp_path: Path,
     revision: str,
     rows: dict[str, list[tuple[int, ...]]],
@@ -242,7 +242,7 @@ def test_changed_meanings_that_nothing_can_convert_are_counted(
         assert [row[:width] for row in rows_of(path, f"SELECT * FROM {table}")] == old
 
 
-def test_what_others_added_stays_behind_the_formats_columns(tmp_path: Path) -> None:
+def test_additions_of_other_tools_are_kept_after_the_standard_columns(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.0.0_20241112",
@@ -285,7 +285,7 @@ def test_what_others_added_stays_behind_the_formats_columns(tmp_path: Path) -> N
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_column_in_the_way_of_a_new_name_makes_room(tmp_path: Path) -> None:
+def test_conflicting_column_is_renamed(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.0.0_20240516",
@@ -299,7 +299,7 @@ def test_a_column_in_the_way_of_a_new_name_makes_room(tmp_path: Path) -> None:
     assert [a.name for a in result.anomalies] == ["column_set_aside"]
 
 
-def test_a_table_of_another_shape_is_set_aside(tmp_path: Path) -> None:
+def test_table_of_another_shape_is_set_aside(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.1.0_20241216",
@@ -313,7 +313,7 @@ def test_a_table_of_another_shape_is_set_aside(tmp_path: Path) -> None:
     assert "table_set_aside" in {a.name for a in result.anomalies}
 
 
-def test_a_build_between_two_revisions_is_completed(tmp_path: Path) -> None:
+def test_build_between_two_revisions_is_completed(tmp_path: Path) -> None:
     path = make(
         tmp_path / "a.db",
         "1.2.0_20260330",
@@ -332,24 +332,15 @@ def test_a_build_between_two_revisions_is_completed(tmp_path: Path) -> None:
     assert len(rows_of(path, "SELECT * FROM ENUM_OVERLAP_ANALYSIS_TYPE")) == 5
 
 
-def test_only_tables_that_every_file_has_are_created(tmp_path: Path) -> None:
+def test_only_mandatory_tables_are_created(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "pre_20240328", {"NPU_INFO": [(0, "Ascend910B")]})
     old = set(tables_of(path))
     upgrade(path)
     assert set(tables_of(path)) - old == {
-        "META_DATA",
-        "HOST_INFO",
-        "RANK_DEVICE_MAP",
-        "ENUM_HCCL_DATA_TYPE",
-        "ENUM_HCCL_LINK_TYPE",
-        "ENUM_HCCL_TRANSPORT_TYPE",
-        "ENUM_HCCL_RDMA_TYPE",
-        "ENUM_MSTX_EVENT_TYPE",
-        "ENUM_MEMCPY_OPERATION",
-        "ENUM_OVERLAP_ANALYSIS_TYPE",
-        "UPROF_RUN",
-        "UPROF_ANOMALIES",
-    }
+        "META_DATA", "HOST_INFO", "RANK_DEVICE_MAP", "ENUM_HCCL_DATA_TYPE", "ENUM_HCCL_LINK_TYPE",
+        "ENUM_HCCL_TRANSPORT_TYPE", "ENUM_HCCL_RDMA_TYPE", "ENUM_MSTX_EVENT_TYPE",
+        "ENUM_MEMCPY_OPERATION", "ENUM_OVERLAP_ANALYSIS_TYPE", "UPROF_RUN", "UPROF_ANOMALIES",
+    }  # fmt: skip
     assert rows_of(path, "SELECT * FROM UPROF_RUN") == [("migrated_from", "pre_20240328")]
 
 
@@ -363,7 +354,7 @@ def test_only_tables_that_every_file_has_are_created(tmp_path: Path) -> None:
         "UPDATE META_DATA SET value = '0' WHERE name = 'SCHEMA_VERSION_MAJOR'",
     ],
 )
-def test_the_version_rows_are_put_right_and_others_kept(tmp_path: Path, statement: str) -> None:
+def test_version_rows_are_corrected_and_other_rows_kept(tmp_path: Path, statement: str) -> None:
     path = make(
         tmp_path / "a.db",
         "1.1.1_20250327",
@@ -385,7 +376,7 @@ def test_the_version_rows_are_put_right_and_others_kept(tmp_path: Path, statemen
     ]
 
 
-def test_no_table_of_alembic_stays_in_the_file(tmp_path: Path) -> None:
+def test_upgraded_file_has_no_alembic_tables(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "1.1.1_20250327", {"NPU_INFO": [(0, "Ascend910B")]})
     upgrade(path)
     with sqlite3.connect(path) as db:

@@ -1,4 +1,4 @@
-"""All revisions: created, migrated to and frozen, they are the same."""
+"""Every revision is the same whether created, migrated to or read from the frozen text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMPTY = FileState(holds_all_tables=True, holds_records=False)
 
 
 def declared(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return everything a database declares and holds, in a form that can be compared."""
+    """Return the declarations and rows of a database in comparable form."""
     names = [n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     return {
         name: {
@@ -47,7 +47,7 @@ def created(family: str, revision: str) -> dict[str, Any]:
 
 @pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("target", REVISIONS)
-def test_migrating_from_any_earlier_revision_gives_what_creating_gives(target: str) -> None:
+def test_migration_from_every_earlier_revision_equals_creation(target: str) -> None:
     expected = created("msprof", target)
     for start in REVISIONS[: REVISIONS.index(target)]:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
@@ -60,7 +60,7 @@ def test_migrating_from_any_earlier_revision_gives_what_creating_gives(target: s
 
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
-def test_reports_of_other_families_are_families_of_one_revision(family: str) -> None:
+def test_other_families_have_one_revision(family: str) -> None:
     assert [revision for revision, _ in runner.history(family)] == ["1"]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         runner.migrate(db, family, None, "1", EMPTY)
@@ -68,7 +68,7 @@ def test_reports_of_other_families_are_families_of_one_revision(family: str) -> 
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
 
 
-def test_there_is_one_migration_for_every_revision_and_each_explains_itself() -> None:
+def test_every_revision_has_one_documented_migration() -> None:
     history = runner.history("msprof")
     assert tuple(revision for revision, _ in history) == REVISIONS
     for revision, text in history:
@@ -92,18 +92,18 @@ def test_each_step_and_its_version_are_one_transaction() -> None:
         assert attached == ["main"]
 
 
-def test_our_frozen_text_says_what_the_exporters_sources_say(shared: Path) -> None:
+def test_frozen_text_equals_the_exporters_sources(shared: Path) -> None:
     folder = shared / "reference" / "msprof-schema"
     for number, revision in enumerate(REVISIONS):
         source = folder / f"{number:02}_{revision}.sql"
-        if not source.exists():  # newer than what was looked up
+        if not source.exists():  # newer than the reference
             continue
         with closing(sqlite3.connect(":memory:")) as db:
             db.executescript(source.read_text())
             assert declared(db) == created("msprof", revision), revision
 
 
-# What the published document prints and no exporter of its time wrote.
+# Errors of the published document that no exporter of its time has.
 MISPRINTS = {
     "AICORE_FREQ: deviceld instead of deviceId",
     "COMMUNICATION_OP: deviceld instead of deviceId",
@@ -122,7 +122,7 @@ MISPRINTS = {
 }
 
 
-def test_the_documented_revision_is_the_published_document_but_for_its_misprints(
+def test_documented_revision_is_the_published_document_except_for_its_errors(
     shared: Path,
 ) -> None:
     source = shared / "reference" / "msprof-schema" / "seed-document.json"

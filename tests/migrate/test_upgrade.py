@@ -1,4 +1,4 @@
-"""Upgrading a file: in place by copy and rename, or as another file; never half."""
+"""Upgrades in place by copy and rename, or into another file; never half done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLD = "1.1.1_20250620"
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old_database(tmp_path: Path) -> Path:
     return make(
         tmp_path / "msprof_20250901120000.db",
         OLD,
@@ -33,94 +33,94 @@ def old(tmp_path: Path) -> Path:
     )
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_original_is_kept_beside_the_upgraded_file(old: Path) -> None:
-    before = old.read_bytes()
-    old.chmod(0o640)
-    result = upgrade(old)
+def test_original_is_kept_as_a_backup(old_database: Path) -> None:
+    before = old_database.read_bytes()
+    old_database.chmod(0o640)
+    result = upgrade(old_database)
     assert (result.before, result.after) == (OLD, LATEST)
-    assert detect(old).revision == LATEST
-    assert detect(old).migrated_from == OLD
-    assert old.stat().st_mode & 0o777 == 0o640
-    assert result.backup == old.with_name(f"{old.name}.bak")
+    assert detect(old_database).revision == LATEST
+    assert detect(old_database).migrated_from == OLD
+    assert old_database.stat().st_mode & 0o777 == 0o640
+    assert result.backup == old_database.with_name(f"{old_database.name}.bak")
     assert result.backup.read_bytes() == before
-    assert names(old.parent) == [old.name, f"{old.name}.bak"]
+    assert file_names(old_database.parent) == [old_database.name, f"{old_database.name}.bak"]
 
 
-def test_an_existing_backup_is_never_touched(old: Path) -> None:
-    first = old.with_name(f"{old.name}.bak")
-    first.write_text("precious")
-    assert upgrade(old).backup == old.with_name(f"{old.name}.bak2")
-    assert first.read_text() == "precious"
+def test_existing_backup_is_kept(old_database: Path) -> None:
+    first = old_database.with_name(f"{old_database.name}.bak")
+    first.write_text("original")
+    assert upgrade(old_database).backup == old_database.with_name(f"{old_database.name}.bak2")
+    assert first.read_text() == "original"
 
 
-def test_no_backup_if_none_is_wanted(old: Path) -> None:
-    assert upgrade(old, backup=False).backup is None
-    assert names(old.parent) == [old.name]
+def test_upgrade_without_backup(old_database: Path) -> None:
+    assert upgrade(old_database, backup=False).backup is None
+    assert file_names(old_database.parent) == [old_database.name]
 
 
-def test_to_another_file_leaves_the_original_alone(old: Path, tmp_path: Path) -> None:
-    before = (old.read_bytes(), old.stat().st_mtime_ns)
-    result = upgrade(old, "documented", output=tmp_path / "new.db")
-    assert (old.read_bytes(), old.stat().st_mtime_ns) == before
+def test_upgrade_into_another_file_keeps_the_original(old_database: Path, tmp_path: Path) -> None:
+    before = (old_database.read_bytes(), old_database.stat().st_mtime_ns)
+    result = upgrade(old_database, "documented", output=tmp_path / "new.db")
+    assert (old_database.read_bytes(), old_database.stat().st_mtime_ns) == before
     assert detect(result.output).revision == "1.2.0_20251226"
-    assert names(tmp_path) == sorted(["new.db", old.name])
+    assert file_names(tmp_path) == sorted(["new.db", old_database.name])
 
 
-def test_another_file_is_overwritten_only_if_asked(old: Path, tmp_path: Path) -> None:
+def test_existing_output_is_overwritten_only_on_request(old_database: Path, tmp_path: Path) -> None:
     target = tmp_path / "new.db"
-    target.write_text("precious")
+    target.write_text("original")
     with pytest.raises(OutputError, match="already exists"):
-        upgrade(old, output=target)
-    assert target.read_text() == "precious"
-    upgrade(old, output=target, overwrite=True)
+        upgrade(old_database, output=target)
+    assert target.read_text() == "original"
+    upgrade(old_database, output=target, overwrite=True)
     assert detect(target).revision == LATEST
     with pytest.raises(OutputError, match="is the file to upgrade"):
-        upgrade(old, output=old, overwrite=True)
+        upgrade(old_database, output=old_database, overwrite=True)
 
 
-def test_in_two_stages_it_becomes_what_it_becomes_in_one(old: Path, tmp_path: Path) -> None:
-    once = upgrade(old, output=tmp_path / "once.db").output
-    stage = upgrade(old, "documented", output=tmp_path / "stage.db").output
+def test_upgrade_in_two_stages_equals_one_stage(old_database: Path, tmp_path: Path) -> None:
+    once = upgrade(old_database, output=tmp_path / "once.db").output
+    stage = upgrade(old_database, "documented", output=tmp_path / "stage.db").output
     twice = upgrade(stage, output=tmp_path / "twice.db").output
     assert tables_of(once) == tables_of(twice)
     for table in tables_of(once):
         assert rows_of(once, f"SELECT * FROM {table}") == rows_of(twice, f"SELECT * FROM {table}")
 
 
-def test_the_same_file_gives_the_same_bytes(old: Path, tmp_path: Path) -> None:
-    first = upgrade(old, output=tmp_path / "1.db").output.read_bytes()
-    assert upgrade(old, output=tmp_path / "2.db").output.read_bytes() == first
+def test_upgrade_is_reproducible(old_database: Path, tmp_path: Path) -> None:
+    first = upgrade(old_database, output=tmp_path / "1.db").output.read_bytes()
+    assert upgrade(old_database, output=tmp_path / "2.db").output.read_bytes() == first
 
 
-def test_a_file_that_is_there_already_is_left_as_it_is(old: Path) -> None:
-    upgrade(old, backup=False)
-    before = (old.read_bytes(), old.stat().st_mtime_ns)
-    result = upgrade(old)
+def test_file_of_the_requested_revision_is_unchanged(old_database: Path) -> None:
+    upgrade(old_database, backup=False)
+    before = (old_database.read_bytes(), old_database.stat().st_mtime_ns)
+    result = upgrade(old_database)
     assert result.before == result.after == LATEST
-    assert (old.read_bytes(), old.stat().st_mtime_ns) == before
+    assert (old_database.read_bytes(), old_database.stat().st_mtime_ns) == before
 
 
-def test_through_a_link_the_file_itself_is_upgraded(old: Path, tmp_path: Path) -> None:
+def test_target_of_a_link_is_upgraded(old_database: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.db"
-    link.symlink_to(old)
+    link.symlink_to(old_database)
     upgrade(link)
     assert link.is_symlink()
-    assert detect(old).revision == LATEST
+    assert detect(old_database).revision == LATEST
 
 
-def test_only_forward_and_only_to_revisions_there_are(old: Path) -> None:
+def test_upgrade_goes_forward_to_known_revisions_only(old_database: Path) -> None:
     with pytest.raises(SchemaVersionError, match=r"newer than 1\.0\.0_20240521"):
-        upgrade(old, "1.0.0_20240521")
+        upgrade(old_database, "1.0.0_20240521")
     with pytest.raises(UsageError, match=r"no revision '9\.9\.9'"):
-        upgrade(old, "9.9.9")
-    assert detect(old).revision == OLD
+        upgrade(old_database, "9.9.9")
+    assert detect(old_database).revision == OLD
 
 
-def test_a_revision_it_could_as_well_have_is_taken_at_its_word(tmp_path: Path) -> None:
+def test_requested_equivalent_revision_is_recorded(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "1.1.1_20250327")
     assert detect(path).equivalent == ("1.1.1_20250620", "1.1.1_20250820")
     upgrade(path, "1.1.1_20250820")
@@ -128,14 +128,14 @@ def test_a_revision_it_could_as_well_have_is_taken_at_its_word(tmp_path: Path) -
     assert (found.revision, found.equivalent) == ("1.1.1_20250820", ())
 
 
-def test_an_incomplete_file_is_upgraded_and_stays_incomplete(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as db:
+def test_incomplete_file_is_upgraded_and_stays_incomplete(old_database: Path) -> None:
+    with closing(sqlite3.connect(old_database)) as db:
         db.execute("DROP TABLE STRING_IDS")
-    upgrade(old)
-    assert not detect(old).complete
+    upgrade(old_database)
+    assert not detect(old_database).complete
 
 
-def test_a_file_of_msmonitor_is_upgraded_keyless_as_it_is(tmp_path: Path) -> None:
+def test_msmonitor_file_is_upgraded_without_keys(tmp_path: Path) -> None:
     path = make_msmonitor(tmp_path / "msmonitor_4242_20260301120000000_0.db")
     before = {t: rows_of(path, f"SELECT * FROM {t}") for t in tables_of(path) if t != "META_DATA"}
     found = detect(path)
@@ -154,7 +154,7 @@ def test_a_file_of_msmonitor_is_upgraded_keyless_as_it_is(tmp_path: Path) -> Non
     assert detect(path).notes == ()
 
 
-def test_a_key_that_a_keyless_file_has_twice_is_a_problem(tmp_path: Path) -> None:
+def test_duplicate_key_in_a_file_without_keys_is_a_problem(tmp_path: Path) -> None:
     path = make_msmonitor(tmp_path / "msmonitor_1_2_0.db")
     with closing(sqlite3.connect(path)) as db:
         db.execute("INSERT INTO CANN_API SELECT * FROM CANN_API")
@@ -164,7 +164,7 @@ def test_a_key_that_a_keyless_file_has_twice_is_a_problem(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
-def test_reports_of_other_families_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
+def test_other_families_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
     from unified_prof.migrate.upgrade import create
 
     path = tmp_path / "a.sqlite"
@@ -173,7 +173,7 @@ def test_reports_of_other_families_are_at_their_only_revision(tmp_path: Path, fa
     assert check(path).sound
 
 
-def test_what_cannot_be_upgraded_is_left_and_named(tmp_path: Path) -> None:
+def test_unsupported_files_are_refused_and_kept(tmp_path: Path) -> None:
     older = tmp_path / "older.db"
     with closing(sqlite3.connect(older)) as db:
         db.execute("CREATE TABLE TARGET_INFO_SESSION_TIME (startTimeNs INTEGER, endTimeNs INTEGER)")
@@ -186,51 +186,51 @@ def test_what_cannot_be_upgraded_is_left_and_named(tmp_path: Path) -> None:
         upgrade(other)
     with pytest.raises(StoreError, match=r"gone\.db"):
         upgrade(tmp_path / "gone.db")
-    assert names(tmp_path) == ["older.db", "other.db"]
+    assert file_names(tmp_path) == ["older.db", "other.db"]
 
 
-def test_damage_that_shows_on_the_way_leaves_the_original_and_nothing_else(old: Path) -> None:
-    content = bytearray(old.read_bytes())
-    with opened(old) as db:
+def test_damage_found_during_the_upgrade_keeps_only_the_original(old_database: Path) -> None:
+    content = bytearray(old_database.read_bytes())
+    with opened(old_database) as db:
         (page,) = db.execute(
             "SELECT rootpage FROM sqlite_master WHERE name = 'COMPUTE_TASK_INFO'"
         ).fetchone()
         (size,) = db.execute("PRAGMA page_size").fetchone()
     content[(page - 1) * size : page * size] = b"\xff" * size
-    old.write_bytes(content)
-    with pytest.raises(StoreError, match=f"{old.name}.*malformed"):
-        upgrade(old)
-    assert old.read_bytes() == content
-    assert names(old.parent) == [old.name]
+    old_database.write_bytes(content)
+    with pytest.raises(StoreError, match=f"{old_database.name}.*malformed"):
+        upgrade(old_database)
+    assert old_database.read_bytes() == content
+    assert file_names(old_database.parent) == [old_database.name]
 
 
-def test_a_failing_step_leaves_the_original_and_nothing_else(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as db:
+def test_failing_step_keeps_only_the_original(old_database: Path) -> None:
+    with closing(sqlite3.connect(old_database)) as db:
         db.execute("CREATE INDEX ENUM_OVERLAP_ANALYSIS_TYPE ON META_DATA (name)")
-    before = old.read_bytes()
-    with pytest.raises(StoreError, match=f"{old.name} could not be upgraded from"):
-        upgrade(old)
-    assert old.read_bytes() == before
-    assert names(old.parent) == [old.name]
+    before = old_database.read_bytes()
+    with pytest.raises(StoreError, match=f"{old_database.name} could not be upgraded from"):
+        upgrade(old_database)
+    assert old_database.read_bytes() == before
+    assert file_names(old_database.parent) == [old_database.name]
 
 
-def test_a_full_disk_leaves_the_original_and_nothing_else(old: Path) -> None:
-    before = old.read_bytes()
+def test_full_disk_keeps_only_the_original(old_database: Path) -> None:
+    before = old_database.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room in (len(before) // 2, len(before)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
         try:
-            with pytest.raises(OutputError, match=f"cannot write .*{old.name}"):
-                upgrade(old)
+            with pytest.raises(OutputError, match=f"cannot write .*{old_database.name}"):
+                upgrade(old_database)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert old.read_bytes() == before
-        assert names(old.parent) == [old.name]
+        assert old_database.read_bytes() == before
+        assert file_names(old_database.parent) == [old_database.name]
 
 
-def left_by_a_killed_writer(old: Path, mode: str) -> Path:
-    left = old.with_name(f"left_{mode}.db")
-    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+def interrupted_write(old_database: Path, mode: str) -> Path:
+    path = old_database.with_name(f"left_{mode}.db")
+    with closing(sqlite3.connect(old_database, isolation_level=None)) as db:
         db.execute(f"PRAGMA journal_mode = {mode}")
         db.execute("PRAGMA cache_size = 1")
         db.execute("BEGIN")
@@ -239,22 +239,22 @@ def left_by_a_killed_writer(old: Path, mode: str) -> Path:
         if mode == "WAL":
             db.execute("COMMIT")
         suffix = "-wal" if mode == "WAL" else "-journal"
-        shutil.copy(old, left)
-        shutil.copy(f"{old}{suffix}", f"{left}{suffix}")
-    return left
+        shutil.copy(old_database, path)
+        shutil.copy(f"{old_database}{suffix}", f"{path}{suffix}")
+    return path
 
 
 @pytest.mark.parametrize(("mode", "texts"), [("WAL", 2500), ("DELETE", 2000)])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_what_a_killed_writer_left_is_not_lost(
-    old: Path, mode: str, texts: int, in_place: bool
+def test_data_of_a_killed_writer_is_kept(
+    old_database: Path, mode: str, texts: int, in_place: bool
 ) -> None:
-    left = left_by_a_killed_writer(old, mode)
-    before = left.read_bytes()
-    output = None if in_place else left.with_name("new.db")
-    result = upgrade(left, output=output)
+    path = interrupted_write(old_database, mode)
+    before = path.read_bytes()
+    output = None if in_place else path.with_name("new.db")
+    result = upgrade(path, output=output)
     count = "SELECT count(*) FROM STRING_IDS WHERE value <> 'N/A'"
-    with closing(sqlite3.connect(result.output)) as db:  # with any log that lies beside it
+    with closing(sqlite3.connect(result.output)) as db:  # with any log beside it
         assert db.execute(count).fetchone() == (texts,)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -263,25 +263,25 @@ def test_what_a_killed_writer_left_is_not_lost(
         with closing(sqlite3.connect(result.backup)) as db:
             assert db.execute(count).fetchone() == (texts,)
     else:
-        assert left.read_bytes() == before
+        assert path.read_bytes() == before
 
 
-def test_a_file_that_is_being_written_is_not_upgraded(
-    old: Path, monkeypatch: pytest.MonkeyPatch
+def test_file_being_written_is_not_upgraded(
+    old_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unified_prof.migrate.upgrade._LOCK_TIMEOUT_S", 0.05)
-    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+    with closing(sqlite3.connect(old_database, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="written by another process"):
-            upgrade(old)
-    assert names(old.parent) == [old.name]
+            upgrade(old_database)
+    assert file_names(old_database.parent) == [old_database.name]
 
 
-def test_others_may_read_meanwhile(old: Path) -> None:
-    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+def test_other_processes_may_read_during_the_upgrade(old_database: Path) -> None:
+    with closing(sqlite3.connect(old_database, isolation_level=None)) as db:
         db.execute("BEGIN")
         assert db.execute("SELECT count(*) FROM STRING_IDS").fetchone() == (2000,)
-        upgrade(old)
+        upgrade(old_database)
         assert db.execute("SELECT count(*) FROM COMPUTE_TASK_INFO").fetchone() == (500,)
 
 
@@ -303,7 +303,7 @@ SAMPLES = {
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("target", ["documented", "latest"])
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_recordings_of_real_devices_keep_their_content_row_for_row(
+def test_recordings_of_real_devices_keep_every_row(
     shared: Path, tmp_path: Path, sample: str, target: str
 ) -> None:
     source = shared / "samples" / "ascend" / sample
@@ -314,14 +314,14 @@ def test_recordings_of_real_devices_keep_their_content_row_for_row(
         renames = RENAMED if target == "latest" else {}
         kept = [renames.get((table, column), column) for column in columns]
         assert set(kept) <= set(tables[table]), table
-        old = rows_of(source, f"SELECT {', '.join(columns)} FROM {table}")
+        old_rows = rows_of(source, f"SELECT {', '.join(columns)} FROM {table}")
         if table == "STRING_IDS":
-            assert any(text == "N/A" for _, text in old), "none has to be added"
+            assert any(text == "N/A" for _, text in old_rows), "it must not need to be added"
         new = rows_of(path, f"SELECT {', '.join(kept)} FROM {table}")
         conversions = [CONVERTED.get((table, column), {}) for column in columns]
         expected = [
             tuple(c.get(value, value) for value, c in zip(row, conversions, strict=True))
-            for row in old
+            for row in old_rows
         ]
         if table == "HOST_INFO":
             expected = [(str(uid), name) for uid, name in expected]
@@ -338,7 +338,7 @@ def test_recordings_of_real_devices_keep_their_content_row_for_row(
     assert rows_of(path, devices) == [(0,)]
 
 
-def test_older_and_edited_recordings_are_refused(shared: Path, tmp_path: Path) -> None:
+def test_prehistoric_and_edited_recordings_are_refused(shared: Path, tmp_path: Path) -> None:
     for name in ("msprof_0_edited_by_viewer.db", "report_0_prehistory.db"):
         path = tmp_path / name
         shutil.copyfile(shared / "samples" / "ascend" / name, path)

@@ -1,4 +1,4 @@
-"""A kill at any moment of an upgrade, and several upgrades of one file at once."""
+"""Upgrades killed at every moment, and concurrent upgrades of one file."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def content(path: Path) -> dict[str, Any]:
     return {table: rows_of(path, f"SELECT * FROM {table}") for table in tables_of(path)}
 
 
-def child(work: Callable[[], object]) -> int:
-    """Do `work` in a process of its own and return what `os.waitpid` says of its end."""
+def status_of_child(work: Callable[[], object]) -> int:
+    """Call `work` in a child process and return its wait status."""
     if pid := os.fork():
         return os.waitpid(pid, 0)[1]
     try:
@@ -55,14 +55,14 @@ def child(work: Callable[[], object]) -> int:
 
 
 def upgrade_until(path: Path, moment: int) -> None:
-    """Upgrade, and be killed at the given moment: a step of the schema or an act on a file."""
-    left = moment
+    """Upgrade and get killed at a moment, which is a step of the schema or a file operation."""
+    remaining = moment
 
     def pass_moment() -> None:
-        nonlocal left
-        if left == 0:
+        nonlocal remaining
+        if remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
+        remaining -= 1
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
         if event in MOMENTS and str(path.parent) in str(arguments):
@@ -80,7 +80,7 @@ def upgrade_until(path: Path, moment: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
+def test_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
     whole = make_old(tmp_path / "whole.db")
     before = content(whole)
     after = content(upgrade(whole, output=tmp_path / "upgraded.db").output)
@@ -90,7 +90,7 @@ def test_the_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
         path = tmp_path / str(moment) / "report.db"
         path.parent.mkdir()
         path.write_bytes(whole.read_bytes())
-        status = child(partial(upgrade_until, path, moment))
+        status = status_of_child(partial(upgrade_until, path, moment))
         revision = detect(path).revision
         assert content(path) == (before if revision == OLD else after), moment
         revisions.add(revision)
@@ -105,15 +105,15 @@ def test_the_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
     assert revisions == {OLD, LATEST}
 
 
-def test_after_a_kill_the_next_upgrade_succeeds(tmp_path: Path) -> None:
+def test_upgrade_succeeds_after_a_killed_upgrade(tmp_path: Path) -> None:
     path = make_old(tmp_path / "report.db")
-    status = child(lambda: upgrade_until(path, 4))
+    status = status_of_child(lambda: upgrade_until(path, 4))
     assert os.WTERMSIG(status) == signal.SIGKILL
     upgrade(path)
     assert detect(path).revision == LATEST
 
 
-def test_several_upgrades_of_one_file_at_once_do_it_once(tmp_path: Path) -> None:
+def test_concurrent_upgrades_of_one_file_upgrade_it_once(tmp_path: Path) -> None:
     path = make_old(tmp_path / "report.db")
     before = content(path)
     after = content(upgrade(path, output=tmp_path / "upgraded.db").output)
@@ -121,7 +121,7 @@ def test_several_upgrades_of_one_file_at_once_do_it_once(tmp_path: Path) -> None
 
     def work() -> None:
         os.close(go)
-        os.read(start, 1)  # returns in all of them when the parent closes its end
+        os.read(start, 1)  # returns in all processes when the parent closes its end
         upgrade(path)
 
     pids = []

@@ -1,4 +1,4 @@
-"""Upgrades of files that others shaped, that are damaged, and upgrades that are broken off."""
+"""Upgrades of unusual and damaged files, and interrupted upgrades."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unified_prof.schema import catalogue
 
 OLDEST, MIDDLE, NEWEST = REVISIONS[0], "1.2.0_20250922", REVISIONS[-1]
 ODD_COLUMNS = (
-    '"my col"',  # no type at all
+    '"my col"',  # no type
     '"a%s:b" WEIRD(1, 2)',
     '"q""x" DEFAULT (1 + 1)',
     "y NOT NULL DEFAULT 'it''s'",
@@ -35,7 +35,7 @@ ODD_VALUES = ("x'00ff'", "'text'", "-1", "1e300", "NULL", "9223372036854775807",
 @pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("column", ODD_COLUMNS)
 @pytest.mark.parametrize("revision", [OLDEST, "1.0.0_20240711", MIDDLE])
-def test_columns_and_values_of_others_are_carried_along(
+def test_columns_and_values_of_other_tools_are_kept(
     tmp_path: Path, revision: str, column: str
 ) -> None:
     schema = catalogue.load("msprof", revision)
@@ -57,12 +57,12 @@ def test_columns_and_values_of_others_are_carried_along(
     for table in tables:
         query = f"SELECT {name} FROM {table.name} ORDER BY rowid"
         before = rows_of(done.backup, query)
-        # STRING_IDS may have got N/A behind them.
+        # N/A may have been appended to STRING_IDS.
         assert rows_of(path, query)[: len(before)] == before, table.name
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "9" * 6000, "\N{ARABIC-INDIC DIGIT ONE}"])
-def test_a_type_that_is_no_number_after_all_is_counted(tmp_path: Path, text: str) -> None:
+def test_unknown_numeric_type_is_counted(tmp_path: Path, text: str) -> None:
     row: list[object] = [None] * 14
     row[11] = 1
     path = make(
@@ -74,8 +74,8 @@ def test_a_type_that_is_no_number_after_all_is_counted(tmp_path: Path, text: str
     assert rows_of(path, "SELECT count(*) FROM COMMUNICATION_TASK_INFO") == [(1,)]
 
 
-def damaged(path: Path, table: str) -> Path:
-    """Make a report in which a page of a table that no step touches is overwritten."""
+def make_damaged(path: Path, table: str) -> Path:
+    """Create a report with an overwritten page in a table that no step changes."""
     make(path, MIDDLE, {"STRING_IDS": [(n, f"text {n}" * 20) for n in range(2000)]})
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE MINE AS SELECT * FROM STRING_IDS")
@@ -89,35 +89,33 @@ def damaged(path: Path, table: str) -> Path:
     assert page[0] == 5, "an interior page"
     first_cell = int.from_bytes(page[12:14], "big")
     leaf = int.from_bytes(page[first_cell : first_cell + 4], "big")
-    # The cells' places in the leaf: half of them point into nowhere.
+    # Half of the cell offsets in the leaf are invalid.
     start = (leaf - 1) * size + 8
     content[start + 4 : start + 12] = b"\xff" * 8
     path.write_bytes(content)
     return path
 
 
-@pytest.mark.parametrize("table", ["MINE", "STRING_IDS"])
-@pytest.mark.parametrize("revision", [NEWEST, MIDDLE])
-def test_a_damaged_database_is_not_upgraded(tmp_path: Path, table: str, revision: str) -> None:
-    path = damaged(tmp_path / "report.db", table)
+@pytest.mark.parametrize(
+    ("table", "revision", "in_place"),
+    [
+        *((t, r, False) for t in ("MINE", "STRING_IDS") for r in (NEWEST, MIDDLE)),
+        ("MINE", "latest", True),
+    ],
+)
+def test_damaged_database_is_not_upgraded(
+    tmp_path: Path, table: str, revision: str, in_place: bool
+) -> None:
+    path = make_damaged(tmp_path / "report.db", table)
     before = path.read_bytes()
     with pytest.raises(StoreError, match=r"report\.db is damaged: "):
-        upgrade(path, revision, output=tmp_path / "new.db")
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["report.db"]
-
-
-def test_a_damaged_database_is_not_upgraded_in_its_place(tmp_path: Path) -> None:
-    path = damaged(tmp_path / "report.db", "MINE")
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"report\.db is damaged: "):
-        upgrade(path)
+        upgrade(path, revision, output=None if in_place else tmp_path / "new.db")
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["report.db"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_breaks_an_upgrade_off_is_not_the_files_fault(
+def test_interrupted_upgrade_is_not_reported_as_a_damaged_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     path = make(tmp_path / "report.db", MIDDLE)
@@ -125,7 +123,7 @@ def test_what_breaks_an_upgrade_off_is_not_the_files_fault(
     def interrupted(*_: Any, **__: Any) -> None:
         raise error
 
-    # SQLAlchemy closes its connection then, and everything after that fails.
+    # SQLAlchemy then closes its connection, and every later call fails.
     monkeypatch.setattr(DefaultDialect, "do_execute", interrupted)
     monkeypatch.setattr(DefaultDialect, "do_execute_no_params", interrupted)
     with pytest.raises(error):
@@ -163,7 +161,7 @@ with ended_by_signals():
         (signal.SIGHUP, 128 + signal.SIGHUP),
     ],
 )
-def test_a_signal_ends_an_upgrade_in_the_middle_of_a_statement_and_nothing_stays(
+def test_signal_interrupts_a_statement_and_leaves_the_original(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     path = make(tmp_path / "report.db", MIDDLE)

@@ -1,4 +1,4 @@
-"""The models of Skyline and of clusters say exactly what the frozen text says."""
+"""The models of Skyline and cluster databases equal the frozen text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy.orm import DeclarativeBase
 from unified_prof.schema import catalogue
 from unified_prof.schema.cluster import ClusterBase
 from unified_prof.schema.skyline import SkylineMemoryBase, SkylineRunTimeBase
+from unified_prof.schema.uprof import UprofBase
 
 Shape = dict[str, Any]
 
@@ -32,7 +33,7 @@ def shape(db: sqlite3.Connection) -> Shape:
 
 
 def without_implied_not_null(found: Shape) -> Shape:
-    """SQLAlchemy spells out NOT NULL on integer keys; SQLite implies it for a rowid alias."""
+    """SQLAlchemy writes NOT NULL for integer keys; SQLite implies it for a rowid alias."""
     return {
         table: (
             [
@@ -67,8 +68,10 @@ def test_models_equal_the_frozen_text(family: str, base: type[DeclarativeBase]) 
     frozen.close()
 
 
-@pytest.mark.parametrize("base", [SkylineRunTimeBase, SkylineMemoryBase, ClusterBase])
-def test_every_column_is_documented(base: type[DeclarativeBase]) -> None:
+@pytest.mark.parametrize("base", [SkylineRunTimeBase, SkylineMemoryBase, ClusterBase, UprofBase])
+def test_every_model_and_column_is_documented(base: type[DeclarativeBase]) -> None:
+    for mapper in base.registry.mappers:
+        assert mapper.class_.__doc__, mapper
     for table in base.metadata.tables.values():
         for column in table.columns:
             assert column.doc, f"{table.name}.{column.name}"

@@ -65,7 +65,7 @@ def declared(db: sqlite3.Connection, table: str) -> list[tuple[str, str, int, in
     return [(name, kind, not_null, key) for _, name, kind, not_null, _, key in rows]
 
 
-def test_the_models_declare_the_newest_revision_and_nothing_else() -> None:
+def test_models_declare_the_newest_revision_only() -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
         tables = [MsprofBase.metadata.tables[model.__tablename__] for model in MSPROF_MODELS]
@@ -83,7 +83,7 @@ def test_the_models_declare_the_newest_revision_and_nothing_else() -> None:
     engine.dispose()
 
 
-def test_the_pytorch_tables_are_those_of_torch_npu(shared: Path) -> None:
+def test_pytorch_tables_equal_those_of_torch_npu(shared: Path) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection, sqlite3.connect(":memory:") as theirs:
         MsprofBase.metadata.create_all(connection)
@@ -98,7 +98,7 @@ def test_the_pytorch_tables_are_those_of_torch_npu(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [*MSPROF_MODELS, *PYTORCH_MODELS])
-def test_everything_is_documented(model: type[MsprofBase]) -> None:
+def test_every_model_and_column_of_msprof_is_documented(model: type[MsprofBase]) -> None:
     configure_mappers()
     assert model.__doc__
     table = MsprofBase.metadata.tables[model.__tablename__]
@@ -113,7 +113,7 @@ def test_everything_is_documented(model: type[MsprofBase]) -> None:
 
 
 @pytest.mark.parametrize("model", [*MSPROF_MODELS, *PYTORCH_MODELS])
-def test_every_id_of_a_text_can_be_read_as_that_text(model: type[MsprofBase]) -> None:
+def test_every_text_id_has_a_text_attribute(model: type[MsprofBase]) -> None:
     for attribute in model.__mapper__.column_attrs:
         refers = str(attribute.columns[0].info.get("refers"))
         if refers == STRINGS or refers.startswith("ENUM_"):
@@ -121,7 +121,7 @@ def test_every_id_of_a_text_can_be_read_as_that_text(model: type[MsprofBase]) ->
             assert hasattr(model, attribute.key.removesuffix("_id")), attribute.key
 
 
-def test_a_task_goes_by_the_name_of_what_it_executes(session: Session) -> None:
+def test_task_has_the_name_of_its_operation(session: Session) -> None:
     tasks = session.scalars(select(Task).order_by(Task.start_ns)).all()
     assert [task.name for task in tasks] == ["MatMul_1", "Memcpy", "EVENT_RECORD"]
     assert [task.duration_ns for task in tasks] == [50, 60, None]
@@ -129,7 +129,7 @@ def test_a_task_goes_by_the_name_of_what_it_executes(session: Session) -> None:
     assert [api.name for api in tasks[0].apis] == ["launch"]
 
 
-def test_operators_collectives_and_calls_read_as_text(session: Session) -> None:
+def test_relations_have_their_texts(session: Session) -> None:
     compute = session.scalars(select(ComputeTask)).one()
     assert (compute.op_type, compute.input_shapes, compute.attr_info) == ("MatMul", '"8,8"', None)
     assert compute.task is not None
@@ -145,22 +145,22 @@ def test_operators_collectives_and_calls_read_as_text(session: Session) -> None:
     assert (api.type, [task.global_task_id for task in api.tasks]) == ("node", [0])
 
 
-def test_times_that_pytorch_stores_as_text_read_as_numbers(session: Session) -> None:
+def test_pytorch_times_stored_as_text_are_numbers(session: Session) -> None:
     api = session.scalars(select(PytorchApi)).one()
     assert (api.name, api.start_ns, api.duration_ns) == ("aten::mm", 1736410576395167660, 15_000)
 
 
-def test_texts_and_durations_work_inside_queries(session: Session) -> None:
+def test_texts_and_durations_are_usable_in_queries(session: Session) -> None:
     query = select(ComputeTask.name, Task.duration_ns).join(Task, ComputeTask.task)
     assert session.execute(query.where(ComputeTask.op_type == "MatMul")).all() == [("MatMul_1", 50)]
 
 
-def test_a_text_the_file_does_not_have_reads_as_none(session: Session) -> None:
+def test_missing_text_is_none(session: Session) -> None:
     session.execute(text("UPDATE COMPUTE_TASK_INFO SET name = 999"))
     assert session.scalars(select(ComputeTask)).one().name is None
 
 
-def test_equal_rows_stay_two_rows(session: Session) -> None:
+def test_equal_rows_stay_separate(session: Session) -> None:
     session.execute(text("INSERT INTO RANK_DEVICE_MAP VALUES (-1, 0), (-1, 0)"))
     assert len(session.scalars(select(RankDevice)).all()) == 2
 
@@ -172,7 +172,7 @@ def test_times_are_exact_in_numeric_columns(session: Session) -> None:
     assert found == [1736410576395167661]
 
 
-def test_enum_contents_are_data_per_revision() -> None:
+def test_enum_contents_depend_on_the_revision() -> None:
     assert enums.contents("ENUM_MODULE", "1.0.0_20241008")[74] == "MBUFF"
     assert enums.contents("ENUM_MODULE")[74] == "AMP"
     assert enums.contents("ENUM_HCCL_DATA_TYPE", "pre_20240328") == {}

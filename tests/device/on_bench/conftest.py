@@ -17,8 +17,8 @@ bench.install(NAME)
 
 
 @pytest.fixture(autouse=True)
-def recovered() -> Iterator[None]:
-    """Begin with devices that are idle and well, and kernels of 10 us."""
+def fresh_device() -> Iterator[None]:
+    """Reset the devices before and after each test; kernels take 10 us."""
     bench.recover()
     torch.accelerator.set_device_index(0)
     yield
@@ -27,6 +27,6 @@ def recovered() -> Iterator[None]:
 
 @pytest.fixture
 def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """Return an empty project folder, which is the working directory."""
+    """Return a workload in an empty project folder, the working directory."""
     monkeypatch.chdir(tmp_path)
     return Workload(tmp_path)

@@ -1,4 +1,4 @@
-"""The test device itself: it works, and its times are exact to the nanosecond."""
+"""The test device works, and its times are exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def device_events(profiler: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("device", ["bench:0", "bench:1"])
-def test_models_train_to_the_same_losses_as_on_the_cpu(name: str, device: str) -> None:
+def test_models_have_the_same_losses_as_on_the_cpu(name: str, device: str) -> None:
     assert CASES[name].losses(device) == CASES[name].losses("cpu")
 
 
-def test_training_warns_of_nothing() -> None:
+def test_training_has_no_warnings() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CASES["mlp"].losses("bench")
 
 
-def test_a_kernel_takes_exactly_as_long_as_it_should() -> None:
+def test_kernel_takes_its_set_duration() -> None:
     start, end = event(), event()
-    bench.launch("any", 1)  # so that the next begins when this ends and not when it is launched
+    bench.launch("any", 1)  # makes the next kernel begin when this one ends, not at its launch
     start.record()
     bench.launch("long", 3 * MS)
     before_end = end.query()
@@ -51,11 +51,11 @@ def test_a_kernel_takes_exactly_as_long_as_it_should() -> None:
         start.elapsed_time(end)
     torch.accelerator.synchronize()
     assert end.query()
-    # Between the events lies the kernel, and what the host took to launch it if the device idled.
+    # The interval holds the kernel, and the launch time on the host if the device idled.
     assert 3.0 <= start.elapsed_time(end) < 50
 
 
-def test_kernels_queue_up_behind_each_other() -> None:
+def test_kernels_of_a_stream_run_one_after_another() -> None:
     bench.launch("ahead", 20 * MS)
     start, end = event(), event()
     start.record()
@@ -66,7 +66,7 @@ def test_kernels_queue_up_behind_each_other() -> None:
     assert start.elapsed_time(end) == pytest.approx(0.3, abs=1e-9)
 
 
-def test_waiting_takes_until_the_kernel_has_ended() -> None:
+def test_synchronization_waits_for_the_kernel() -> None:
     began = time.perf_counter()
     bench.launch("long", 30 * MS)
     assert time.perf_counter() - began < 0.03
@@ -74,7 +74,7 @@ def test_waiting_takes_until_the_kernel_has_ended() -> None:
     assert time.perf_counter() - began >= 0.03
 
 
-def test_streams_run_beside_each_other_and_wait_for_events() -> None:
+def test_streams_run_in_parallel_and_wait_for_events() -> None:
     side = torch.Stream(device="bench")
     starts, ends = [event(), event()], [event(), event()]
     starts[0].record()
@@ -94,7 +94,7 @@ def test_streams_run_beside_each_other_and_wait_for_events() -> None:
     assert ends[0].elapsed_time(after) >= 1.0
 
 
-def test_events_of_two_devices_cannot_be_compared() -> None:
+def test_events_of_different_devices_cannot_be_compared() -> None:
     one, other = event("bench:0"), event("bench:1")
     one.record()
     other.record(torch.accelerator.current_stream(1))
@@ -106,7 +106,7 @@ def test_events_of_two_devices_cannot_be_compared() -> None:
         other.record(torch.accelerator.current_stream(0))
 
 
-def test_what_is_captured_is_a_graph_and_runs_when_it_is_asked_to() -> None:
+def test_captured_graph_runs_when_replayed() -> None:
     x = torch.ones(4, device="bench")
     torch.accelerator.synchronize()
     graph = bench.Graph()
@@ -130,10 +130,10 @@ def test_what_is_captured_is_a_graph_and_runs_when_it_is_asked_to() -> None:
     assert start.elapsed_time(end) == pytest.approx(0.01, abs=1e-9)
 
 
-def test_an_error_comes_to_light_when_somebody_waits() -> None:
+def test_kernel_error_is_raised_at_synchronization() -> None:
     x = torch.ones(4, device="bench")
     torch.ops.bench.failing(x, 20 * MS, "index out of bounds")
-    x + 1  # the fault happens later
+    x + 1  # the kernel fails later
     with pytest.raises(RuntimeError, match="index out of bounds"):
         torch.accelerator.synchronize()
     with pytest.raises(RuntimeError, match="index out of bounds"):
@@ -158,7 +158,7 @@ def test_memory_is_cached_and_counted() -> None:
     assert torch.empty(2**21, dtype=torch.uint8, device="bench").data_ptr() == address
 
 
-def test_without_memory_the_cache_is_emptied_and_then_there_is_an_error() -> None:
+def test_cache_is_emptied_before_out_of_memory_is_raised() -> None:
     bench.set_capacity(64 * 2**20)
     try:
         before = torch.accelerator.memory_stats()
@@ -174,7 +174,7 @@ def test_without_memory_the_cache_is_emptied_and_then_there_is_an_error() -> Non
     assert after["num_ooms"] - before["num_ooms"] == 1
 
 
-def test_the_profiler_has_calls_kernels_and_copies_that_belong_together() -> None:
+def test_profiler_links_calls_kernels_and_copies() -> None:
     bench.set_duration(3 * MS, "addmm")
     model, x = torch.nn.Linear(8, 8).to("bench"), torch.ones(4, 8, device="bench")
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]) as profiler:
@@ -193,7 +193,7 @@ def test_the_profiler_has_calls_kernels_and_copies_that_belong_together() -> Non
     assert operators[kernels["mm"].linked_correlation_id()] == "aten::mm"
 
 
-def test_records_can_be_lost() -> None:
+def test_profiler_can_lose_records() -> None:
     x = torch.ones(4, device="bench")
     bench.lose_kernels(0.5)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]) as profiler:
@@ -202,23 +202,23 @@ def test_records_can_be_lost() -> None:
     assert len(device_events(profiler)) == 5
 
 
-def test_a_profile_of_the_cpu_has_no_kernels() -> None:
+def test_cpu_profile_has_no_kernels() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         torch.ones(4, device="bench") + 1
     assert not device_events(profiler)
 
 
-def test_a_forked_child_may_not_use_what_its_parent_has_used() -> None:
+def test_forked_child_cannot_use_an_initialized_device() -> None:
     torch.ones(1, device="bench")
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        told = "it could"
+        message = "no error"
         try:
             torch.ones(1, device="bench")
         except RuntimeError as error:
-            told = str(error)
-        os.write(write, told.encode())
+            message = str(error)
+        os.write(write, message.encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert b"Cannot re-initialize bench in forked subprocess" in os.read(read, 1000)

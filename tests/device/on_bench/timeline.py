@@ -1,4 +1,4 @@
-"""Timelines of the device: recorded work, its steps, and what is missing."""
+"""Timelines of the device: recorded work, its steps and missing records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def facts(result: RunResult) -> dict[str, str]:
     return dict(rows(result, "SELECT name, value FROM UPROF_RUN"))
 
 
-def test_a_kernel_of_3_ms_is_one_of_3_ms_in_the_report(spec: RunSpec) -> None:
+def test_kernel_duration_in_the_report_is_exact(spec: RunSpec) -> None:
     bench.set_duration(3 * MS, "addmm")
     result = run(BenchBackend(), spec)
     assert (result.exit_code, result.failure) == (0, None)
@@ -54,20 +54,20 @@ def test_a_kernel_of_3_ms_is_one_of_3_ms_in_the_report(spec: RunSpec) -> None:
         "SELECT t.endNs - t.startNs FROM TASK t JOIN COMPUTE_TASK_INFO c USING (globalTaskId)"
         " JOIN STRING_IDS s ON s.id = c.name AND s.value = 'addmm'",
     )
-    assert kernels == [(3 * MS,)] * 5 * 3  # five layers, three iterations: none of the warm-up
+    assert kernels == [(3 * MS,)] * 5 * 3  # five layers, three iterations; the warm-up has none
     known = facts(result)
     assert known["timeline_details"] == "shapes"
     assert "idle" in known["timeline_overhead"]
     assert known["timeline_launches_without_record"] == "0"
 
 
-def test_one_iteration_passes_between_making_ready_and_recording(spec: RunSpec) -> None:
+def test_one_iteration_separates_preparation_and_recording(spec: RunSpec) -> None:
     result = run(BenchBackend(), spec)
     assert [step for (step,) in rows(result, "SELECT id FROM STEP_TIME ORDER BY 1")] == [0, 1, 2]
 
 
-def test_the_devices_work_is_of_the_step_that_launched_it(spec: RunSpec) -> None:
-    """Five kernels of 20 ms a step: the device is far behind the host."""
+def test_device_work_belongs_to_the_step_that_launched_it(spec: RunSpec) -> None:
+    """Five kernels of 20 ms per step make the device lag far behind the host."""
     bench.set_duration(20 * MS, "addmm")
     result = run(BenchBackend(), spec)
     (report,) = result.files[TIMELINE]
@@ -75,11 +75,11 @@ def test_the_devices_work_is_of_the_step_that_launched_it(spec: RunSpec) -> None
         steps = analysis.breakdown("step").rows
     others = {(row.extra["compute_ns"] or 0) - 5 * 20 * MS for row in steps}
     assert len(steps) == 3
-    assert len(others) == 1  # the rest of a step is the same small kernels in each
+    assert len(others) == 1  # every step has the same small kernels otherwise
     assert 0 < others.pop() < MS
 
 
-def test_records_that_did_not_arrive_are_told(spec: RunSpec) -> None:
+def test_timeline_without_device_records_has_a_failure_message(spec: RunSpec) -> None:
     bench.lose_kernels(1.0)
     result = run(BenchBackend(), spec)
     assert "no device work" in str(result.failure)
@@ -98,20 +98,22 @@ def test_lost_records_are_counted(spec: RunSpec) -> None:
     assert f"lacks {lost} of {launches} device tasks" in str(result.failure)
 
 
-def test_work_beside_the_stream_it_was_called_on_is_said(spec: RunSpec, workload: Workload) -> None:
+def test_work_on_other_streams_than_the_calling_one_is_reported(
+    spec: RunSpec, workload: Workload
+) -> None:
     gather = "torch.ops.bench.busy_beside(x.detach(), 4_000_000, 'all_gather')"
     beside = LAYERS.replace("        return x\n", f"        {gather}\n        return x\n")
     workload.write("main.py", beside + PROVIDERS)
     result = run(BenchBackend(), replace(spec, reports=(TIMELINE, RUN_TIME)))
-    told = facts(result)["timeline_work_beside_main_streams"]
-    assert told.endswith(": 12.000 ms")  # three iterations
+    fact = facts(result)["timeline_work_beside_main_streams"]
+    assert fact.endswith(": 12.000 ms")  # three iterations
     (report,) = result.files[RUN_TIME]
     with open_report(report) as opened:
         found = dict(opened.rows("SELECT name, detail FROM UPROF_ANOMALIES"))
     assert "12.000 ms" in found["work_beside_main_streams"]
 
 
-def test_a_profiler_of_the_programs_during_the_warm_up_is_left_alone(
+def test_programs_own_profiler_during_warm_up_keeps_its_events(
     spec: RunSpec, workload: Workload
 ) -> None:
     workload.write(

@@ -1,4 +1,4 @@
-"""Times of operations compared with kernels of exactly 3 us and 3 ms."""
+"""Measured operation times are those of kernels of exactly 3 us and 3 ms."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def by_name(tracked: TrackedRun, name: str) -> list[OperationRecord]:
 
 
 @pytest.mark.parametrize("kernel_us", [3, 3000])
-def test_an_operation_takes_what_its_kernels_take(workload: Workload, kernel_us: int) -> None:
+def test_operation_time_is_the_time_of_its_kernels(workload: Workload, kernel_us: int) -> None:
     bench.set_duration(kernel_us * US)
     tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=4)
     assert names(tracked) == ["linear", "relu"] * 5
-    # mm for the weight, for the input (which the first layer has not), sum for the bias
+    # mm for the weight and (except in the first layer) for the input, sum for the bias
     backward = {"relu": 1, "linear": 3}
     for number, one in enumerate(tracked.operations):
         assert forward_us(one) == [kernel_us] * len(one.forward_ms)
@@ -50,10 +50,10 @@ def test_an_operation_takes_what_its_kernels_take(workload: Workload, kernel_us:
         )
     reached, timed = tracked.facts["intervals_reached_by_device"].split(" of ")
     assert int(timed) >= 4 * 20
-    assert int(reached) < int(timed) / 10  # those of a moment when others had the processor
+    assert int(reached) < int(timed) / 10  # only while other processes had the CPU
 
 
-def test_recomputed_operations_have_the_time_of_their_kernels(workload: Workload) -> None:
+def test_recomputed_time_is_the_time_of_recomputed_kernels(workload: Workload) -> None:
     bench.set_duration(3000 * US)
     block = """
         from torch.utils.checkpoint import checkpoint
@@ -78,7 +78,7 @@ def test_recomputed_operations_have_the_time_of_their_kernels(workload: Workload
     ] * 6
 
 
-def test_optimizers_that_step_within_the_backward_pass_end_iterations(workload: Workload) -> None:
+def test_optimizer_steps_within_the_backward_pass_end_iterations(workload: Workload) -> None:
     bench.set_duration(3 * US)
     workload.write(
         "main.py",
@@ -101,8 +101,8 @@ for _ in range(20):
     assert names(tracked)[:2] == ["linear", "relu"]
 
 
-def test_what_events_take_is_none_of_an_operations_time(workload: Workload) -> None:
-    """On an H100 each interval held 2.1 us of events: kernels of 1.2 us were shown as 4.1."""
+def test_event_overhead_is_excluded_from_operation_time(workload: Workload) -> None:
+    """On an H100 each interval held 2.1 us of events: kernels of 1.2 us appeared as 4.1."""
     bench.set_duration(3 * US)
     bench.set_event_cost(2100)
     views = LAYERS.replace("        return x\n", "        return x.view(-1)\n")
@@ -115,8 +115,8 @@ def test_what_events_take_is_none_of_an_operations_time(workload: Workload) -> N
     assert {*backward} == {0, 3, 6, 9}
 
 
-def test_an_iteration_takes_what_it_takes_when_nothing_in_it_is_timed(workload: Workload) -> None:
-    """The host takes 20 ms a step, the device 0.2: that is no reason to show one of 0.2 ms."""
+def test_iteration_time_is_measured_without_timing_operations(workload: Workload) -> None:
+    """The host takes 20 ms per step, the device 0.2 ms: the iteration takes 20 ms."""
     bench.set_duration(3 * US)
     slow = LAYERS.replace(
         "        return x\n", "        import time; time.sleep(0.02)\n        return x\n"
@@ -129,7 +129,7 @@ def test_an_iteration_takes_what_it_takes_when_nothing_in_it_is_timed(workload: 
         assert one.total_ms >= one.forward_ms + one.backward_ms
 
 
-def test_a_device_that_is_busy_anyway_is_timed_as_exactly(workload: Workload) -> None:
+def test_busy_device_is_timed_exactly(workload: Workload) -> None:
     bench.set_duration(2 * MS, "addmm")
     bench.set_duration(5 * US, "relu")
     tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=2)
@@ -137,11 +137,11 @@ def test_a_device_that_is_busy_anyway_is_timed_as_exactly(workload: Workload) ->
     assert {us for one in by_name(tracked, "relu") for us in forward_us(one)} == {5}
 
 
-def test_a_device_without_a_kernel_that_waits_is_kept_busy_by_filling_memory(
+def test_device_without_a_waiting_kernel_is_delayed_by_filling_memory(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.set_duration(3 * US)
-    bench.set_duration(500 * US, "zero_")  # whose values the host computes: few
+    bench.set_duration(500 * US, "zero_")  # few values, as the host computes them
     monkeypatch.setattr(lag_module, "_FILL_BYTES", 1024)
     monkeypatch.delattr(torch.bench, "_sleep")
     tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=3)
@@ -150,14 +150,14 @@ def test_a_device_without_a_kernel_that_waits_is_kept_busy_by_filling_memory(
     assert len(exact) >= 8
 
 
-def test_an_operation_that_waits_for_the_device_is_marked(workload: Workload) -> None:
+def test_operation_before_a_synchronization_is_timed_exactly(workload: Workload) -> None:
     waiting = LAYERS.replace("x = layer(x).relu()", "x = layer(x).relu(); self.n = x.nonzero()")
     bench.set_duration(3 * US)
     tracked = workload.model(waiting, providers=PROVIDERS, device="bench", iterations=3)
     assert {us for one in by_name(tracked, "linear") for us in forward_us(one)} == {3}
 
 
-def test_where_the_device_cannot_be_held_back_the_figures_say_so(
+def test_times_that_include_host_time_are_reported_if_the_device_cannot_be_delayed(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -174,7 +174,7 @@ def test_where_the_device_cannot_be_held_back_the_figures_say_so(
     assert int(reached) > int(timed) / 2
 
 
-def test_holding_back_that_fails_later_does_not_reach_the_program(
+def test_failing_delay_does_not_disturb_the_program(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -186,7 +186,7 @@ def test_holding_back_that_fails_later_does_not_reach_the_program(
     assert "launch failed" in outcome.anomalies["device_not_held_back"][1]
 
 
-def test_a_clock_that_speeds_up_is_noticed() -> None:
+def test_delay_is_recalibrated_when_the_device_runs_faster() -> None:
     lag = lag_module.make_lag("bench", torch.bench)
     lag.hold_back((0, 0), "first")
     torch.accelerator.synchronize()
@@ -215,7 +215,7 @@ class Net(nn.Module):
 """
 
 
-def test_a_model_on_two_devices_is_timed_on_both(workload: Workload) -> None:
+def test_model_on_two_devices_is_timed_on_both(workload: Workload) -> None:
     bench.set_duration(3 * MS, "addmm")
     tracked = workload.model(SPREAD, providers=PROVIDERS, device="bench", iterations=3)
     first, second = by_name(tracked, "linear")
@@ -227,7 +227,7 @@ def test_a_model_on_two_devices_is_timed_on_both(workload: Workload) -> None:
     assert tracked.peak_usage_bytes == both
 
 
-def test_work_on_the_device_that_is_not_the_current_one_is_timed_there(workload: Workload) -> None:
+def test_work_on_another_than_the_current_device_is_timed(workload: Workload) -> None:
     bench.set_duration(3 * MS, "addmm")
     elsewhere = PROVIDERS.replace('"bench"', '"bench:1"')
     tracked = workload.model(LAYERS, providers=elsewhere, device="bench", iterations=2)
@@ -235,7 +235,7 @@ def test_work_on_the_device_that_is_not_the_current_one_is_timed_there(workload:
     assert min(one.total_ms for one in tracked.iterations) >= 15
 
 
-def test_work_on_a_stream_of_the_programs_is_timed_there(workload: Workload) -> None:
+def test_work_on_a_stream_of_the_program_is_timed(workload: Workload) -> None:
     bench.set_duration(3 * US)
     beside = LAYERS.replace(
         "        for layer", "        s = torch.Stream(device='bench:0')\n        for layer"
@@ -244,7 +244,7 @@ def test_work_on_a_stream_of_the_programs_is_timed_there(workload: Workload) -> 
     assert {us for one in by_name(tracked, "linear") for us in forward_us(one)} == {3}
 
 
-def test_an_event_that_cannot_be_read_costs_one_operation_and_not_the_run(
+def test_unreadable_event_affects_one_operation_only(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = EventClock.elapsed_ms
@@ -272,7 +272,7 @@ def test_an_event_that_cannot_be_read_costs_one_operation_and_not_the_run(
     assert "invalid resource handle" in tracked.anomalies["event_not_read"][1]
 
 
-def test_what_is_captured_into_a_graph_holds_nothing_of_ours(workload: Workload) -> None:
+def test_captured_graph_has_no_nodes_of_uprof(workload: Workload) -> None:
     captured = """
     from tests.device import bench
 
@@ -294,7 +294,7 @@ def test_what_is_captured_into_a_graph_holds_nothing_of_ours(workload: Workload)
     """
     tracked = workload.model(captured, providers=PROVIDERS, device="bench", iterations=2)
     nodes = {*Path("nodes").read_text().splitlines()}
-    assert len(nodes) <= 2  # the first backward makes gradients, others add to them
+    assert len(nodes) <= 2  # the first backward pass creates gradients, later ones add to them
     assert not any("event" in one or "clone" in one or "spin" in one for one in nodes)
     assert tracked.anomalies["operations_in_graphs"][0] >= 2
     assert "timeline" in tracked.anomalies["operations_in_graphs"][1]
@@ -329,12 +329,12 @@ for _ in range(12):
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
-def test_a_whole_step_is_captured_and_no_iteration_ends_in_it(
+def test_no_iteration_ends_within_the_capture_of_a_whole_step(
     workload: Workload, before: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """To wait for the device in the midst of a capture ends the program, on CUDA as here."""
+    """Waiting for the device during a capture ends the program, on CUDA and here."""
     if not before:
-        bench.launch("first", 1)  # it is in use before its first capture
+        bench.launch("first", 1)  # initializes the device before its first capture
     workload.write("main.py", WHOLE_STEP.format(before=before))
     tracked = workload.run(device="bench", iterations=2, warmup=1).tracked
     assert tracked is not None
@@ -357,16 +357,18 @@ for step in range(40):
 """
 
 
-def test_an_error_that_only_uprof_waits_for_is_the_workloads(workload: Workload) -> None:
+def test_device_error_found_by_uprof_is_attributed_to_the_workload(workload: Workload) -> None:
     workload.write("main.py", FAILING.format(fails=0, ends=0))
-    with pytest.raises(MeasuringError, match=r"failed on the device.*index out of bounds") as told:
+    with pytest.raises(
+        MeasuringError, match=r"failed on the device.*index out of bounds"
+    ) as caught:
         workload.run(device="bench", iterations=2, warmup=0)
-    assert "LAUNCH_BLOCKING" in str(told.value.hint)
-    assert "uprof" not in f"{told.value} {told.value.hint}"
+    assert "LAUNCH_BLOCKING" in str(caught.value.hint)
+    assert "uprof" not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize(("ends", "exit_code"), [(6, 0), (39, 1)])
-def test_an_error_that_comes_late_costs_what_was_not_measured_yet(
+def test_late_device_error_keeps_completed_measurements(
     workload: Workload, ends: int, exit_code: int
 ) -> None:
     workload.write("main.py", FAILING.format(fails=6, ends=ends))
@@ -380,12 +382,12 @@ def test_an_error_that_comes_late_costs_what_was_not_measured_yet(
     assert names(outcome.tracked)[-1] == "sum"
 
 
-def test_events_are_used_again(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Counter[str] = Counter()
+def test_events_are_reused(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: Counter[str] = Counter()
     real = torch.Event
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        made["events"] += 1
+        created["events"] += 1
         return real(*args, **kwargs)
 
     clock = EventClock("bench", torch.bench, Anomalies(), set())
@@ -396,10 +398,10 @@ def test_events_are_used_again(workload: Workload, monkeypatch: pytest.MonkeyPat
         clock.synchronize()
         assert clock.all_elapsed_ms(marks[:-1], marks[1:]).min() >= 0
         clock.forget()
-    assert made["events"] == 10
+    assert created["events"] == 10
 
 
-def test_a_torch_that_names_the_current_device_otherwise() -> None:
+def test_current_device_is_found_under_its_older_and_newer_name() -> None:
     module = SimpleNamespace(current_device=lambda: 3, current_stream=lambda device: "its own")
     newer, older = SimpleNamespace(), SimpleNamespace()
     newer.accelerator = SimpleNamespace(
@@ -411,8 +413,8 @@ def test_a_torch_that_names_the_current_device_otherwise() -> None:
     assert [stream(0) for _, stream in found] == ["s", "s", "its own"]
 
 
-def test_a_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:
-    """In another process: this one has used the device."""
+def test_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:
+    """Runs in another process because this one has used the device."""
     workload.write(
         "main.py",
         """
@@ -439,7 +441,7 @@ def test_a_program_may_fork_before_it_uses_the_device(workload: Workload) -> Non
     assert "2.0" in done.stdout
 
 
-def test_the_device_is_waited_for_between_samples_and_not_within(
+def test_device_is_synchronized_between_samples_only(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -452,5 +454,5 @@ def test_the_device_is_waited_for_between_samples_and_not_within(
     workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=1)
     monkeypatch.setattr(torch.bench, "synchronize", counted)
     workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=5)
-    # Four times to calibrate, then once a sample and at the end of each of three stages.
+    # Four times for calibration, then per sample and at the end of each of three stages.
     assert len(waits) == 4 + 5 + 3
