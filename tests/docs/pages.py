@@ -1,4 +1,4 @@
-"""The pages of the documentation as its tests read them."""
+"""The pages of the documentation for the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-"""Every page that people write."""
+"""Every page that is written by hand."""
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 
 
@@ -30,11 +30,11 @@ class Block:
     language: str
     text: str
     not_run: str | None
-    """Why it is not run; None: it is."""
+    """Reason from the comment above the block, or None if it is run."""
 
     @property
     def where(self) -> str:
-        """Return how a failure names it."""
+        """Return the block's name in failures."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 

@@ -1,4 +1,4 @@
-"""What the documentation's examples find in their folder, by the names that the pages use."""
+"""Recordings and files for the documentation's examples, by the names that the pages use."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ KINDS = {
     "PROF_000001_20260101000000000_00004242ABCDEFGH": "prof",
     "host_4242_20260101000000000_ascend_pt": "ascend-pt",
 }
-"""Name in a page -> what it is, unless `<!-- with: NAME=KIND -->` above a block says otherwise."""
+"""Name in a page -> its kind, unless `<!-- with: NAME=KIND -->` above a block differs."""
 
 
-def give(name: str, kind: str, store: Path) -> None:
-    """Put what is of a kind where the current folder has `name`; `store` keeps recordings."""
+def provide(name: str, kind: str, store: Path) -> None:
+    """Put the recording of a kind at `name` in the current directory; `store` caches recordings."""
     place = Path(name)
     if place.is_dir():
         shutil.rmtree(place)
@@ -59,7 +59,7 @@ def give(name: str, kind: str, store: Path) -> None:
     kept = store / kind
     if not kept.exists():
         store.mkdir(parents=True, exist_ok=True)
-        _MADE[kind](kept)
+        _BUILDERS[kind](kept)
     if "*" in name:
         shutil.copytree(kept, Path(), dirs_exist_ok=True)
     elif kept.is_dir():
@@ -69,7 +69,7 @@ def give(name: str, kind: str, store: Path) -> None:
 
 
 def timeline_trace(path: Path) -> Path:
-    """Write a trace of three steps: operations with shapes, their kernels, a wait for them."""
+    """Write a trace of three steps with operations, shapes, kernels and a synchronization."""
     events = []
     for step in range(3):
         begin = 1_000_000.0 + 20_000 * step
@@ -115,9 +115,9 @@ def _checkout(path: Path) -> None:
     _script(path / "train.py")
 
 
-def _made(source: str) -> Callable[[Path], None]:
+def _builder(source: str) -> Callable[[Path], None]:
     def make(path: Path) -> None:
-        MAKERS[source](path.with_name(f"{path.name}-made")).rename(path)
+        MAKERS[source](path.with_name(f"{path.name}-source")).rename(path)
 
     return make
 
@@ -133,14 +133,14 @@ def _rank_traces(path: Path) -> None:
 
 
 def _packed_export(path: Path) -> None:
-    made_of = MAKERS["nsys"](path.with_name("nsys-made"))
-    path.write_bytes(lzma.compress(made_of.read_bytes()))
+    source = MAKERS["nsys"](path.with_name("nsys-source"))
+    path.write_bytes(lzma.compress(source.read_bytes()))
 
 
 def _recordings(path: Path) -> None:
     for number in (1, 2):
-        made_of = MAKERS["prof"](path.with_name(f"prof-made-{number}"))
-        shutil.copytree(made_of, path / f"PROF_00000{number}_20260101000000000_00004242ABCDEFGH")
+        source = MAKERS["prof"](path.with_name(f"prof-source-{number}"))
+        shutil.copytree(source, path / f"PROF_00000{number}_20260101000000000_00004242ABCDEFGH")
 
 
 def _old_database(path: Path) -> None:
@@ -157,7 +157,7 @@ def _cluster(path: Path) -> None:
     cluster.build([str(databases)], str(path))
 
 
-_MADE: dict[str, Callable[[Path], object]] = {
+_BUILDERS: dict[str, Callable[[Path], object]] = {
     "script": _script,
     "package": _package,
     "checkout": _checkout,
@@ -166,8 +166,8 @@ _MADE: dict[str, Callable[[Path], object]] = {
     "timeline": _timeline,
     "rank-traces": _rank_traces,
     "packed-export": _packed_export,
-    "prof": _made("prof"),
-    "ascend-pt": _made("ascend_pt"),
+    "prof": _builder("prof"),
+    "ascend-pt": _builder("ascend_pt"),
     "recordings": _recordings,
     "old-database": _old_database,
     "ranks": ranks.databases,

@@ -26,7 +26,7 @@ CLASSES = [
 
 
 def tags() -> set[str]:
-    """Return the slugs of messages that are printed without an error."""
+    """Return the slugs of messages that are printed without an exception."""
     found = set()
     for module in nodes("unified_prof").values():
         for node in module:
@@ -42,16 +42,16 @@ def tags() -> set[str]:
 
 
 @cache
-def raised() -> list[tuple[ast.Call, Path]]:
-    """Return every place that makes an error; not asked at import, it takes a second."""
+def error_calls() -> list[tuple[ast.Call, Path]]:
+    """Return every call that creates an error; it takes a second, so not at import."""
     return list(SITE["raised"](trees("unified_prof")))
 
 
 @cache
-def used() -> set[str]:
-    """Return every name that a message can have."""
-    found = {slug for call, _ in raised() for slug in SITE["slugs_of"](call)} - {"*"}
-    # `kind(...)` of pipeline/remote_words makes errors of a class that it is given.
+def used_slugs() -> set[str]:
+    """Return every slug that a message can have."""
+    found = {slug for call, _ in error_calls() for slug in SITE["slugs_of"](call)} - {"*"}
+    # `kind(...)` of pipeline/remote_words creates errors of a class in a parameter.
     return found | tags() | {one.slug for one in CLASSES} | {"remote-storage"}
 
 
@@ -61,16 +61,18 @@ ENTRIES = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
 def test_every_raised_error_has_a_slug() -> None:
     unnamed = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
-        for call, path in raised()
+        for call, path in error_calls()
         if not SITE["slugs_of"](call) and path.name != "errors.py"
     ]
-    assert len(raised()) > 300
+    assert len(error_calls()) > 300
     assert unnamed == [], 'give slug="...", and the slug an entry in docs/troubleshooting.md'
 
 
 def test_every_slug_is_documented_and_every_entry_is_used() -> None:
-    assert sorted(used() - set(ENTRIES)) == [], "add an entry to docs/troubleshooting.md"
-    assert sorted(set(ENTRIES) - used()) == [], "nothing in the package has this name any more"
+    assert sorted(used_slugs() - set(ENTRIES)) == [], "add an entry to docs/troubleshooting.md"
+    assert sorted(set(ENTRIES) - used_slugs()) == [], (
+        "nothing in the package has this name any more"
+    )
 
 
 @pytest.mark.parametrize("slug", sorted(set(ENTRIES)))

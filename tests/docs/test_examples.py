@@ -1,8 +1,8 @@
-"""Examples of the documentation: what a page tells people to type works as it is written.
+"""Examples of the documentation work as printed.
 
-Every command is parsed as the program would, so that no option can be wrong. Blocks are run page by
-page, in order, in a folder that has what they name (`given`); outputs are not compared, unless the
-block says with which exit code it ends. A comment above a block says what else it needs:
+Every command is parsed by the program's parser. Blocks are run page by page and in order, in a
+directory with the files that they name (`recordings`); their outputs are compared only if the
+block gives an exit code. A comment above a block gives further requirements:
 `<!-- not run: REASON -->`, `<!-- with: NAME=KIND, ... -->`, `<!-- exit: N -->`.
 """
 
@@ -25,12 +25,12 @@ import pytest
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 from tests.docs.pages import PAGES, Block, blocks
-from tests.docs.recordings import KINDS, give
+from tests.docs.recordings import KINDS, provide
 from unified_prof.cli.app import COMMANDS, app
 
 SHELL = ("bash", "console", "sh", "")
 RUN_ELSEWHERE = {"docs/from": "tests/cli/test_docs_from.py"}
-"""Pages whose commands have a test of their own."""
+"""Pages whose commands have their own test."""
 FIGURES = ("performance.md", "validation.md", "architecture.md", "decisions.md")
 """Pages whose blocks are results and drawings."""
 OPTIONAL = ("dask_jobqueue", "lightning", "transformers", "torch_npu")
@@ -41,28 +41,28 @@ _COMMAND = re.compile(
 
 
 def shell_text(block: Block) -> str:
-    """Return what a block tells people to type, without what is printed."""
+    """Return the commands of a block without their output."""
     lines = block.text.splitlines()
     if any(line.startswith("$ ") for line in lines):
         lines = [line[2:] for line in lines if line.startswith("$ ")]
     return "\n".join(lines).replace("\\\n", " ") + "\n"
 
 
-def typed(block: Block) -> Iterator[list[str]]:
-    """Yield the words of every command of uprof in a block, after `uprof`."""
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """Yield the arguments of every uprof command in a block."""
     if block.language in (*SHELL, "yaml"):
         text = re.sub(r"(?m)(^|\s)#.*", "", shell_text(block))
         for match in _COMMAND.finditer(text):
             yield shlex.split(match[1])
 
 
-def with_commands() -> list[Block]:
-    found = [block for page in PAGES for block in blocks(page) if any(typed(block))]
+def blocks_with_commands() -> list[Block]:
+    found = [block for page in PAGES for block in blocks(page) if any(commands_of(block))]
     return [block for block in found if block.page.name not in FIGURES]
 
 
-def parsed(words: list[str]) -> None:
-    """Parse a command as the program does; raises what its user would be told."""
+def parse(words: list[str]) -> None:
+    """Parse a command with the program's parser; raise its usage errors."""
     command: Any = app
     context = command.make_context("uprof", [], resilient_parsing=True)
     while hasattr(command, "list_commands"):
@@ -79,19 +79,19 @@ def parsed(words: list[str]) -> None:
 
 
 def test_invalid_option_in_an_example_is_detected() -> None:
-    parsed(["report", "RUN", "--by", "module"])
+    parse(["report", "RUN", "--by", "module"])
     with pytest.raises(Exception, match=r"[Nn]o such option"):
-        parsed(["report", "RUN", "--bye", "module"])
+        parse(["report", "RUN", "--bye", "module"])
     with pytest.raises(Exception, match="module"):
-        parsed(["report", "RUN", "--by", "modules"])
+        parse(["report", "RUN", "--by", "modules"])
 
 
-@pytest.mark.parametrize("block", with_commands(), ids=lambda block: block.where)
+@pytest.mark.parametrize("block", blocks_with_commands(), ids=lambda block: block.where)
 def test_each_command_parses(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in typed(block):
+    for words in commands_of(block):
         try:
-            parsed(words)
+            parse(words)
         except Exception as error:
             raise AssertionError(f"{block.where}: uprof {shlex.join(words)}: {error}") from error
 
@@ -149,8 +149,8 @@ PAGES_RUN = [
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that keeps what pages are given."""
-    return tmp_path_factory.mktemp("given")
+    """Return the directory that caches recordings for the pages."""
+    return tmp_path_factory.mktemp("recordings")
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_examples_of_a_page_work(
     for block in blocks(page):
         if block.not_run is not None:
             continue
-        if block.language in SHELL and any(typed(block)):
+        if block.language in SHELL and any(commands_of(block)):
             _prepare(block, _words_of(shell_text(block)), store)
             _run_shell(block)
         elif block.language == "python":
@@ -177,30 +177,35 @@ def test_examples_of_a_page_work(
 
 
 def _words_of(text: str) -> list[str]:
-    """Return the words of commands; not what they make: what stands after -o or > somewhere."""
+    """Return the words of commands except their outputs, which follow -o or > somewhere."""
     words: list[str] = []
-    made: set[str] = set()
+    outputs: set[str] = set()
     for line in text.splitlines():
         before = ""
         for word in shlex.split(line.replace("(", " ").replace(")", " "), comments=True):
             if before in ("-o", ">", ">>"):
-                made.add(word)
+                outputs.add(word)
             else:
                 words += re.split(r"(?<!rank\*)[=:]", word) if "*" not in word else [word]
             before = word
-    return [word for word in words if word not in made]
+    return [word for word in words if word not in outputs]
 
 
 def _prepare(block: Block, words: list[str], store: Path) -> None:
     lines = block.page.read_text(encoding="utf-8").splitlines()
     above = re.fullmatch(r"<!-- with: (.+) -->", lines[block.line - 2]) if block.line > 1 else None
-    said = dict(one.split("=") for one in above[1].split(", ")) if above else {}
-    for name, kind in said.items():
-        give(name, kind, store)
+    requested = dict(one.split("=") for one in above[1].split(", ")) if above else {}
+    for name, kind in requested.items():
+        provide(name, kind, store)
     for word in dict.fromkeys(words):
         top = word if word in KINDS else word.partition("/")[0]
-        if top in KINDS and top not in said and f"{top}/" not in said and not Path(top).exists():
-            give(top, KINDS[top], store)
+        if (
+            top in KINDS
+            and top not in requested
+            and f"{top}/" not in requested
+            and not Path(top).exists()
+        ):
+            provide(top, KINDS[top], store)
 
 
 def _run_shell(block: Block) -> None:
@@ -208,7 +213,7 @@ def _run_shell(block: Block) -> None:
     above = re.fullmatch(r"<!-- exit: (\d+) -->", lines[block.line - 2])
     binaries = Path("..", ".bin").resolve()
     binaries.mkdir(exist_ok=True)
-    # A gate may find what it finds: the machine that runs this is as busy as it is.
+    # The outcome of a gate depends on how busy this machine is, so any is accepted.
     (binaries / "uprof").write_text(
         f'#!/bin/bash\n"{sys.executable}" -m unified_prof "$@"\ncode=$?\n'
         'case "$1 $code" in "gate 1" | "gate 3") exit 0 ;; esac\nexit $code\n'

@@ -1,4 +1,4 @@
-"""Each heading of a table or figure is explained in the glossary."""
+"""Every heading of a table or figure is explained in the glossary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links of the documentation: those within it lead somewhere, the others are addresses."""
+"""Links of the documentation resolve within it, or are well-formed addresses."""
 
 from __future__ import annotations
 

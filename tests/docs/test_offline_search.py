@@ -1,4 +1,4 @@
-"""The search of the documentation site works from disk, where browsers refuse to start workers."""
+"""The search of the documentation site works from disk, where browsers refuse workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded sessions: true recordings, short, and the page shows what they hold."""
+"""The recorded sessions are complete and short, and the page shows them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASTS = sorted((ROOT / "docs" / "sessions").glob("*.cast"))
 
 
 def recorder() -> ModuleType:
-    """Return the script that records."""
+    """Return the recording script as a module."""
     path = ROOT / "scripts" / "record_sessions.py"
     spec = importlib.util.spec_from_file_location("record_sessions", path)
     assert spec is not None
@@ -39,7 +39,7 @@ def test_recording_is_complete_short_and_anonymous(cast: Path) -> None:
     assert head["width"] > 0
     times = [at for at, kind, _ in events if kind == "o"]
     assert times == sorted(times)
-    assert times[-1] < 120, "a finding takes two minutes at most"
+    assert times[-1] < 120, "a session takes at most two minutes"
     shown = "".join(text for _, _, text in events)
     assert not re.search(r"(?<![\w.:~])/(?:home|root|tmp|work|Users|var|opt)/", shown)
     assert "Traceback" not in shown

@@ -1,4 +1,4 @@
-"""A profile between two callbacks: it begins once, ends once, and never ends the training."""
+"""A profile between two callbacks begins once, ends once and never ends the training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from unified_prof.pipeline.live import Profile
 
 
 class Recorder:
-    """Stands for `unified_prof.profile`, and fails where it is told."""
+    """Replaces `unified_prof.profile`; fails with the given errors."""
 
     def __init__(self, begin: Exception | None = None, end: Exception | None = None) -> None:
         self.begin, self.end = begin, end
-        self.seen: list[object] = []
+        self.calls: list[object] = []
 
     @contextmanager
     def __call__(self, output: Path | None, **options: Any) -> Iterator[Profile]:
@@ -43,12 +43,12 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    made = Recorder()
-    monkeypatch.setattr(measurement, "profile", made)
-    return made
+    recorder = Recorder()
+    monkeypatch.setattr(measurement, "profile", recorder)
+    return recorder
 
 
-def test_it_begins_once_and_ends_once(recorder: Recorder) -> None:
+def test_measurement_begins_once_and_ends_once(recorder: Recorder) -> None:
     measured = Measurement("out", iterations=3)
     for _ in range(2):
         measured.begin()
@@ -60,7 +60,7 @@ def test_it_begins_once_and_ends_once(recorder: Recorder) -> None:
     assert recorder.seen == [("out", {"iterations": 3}), "ended"]
 
 
-def test_the_error_of_the_loop_is_told_to_the_profile_and_not_raised_twice(
+def test_training_error_is_passed_to_the_profile_and_not_raised(
     recorder: Recorder,
 ) -> None:
     measured = Measurement()
@@ -69,7 +69,7 @@ def test_the_error_of_the_loop_is_told_to_the_profile_and_not_raised_twice(
     assert recorder.seen[-1] == "out of memory"
 
 
-def test_a_process_that_the_loop_forks_ends_nothing(
+def test_forked_process_does_not_end_the_measurement(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Measurement()
@@ -82,19 +82,19 @@ def test_a_process_that_the_loop_forks_ends_nothing(
     assert recorder.seen[-1] == "ended"
 
 
-def test_what_a_loop_that_failed_left_under_way_is_ended_by_the_next(recorder: Recorder) -> None:
+def test_measurement_of_a_failed_loop_is_ended_by_the_next_loop(recorder: Recorder) -> None:
     loops = object(), object()
-    first, beside, second = Measurement("1"), Measurement("2"), Measurement("3")
+    first, same_loop, second = Measurement("1"), Measurement("2"), Measurement("3")
     first.begin(loops[0])
-    beside.begin(loops[0])
-    assert first.is_under_way, "two of one loop: the second is refused by the profile itself"
-    beside.end()
+    same_loop.begin(loops[0])
+    assert first.is_under_way, "the profile itself refuses a second one in the same loop"
+    same_loop.end()
     second.begin(loops[1])
     assert second.is_under_way
     second.end()
 
 
-def test_one_loop_after_another(recorder: Recorder) -> None:
+def test_new_loop_ends_the_measurement_of_the_previous_one(recorder: Recorder) -> None:
     loops = object(), object()
     first, second = Measurement("1"), Measurement("2")
     first.begin(loops[0])
@@ -110,7 +110,7 @@ def _begin_and_end(measured: Measurement) -> None:
 
 
 @pytest.mark.parametrize("when", ["begin", "end"])
-def test_what_goes_wrong_with_the_measurement_is_a_warning(when: str, recorder: Recorder) -> None:
+def test_measurement_error_is_a_warning(when: str, recorder: Recorder) -> None:
     setattr(recorder, when, CaptureError("nothing to measure", hint="train longer"))
     measured = Measurement()
     with pytest.warns(RuntimeWarning, match="nothing to measure.*train longer"):
@@ -119,7 +119,7 @@ def test_what_goes_wrong_with_the_measurement_is_a_warning(when: str, recorder: 
     assert "not measured: nothing to measure" in measured.summary()
 
 
-def test_wrong_options_do_not_end_a_training_either() -> None:
+def test_invalid_options_do_not_end_the_training() -> None:
     measured = Measurement(reports=("speed",))
     with pytest.warns(RuntimeWarning, match="unknown report 'speed'"):
         measured.begin()
@@ -127,13 +127,13 @@ def test_wrong_options_do_not_end_a_training_either() -> None:
     assert measured.failure == "unknown report 'speed'"
 
 
-def test_hints_are_those_of_a_program(tmp_path: Path) -> None:
+def test_hints_are_for_programs(tmp_path: Path) -> None:
     (tmp_path / "run_time.sqlite").touch()
     with pytest.warns(RuntimeWarning, match=r"already exists.*overwrite it with force=True"):
         Measurement(tmp_path).begin()
 
 
-def test_before_it_has_ended_there_is_nothing_to_tell(recorder: Recorder) -> None:
+def test_summary_before_the_end_says_not_yet(recorder: Recorder) -> None:
     measured = Measurement()
     assert "yet" in measured.summary()
     measured.begin()
@@ -144,23 +144,25 @@ def test_before_it_has_ended_there_is_nothing_to_tell(recorder: Recorder) -> Non
 
 @pytest.mark.skipif(
     any(importlib.util.find_spec(one) for one in ("lightning", "pytorch_lightning")),
-    reason="it is installed",
+    reason="lightning is installed",
 )
-def test_without_lightning_its_callbacks_say_what_to_install() -> None:
+def test_missing_lightning_has_an_install_hint() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[lightning\]'"):
         importlib.import_module("unified_prof.integrations.lightning")
 
 
-@pytest.mark.skipif(bool(importlib.util.find_spec("transformers")), reason="it is installed")
-def test_without_transformers_its_callback_says_what_to_install() -> None:
+@pytest.mark.skipif(
+    bool(importlib.util.find_spec("transformers")), reason="transformers is installed"
+)
+def test_missing_transformers_has_an_install_hint() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[transformers\]'"):
         importlib.import_module("unified_prof.integrations.transformers")
 
 
-def test_another_package_of_lightning_s_name_is_told(
+def test_other_package_named_lightning_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `lightning` was before it held the trainer, or a folder of the user's own."""
+    """`lightning` before it contained the trainer, or a directory of the user with this name."""
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)

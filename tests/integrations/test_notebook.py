@@ -1,4 +1,4 @@
-"""`%%uprof` in a shell of IPython, and in a real kernel."""
+"""`%%uprof` in an IPython shell and in a real kernel."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 
 class Shell:
-    """A shell, what its cells showed, and their numbers."""
+    """An IPython shell and the objects that its cells displayed."""
 
     def __init__(self, shell: Any, shown: list[Any]) -> None:
         self.shell, self.shown = shell, shown
 
     def run(self, cell: str) -> Any:
-        """Run a cell as a person does, and return what it told."""
+        """Run a cell like a user and return its result object."""
         self.shown.clear()
         return self.shell.run_cell(cell, store_history=True)
 
@@ -86,19 +86,19 @@ def shell(
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
-    made = InteractiveShell.instance(config=config)
+    ipython = InteractiveShell.instance(config=config)
     shown: list[Any] = []
     monkeypatch.setattr(notebook, "_show", shown.append)
     monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/run/connection.json"])
-    # A shell makes itself the main module; what follows in this process is to find its own.
+    # A shell replaces the main module, which must be restored after the test.
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     try:
-        made.run_line_magic("load_ext", "unified_prof")
-        yield Shell(made, shown)
+        ipython.run_line_magic("load_ext", "unified_prof")
+        yield Shell(ipython, shown)
     finally:
-        made.run_line_magic("unload_ext", "unified_prof")
-        atexit.unregister(made.atexit_operations)
-        made.atexit_operations()
+        ipython.run_line_magic("unload_ext", "unified_prof")
+        atexit.unregister(ipython.atexit_operations)
+        ipython.atexit_operations()
         InteractiveShell.clear_instance()
 
 
@@ -107,14 +107,14 @@ def rows(directory: Path, by: By) -> list[str]:
     return [row.name for row in found.breakdown(by).rows]
 
 
-def test_a_cell_is_measured_shown_and_left_in_a_variable(shell: Shell) -> None:
+def test_cell_is_measured_displayed_and_assigned(shell: Shell) -> None:
     shell.value(MODEL)
     assert shell.value(f"%%uprof --warmup 1 --iterations 2\n{TRAIN}") is True
     profile = shell.variables["prof"]
     assert shell.shown == [profile]
     assert profile.summary.operations == 2
     assert "linear" in profile._repr_html_()
-    # The model's line, in the cell that defined it: the lines are the cell's own.
+    # The line of the model in the cell that defines it: line numbers are the cell's own.
     assert rows(profile.directory, "line") == ["In [1]:10", "(no source line)"]
     facts = dict(unified_prof.figures(profile.directory)[0].summary.facts)
     assert facts["target"] == "notebook"
@@ -128,7 +128,7 @@ def command_of(profile: Any) -> list[str]:
     return found
 
 
-def test_reports_say_which_cell_was_run_and_nothing_of_the_kernel(
+def test_reports_name_the_measured_cell_and_hide_secrets(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shell.value("import torch\nx = torch.ones(3)\ndef run(x, api_key=''): return x.exp()")
@@ -136,7 +136,7 @@ def test_reports_say_which_cell_was_run_and_nothing_of_the_kernel(
     assert command_of(shell.variables["prof"]) == [
         *("In [2]", "%%uprof", "-q", "--scope", "project", "--include", "my lib")
     ]
-    monkeypatch.setenv("JPY_SESSION_NAME", "/home/somebody/work/train.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/user/work/train.ipynb")
     shell.value('%uprof -q --scope project run(x, api_key="s3cret s3cret")')
     assert command_of(shell.variables["prof"]) == [
         *("train.ipynb", "In [3]", "%uprof", "-q", "--scope", "project"),
@@ -154,16 +154,14 @@ def test_reports_say_which_cell_was_run_and_nothing_of_the_kernel(
     assert command_of(shell.variables["prof"])[:2] == ["edited.ipynb", "In [5]"]
 
 
-def test_lines_of_the_measured_cell_count_from_its_first(shell: Shell) -> None:
+def test_line_numbers_start_at_the_measured_cell(shell: Shell) -> None:
     shell.value("import torch\nx = torch.ones(3)")
     shell.value("%%uprof -q --scope project\n\ny = x.exp()\nz = y.sin()")
     assert set(rows(shell.variables["prof"].directory, "line")) == {"In [2]:3", "In [2]:4"}
     assert shell.shown == []
 
 
-def test_a_cell_runs_twice_and_nothing_of_the_first_time_stays(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_repeated_cell_leaves_nothing_of_the_first_run(shell: Shell, tmp_path: Path) -> None:
     import torch
 
     shell.value(MODEL)
@@ -179,36 +177,36 @@ def test_a_cell_runs_twice_and_nothing_of_the_first_time_stays(
     assert {one.name for one in (tmp_path / "my out").glob("*.sqlite")} == {"run_time.sqlite"}
     shell.value("%reload_ext unified_prof")
     shell.value(f"%%uprof --iterations 2 --into second\n{TRAIN}")
-    assert len(shell.shown) == 1, "loaded twice, it measures once"
+    assert len(shell.shown) == 1, "an extension loaded twice measures once"
     first = shell.variables["second"].directory
     assert first.is_dir()
     shell.shown.clear()
     shell.value("del second")
     gc.collect()
-    assert not first.exists(), "the temporary folder goes with its profile"
+    assert not first.exists(), "the temporary directory is removed with its profile"
 
 
-def test_an_exception_is_the_users_and_restores_everything(
+def test_exception_of_the_cell_is_shown_without_frames_of_uprof(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
 
     shell.value(MODEL)
     plain = torch.nn.Linear.forward
-    done = shell.run("%%uprof\nstep()\nstep()\nraise ValueError('mine')")
+    done = shell.run("%%uprof\nstep()\nstep()\nraise ValueError('user error')")
     assert isinstance(done.error_in_exec, ValueError)
     shown = capsys.readouterr().out
-    assert "----> 4 raise ValueError('mine')" in shown
-    assert "unified_prof" not in shown, "no frame of ours"
+    assert "----> 4 raise ValueError('user error')" in shown
+    assert "unified_prof" not in shown
     assert "In[2], line 4" in shown
     assert torch.nn.Linear.forward is plain
-    assert "ValueError: mine" in shell.variables["prof"].failure
+    assert "ValueError: user error" in shell.variables["prof"].failure
     assert shell.shown == []
     assert shell.value(f"%%uprof --iterations 2\n{TRAIN}") is True
     assert isinstance(shell.run("%%uprof\nx = (").error_before_exec, SyntaxError)
 
 
-def test_a_cell_may_await(shell: Shell) -> None:
+def test_cell_may_await(shell: Shell) -> None:
     shell.value(f"{MODEL}\nimport asyncio")
     cell = "%%uprof --warmup 1 --iterations 2\nfor _ in range(8):\n    step()\n"
     cell += "    await asyncio.sleep(0)\n"
@@ -216,27 +214,27 @@ def test_a_cell_may_await(shell: Shell) -> None:
     assert shell.variables["prof"].summary.matched_iterations == 2
 
 
-def test_what_python_wants_first_stays_first(shell: Shell) -> None:
+def test_future_imports_stay_first(shell: Shell) -> None:
     shell.value(MODEL)
     cell = "%%uprof -q\nfrom __future__ import annotations\ndef f(x: Missing): pass\nstep()\n3"
     assert shell.value(cell) == 3
     assert shell.variables["f"].__annotations__ == {"x": "Missing"}
 
 
-def test_magics_work_inside_and_a_silent_end_stays_silent(shell: Shell) -> None:
+def test_magics_work_in_a_measured_cell(shell: Shell) -> None:
     shell.value(MODEL)
     assert shell.value("%%uprof -q\nfound = %env HOME\nx = 3") is None
     assert shell.variables["found"]
     assert shell.value("# a comment\n'%%uprof is text here'") == "%%uprof is text here"
 
 
-def test_a_statement_is_measured(shell: Shell) -> None:
+def test_statement_is_measured(shell: Shell) -> None:
     shell.value(MODEL)
     assert shell.value("%uprof -q --scope project --into p net(torch.ones(2, 4)).numel()") == 8
     assert shell.variables["p"].summary.operations == 3
     shell.value("%uprof -q y = net(torch.ones(2, 4))")
     assert tuple(shell.variables["y"].shape) == (2, 4)
-    # As other magics call it.
+    # The way that other magics call it.
     shell.value("get_ipython().run_cell_magic('uprof', '-q --into q', 'net(torch.ones(2, 4))')")
     assert shell.variables["q"].summary.operations == 2
 
@@ -252,19 +250,17 @@ def test_a_statement_is_measured(shell: Shell) -> None:
         ("%uprof", "nothing to measure"),
     ],
 )
-def test_what_cannot_be_meant_is_told_without_a_traceback(
+def test_invalid_magic_is_reported_without_a_traceback(
     shell: Shell, cell: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = shell.run(cell)
     assert words in str(done.error_in_exec)
-    told = capsys.readouterr()
-    assert words in told.err + told.out
-    assert "Traceback" not in told.err + told.out
+    captured = capsys.readouterr()
+    assert words in captured.err + captured.out
+    assert "Traceback" not in captured.err + captured.out
 
 
-def test_without_torch_the_magic_says_what_to_install(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_torch_has_an_install_hint(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "find_spec", lambda name: None)
     done = shell.run("%%uprof\nran = True")
     assert "needs torch, which is not installed" in str(done.error_in_exec)
@@ -272,13 +268,13 @@ def test_without_torch_the_magic_says_what_to_install(
     assert "ran" not in shell.variables
 
 
-def test_what_is_not_measured_is_no_error_of_the_cell(shell: Shell) -> None:
+def test_cell_without_operations_is_not_an_error(shell: Shell) -> None:
     assert shell.value("%%uprof\n1 + 1") == 2
     assert shell.variables["prof"].failure is not None
     assert "incomplete" in shell.variables["prof"]._repr_html_()
 
 
-def test_options_end_where_the_statement_begins() -> None:
+def test_options_end_at_the_statement() -> None:
     assert notebook._split("-q --warmup 2 f(-x, '--y')") == ("-q --warmup 2", "f(-x, '--y')")
     assert notebook._split("--warmup=2 f()") == ("--warmup=2", "f()")
     assert notebook._split("f()") == ("", "f()")
@@ -309,24 +305,27 @@ CELLS = (
     f"%%uprof --warmup 1 --iterations 2\n{TRAIN}",
     "import asyncio\nfor row in prof.summary.most_expensive:\n    print(row.location)",
     "%%uprof -q --iterations 2\nfor _ in range(6):\n    step()\n    await asyncio.sleep(0)",
-    "%%uprof -q\nraise ValueError('mine')",
+    "%%uprof -q\nraise ValueError('user error')",
     "import unified_prof\nunified_prof.figures(prof.directory) if prof.files else 'none'",
 )
 
 
 @pytest.mark.slow
 @needs("ipykernel", "nbclient", "nbformat")
-def test_a_real_kernel_runs_it(tmp_path: Path) -> None:
+def test_notebook_runs_in_a_real_kernel(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
 
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in CELLS])
-    made.cells[6].metadata["tags"] = ["raises-exception"]
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in CELLS])
+    document.cells[6].metadata["tags"] = ["raises-exception"]
     client = NotebookClient(
-        made, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        document,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute()
-    outputs = [cell.outputs for cell in made.cells]
+    outputs = [cell.outputs for cell in document.cells]
     for number in (2, 3):
         html = [
             one.data["text/html"] for one in outputs[number] if "text/html" in one.get("data", {})
@@ -339,16 +338,16 @@ def test_a_real_kernel_runs_it(tmp_path: Path) -> None:
     (failed,) = outputs[6]
     assert failed.ename == "ValueError"
     assert "unified_prof" not in "".join(failed.traceback)
-    assert list(tmp_path.iterdir()) == [], "nothing is left beside the notebook"
+    assert list(tmp_path.iterdir()) == [], "no files beside the notebook"
     if importlib.util.find_spec("nbconvert") is not None:
         from nbconvert import HTMLExporter
 
-        text, _ = HTMLExporter().from_notebook_node(made)
+        text, _ = HTMLExporter().from_notebook_node(document)
         assert "In [2]:10" in text
 
 
 @pytest.mark.slow
-def test_reading_needs_neither_torch_nor_ipython(tmp_path: Path) -> None:
+def test_reports_are_read_without_torch_and_ipython(tmp_path: Path) -> None:
     from tests.analysis.builders import run_time_report
 
     run_time_report(tmp_path / "run_time.sqlite")

@@ -1,4 +1,4 @@
-"""The plugin of pytest: what it measures, what it fails, and that nobody else notices it."""
+"""The pytest plugin: measurements, failures, and no effect on other sessions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_step(uprof):
 
 
 def run_of(milliseconds: float, generator: np.random.Generator, noise: float) -> Run:
-    """Return what a process measured whose speed is its own."""
+    """Return a run of a process that has its own speed."""
     speed = math.exp(generator.normal(0, noise))
     times = milliseconds * 1e6 * speed * np.linspace(1, 1.01, 10)
     facts = {"device": "cpu: a model", "host": "here", "git_commit": "abc"}
@@ -65,7 +65,7 @@ def run_of(milliseconds: float, generator: np.random.Generator, noise: float) ->
 
 
 class Machine:
-    """Measures what it is told, in no time."""
+    """Returns runs with given times instead of measuring."""
 
     def __init__(self) -> None:
         self.milliseconds = 10.0
@@ -84,29 +84,31 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    made = Machine()
+    replacement = Machine()
 
     def measure(
         self: measuring.Uprof, step: Callable[[], object], wanted: Settings, device: str | None
     ) -> Run:
-        made.settings.append(wanted)
+        replacement.settings.append(wanted)
         step()
-        return made.run()
+        return replacement.run()
 
-    def again_(self: verdicts.Command, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
-        made.runs_begun.append(f"{item.nodeid} {number}/{of}")
+    def measure_again(
+        self: verdicts.Command, item: pytest.Item, number: int, of: int
+    ) -> dict[str, Run]:
+        replacement.runs_begun.append(f"{item.nodeid} {number}/{of}")
         used = [value for value in item.stash._storage.values() if hasattr(value, "_measured")]
-        return {name: made.run() for name in used[0]._measured}
+        return {name: replacement.run() for name in used[0]._measured}
 
     monkeypatch.setattr(measuring.Uprof, "_measure", measure)
-    monkeypatch.setattr(verdicts.Command, "measure", again_)
+    monkeypatch.setattr(verdicts.Command, "measure", measure_again)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return made
+    return replacement
 
 
 @pytest.fixture
 def session(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """Return a function that runs a session in this process."""
+    """Return a function that runs a pytest session in this process."""
 
     def run(*arguments: str) -> pytest.RunResult:
         options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
@@ -119,7 +121,7 @@ def outcomes(result: pytest.RunResult) -> dict[str, int]:
     return {name: count for name, count in result.parseoutcomes().items() if name != "warnings"}
 
 
-def names(pytester: pytest.Pytester) -> list[str]:
+def baselines(pytester: pytest.Pytester) -> list[str]:
     store = str(pytester.path / api.DEFAULT_STORE)
     return [f"{entry.name}@{entry.version}" for entry in api.entries(store)]
 
@@ -128,10 +130,10 @@ Sessions = Callable[..., pytest.RunResult]
 Real = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-# Sessions that do not use it
+# Sessions that do not use the plugin
 
 
-def test_the_plugin_imports_nothing_heavy() -> None:
+def test_plugin_import_is_light() -> None:
     code = f"import sys, {MODULE}; print([one for one in {HEAVY} if one in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -139,7 +141,7 @@ def test_the_plugin_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_step_without_operations_fails_in_a_few_lines(pytester: pytest.Pytester) -> None:
+def test_step_without_operations_fails_with_a_short_message(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: sum(range(1000)))\n")
     result = pytester.runpytest_subprocess(*PLUGIN, "-q", "-p", "no:cacheprovider")
     output = result.stdout.str()
@@ -156,8 +158,8 @@ def test_iteration_time_excludes_waiting() -> None:
     assert found.iteration_ms == pytest.approx(6.05)
 
 
-def test_sessions_that_do_not_use_it_see_nothing_of_it(pytester: pytest.Pytester) -> None:
-    # torch, NumPy and the rest are not to be had there.
+def test_sessions_without_the_fixture_are_unaffected(pytester: pytest.Pytester) -> None:
+    # Heavy packages cannot be imported there.
     pytester.makeconftest(
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({HEAVY}))\n"
@@ -174,7 +176,7 @@ def test_sessions_that_do_not_use_it_see_nothing_of_it(pytester: pytest.Pytester
     assert not (pytester.path / ".uprof").exists()
 
 
-def test_an_older_pytest_goes_on_without_it() -> None:
+def test_older_pytest_ignores_the_plugin() -> None:
     code = f"import pytest; del pytest.StashKey; import {MODULE} as it; print(hasattr(it, 'uprof'))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -183,7 +185,7 @@ def test_an_older_pytest_goes_on_without_it() -> None:
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="the entry point of this checkout is not installed")
-def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
+def test_plugin_can_be_disabled(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_one():\n    pass\ndef test_two(uprof):\n    pass\n")
     result = pytester.runpytest_inprocess("-p", "no:uprof")
     assert outcomes(result) == {"passed": 1, "errors": 1}
@@ -191,10 +193,10 @@ def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_pytest_does_not_complain_where_uprof_is_imported_before_it(
+def test_early_import_of_uprof_causes_no_pytest_warning(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
-    # As after an installation of the wheel, whose list of files names the package.
+    # Like an installed wheel, whose RECORD lists the package.
     installed = tmp_path / "site" / "unified_prof_of_test-1.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text(
@@ -219,21 +221,21 @@ def test_pytest_does_not_complain_where_uprof_is_imported_before_it(
     assert "unified_prof_of_test" in done.stdout
 
 
-# What is measured and how
+# Measurements and their settings
 
 
-def test_what_is_measured_is_shown(
+def test_measured_step_is_shown(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
     result = session()
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*= uprof =*", "test*iteration", "*::test_step*ms"])
-    assert machine.runs_begun == [], "one run is enough where nothing is compared"
+    assert machine.runs_begun == [], "one run suffices without a comparison"
     assert not (pytester.path / ".uprof").exists()
 
 
-def test_what_is_measured_is_returned(
+def test_measured_times_are_returned(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(
@@ -246,7 +248,7 @@ def test_what_is_measured_is_returned(
     assert session().ret == 0
 
 
-def test_a_call_beats_a_marker_and_a_marker_beats_options(
+def test_call_overrides_marker_and_marker_overrides_options(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(
@@ -270,7 +272,7 @@ def test_a_call_beats_a_marker_and_a_marker_beats_options(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--uprof-max-regress", "5"], "*--uprof-max-regress 5 without a percent sign*"),
         (["--uprof-runs", "0"], "*--uprof-runs is 0, expected a number of at least 1*"),
@@ -282,17 +284,17 @@ def test_a_call_beats_a_marker_and_a_marker_beats_options(
         (["--uprof-save", "./"], "*--uprof-save './' looks like a path*"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_any_test(
-    session: Sessions, pytester: pytest.Pytester, arguments: list[str], told: str
+def test_invalid_options_are_refused_before_any_test(
+    session: Sessions, pytester: pytest.Pytester, arguments: list[str], message: str
 ) -> None:
     pytester.makepyfile(ONE_STEP)
     result = session(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([told])
+    result.stderr.fnmatch_lines([message])
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         ("uprof.run(3)", "*uprof.run expects a function that runs one step, not int*"),
         ("uprof.run(f); uprof.run(f)", "*this test has already measured a step*"),
@@ -301,16 +303,16 @@ def test_options_that_make_no_sense_are_refused_before_any_test(
         ("uprof.run(f, iterations=True)", "*iterations is True*"),
     ],
 )
-def test_calls_that_make_no_sense_fail_their_test(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester, call: str, told: str
+def test_invalid_calls_fail_their_test(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester, call: str, message: str
 ) -> None:
     pytester.makepyfile(f"def f():\n    pass\ndef test_step(uprof):\n    {call}\n")
     result = session()
     assert outcomes(result) == {"failed": 1}
-    result.stdout.fnmatch_lines([told])
+    result.stdout.fnmatch_lines([message])
 
 
-def test_a_marker_takes_no_unknown_name(
+def test_unknown_marker_argument_is_an_error(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.uprof(warmups=1)" + ONE_STEP)
@@ -322,7 +324,7 @@ def test_a_marker_takes_no_unknown_name(
 # Verdicts
 
 
-def test_an_unchanged_step_passes_and_half_as_much_again_fails(
+def test_unchanged_step_passes_and_a_slower_step_fails(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -347,7 +349,7 @@ def test_an_unchanged_step_passes_and_half_as_much_again_fails(
     assert "above the limit" in (found["uprof.reason"] or "")
 
 
-def test_a_baseline_may_have_the_name_of_a_branch_or_of_a_folder(
+def test_baseline_may_have_the_name_of_a_branch_or_directory(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -355,14 +357,14 @@ def test_a_baseline_may_have_the_name_of_a_branch_or_of_a_folder(
     for name in ("feature/x", "main"):
         assert session("--uprof-save", name).ret == 0
         assert session(f"--uprof-compare={name}").ret == 0
-    assert [one.partition(":")[0] for one in names(pytester)] == ["feature/x", "main"]
+    assert [one.partition(":")[0] for one in baselines(pytester)] == ["feature/x", "main"]
     pytester.makeini("[pytest]\naddopts = --uprof-compare=feature/x")
     result = session()
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*test_step*pass*feature/x@1*"])
 
 
-def test_an_unclear_verdict_fails_only_where_that_is_asked_for(
+def test_unclear_verdict_fails_only_on_request(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -376,7 +378,7 @@ def test_an_unclear_verdict_fails_only_where_that_is_asked_for(
 
 
 @pytest.mark.slow
-def test_one_run_a_side_settles_nothing_but_the_largest_changes(
+def test_single_runs_detect_only_large_changes(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -390,7 +392,7 @@ def test_one_run_a_side_settles_nothing_but_the_largest_changes(
 
 
 @pytest.mark.slow
-def test_a_limit_of_the_test_decides(
+def test_limit_of_the_test_decides(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.uprof(max_regress='60%')" + ONE_STEP)
@@ -399,18 +401,18 @@ def test_a_limit_of_the_test_decides(
     assert session("--uprof-compare", "main").ret == 0
 
 
-def test_a_test_without_a_baseline_is_told_and_passes(
+def test_without_a_baseline_passes_with_a_message(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
     result = session("--uprof-compare", "main")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*test_step*no baseline*"])
-    assert not (pytester.path / ".uprof").exists(), "looking makes no store"
+    assert not (pytester.path / ".uprof").exists(), "reading does not create a store"
 
 
 @pytest.mark.slow
-def test_the_newest_baseline_of_any_name_is_taken_where_none_is_named(
+def test_newest_baseline_is_used_by_default(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -424,7 +426,7 @@ def test_the_newest_baseline_of_any_name_is_taken_where_none_is_named(
 
 
 @pytest.mark.slow
-def test_another_device_is_nothing_to_compare_with(
+def test_baseline_of_another_device_is_not_compared(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -436,7 +438,7 @@ def test_another_device_is_nothing_to_compare_with(
     result.stdout.fnmatch_lines(["*unclear*main@1 was measured on cpu: a model, this on cuda*"])
 
 
-def test_steps_of_one_test_are_told_apart_by_their_names(
+def test_steps_of_a_test_are_distinguished_by_name(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(
@@ -445,7 +447,7 @@ def test_steps_of_one_test_are_told_apart_by_their_names(
         "    uprof.run(lambda: None, name='backward', runs=5)\n"
     )
     assert session("--uprof-save", "main", "--junitxml=found.xml").ret == 0
-    assert sorted(one.rpartition("::")[2] for one in names(pytester)) == [
+    assert sorted(one.rpartition("::")[2] for one in baselines(pytester)) == [
         "test_both (backward)@1",
         "test_both (forward)@1",
     ]
@@ -456,10 +458,10 @@ def test_steps_of_one_test_are_told_apart_by_their_names(
     }
 
 
-# What is saved
+# Saved baselines
 
 
-def test_failing_and_slower_tests_are_no_baselines(
+def test_failing_and_slower_tests_are_not_saved(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(
@@ -471,10 +473,10 @@ def test_failing_and_slower_tests_are_no_baselines(
     machine.milliseconds *= 1.5
     result = session("--uprof-save", "main", "--uprof-compare", "main", "-k", "step")
     result.stdout.fnmatch_lines(["not saved: no passed test has results"])
-    assert [one.rpartition("@")[2] for one in names(pytester)] == ["1"]
+    assert [one.rpartition("@")[2] for one in baselines(pytester)] == ["1"]
 
 
-def test_the_error_of_a_step_is_the_tests_own(
+def test_error_of_a_step_fails_its_test(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: 1 / 0)\n")
@@ -483,7 +485,7 @@ def test_the_error_of_a_step_is_the_tests_own(
     result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
 
 
-def test_an_interrupted_session_saves_nothing(
+def test_interrupted_session_saves_no_baseline(
     machine: Machine,
     session: Sessions,
     pytester: pytest.Pytester,
@@ -498,7 +500,7 @@ def test_an_interrupted_session_saves_nothing(
     assert not (pytester.path / ".uprof").exists()
 
 
-def test_a_store_that_cannot_be_written_is_told_and_is_no_success(
+def test_unwritable_store_is_an_error(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -508,7 +510,7 @@ def test_a_store_that_cannot_be_written_is_told_and_is_no_success(
     result.stdout.fnmatch_lines(["not saved: *file/baselines.sqlite*"])
 
 
-def test_something_else_in_place_of_a_store_fails_what_is_compared(
+def test_file_that_is_not_a_store_fails_the_comparison(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -518,7 +520,7 @@ def test_something_else_in_place_of_a_store_fails_what_is_compared(
     result.stdout.fnmatch_lines(["uprof: the store store cannot be used: *"])
 
 
-def test_what_cannot_be_measured_again_fails(
+def test_failing_repeated_measurement_fails_the_test(
     machine: Machine,
     session: Sessions,
     pytester: pytest.Pytester,
@@ -534,7 +536,7 @@ def test_what_cannot_be_measured_again_fails(
     result.stdout.fnmatch_lines(["uprof: run 2 of 3 failed*", "hint: runs=1"])
 
 
-def test_names_of_every_kind_are_kept_and_found_again(
+def test_unusual_test_names_are_stored_and_found(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     package = pytester.mkpydir("package")
@@ -552,7 +554,7 @@ def test_names_of_every_kind_are_kept_and_found_again(
     )
     result = session("--uprof-save", "main", "--uprof-runs", "2")
     assert outcomes(result) == {"passed": 7}
-    assert len(names(pytester)) == 7
+    assert len(baselines(pytester)) == 7
     result = session("--uprof-compare", "main", "--uprof-runs", "2")
     assert outcomes(result) == {"passed": 7}
     result.stdout.no_fnmatch_line("*no baseline*")
@@ -560,7 +562,7 @@ def test_names_of_every_kind_are_kept_and_found_again(
 
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=300), unique=True, min_size=2, max_size=5))
-def test_names_in_the_store_are_short_printable_and_tell_tests_apart(tests: list[str]) -> None:
+def test_stored_names_are_short_printable_and_unique(tests: list[str]) -> None:
     found = [stored_name("main", test) for test in tests]
     assert len(set(found)) == len(tests)
     for name, test in zip(found, tests, strict=True):
@@ -571,14 +573,14 @@ def test_names_in_the_store_are_short_printable_and_tell_tests_apart(tests: list
             assert name == f"main:{test}"
 
 
-# Processes of their own
+# Separate processes
 
 
 @pytest.fixture
-def real(
+def run_pytest(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a session in a separate process, with a step that sleeps."""
+    """Return a function that runs a pytest session, whose step sleeps, in a separate process."""
 
     def run(*arguments: str, seconds: float = 0.02) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -595,17 +597,19 @@ def real(
 
 
 @pytest.mark.slow
-def test_a_planted_regression_is_told_and_an_unchanged_step_is_not(
-    pytester: pytest.Pytester, real: Real
+def test_regression_is_detected_in_separate_processes(
+    pytester: pytest.Pytester, run_pytest: Real
 ) -> None:
     pytester.makepyfile(SLEEPS)
     pytester.makeini("[pytest]\naddopts = --strict-markers")
-    saved = real("--uprof-save=main", "--basetemp=kept", "--junitxml=found.xml", "-p", "no:xdist")
+    saved = run_pytest(
+        "--uprof-save=main", "--basetemp=kept", "--junitxml=found.xml", "-p", "no:xdist"
+    )
     assert saved.returncode == 0, saved.stdout
     assert "saved 1 of 1 as main" in saved.stdout
-    unchanged = real("--uprof-compare=main", "-n", "0")
+    unchanged = run_pytest("--uprof-compare=main", "-n", "0")
     assert unchanged.returncode == 0, unchanged.stdout
-    slower = real("--uprof-compare=main", seconds=0.03)
+    slower = run_pytest("--uprof-compare=main", seconds=0.03)
     assert slower.returncode == 1, slower.stdout
     assert "uprof: regression" in slower.stdout
 
@@ -618,10 +622,10 @@ def test_a_planted_regression_is_told_and_an_unchanged_step_is_not(
         ("gpu/test_it.py::test_step", "--of-cpu", "cpu", "-k", "step"),
         ("@words",),
     ],
-    ids=["a marker of a folder's name", "a test", "a file of arguments"],
+    ids=["marker named like a directory", "test id", "file of arguments"],
 )
-def test_other_runs_are_begun_with_every_word_and_measure_the_one_test(
-    arguments: tuple[str, ...], pytester: pytest.Pytester, real: Real
+def test_repeated_runs_use_all_arguments_and_measure_one_test(
+    arguments: tuple[str, ...], pytester: pytest.Pytester, run_pytest: Real
 ) -> None:
     pytester.makeini("[pytest]\nmarkers = gpu")
     (pytester.path / "words").write_text("gpu\ncpu\n--of-cpu\n-k\nstep\n")
@@ -630,64 +634,66 @@ def test_other_runs_are_begun_with_every_word_and_measure_the_one_test(
     (pytester.path / "gpu" / "test_it.py").write_text(
         "import pytest\npytestmark = pytest.mark.gpu\n" + SLEEPS
     )
-    # What another path's conftest declares is known there as well.
+    # Options that another conftest declares are known in the repeated runs.
     (pytester.path / "cpu" / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--of-cpu', action='store_true')\n"
     )
     (pytester.path / "cpu" / "test_else.py").write_text(
         "def test_else_step():\n    open('seen', 'a').write('x')\n"
     )
-    saved = real(*arguments, "--uprof-save=main", "--uprof-runs=2")
+    saved = run_pytest(*arguments, "--uprof-save=main", "--uprof-runs=2")
     assert saved.returncode == 0, saved.stdout
-    assert names(pytester) == ["main:gpu/test_it.py::test_step@1"]
+    assert baselines(pytester) == ["main:gpu/test_it.py::test_step@1"]
     seen = pytester.path / "seen"
     assert not seen.exists() or seen.read_text() == "x", "other tests ran in this session only"
 
 
 @pytest.mark.slow
-def test_a_group_of_xdist_is_no_part_of_a_test_s_name(
-    pytester: pytest.Pytester, real: Real
+def test_xdist_group_is_not_part_of_the_stored_name(
+    pytester: pytest.Pytester, run_pytest: Real
 ) -> None:
     pytester.makepyfile("import pytest\npytestmark = pytest.mark.xdist_group('gpu')\n" + SLEEPS)
-    saved = real("--uprof-save=main", "--uprof-runs=2", "-n", "2", "--dist", "loadgroup")
+    saved = run_pytest("--uprof-save=main", "--uprof-runs=2", "-n", "2", "--dist", "loadgroup")
     assert saved.returncode == 0, saved.stdout
-    (name,) = names(pytester)
+    (name,) = baselines(pytester)
     assert name.endswith("::test_step@1")
 
 
-def test_what_xdist_adds_to_a_name_is_taken_away(pytester: pytest.Pytester) -> None:
+def test_xdist_suffix_is_removed_from_test_ids(pytester: pytest.Pytester) -> None:
     item = pytester.getitem(
         "import pytest\n@pytest.mark.parametrize('x', ['a@b'])\ndef test_step(x):\n    pass\n",
         "test_step[a@b]",
     )
     plain = item.nodeid
     assert verdicts.plain_id(item) == plain
-    # How xdist sets it depends on the versions of both; that it is the end of the name does not.
+    # xdist's way to set it depends on the versions of both; it is always the end of the id.
     grouped: Any = SimpleNamespace(parent=item.parent, name=item.name, nodeid=f"{plain}@gpu_all")
     assert verdicts.plain_id(grouped) == plain
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_measure_and_the_controller_saves(
-    pytester: pytest.Pytester, real: Real
+def test_xdist_workers_measure_and_the_controller_saves(
+    pytester: pytest.Pytester, run_pytest: Real
 ) -> None:
     pytester.makepyfile(test_a=SLEEPS, test_b=SLEEPS.replace("test_step", "test_other"))
-    saved = real("--uprof-save", "main", "--uprof-runs", "2", "-n", "2", "--junitxml=found.xml")
+    saved = run_pytest(
+        "--uprof-save", "main", "--uprof-runs", "2", "-n", "2", "--junitxml=found.xml"
+    )
     assert saved.returncode == 0, saved.stdout
     assert "saved 2 of 2 as main" in saved.stdout
-    assert sorted(names(pytester)) == [
+    assert sorted(baselines(pytester)) == [
         "main:test_a.py::test_step@1",
         "main:test_b.py::test_other@1",
     ]
     root = ElementTree.parse(pytester.path / "found.xml").getroot()
     assert [one.get("value") for one in root.iter("property")].count("measured") == 2
-    again_ = real("--uprof-compare", "--uprof-runs", "2", "-n", "2", seconds=0.2)
-    assert again_.returncode == 1
-    assert again_.stdout.count("uprof: regression") == 4, "in the failures, and in their summary"
+    compared = run_pytest("--uprof-compare", "--uprof-runs", "2", "-n", "2", seconds=0.2)
+    assert compared.returncode == 1
+    assert compared.stdout.count("uprof: regression") == 4, "in the failures and in their summary"
 
 
 @pytest.mark.slow
-def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, real: Real) -> None:
+def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, run_pytest: Real) -> None:
     pytester.makepyfile(SLEEPS)
     command = [sys.executable, "-m", "pytest", *PLUGIN, "--uprof-save=main", "--uprof-runs=1"]
     environment = {**os.environ, "SECONDS": "0.001"}
@@ -696,27 +702,29 @@ def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, real: Real)
         for _ in range(2)
     ]
     assert [one.wait(timeout=300) for one in both] == [0, 0]
-    assert len(names(pytester)) == 2
+    assert len(baselines(pytester)) == 2
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_in_its_own_process_is_told(pytester: pytest.Pytester, real: Real) -> None:
+def test_failing_run_in_a_separate_process_is_reported(
+    pytester: pytest.Pytester, run_pytest: Real
+) -> None:
     pytester.makepyfile(
         SLEEPS + "    assert 'UPROF_PYTEST_RUN' not in os.environ\n"
         "    open('seen', 'a').write('x')\n"
         "    assert open('seen').read() == 'x', 'only once'\n"
     )
-    result = real("--uprof-save=main")
+    result = run_pytest("--uprof-save=main")
     assert result.returncode == 1
     assert "run 2 of 3 in a separate process ended with exit code 1" in result.stdout
     assert "only once" in result.stdout
 
 
 @pytest.mark.slow
-def test_the_example_of_the_documentation(pytester: pytest.Pytester, real: Real) -> None:
+def test_example_of_the_documentation_runs(pytester: pytest.Pytester, run_pytest: Real) -> None:
     text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     example = text.partition("## In your tests, with pytest")[2].split("```python\n")[1]
     pytester.makepyfile(example.partition("```")[0])
-    result = real("--strict-markers")
+    result = run_pytest("--strict-markers")
     assert result.returncode == 0, result.stdout
     assert "test_step" in result.stdout.partition("= uprof =")[2]

@@ -1,4 +1,4 @@
-"""The recipes of docs/tracking.md, run as they stand against the real packages.
+"""The recipes of docs/tracking.md, run unchanged with the real packages.
 
 Run where the packages are installed: `python -m pytest -m clients tests/integrations`.
 """
@@ -19,13 +19,13 @@ from tests.conftest import ROOT
 from tests.integrations.recipes import recipe
 
 
-def test_each_recipe_is_python() -> None:
+def test_recipes_are_valid_python() -> None:
     for heading in ("W&B", "MLflow", "accelerate"):
         compile(recipe(heading), heading, "exec")
 
 
 def run(folder: Path, heading: str, **variables: str) -> str:
-    """Run a recipe in a folder of its own, with a run's reports beside it."""
+    """Run a recipe in a directory with the reports of a run."""
     reports = folder / "reports"
     reports.mkdir()
     run_time_report(reports / "run_time.sqlite", iterations=[(1, 7.0, 2.5, 4.0, 100_000, 1)])
@@ -52,7 +52,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 @pytest.mark.clients
 @needs("wandb")
-def test_wandb_keeps_figures_table_and_page(tmp_path: Path) -> None:
+def test_wandb_recipe_logs_figures_table_and_page(tmp_path: Path) -> None:
     run(tmp_path, "W&B", WANDB_MODE="offline", WANDB_SILENT="true")
     kept = list((tmp_path / "wandb").glob("offline-run-*"))
     assert len(kept) == 1
@@ -66,7 +66,7 @@ def test_wandb_keeps_figures_table_and_page(tmp_path: Path) -> None:
 
 @pytest.mark.clients
 @needs("mlflow")
-def test_mlflow_keeps_figures_table_and_page(tmp_path: Path) -> None:
+def test_mlflow_recipe_logs_figures_table_and_page(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     run(tmp_path, "MLflow", MLFLOW_TRACKING_URI=store, MLFLOW_ALLOW_FILE_STORE="true")
     (metric,) = tmp_path.joinpath("store").rglob("iteration_ns")
@@ -79,6 +79,5 @@ def test_mlflow_keeps_figures_table_and_page(tmp_path: Path) -> None:
 
 @pytest.mark.clients
 @needs("accelerate")
-def test_a_loop_of_accelerate_is_measured_by_its_steps(tmp_path: Path) -> None:
-    told = run(tmp_path, "accelerate", CUDA_VISIBLE_DEVICES="")
-    assert told.split()[0] == "5"
+def test_accelerate_recipe_measures_steps(tmp_path: Path) -> None:
+    assert run(tmp_path, "accelerate", CUDA_VISIBLE_DEVICES="").split()[0] == "5"

@@ -1,4 +1,4 @@
-"""`on_trace_ready`: what a profiler has recorded is a database before the training goes on."""
+"""`on_trace_ready` converts a profiler's recording before the training continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENTS = {
 
 
 class Profiler:
-    """As far as a handler asks torch's."""
+    """The part of torch's profiler that a handler uses."""
 
     step_num = 12
 
@@ -37,47 +37,47 @@ class Profiler:
         Path(path).write_bytes(gzip.compress(json.dumps(self._content).encode()))
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_recording_becomes_a_trace_and_a_database_named_after_rank_and_step(
+def test_recording_becomes_files_named_after_rank_and_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     trace_handler(tmp_path / "new" / "out")(Profiler())
-    assert names(tmp_path / "new" / "out") == ["rank3_step12.db", "rank3_step12.json.gz"]
+    assert file_names(tmp_path / "new" / "out") == ["rank3_step12.db", "rank3_step12.json.gz"]
     database = sqlite3.connect(tmp_path / "new" / "out" / "rank3_step12.db")
     assert database.execute("SELECT count(*) FROM PYTORCH_API").fetchone() == (1,)
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_kept(tmp_path: Path) -> None:
     handler = trace_handler(tmp_path)
     handler(Profiler())
     handler(Profiler())
-    stems = {name.partition(".")[0] for name in names(tmp_path)}
+    stems = {name.partition(".")[0] for name in file_names(tmp_path)}
     assert stems == {"rank0_step12", "rank0_step12_2"}
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("options", "files"),
     [({"now": False}, ["rank0_step12.json.gz"]), ({"keep_trace": False}, ["rank0_step12.db"])],
 )
-def test_what_stays_is_the_users_choice(
-    options: dict[str, bool], left: list[str], tmp_path: Path
+def test_options_select_the_kept_files(
+    options: dict[str, bool], files: list[str], tmp_path: Path
 ) -> None:
     trace_handler(tmp_path, **options)(Profiler())
-    assert names(tmp_path) == left
+    assert file_names(tmp_path) == files
 
 
-def test_what_cannot_be_converted_stays_and_the_training_goes_on(tmp_path: Path) -> None:
+def test_unconvertible_trace_is_kept_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="cannot convert"):
         trace_handler(tmp_path, keep_trace=False)(Profiler(content=["no trace"]))
-    assert names(tmp_path) == ["rank0_step12.json.gz"]
+    assert file_names(tmp_path) == ["rank0_step12.json.gz"]
 
 
-def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
+def test_unwritable_trace_is_a_warning(tmp_path: Path) -> None:
     class FullDisk(Profiler):
         def export_chrome_trace(self, path: str) -> None:
             Path(path).write_bytes(b"half of")
@@ -85,10 +85,10 @@ def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None
 
     with pytest.warns(RuntimeWarning, match="cannot write .*: No space left on device"):
         trace_handler(tmp_path)(FullDisk())
-    assert names(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
-def test_ranks_that_a_program_made_by_itself_have_names_of_their_own(
+def test_ranks_of_an_initialized_process_group_have_their_own_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
@@ -101,17 +101,17 @@ def test_ranks_that_a_program_made_by_itself_have_names_of_their_own(
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
     trace_handler(tmp_path, now=False)(Profiler())
-    assert names(tmp_path) == ["rank3_step12.json.gz"]
+    assert file_names(tmp_path) == ["rank3_step12.json.gz"]
 
 
-def test_under_torch_npu_its_own_handler_records(
+def test_torch_npu_profiler_uses_its_own_handler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch_npu names its folder when the handler is made, and must not analyse it itself."""
-    made: list[tuple[str, bool]] = []
+    """torch_npu names its directory when the handler is created and must not analyze it itself."""
+    calls: list[tuple[str, bool]] = []
 
     def tensorboard_trace_handler(folder: str, *, analyse_flag: bool) -> Any:
-        made.append((folder, analyse_flag))
+        calls.append((folder, analyse_flag))
 
         def ready(profiler: object) -> None:
             (Path(folder) / "host_1_20260101000000000_ascend_pt").mkdir()
@@ -124,16 +124,18 @@ def test_under_torch_npu_its_own_handler_records(
     )
     monkeypatch.setitem(sys.modules, "torch_npu", npu)
     handler = trace_handler(tmp_path / "out")
-    assert made == [(str(tmp_path / "out"), False)]
-    ours = type("profile", (), {"__module__": "torch_npu.profiler.profiler"})()
+    assert calls == [(str(tmp_path / "out"), False)]
+    profiler_type = type("profile", (), {"__module__": "torch_npu.profiler.profiler"})
     with pytest.warns(RuntimeWarning, match="cannot convert .*_ascend_pt"):
-        handler(ours)
+        handler(profiler_type())
     handler(Profiler())
-    assert "rank0_step12.db" in names(tmp_path / "out"), "torch's own profiler as ever"
+    assert "rank0_step12.db" in file_names(tmp_path / "out"), (
+        "torch's own profiler is still handled"
+    )
 
 
 @pytest.mark.slow
-def test_torchs_profiler_takes_it(tmp_path: Path) -> None:
+def test_torch_profiler_accepts_the_handler(tmp_path: Path) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -145,7 +147,7 @@ def test_torchs_profiler_takes_it(tmp_path: Path) -> None:
         for _ in range(9):
             torch.ones(8, 8) @ torch.ones(8, 8)
             profiler.step()
-    assert [name for name in names(tmp_path) if name.endswith(".db")] == [
+    assert [name for name in file_names(tmp_path) if name.endswith(".db")] == [
         "rank0_step4.db",
         "rank0_step8.db",
     ]

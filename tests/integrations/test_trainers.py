@@ -1,4 +1,4 @@
-"""The callbacks in the real trainers: reports as of a script, and the same training as without.
+"""The callbacks in the real trainers write reports and do not change the training.
 
 Run where the packages are installed: `python -m pytest -m clients tests/integrations`.
 """
@@ -101,7 +101,9 @@ def operations(folder: Path) -> set[str]:
         "profiler=UprofProfiler('out', iterations=4)",
     ],
 )
-def test_lightning(package: str, how: str, tmp_path: Path) -> None:
+def test_lightning_training_is_measured_and_unchanged(
+    package: str, how: str, tmp_path: Path
+) -> None:
     needs(package.partition(".")[0])
     done = run(LIGHTNING.format(package=package, how=how, fails=False), tmp_path / "with")
     assert done.returncode == 0, done.stderr
@@ -111,7 +113,7 @@ def test_lightning(package: str, how: str, tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
-def test_the_error_of_a_training_stays_the_users(tmp_path: Path) -> None:
+def test_training_error_is_raised_and_measurements_are_kept(tmp_path: Path) -> None:
     needs("lightning")
     how = "callbacks=[UprofCallback('out', warmup=1, iterations=3)]"
     done = run(LIGHTNING.format(package="lightning.pytorch", how=how, fails=True), tmp_path)
@@ -120,7 +122,7 @@ def test_the_error_of_a_training_stays_the_users(tmp_path: Path) -> None:
     assert "linear" in operations(tmp_path)
 
 
-def test_transformers(tmp_path: Path) -> None:
+def test_transformers_training_is_measured(tmp_path: Path) -> None:
     needs("transformers")
     done = run(TRANSFORMERS, tmp_path)
     assert done.returncode == 0, done.stderr

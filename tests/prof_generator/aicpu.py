@@ -1,8 +1,8 @@
-"""Recordings of collectives that AI CPU kernels run: kernels and tasks placed by hand, in ticks.
+"""Recordings of collectives run by AI CPU kernels, with kernels and tasks placed in ticks.
 
-A kernel is launched by the host, in a separate call or in one inside a collective of the host;
-tasks are in the device's log only. What the AI CPUs record of either is added apart from it, so
-that a test may leave it out or let it contradict.
+The host launches a kernel in a separate call or in one inside a collective of the host; tasks are
+in the device's log only. Records of the AI CPUs about either are added separately, so that a test
+can omit them or make them contradictory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CALL_TICKS = 1000
 
 
 class AicpuProgram:
-    """A recording in the making; times are ticks after the start, of the host or of the device."""
+    """Builds a recording; times are ticks after the start, of the host or of the device."""
 
     def __init__(self, folder: Path, platform: int = 5) -> None:
         self.path = generate(folder, Recipe(platform=platform, operators=0)).path
@@ -47,18 +47,13 @@ class AicpuProgram:
         self._calls = 0
 
     def group(self, name: str, kernels: int, tasks: tuple[int, ...]) -> int:
-        """Declare the streams of a group's kernels and tasks; returns the group's hash."""
+        """Declare the streams of a group's kernels and tasks; return the group's hash."""
         hash_id = self.names.hash_id(name)
         self._record(
-            "unaging.additional.mc2_comm_info",
-            "mc2_comm_info",
-            NODE,
-            0,
-            group_name=hash_id,
-            stream_id=kernels,
-            stream_num=len(tasks),
+            "unaging.additional.mc2_comm_info", "mc2_comm_info", NODE, 0, group_name=hash_id,
+            stream_id=kernels, stream_num=len(tasks),
             comm_stream_ids=[[*tasks, *[0] * (51 - len(tasks))]],
-        )
+        )  # fmt: skip
         return hash_id
 
     def kernel(
@@ -72,7 +67,7 @@ class AicpuProgram:
         inside: str = "",
         group: int = 0,
     ) -> None:
-        """Launch and run an AI CPU kernel; `inside` a collective of the host, of that group."""
+        """Launch and run an AI CPU kernel, `inside` a host collective of that group if given."""
         at = self._calls = self._calls + 2 * _CALL_TICKS
         if inside:
             self._call(NODE, "hcom_launch", at, at + 900, inside)
@@ -85,14 +80,10 @@ class AicpuProgram:
         self._call(NODE, "launch", at + 100, at + 800, name)
         self._launch(at + 200, stream, task, "KERNEL_AICPU", name)
         self._record(
-            "unaging.compact.node_basic_info",
-            "node_basic_info",
-            NODE,
-            at + 300,
-            op_name=self.names.hash_id(name),
-            op_type=self.names.hash_id("AllReduce"),
+            "unaging.compact.node_basic_info", "node_basic_info", NODE, at + 300,
+            op_name=self.names.hash_id(name), op_type=self.names.hash_id("AllReduce"),
             task_type=_AI_CPU,
-        )
+        )  # fmt: skip
         self.task(stream, task, begin, end, sqe=_AI_CPU)
 
     def task(self, stream: int, task: int, begin: int, end: int, *, sqe: int = SDMA) -> None:
@@ -113,18 +104,12 @@ class AicpuProgram:
     def describe(
         self, group: int, stream: int, task: int, at: int = 1, *, item: str = "Memcpy", **more: Any
     ) -> None:
-        """Record what a task of a kernel was for."""
+        """Record the purpose of a kernel's task."""
         part = records(
-            "aicpu_task",
-            1,
-            item=self.names.hash_id(item),
-            group=group,
-            stream_id=stream,
-            task_id=task,
-            timestamp=DEVICE_COUNTER + at,
-            rdma_type=more.pop("rdma_type", 255),
+            "aicpu_task", 1, item=self.names.hash_id(item), group=group, stream_id=stream,
+            task_id=task, timestamp=DEVICE_COUNTER + at, rdma_type=more.pop("rdma_type", 255),
             **more,
-        )
+        )  # fmt: skip
         raw = self._aicpu_record(_TASKS, at).view(np.uint8)
         raw[24 : 24 + part.dtype.itemsize] = part.view(np.uint8)
         self._aicpu.append(raw.view("V256"))
@@ -135,13 +120,13 @@ class AicpuProgram:
                   flags=flags)  # fmt: skip
 
     def bound(self, kernel: tuple[int, int], task: tuple[int, int], at: int, kind: int) -> None:
-        """Record which task is the first (kind 0) or the last (1) of what a kernel runs.
+        """Record the first (kind 0) or the last (1) task that a kernel runs.
 
         Args:
             kernel: stream and task of the kernel.
             task: stream and task of the task.
-            at: when the record was made.
-            kind: which end it is.
+            at: time of the record.
+            kind: 0 for the first task, 1 for the last.
         """
         words = [kernel, task]
         if self.wide:
@@ -151,7 +136,7 @@ class AicpuProgram:
                   stream_id=stream, task_id=number, kind=kind)  # fmt: skip
 
     def flip(self, stream: int, at: int) -> None:
-        """Record that the task ids of a stream start anew, on the device and by the AI CPUs."""
+        """Record that the task ids of a stream restart, on the device and by the AI CPUs."""
         self._add("aicpu_flip", _FLIP, at, stream_id=stream)
         part = records(
             "ts_task_flip", 1, func_type=0x0E, timestamp=DEVICE_COUNTER + at, stream_id=stream
@@ -159,7 +144,7 @@ class AicpuProgram:
         write_file(self._device_file("ts_track.data.0"), part.tobytes())
 
     def write(self) -> Path:
-        """Write all files, and return the recording's folder."""
+        """Write all files and return the recording's directory."""
         data = self.path / "host" / "data"
         for name, parts in self._host.items():
             write_file(data / f"{name}.slice_0", concatenated(parts).tobytes())
@@ -179,7 +164,7 @@ class AicpuProgram:
         )
 
     def _add(self, layout: str, record_kind: int, at: int, /, **fields: Any) -> None:
-        """Add a record of the AI CPUs; fields that both layouts share must not get lost."""
+        """Add a record of the AI CPUs; the envelope must not overwrite fields that both share."""
         raw = self._aicpu_record(record_kind, at).view(np.uint8)
         body = records(layout, 1, **fields).view(np.uint8)
         raw[24:] = body[24:]
@@ -194,26 +179,14 @@ class AicpuProgram:
 
     def _call(self, level: int, name: str, begin: int, end: int, item: str) -> None:
         part = records(
-            "api_event",
-            1,
-            magic=HOST_MAGIC,
-            level=level,
-            type=self.names.type_id(level, name),
-            thread_id=_THREAD,
-            begin=HOST_COUNTER + begin,
-            end=HOST_COUNTER + end,
+            "api_event", 1, magic=HOST_MAGIC, level=level, type=self.names.type_id(level, name),
+            thread_id=_THREAD, begin=HOST_COUNTER + begin, end=HOST_COUNTER + end,
             item_id=self.names.hash_id(item),
-        )
+        )  # fmt: skip
         self._host["unaging.api_event.data"].append(part)
 
     def _launch(self, at: int, stream: int, task: int, kind: str, name: str) -> None:
         self._record(
-            "unaging.compact.task_track",
-            "task_track",
-            RUNTIME,
-            at,
-            stream_id=stream,
-            task_id=task,
-            task_type=self.names.type_id(RUNTIME, kind),
-            kernel_name=self.names.hash_id(name),
-        )
+            "unaging.compact.task_track", "task_track", RUNTIME, at, stream_id=stream, task_id=task,
+            task_type=self.names.type_id(RUNTIME, kind), kernel_name=self.names.hash_id(name),
+        )  # fmt: skip

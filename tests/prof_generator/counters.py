@@ -1,4 +1,4 @@
-"""Sampled hardware counters of a generated recording, and what the database must show."""
+"""Sampled hardware counters of a generated recording, and their expected rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LLC_MODE = "read"
 _LLC_EVENTS = (0x00, 0x01, 0x02, 0x13, 0x20, 0x22, 0x34, 0x36)
 _HEADER = "timestamp rxPacket/s\n"
 _SAMPLED_CORES = (0, 3, 25, 40)
-# Platforms that have files of a kind and no table of them.
+# Platforms that have files of a kind but no table of them.
 _NOT_EVALUATED = {
     "HCCS": (7, 15),
     "NETDEV_STATS": (15,),
@@ -68,7 +68,7 @@ class CounterSide:
         path = self.folder / f"{name}.data.{self.device}"
         write_slices(path, raw, self.recipe.device_slice_bytes)
 
-    def _show(self, table: str, times: Any, **columns: Any) -> None:
+    def _expect(self, table: str, times: Any, **columns: Any) -> None:
         if self.recipe.platform not in _NOT_EVALUATED.get(table, ()):
             self.tables.add(table, len(times), timestampNs=times, deviceId=self.device, **columns)
 
@@ -91,7 +91,7 @@ class CounterSide:
         return np.fromiter(times, np.int64, len(moment_us))
 
     def _start_times(self) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """Return the time field of HBM and LLC records, and what the database must show."""
+        """Return the time field of HBM and LLC records, and the expected times."""
         if self.v2:
             absolute = self.timing.begin_ns + self.moment
             return {"timestamp_ns": absolute}, absolute.astype(np.float64).astype(np.int64)
@@ -278,24 +278,14 @@ class CounterSide:
         if self.recipe.platform in (*HWTS, *V6):
             return
         ticks = self._stars(
-            "stars_acc_pmu",
-            26,
-            acc_id=self.index % 3,
-            read_bandwidth=value[:, 0],
-            write_bandwidth=value[:, 1],
-            read_ost=value[:, 2],
-            write_ost=value[:, 3],
-        )
+            "stars_acc_pmu", 26, acc_id=self.index % 3, read_bandwidth=value[:, 0],
+            write_bandwidth=value[:, 1], read_ost=value[:, 2], write_ost=value[:, 3],
+        )  # fmt: skip
         shown = value if self.recipe.platform == 5 else value[:, [1, 0, 3, 2]]
         self._show(
-            "ACC_PMU",
-            self.timing.device_ns(ticks),
-            accId=self.index % 3,
-            readBwLevel=shown[:, 0],
-            writeBwLevel=shown[:, 1],
-            readOstLevel=shown[:, 2],
-            writeOstLevel=shown[:, 3],
-        )
+            "ACC_PMU", self.timing.device_ns(ticks), accId=self.index % 3, readBwLevel=shown[:, 0],
+            writeBwLevel=shown[:, 1], readOstLevel=shown[:, 2], writeOstLevel=shown[:, 3],
+        )  # fmt: skip
 
     def _soc(self) -> None:
         level = self._random(1 << 11)
@@ -334,15 +324,11 @@ class CounterSide:
         layout = "aicore_sample_v6" if v6 else "aicore_sample"
         width = 10 if v6 else 8
         part = records(
-            layout,
-            cycles.size,
-            mode=1,
-            task_cycle=cycles.ravel(),
-            timestamp=np.repeat(self._device_ns(), len(cores)),
-            core_id=np.tile(cores, len(cycles)),
+            layout, cycles.size, mode=1, task_cycle=cycles.ravel(),
+            timestamp=np.repeat(self._device_ns(), len(cores)), core_id=np.tile(cores, len(cycles)),
             count_num=len((EVENTS_V6 if v6 else EVENTS)[self.recipe.sample_pmu].split(",")),
             event_count=(cycles.ravel()[:, None] * self.rng.random(width)).astype(np.uint64),
-        )
+        )  # fmt: skip
         self._file("aicore" if hwts else "ffts_profile", part)
         interval = np.where(self.index[:, None] > 0, _STEP_NS, 1)
         last_cube = {7: 0, 15: 35, 16: 35}.get(self.recipe.platform, 24)

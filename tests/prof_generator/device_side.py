@@ -44,7 +44,7 @@ _TIMES = ("timestamp", "end")
 
 
 class DeviceSide:
-    """Writes what one device records while it runs its share of a workload."""
+    """Writes the records of one device that runs its share of a workload."""
 
     def __init__(
         self,
@@ -74,24 +74,19 @@ class DeviceSide:
             self._write_pmu()
 
     def add_to_task_log(self, extra: Records) -> None:
-        """Put records of samples among those of tasks; before `write`."""
+        """Add records of samples to those of tasks; call it before `write`."""
         self._extra = extra
 
     _extra: Records | None = None
 
-    def _show(self, rows: NDArray[np.int64], context: int, start: Any, end: Any) -> None:
+    def _expect(self, rows: NDArray[np.int64], context: int, start: Any, end: Any) -> None:
         tasks = self.tasks[rows]
         self.tables.add(
-            "TASK",
-            len(rows),
-            startNs=self.timing.device_ns(start),
-            endNs=self.timing.device_ns(end),
-            deviceId=self.device,
-            taskType=np.array([k.name for k in KINDS], object)[tasks["kind"]],
-            contextId=context,
-            streamId=tasks["stream"],
-            taskId=self.task_id[rows],
-        )
+            "TASK", len(rows), startNs=self.timing.device_ns(start),
+            endNs=self.timing.device_ns(end), deviceId=self.device,
+            taskType=np.array([k.name for k in KINDS], object)[tasks["kind"]], contextId=context,
+            streamId=tasks["stream"], taskId=self.task_id[rows],
+        )  # fmt: skip
 
     def _write_task_log(self) -> None:
         count = len(self.tasks)
@@ -122,7 +117,7 @@ class DeviceSide:
         self._write("stars_soc", parts, times)
 
     def _mix_context_log(self) -> list[Records]:
-        """Return the log of the one context that every MIX task has."""
+        """Return the log of the single context of every MIX task."""
         rows = self.mixed
         if not len(rows):
             return []
@@ -161,7 +156,7 @@ class DeviceSide:
         self._write("hwts", parts, [part["timestamp"] for part in parts])
 
     def _write_flips(self) -> None:
-        """Write a flip right after the last task of every round."""
+        """Write a flip directly after the last task of every round."""
         if not len(self.placed.flips):
             return
         first = self.placed.flips[self.placed.tasks["device"][self.placed.flips] == self.device]
@@ -203,65 +198,43 @@ class DeviceSide:
             return
         if self.recipe.platform in V6:
             part = self._counters(
-                "v6_pmu",
-                alone,
-                self.start,
-                self.end,
-                w0=_V6_PMU,
-                flags=_V6_MASTER,
-                core_type=core[alone],
-                task_id_low=self.task_id[alone] & 0xFFFF,
+                "v6_pmu", alone, self.start, self.end, w0=_V6_PMU, flags=_V6_MASTER,
+                core_type=core[alone], task_id_low=self.task_id[alone] & 0xFFFF,
                 task_id_high=self.task_id[alone] >> 16,
-            )
+            )  # fmt: skip
             self._show_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
             self._write("ffts_profile", [part], [part["end"]])
             return
         part = self._counters(
-            "ffts_context_pmu",
-            alone,
-            self.start,
-            self.end,
-            w0=_CONTEXT_PMU,
-            stream_id=self.tasks["stream"][alone],
-            task_id=self.task_id[alone],
+            "ffts_context_pmu", alone, self.start, self.end, w0=_CONTEXT_PMU,
+            stream_id=self.tasks["stream"][alone], task_id=self.task_id[alone],
             ffts_type_word=core[alone] << 13,
-        )
+        )  # fmt: skip
         self._show_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
         parts = [part, *self._mix_pmu(core)]
         self._write("ffts_profile", parts, [part["end"] for part in parts])
 
     def _mix_pmu(self, core: NDArray[np.int64]) -> list[Records]:
-        """Return the main cores' counters of MIX tasks, and one record a block of the others."""
+        """Return the counters of MIX tasks' main cores, and a record per block of the others."""
         rows = self.mixed
         if not len(rows):
             return []
         subtask = np.array(_SUBTASK_MIX)[core]
         ids = {"stream_id": self.tasks["stream"], "task_id": self.task_id}
         main = self._counters(
-            "ffts_context_pmu",
-            rows,
-            self.start + np.uint64(1),
-            self.end - np.uint64(1),
-            w0=_CONTEXT_PMU,
-            subtask_word=subtask[rows],
-            ffts_type_word=_FFTS_PLUS << 13,
+            "ffts_context_pmu", rows, self.start + np.uint64(1), self.end - np.uint64(1),
+            w0=_CONTEXT_PMU, subtask_word=subtask[rows], ffts_type_word=_FFTS_PLUS << 13,
             **{name: values[rows] for name, values in ids.items()},
-        )
+        )  # fmt: skip
         self._show_pmu(rows, 0, core[rows], main["total_cycle"], main["pmu"])
         number = self.tasks["block_num"][rows] * self.tasks["ratio"][rows]
         owner = np.repeat(rows, number)
         blocks = self._counters(
-            "ffts_block_pmu",
-            owner,
-            self.start + np.uint64(1),
-            self.end - np.uint64(1),
-            w0=_BLOCK_PMU,
-            subtask_type=subtask[owner],
-            ffts_type_byte=_FFTS_PLUS << 5,
-            core=1 - core[owner],
-            block_id=np.arange(len(owner)) % 64,
+            "ffts_block_pmu", owner, self.start + np.uint64(1), self.end - np.uint64(1),
+            w0=_BLOCK_PMU, subtask_type=subtask[owner], ffts_type_byte=_FFTS_PLUS << 5,
+            core=1 - core[owner], block_id=np.arange(len(owner)) % 64,
             **{name: values[owner] for name, values in ids.items()},
-        )
+        )  # fmt: skip
         first = np.cumsum(number) - number
         cycles = np.add.reduceat(blocks["total_cycle"], first)
         self._show_pmu(rows, 0, 1 - core[rows], cycles, np.add.reduceat(blocks["pmu"], first))
@@ -277,8 +250,8 @@ class DeviceSide:
             layout, count, start=start[rows], end=end[rows], total_cycle=cycles, pmu=pmu, **fields
         )
 
-    def _show_pmu(self, rows: Any, context: int, core: Any, cycles: Any, pmu: Any) -> None:
-        """Say what the database must have of counts that no formula changes."""
+    def _expect_pmu(self, rows: Any, context: int, core: Any, cycles: Any, pmu: Any) -> None:
+        """Add the expected counts that no formula changes."""
         prefix = np.array(["", ""] if self.recipe.platform == 7 else ["aic_", "aiv_"], object)[core]
         shown = [("total_cycles", cycles)]
         if self.recipe.pmu == "Custom":
@@ -286,15 +259,10 @@ class DeviceSide:
                 shown.append((f"r{event[2:]}", pmu[:, place]))
         for name, values in shown:
             self.tables.add(
-                "TASK_PMU_INFO",
-                len(rows),
-                name=prefix + name,
-                value=np.asarray(values, np.int64),
-                contextId=context,
-                streamId=self.tasks["stream"][rows],
-                taskId=self.task_id[rows],
+                "TASK_PMU_INFO", len(rows), name=prefix + name, value=np.asarray(values, np.int64),
+                contextId=context, streamId=self.tasks["stream"][rows], taskId=self.task_id[rows],
                 deviceId=self.device,
-            )
+            )  # fmt: skip
 
     def _write(self, name: str, parts: list[Records], times: list[Any]) -> None:
         """Write records in the order of time, cut anywhere."""

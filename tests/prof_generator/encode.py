@@ -1,4 +1,4 @@
-"""Writes records and texts as the slices and companions of a PROF_* directory."""
+"""Writes records and texts as slices and companion files of a PROF_* directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Records = NDArray[Any]
 
 
 def records(layout: str, count: int, /, **fields: ArrayLike) -> Records:
-    """Return `count` records of a layout; fields that are not named are 0."""
+    """Return `count` records of a layout; unnamed fields are 0."""
     raw = np.zeros(count, f"V{record_type(layout).itemsize}")
     result = raw.view(record_type(layout))
     for name, values in fields.items():
@@ -32,13 +32,13 @@ def host_records(layout: str, count: int, level: int, type_id: int, /, **fields:
 
 
 def concatenated(parts: Iterable[Records]) -> NDArray[np.void]:
-    """Return records of one size, of whatever layouts, as opaque records in a row."""
+    """Return records of the same size as opaque records in one array."""
     raw = [np.ascontiguousarray(part).view(f"V{part.dtype.itemsize}") for part in parts]
     return np.concatenate(raw) if raw else np.zeros(0, "V1")
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file and the companion that says it is complete."""
+    """Write a file and the companion file that marks it as complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     done = f"filesize:{len(content)}\nstarttime:0\nendtime  :0\n"
@@ -46,14 +46,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_slices(path: Path, content: bytes, slice_bytes: int) -> None:
-    """Write content cut into slices, wherever the cuts fall."""
+    """Write content cut into slices at any byte."""
     for index, begin in enumerate(range(0, max(len(content), 1), slice_bytes)):
         slice_path = path.with_name(f"{path.name}.slice_{index}")
         write_file(slice_path, content[begin : begin + slice_bytes])
 
 
 class HostFiles:
-    """Collects the records of the host's files and writes each in the order of time."""
+    """Collects the records of the host's files and writes each file in the order of time."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[str, list[Records]]] = {}
@@ -63,7 +63,7 @@ class HostFiles:
         self._parts.setdefault(file_name, (time_field, []))[1].append(part)
 
     def write(self, folder: Path, slice_records: int) -> None:
-        """Write all files; slices hold whole records, as the collector cuts them."""
+        """Write all files; slices hold whole records, like those of the collector."""
         for name, (time_field, parts) in sorted(self._parts.items()):
             order = np.argsort(np.concatenate([part[time_field] for part in parts]), kind="stable")
             ordered = concatenated(parts)[order]
@@ -73,7 +73,7 @@ class HostFiles:
 
 
 class Names:
-    """The hash ids of texts and the type numbers of names, for the dictionary files."""
+    """Hash ids of texts and type numbers of names, for the dictionary files."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, int] = {}

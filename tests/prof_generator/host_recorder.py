@@ -1,4 +1,4 @@
-"""Writes down what the host's profiler would: calls and records of all kinds."""
+"""Records calls and host records of all kinds, like the host's profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unified_prof.decoders.prof.layouts import HOST_MAGIC
 ACL, NODE, COMMUNICATION, RUNTIME, MARKS = 20000, 10000, 5500, 5000, 20500
 US = 1000
 FIRST_CALL_NS = 1_000 * US
-"""When the workload starts, ns after the session."""
+"""Start of the workload, in ns after the session's start."""
 
 
 class HostRecorder:
@@ -39,51 +39,35 @@ class HostRecorder:
         item: Any = 0,
         shown: Any = None,
     ) -> None:
-        """Record calls; `shown` is what the database calls them instead of `name`."""
+        """Record calls; `shown` is the name in the database if it differs from `name`."""
         count = len(np.atleast_1d(begin_ns))
         begin, end = self.timing.host_ticks(begin_ns), self.timing.host_ticks(end_ns)
         call = records(
-            "api_event",
-            count,
-            magic=HOST_MAGIC,
-            level=level,
-            type=self.names.type_id(level, name),
-            thread_id=thread,
-            begin=begin,
-            end=end,
-            item_id=item,
-        )
+            "api_event", count, magic=HOST_MAGIC, level=level, type=self.names.type_id(level, name),
+            thread_id=thread, begin=begin, end=end, item_id=item,
+        )  # fmt: skip
         self.files.add("unaging.api_event.data", call, "begin")
         self.tables.add(
-            "CANN_API",
-            count,
-            startNs=self.timing.host_ns(begin),
-            endNs=self.timing.host_ns(end),
-            type=level,
-            globalTid=PROCESS_ID << 32 | np.asarray(thread, np.int64),
+            "CANN_API", count, startNs=self.timing.host_ns(begin), endNs=self.timing.host_ns(end),
+            type=level, globalTid=PROCESS_ID << 32 | np.asarray(thread, np.int64),
             name=name if shown is None else shown,
-        )
+        )  # fmt: skip
 
     def record(
         self, file_name: str, layout: str, level: int, thread: Any, moment_ns: Any, **fields: Any
     ) -> Records:
-        """Record one record a moment in a file of that name."""
+        """Record one record per moment in a file of that name."""
         count = len(np.atleast_1d(moment_ns))
         kind = file_name.rpartition(".")[2]
         part = host_records(
-            layout,
-            count,
-            level,
-            self.names.type_id(level, kind),
-            thread_id=thread,
-            timestamp=self.timing.host_ticks(moment_ns),
-            **fields,
-        )
+            layout, count, level, self.names.type_id(level, kind), thread_id=thread,
+            timestamp=self.timing.host_ticks(moment_ns), **fields,
+        )  # fmt: skip
         self.files.add(file_name, part)
         return part
 
     def task_columns(self, placed: Placed, rows: Int64) -> dict[str, NDArray[Any]]:
-        """Return what tells tasks apart in tables about them; nothing where no device ran them."""
+        """Return the columns that identify tasks in other tables; none without a device."""
         if self.recipe.host_only:
             return {}
         mixed = IS_MIX[placed.tasks["kind"][rows]]

@@ -29,7 +29,7 @@ _OPERATOR = np.dtype(
 
 
 class Operators:
-    """Launches compute operators and knows what the database must say of them."""
+    """Launches compute operators and adds their expected rows."""
 
     def __init__(self, recorder: HostRecorder) -> None:
         self._recorder = recorder
@@ -53,29 +53,20 @@ class Operators:
         recorder.call(NODE, "launch", thread, begin + 2 * US, begin + 36 * US, name)
         recorder.call(RUNTIME, "KernelLaunch", thread, begin + 4 * US, begin + 12 * US)
         operators["row"] = recorder.workload.launch(
-            count,
-            launch_ns=begin + 8 * US,
-            duration_ns=rng.integers(2, 40, count) * US,
-            device=device,
-            thread=thread,
+            count, launch_ns=begin + 8 * US, duration_ns=rng.integers(2, 40, count) * US,
+            device=device, thread=thread,
             stream=20 + worker * recipe.streams + rng.integers(0, recipe.streams, count),
-            kernel=kernel,
-            **{field: operators[field] for field in ("kind", "block_num", "ratio")},
-        )
+            kernel=kernel, **{field: operators[field] for field in ("kind", "block_num", "ratio")},
+        )  # fmt: skip
         described = begin + 30 * US
         if recipe.described:
             self._describe(operators, thread, described, name, kernel)
         mixed = IS_MIX[operators["kind"]]
         if mixed.any():
             recorder.record(
-                "unaging.additional.context_id_info",
-                "context_id_info",
-                NODE,
-                thread[mixed],
-                described[mixed],
-                op_name=name[mixed],
-                context_num=1,
-            )
+                "unaging.additional.context_id_info", "context_id_info", NODE, thread[mixed],
+                described[mixed], op_name=name[mixed], context_num=1,
+            )  # fmt: skip
         self._launched.append(operators)
 
     def _choose(self, count: int) -> NDArray[Any]:
@@ -99,34 +90,21 @@ class Operators:
         recorder = self._recorder
         types = np.array([one.operator_type for one in KINDS])
         recorder.record(
-            "aging.compact.node_basic_info",
-            "node_basic_info",
-            NODE,
-            thread,
-            moment_ns,
-            op_name=name,
-            task_type=types[operators["kind"]],
-            op_type=kernel,
-            block_dim=operators["block_num"] | operators["ratio"] << 16,
-            data_len=28,
-        )
+            "aging.compact.node_basic_info", "node_basic_info", NODE, thread, moment_ns,
+            op_name=name, task_type=types[operators["kind"]], op_type=kernel,
+            block_dim=operators["block_num"] | operators["ratio"] << 16, data_len=28,
+        )  # fmt: skip
         shape = operators["shape"]
         tensors = np.zeros((len(operators), 5, 11), np.uint32)
         tensors[:, 0, :3], tensors[:, 0, 3:5] = (0, _ND, _FLOAT16), shape
         tensors[:, 1, :3], tensors[:, 1, 3:5] = (1, _ND, _FLOAT), shape[:, ::-1]
         recorder.record(
-            "aging.additional.tensor_info",
-            "tensor_info",
-            NODE,
-            thread,
-            moment_ns,
-            op_name=name,
-            tensor_num=2,
-            tensors=tensors.reshape(-1, 55),
-        )
+            "aging.additional.tensor_info", "tensor_info", NODE, thread, moment_ns, op_name=name,
+            tensor_num=2, tensors=tensors.reshape(-1, 55),
+        )  # fmt: skip
 
-    def show(self, placed: Placed) -> None:
-        """Say what the database must have of every operator."""
+    def expect(self, placed: Placed) -> None:
+        """Add the expected rows of every operator."""
         type_names = np.array([one.operator_type_name for one in KINDS], object)
         for operators in self._launched:
             row, kind = operators["row"], operators["kind"]

@@ -32,7 +32,7 @@ PROCESS_ID = 31_337
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recording; every number is a choice of the test, everything else follows from `seed`."""
+    """A recording; every value is the test's choice, everything else follows from `seed`."""
 
     seed: int = 1
     platform: int = 5
@@ -78,5 +78,5 @@ class Recipe:
 
     @property
     def offset_ns(self) -> Fraction:
-        """How much later than the start log says everything happened."""
+        """Delay of all events relative to the start log."""
         return Fraction(self.counter_offset * 1000, self.host_mhz or 1000)

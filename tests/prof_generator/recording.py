@@ -1,4 +1,4 @@
-"""Puts a recording together: the folder of a PROF_* directory with all its parts."""
+"""Assembles a recording: a PROF_* directory with all its parts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.prof_generator.usage import UsageSide
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A generated PROF_* directory and what is in it."""
+    """A generated PROF_* directory and its content."""
 
     path: Path
     recipe: Recipe
     tables: dict[str, dict[str, Column]]
-    """Columns of the database's tables, as far as the recipe decides them: texts instead of ids
-    of texts, and `streamId`, `taskId`, `deviceId`, `contextId` or `startNs` instead of ids of
-    tasks. Rows are in no particular order."""
+    """Columns of the expected tables as far as the recipe determines them, with texts instead of
+    text ids, and `streamId`, `taskId`, `deviceId`, `contextId` or `startNs` instead of task ids.
+    Rows are unordered."""
 
 
 def generate(folder: Path, recipe: Recipe) -> Recording:
-    """Write a recording into `folder` and say what a database of it must have.
+    """Write a recording into `folder` and return it with its expected tables.
 
     Raises:
-        FileExistsError: it is there already.
+        FileExistsError: the directory exists.
     """
     path = folder / prof_name(recipe)
     path.mkdir(parents=True)

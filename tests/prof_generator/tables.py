@@ -1,4 +1,4 @@
-"""The tables that a database of a generated recording must have."""
+"""The expected tables of a generated recording."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 
 class Tables:
-    """Collects rows as columns; texts stand where the database has ids of texts."""
+    """Collects rows as columns, with texts instead of text ids."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[dict[str, Column]]] = {}
 
     def add(self, table: str, count: int, /, **columns: Any) -> None:
-        """Add rows; a single value stands for every row."""
+        """Add rows; a single value applies to every row."""
         self._parts.setdefault(table, []).append(
             {name: _column(values, count) for name, values in columns.items()}
         )
 
     def with_rows(self) -> dict[str, dict[str, Column]]:
-        """Return every table that has rows, with all of them."""
+        """Return every table that has rows."""
         tables = {
             table: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             for table, parts in self._parts.items()

@@ -1,7 +1,7 @@
-"""The clocks of a generated recording: from moments of the workload to counter values and back.
+"""The clocks of a generated recording: moments of the workload to counter values and back.
 
-Moments are nanoseconds since the session's start. What the database must show for one is worked
-out from the counter value that was written, in whole-number arithmetic.
+Moments are nanoseconds since the session's start. Expected times are computed from the written
+counter value in integer arithmetic.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Timing:
 
     @property
     def begin_us(self) -> int:
-        """When the session started, us since 1970."""
+        """Start of the session, us since 1970."""
         return _BEGIN_US + self.recipe.seed % 1_000_000 * 131
 
     @property
     def begin_ns(self) -> int:
-        """When the session started, ns since 1970."""
+        """Start of the session, ns since 1970."""
         return self.begin_us * 1000
 
     @property
     def end_ns(self) -> int:
-        """When the session ended, ns since 1970."""
+        """End of the session, ns since 1970."""
         return self.begin_ns + (DURATION_S if self.recipe.ended else _ASSUMED_S) * 10**9
 
     @property
@@ -70,7 +70,7 @@ class Timing:
         return np.asarray(ticks + self.host_counter, np.int64).astype(np.uint64)
 
     def host_ns(self, ticks: Any) -> Int64:
-        """Return what the database must show for values of the host's counter."""
+        """Return the expected times of values of the host's counter."""
         since = np.asarray(ticks).astype(np.int64) - self.host_counter
         if not self.recipe.host_mhz:
             return since + self.begin_ns
@@ -82,12 +82,12 @@ class Timing:
         return np.asarray(ticks + DEVICE_COUNTER, np.int64).astype(np.uint64)
 
     def device_ns(self, ticks: Any) -> Int64:
-        """Return what the database must show for values of the device's counter."""
+        """Return the expected times of values of the device's counter."""
         since = np.asarray(ticks).astype(np.int64) - DEVICE_COUNTER
         return self._shown(since, self.recipe.device_mhz)
 
     def sampled_ns(self, moment_ns: Any) -> Int64:
-        """Return what the database must show for samples on the device's monotonic clock."""
+        """Return the expected times of samples on the device's monotonic clock."""
         return np.asarray(moment_ns, np.int64) + self.begin_ns + int(self.recipe.offset_ns)
 
     def _shown(self, since: Int64, mhz: int) -> Int64:

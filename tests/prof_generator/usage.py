@@ -1,4 +1,4 @@
-"""Samples of the host in a generated recording, and their rows in the database."""
+"""Samples of the host in a generated recording, and their expected rows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class UsageSide:
         )
 
     def _cpu(self) -> None:
-        """Two threads on CPUs of their own; each uses 0 to 2 of the 2 jiffies of an interval."""
+        """Two threads on their own CPUs; each uses 0 to 2 of the 2 jiffies of an interval."""
         used = self.rng.integers(0, 3, (len(self.index), 2))
         total = np.cumsum(used, axis=0).tolist()
         blocks = []

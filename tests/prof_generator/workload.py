@@ -1,4 +1,4 @@
-"""The tasks of a generated workload: what is launched, and when the device runs it."""
+"""The tasks of a generated workload: launches, and when the device runs them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SQE = np.array([kind.sqe for kind in KINDS])
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """All tasks with their place on the device, in the order they were added."""
+    """All tasks with their place on the device, in the order of their launches."""
 
     tasks: NDArray[Any]
     task_id: NDArray[np.int64]
@@ -70,14 +70,14 @@ class Placed:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     flips: NDArray[np.int64]
-    """Rows of the tasks that are the first of a new round of task ids."""
+    """Rows of the tasks that start a new round of task ids."""
 
     def __len__(self) -> int:
         return len(self.tasks)
 
 
 class Workload:
-    """Collects launches and then runs them: every stream one after another, as soon as it can."""
+    """Collects launches and runs them: per stream one after another, as early as possible."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -94,7 +94,7 @@ class Workload:
         return np.arange(self._count - count, self._count)
 
     def placed(self) -> Placed:
-        """Number the tasks and give each its time."""
+        """Number the tasks and assign their times."""
         tasks = np.concatenate([np.zeros(0, TASK), *self._parts])
         order = np.lexsort((tasks["launch_ns"], tasks["stream"], tasks["device"]))
         queue = tasks["device"][order] << 20 | tasks["stream"][order]

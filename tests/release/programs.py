@@ -1,4 +1,4 @@
-"""Programs that tests of the release use where they are installed."""
+"""Optional programs for tests of the release."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from pathlib import Path
 
 
 def program(name: str) -> str | None:
-    """Return where a program is: beside this interpreter, or where the shell finds it."""
+    """Return the path of a program beside this interpreter or on PATH."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))

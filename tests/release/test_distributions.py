@@ -1,4 +1,4 @@
-"""The wheel and the sdist: built as they are published, and used as they are installed."""
+"""The wheel and the sdist, built as for publication and used as installed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def unless_offline(done: subprocess.CompletedProcess[str]) -> None:
-    """Skip where a package could not be fetched; fail where anything else went wrong."""
-    said = done.stdout + done.stderr
-    if done.returncode and any(word in said for word in MISSING) and "FAILED" not in said:
-        pytest.skip(f"no package index answers: {said[-300:]}")
-    assert done.returncode == 0, said[-6000:]
+def skip_if_offline(done: subprocess.CompletedProcess[str]) -> None:
+    """Skip if a package could not be downloaded; fail on any other error."""
+    output = done.stdout + done.stderr
+    if done.returncode and any(word in output for word in MISSING) and "FAILED" not in output:
+        pytest.skip(f"no package index answers: {output[-300:]}")
+    assert done.returncode == 0, output[-6000:]
 
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the wheel and the sdist, the wheel made of the sdist."""
+    """Return the wheel and the sdist; the wheel is built from the sdist."""
     if find_spec("build") is None:
         pytest.skip("needs build")
     folder = tmp_path_factory.mktemp("dist")
-    unless_offline(run(sys.executable, "-m", "build", "-o", folder, ROOT))
+    skip_if_offline(run(sys.executable, "-m", "build", "-o", folder, ROOT))
     found = {path.suffix: path for path in folder.iterdir()}
     return {"wheel": found[".whl"], "sdist": found[".gz"]}
 
@@ -88,14 +88,14 @@ def test_sdist_can_be_tested(distributions: dict[str, Path]) -> None:
 
 
 def interpreter(python: str) -> str:
-    """Return a Python of a version; skip where there is none that starts."""
+    """Return a working Python of a version, or skip."""
     if sys.version_info[:2] == tuple(map(int, python.split("."))):
         return sys.executable
     names = [shutil.which(f"python{python}")]
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     names += [str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{python}.*"))]
     for name in filter(None, names):
-        # A shim stands for versions that are not installed as well.
+        # A shim may stand for a version that is not installed.
         if run(name, "-c", "import venv, ensurepip, sqlite3, ssl").returncode == 0:
             return name
     pytest.skip(f"needs Python {python}")
@@ -105,4 +105,4 @@ def interpreter(python: str) -> str:
 def test_wheel_reads_reports_on_every_python(distributions: dict[str, Path], python: str) -> None:
     script = ROOT / "scripts" / "try_wheel.py"
     found = interpreter(python)
-    unless_offline(run(sys.executable, script, distributions["wheel"], "--python", found))
+    skip_if_offline(run(sys.executable, script, distributions["wheel"], "--python", found))

@@ -1,4 +1,4 @@
-"""Other ways to install: the image of containers and the recipe of conda."""
+"""Other ways to install: the container image and the conda recipe."""
 
 from __future__ import annotations
 
@@ -76,25 +76,25 @@ def test_hadolint_finds_nothing() -> None:
 
 
 def builder() -> str:
-    """Return a program that can build images here and now; skip where there is none."""
+    """Return a program that can build images here, or skip."""
     for name in BUILDERS:
         if shutil.which(name) is None:
             continue
         if subprocess.run([name, "info"], capture_output=True, timeout=60).returncode == 0:
             return name
-    pytest.skip(f"needs {', '.join(BUILDERS)}, and what they talk to")
+    pytest.skip(f"needs {', '.join(BUILDERS)} and its service")
 
 
 @pytest.mark.slow
 def test_image_builds_and_shows_a_report(tmp_path: Path) -> None:
-    tool, tag = builder(), "uprof-of-tests"
+    tool, tag = builder(), "uprof-tests"
     build = [tool, "build", "-t", tag, str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=900)
     if done.returncode and re.search(r"lookup|dial tcp|pulling|resolve", done.stderr):
         pytest.skip(f"the base image cannot be fetched: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr
     if tool == "buildah":
-        return  # it builds and does not run
+        return  # buildah builds images but does not run them
     tmp_path.chmod(0o777)
     for command in (["db", "create", "x.db"], ["report", "x.db"]):
         run = [tool, "run", "--rm", "-v", f"{tmp_path}:/work", tag, *command]

@@ -1,4 +1,4 @@
-"""Reading needs nothing that Windows or macOS lack, and no locale decides how files are read."""
+"""Reading works without the features that Windows or macOS lack, and in every locale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unified_prof.sqlite import atomic
 POSIX_MODULES = {
     *("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 }
-# Those that read files: nothing of them waits for a device or drives a program.
+# Packages that read files; none of them waits for a device or runs a program.
 READING = (
     *("analysis", "arrays", "baselines", "cluster", "decoders", "export", "migrate", "models"),
     *("report", "store"),
@@ -33,18 +33,18 @@ def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def says_encoding(call: ast.Call) -> bool:
+def has_encoding(call: ast.Call) -> bool:
     return any(word.arg in ("encoding", None) for word in call.keywords)
 
 
 def mode_of(call: ast.Call) -> str:
-    """Return the mode a file is opened in; "b" where the call is no opening of a text."""
+    """Return the mode in which a file is opened, or "b" if the call opens no text file."""
     by_name = [word.value for word in call.keywords if word.arg == "mode"]
     first = 0 if isinstance(call.func, ast.Attribute) else 1
-    given = by_name or call.args[first : first + 1]
-    if not given:
+    modes = by_name or call.args[first : first + 1]
+    if not modes:
         return "r"
-    value = given[0].value if isinstance(given[0], ast.Constant) else "b"
+    value = modes[0].value if isinstance(modes[0], ast.Constant) else "b"
     return value if isinstance(value, str) else "b"
 
 
@@ -54,18 +54,18 @@ def opens_text(call: ast.Call) -> bool:
     if name_of(call) != "open" or not isinstance(call.func, (ast.Name, ast.Attribute)):
         return False
     if isinstance(call.func, ast.Attribute) and not call.keywords and not call.args:
-        return False  # something else that opens: a webbrowser, a member of an archive
+        return False  # opens something else: a web browser, a member of an archive
     return "b" not in (mode := mode_of(call)) and set(mode) <= set("rwxat+")
 
 
 def test_text_files_are_opened_with_an_explicit_encoding() -> None:
-    open_to_doubt = [
+    without_encoding = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path in nodes("unified_prof")
         for call in calls(path)
-        if opens_text(call) and not says_encoding(call)
+        if opens_text(call) and not has_encoding(call)
     ]
-    assert open_to_doubt == []
+    assert without_encoding == []
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_posix_modules_are_not_imported_at_module_level() -> None:
     assert found == []
 
 
-# What the standard library got after the oldest Python that is supported.
+# Additions to the standard library after the oldest supported Python.
 NEWER = {
     "asyncio": {"Runner", "TaskGroup", "timeout"},
     "contextlib": {"chdir"},
@@ -98,7 +98,7 @@ NEWER = {
 
 
 def newer(path: Path) -> list[str]:
-    """Return what a module uses that the oldest supported Python does not have."""
+    """Return the names used in a module that the oldest supported Python lacks."""
     found = []
     for node in nodes("unified_prof")[path]:
         if isinstance(node, ast.ImportFrom):
@@ -113,12 +113,12 @@ def newer(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="an older Python fails by itself")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an older Python fails on its own")
 def test_only_features_of_the_oldest_python_are_used() -> None:
     assert [one for path in nodes("unified_prof") for one in newer(path)] == []
 
 
-# Forgets what Windows lacks, once the standard library and what we build on have been imported.
+# Removes what Windows lacks after the import of the standard library and the dependencies.
 AS_ON_WINDOWS = """
 import importlib, os, signal, sys
 import alembic, alembic.command, msgspec, numpy, rich.console, sqlalchemy, click  # noqa
@@ -175,7 +175,7 @@ def reading_modules() -> list[str]:
     return found
 
 
-def as_on_windows(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_like_windows(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     begin = f"POSIX = {POSIX_MODULES!r}\nNAMES = {reading_modules()!r}\n{AS_ON_WINDOWS}"
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
     return subprocess.run(
@@ -191,13 +191,13 @@ def as_on_windows(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_modules_import_without_posix_features(tmp_path: Path) -> None:
-    done = as_on_windows(EVERY_MODULE, tmp_path)
+    done = run_like_windows(EVERY_MODULE, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_reports_are_written_and_read_without_posix_features(tmp_path: Path) -> None:
-    done = as_on_windows(READ, tmp_path)
+    done = run_like_windows(READ, tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.html").is_file()
 
@@ -206,17 +206,17 @@ def test_reports_are_written_and_read_without_posix_features(tmp_path: Path) -> 
 def test_written_files_are_flushed_to_disk_on_each_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
-    """Windows opens no folder, and flushes only what was opened for writing."""
+    """Windows cannot open directories, and flushes only files opened for writing."""
     opened: list[tuple[Path, int]] = []
     real = os.open
 
-    def noted(path: Path, flags: int, *rest: int) -> int:
+    def record_open(path: Path, flags: int, *rest: int) -> int:
         opened.append((Path(path), flags))
         return real(path, flags, *rest)
 
     file = tmp_path / "file"
     file.write_bytes(b"x")
-    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(os, "open", record_open)
     if system == "nt":
         monkeypatch.delattr(os, "O_DIRECTORY")
         monkeypatch.setattr(atomic, "_WINDOWS", True)

@@ -1,4 +1,4 @@
-"""Making a release: the version has one place, the changelog its form, and the tag must agree."""
+"""Releases: one place for the version, a well-formed changelog, and a matching tag."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def release() -> Any:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a folder with the files that say the version, 0.9.0."""
+    """Return a directory with the files that contain the version, 0.9.0."""
     for name in ("unified_prof/version.py", "conda/recipe.yaml"):
         (tmp_path / name).parent.mkdir()
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -58,8 +58,8 @@ def test_changelog_is_well_formed_and_has_an_unreleased_section(release: Any) ->
     assert next(iter(known)) == release.UNRELEASED
     links = {found["name"] for found in release.LINK.finditer(text)}
     assert links == {*known}
-    for name, said in known.items():
-        kinds = [line[4:] for line in said.splitlines() if line.startswith("### ")]
+    for name, entry in known.items():
+        kinds = [line[4:] for line in entry.splitlines() if line.startswith("### ")]
         assert kinds, name
         assert {*kinds} <= {*release.KINDS}, name
         assert len({*kinds}) == len(kinds), name

@@ -1,4 +1,4 @@
-"""GitHub's workflows: sound by its own schema, pinned, and with no more rights than they need."""
+"""GitHub workflows match the schema, pin versions and have minimal permissions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_jobs_have_read_permission_only_unless_they_publish(name: str) -> None:
     assert workflow(name)["permissions"] == {}
     writes = {
         (job, right)
-        for job, said in jobs(name).items()
-        for right, how in said["permissions"].items()
+        for job, settings in jobs(name).items()
+        for right, how in settings["permissions"].items()
         if how != "read"
     }
     expected = {("publish", "id-token"), ("announce", "contents"), ("image", "packages")}
@@ -142,7 +142,7 @@ def test_workflows_match_the_schema_of_github() -> None:
     ("tool", "arguments"),
     [
         ("actionlint", ["-no-color"]),
-        # Pinned by version, not by hash: so they can be read, and Dependabot renews them.
+        # Actions are pinned by version, not by hash, so that Dependabot can update readable names.
         ("zizmor", ["--offline", "--no-progress", "--min-severity", "medium", "--config"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A small server that answers like GitHub and GitLab when comments are listed and written."""
+"""A small server that answers like GitHub and GitLab for listing and writing comments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Forge:
 
 @contextmanager
 def serving() -> Iterator[Forge]:
-    """Serve on this machine within the block."""
+    """Run the server on this machine within the block."""
     forge = Forge()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The GitHub action: what it is told reaches its script, which runs anywhere."""
+"""The GitHub action passes its inputs to its script, which runs anywhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for _ in range(14):
 
 SCRIPTS = sorted(path for path in (ROOT / "action").iterdir() if path.suffix in (".sh", ".py"))
 NAMES = [path.name for path in SCRIPTS]
-TOLD = [path for path in SCRIPTS if path.name != "environment.py"]
+CONFIGURED = [path for path in SCRIPTS if path.name != "environment.py"]
 TEMPLATE = ROOT / "templates" / "gate.yml"
 
 
@@ -37,14 +37,14 @@ def variables(script: Path) -> set[str]:
     return set(re.findall(r"\b(UPROF_\w+)", script.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("script", TOLD, ids=[path.name for path in TOLD])
+@pytest.mark.parametrize("script", CONFIGURED, ids=[path.name for path in CONFIGURED])
 def test_action_and_component_set_every_variable_read_by_a_script(script: Path) -> None:
     assert variables(script)
     lacking = {
         name: variables(script) - set(re.findall(r"(UPROF_\w+)[:=]", text.read_text("utf-8")))
         for name, text in (("action", ROOT / "action.yml"), ("component", TEMPLATE))
     }
-    # A user of GitLab gives the token as a variable of the project; the others are GitHub's.
+    # GitLab users provide the token as a project variable; the others are GitHub's.
     assert lacking["action"] - {"UPROF_GITLAB_TOKEN"} == set()
     assert (
         lacking["component"] - {"UPROF_GITLAB_TOKEN", "UPROF_PULL_REQUEST", "UPROF_COMMENT_AUTHOR"}
@@ -75,8 +75,8 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def a_repository(folder: Path, base: str, new: str) -> str:
-    """Make a repository of two commits, whose training is as told; return the first one's name."""
+def make_repository(folder: Path, base: str, new: str) -> str:
+    """Create a repository with two commits of train.py; return the first one's hash."""
     folder.mkdir()
     git(folder, "init", "-q")
     for name, text in (("base", base), ("new", new)):
@@ -87,7 +87,7 @@ def a_repository(folder: Path, base: str, new: str) -> str:
 
 
 def programs(folder: Path) -> str:
-    """Make the commands that a job finds, of this environment; return the PATH with them."""
+    """Create the commands of a job from this environment; return a PATH with them."""
     folder.mkdir()
     for name, text in (
         ("uprof", f'exec {sys.executable} -m unified_prof "$@"'),
@@ -100,7 +100,7 @@ def programs(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None:
-    """`pip install -e .` in both: each is measured with its own package, and sees all the rest."""
+    """With `pip install -e .` in both, each imports its own package and all others."""
     pythons = {}
     for side in ("base", "new"):
         (tmp_path / side / "src").mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None
         command = [sys.executable, str(GATE.parent / "environment.py"), f"{tmp_path}/of {side}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         pythons[side] = done.stdout.strip()
-        # What an editable installation leaves.
+        # The file that an editable installation leaves.
         ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
         place = subprocess.run(
             [pythons[side], "-c", ask], capture_output=True, text=True, check=True
@@ -129,7 +129,7 @@ def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None
 @pytest.mark.parametrize("ref", ["--upload-pack=touch PWN;git-upload-pack", "-c", "no such ref"])
 def test_base_revision_is_never_parsed_as_a_git_option(ref: str, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    a_repository(repository, "", "changed = True")
+    make_repository(repository, "", "changed = True")
     git(repository, "remote", "add", "origin", str(repository))
     done = subprocess.run(
         [str(GATE)],
@@ -147,8 +147,8 @@ def test_base_revision_is_never_parsed_as_a_git_option(ref: str, tmp_path: Path)
 @pytest.mark.slow
 def test_baseline_and_candidate_are_measured_and_the_comment_is_written(tmp_path: Path) -> None:
     repository, work = tmp_path / "repository", tmp_path / "work"
-    # Nothing that a machine does by itself makes 20 ms of sleep 200.
-    base = a_repository(repository, SCRIPT.format(seconds=0.02), SCRIPT.format(seconds=0.2))
+    # No other load on the machine turns 20 ms of sleep into 200.
+    base = make_repository(repository, SCRIPT.format(seconds=0.02), SCRIPT.format(seconds=0.2))
     done = subprocess.run(
         [str(GATE)],
         cwd=repository,
@@ -177,4 +177,4 @@ def test_baseline_and_candidate_are_measured_and_the_comment_is_written(tmp_path
     assert "regression" in (tmp_path / "summary").read_text(encoding="utf-8")
     (suite,) = ElementTree.parse(work / "verdict.xml").getroot()
     assert suite.get("failures") == "1"
-    assert git(repository, "worktree", "list").count("\n") == 0, "the base is gone again"
+    assert git(repository, "worktree", "list").count("\n") == 0, "the base checkout is removed"

@@ -1,4 +1,4 @@
-"""The comment on a pull or merge request: written by the first run, updated by later ones."""
+"""The comment on a pull or merge request is written by the first run and updated by later ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.scripts import forge
 from tests.scripts.forge import ACCOUNT, TOKEN, Forge
-from tests.scripts.test_action import SCRIPT, TEMPLATE, a_repository, programs
+from tests.scripts.test_action import SCRIPT, TEMPLATE, make_repository, programs
 
 MARK = "<!-- uprof gate -->"
 COMMENT: dict[str, Any] = runpy.run_path(str(ROOT / "action" / "comment.py"))
@@ -24,8 +24,8 @@ COMMENT: dict[str, Any] = runpy.run_path(str(ROOT / "action" / "comment.py"))
 
 @pytest.fixture
 def server() -> Iterator[Forge]:
-    with forge.serving() as made:
-        yield made
+    with forge.serving() as running:
+        yield running
 
 
 def github(server: Forge) -> dict[str, str]:
@@ -116,9 +116,9 @@ def test_token_without_permission_skips_the_comment_and_the_job_passes(
     place.failures = [403]
     assert write(tmp_path) == 0
     assert place.comments == []
-    told = capsys.readouterr().err
-    assert "may not comment here (403" in told
-    assert TOKEN not in told
+    errors = capsys.readouterr().err
+    assert "may not comment here (403" in errors
+    assert TOKEN not in errors
 
 
 def test_busy_server_is_retried(place: Forge, tmp_path: Path) -> None:
@@ -158,16 +158,16 @@ def test_nothing_is_written_without_a_verdict_request_or_token(
 
 
 def job(**inputs: str) -> tuple[dict[str, str], list[str]]:
-    """Return variables and script of the component's job, its inputs put in as GitLab does."""
+    """Return variables and script of the component's job with its inputs inserted, like GitLab."""
     yaml = import_module("yaml")
     header, _, text = TEMPLATE.read_text(encoding="utf-8").partition("\n---\n")
-    given = {
+    inputs_of_job: dict[str, object] = {
         name: one.get("default") for name, one in yaml.safe_load(header)["spec"]["inputs"].items()
     }
-    given |= inputs
+    inputs_of_job |= inputs
 
     def value(match: re.Match[str]) -> str:
-        one = given[match[1]]
+        one = inputs_of_job[match[1]]
         return one if isinstance(one, str) else import_module("json").dumps(one)
 
     document = yaml.safe_load(re.sub(r"\$\[\[ inputs\.([\w-]+) \]\]", value, text))
@@ -190,7 +190,7 @@ def test_component_measures_workloads_and_writes_one_note(server: Forge, tmp_pat
     repository, work = tmp_path / "repository", tmp_path / "work"
     slow = SCRIPT.replace("{seconds}", "0.2 if 'b' in sys.argv else 0.02")
     both = SCRIPT.replace("{seconds}", "0.02")
-    base = a_repository(repository, f"import sys{both}", f"import sys{slow}")
+    base = make_repository(repository, f"import sys{both}", f"import sys{slow}")
     options = "--backend cpu --iterations 6 train.py"
     found, script = job(commands=[f"one={options} a", f"two={options} b"])  # type: ignore[arg-type]
     mark = "<!-- uprof gate uprof-gate -->"

@@ -1,4 +1,4 @@
-"""`scripts/bench_before.py` and its checkouts: they end in time, and leave nothing behind."""
+"""`scripts/bench_before.py` and its checkouts end in time and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_checkout_is_removed_if_a_signal_ends_the_process(tmp_path: Path) -> Non
 
 
 def worktrees() -> list[str]:
-    """Return where the worktrees of the repository are."""
+    """Return the paths of the repository's worktrees."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "worktree", "list", "--porcelain"],
         capture_output=True,
@@ -103,7 +103,7 @@ def worktrees() -> list[str]:
 
 
 def ends(process: int) -> bool:
-    """Tell whether a process that is nobody's child any more ends soon."""
+    """Return whether a process that has no parent here ends soon."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""Our figures beside HolisticTraceAnalysis 0.5.0; HTA_PYTHON is the python that has it."""
+"""Figures compared with HolisticTraceAnalysis 0.5.0; HTA_PYTHON is the Python that has it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANALYSES = (
 
 
 def trace(path: Path) -> Path:
-    """Write a trace on two streams: operations of three kernels each, copies, annotations."""
+    """Write a trace of two streams with operations of three kernels, copies and annotations."""
     events: list[dict[str, Any]] = []
 
     def event(category: str, name: str, ts: float, dur: float, tid: int, **args: Any) -> None:
@@ -65,7 +65,7 @@ def trace(path: Path) -> Path:
     return path
 
 
-def compared(*traces: Path) -> str:
+def compare(*traces: Path) -> str:
     if "HTA_PYTHON" not in os.environ:
         pytest.skip("HTA_PYTHON does not name an environment with HolisticTraceAnalysis")
     run = subprocess.run(
@@ -77,16 +77,16 @@ def compared(*traces: Path) -> str:
 
 @pytest.mark.clients
 def test_all_figures_of_a_trace_are_equal(tmp_path: Path) -> None:
-    told = compared(trace(tmp_path / "trace.json"))
+    output = compare(trace(tmp_path / "trace.json"))
     for analysis in ANALYSES:
-        assert f"  {analysis}: equal" in told, told
+        assert f"  {analysis}: equal" in output, output
 
 
 @pytest.mark.clients
 def test_figures_of_real_traces_are_equal_or_differ_for_a_known_reason(shared: Path) -> None:
     names = ("timeline_analysis__sampled_rank-0", "h100_vit", "b200_eager")
-    told = compared(*(shared / "samples" / "kineto" / f"{name}.json.gz" for name in names))
-    assert "DIFFERS" not in told
+    output = compare(*(shared / "samples" / "kineto" / f"{name}.json.gz" for name in names))
+    assert "DIFFERS" not in output
 
 
 def test_missing_hta_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""`scripts/compare_outputs.py`: what differs is told, what no two runs share is not."""
+"""`scripts/compare_outputs.py` reports differences except those between any two runs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_differing_row_is_reported(script: Any, tmp_path: Path, capsys: Any) -> 
     tally = script.Tally(9, None)
     tally.add("in", "out", *texts)
     assert tally.end() == 1
-    said = capsys.readouterr().out
-    assert "-t(2, 'a')" in said
-    assert "+t(2, 'b')" in said
-    assert "same" not in said
+    output = capsys.readouterr().out
+    assert "-t(2, 'a')" in output
+    assert "+t(2, 'b')" in output
+    assert "same" not in output
 
 
 def test_equal_rows_are_only_counted(script: Any, capsys: Any) -> None:
@@ -54,6 +54,6 @@ def test_equal_rows_are_only_counted(script: Any, capsys: Any) -> None:
 def test_commands_run_in_a_warm_process_and_directories_are_skipped(
     side: Any, tmp_path: Path
 ) -> None:
-    said = side.run(("db", "current", str(tmp_path / "after" / "none.db")), tmp_path / "after")
-    assert side.clean(said).startswith("exit code 7\n")
-    assert "<folder>/none.db does not exist" in side.clean(said)
+    output = side.run(("db", "current", str(tmp_path / "after" / "none.db")), tmp_path / "after")
+    assert side.clean(output).startswith("exit code 7\n")
+    assert "<folder>/none.db does not exist" in side.clean(output)

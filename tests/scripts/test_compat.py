@@ -1,4 +1,4 @@
-"""`make compat`: what it runs exists, and it prints the row of the table."""
+"""`make compat` runs existing tests and prints the row of the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def compat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The script, with this interpreter in place of an environment to be made."""
+    """The script, with this interpreter instead of a new environment."""
     spec = importlib.util.spec_from_file_location("compat", ROOT / "scripts" / "compat.py")
     assert spec is not None
     assert spec.loader is not None
@@ -69,8 +69,10 @@ def test_kept_environment_is_reused_and_others_are_deleted(
 
 def test_make_passes_its_variables_to_the_script() -> None:
     command = ["make", "-n", "compat", "TORCH=2.6.0", "PYTHON=python3.12", "KEEP=1"]
-    # A make that runs this test hands its options down, and would announce its folders.
+    # A make that runs this test passes its options on and would print its directories.
     ours = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     done = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, check=True)
-    said = done.stdout
-    assert said.split() == "python3.12 scripts/compat.py 2.6.0 --python python3.12 --keep".split()
+    assert (
+        done.stdout.split()
+        == "python3.12 scripts/compat.py 2.6.0 --python python3.12 --keep".split()
+    )

@@ -1,4 +1,4 @@
-"""The recording that reading is measured with is one of a training."""
+"""The recording for read benchmarks resembles a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs built on other people's packages compute the same under uprof, and are reported.
+"""Programs built on other packages compute the same under uprof and are reported.
 
 Each trains (or runs) a small random model through a library and writes a digest of every
 parameter, of its losses and of torch's random state. It runs plain and under `uprof run`: same
@@ -28,13 +28,13 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 @dataclass(frozen=True)
 class Program:
-    """A program of the folder, and what its report must hold."""
+    """A program of the directory, and the required content of its report."""
 
     name: str
     packages: str
     operations: frozenset[str]
     files: frozenset[str]
-    """Ends of file names of which each must occur in the frames."""
+    """Ends of file names, each of which must occur in the frames."""
     trains: bool = True
 
 
@@ -124,7 +124,9 @@ def rows(report: Path, query: str) -> set[str]:
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
-def test_the_program_computes_the_same_and_is_reported(program: Program, tmp_path: Path) -> None:
+def test_program_computes_the_same_under_uprof_and_is_reported(
+    program: Program, tmp_path: Path
+) -> None:
     for package in program.packages.split():
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

@@ -1,4 +1,4 @@
-"""What every program does first and last: a fixed seed, and the digest of what it trained."""
+"""Start and end of every program: a fixed seed, and the digest of the trained model."""
 
 from __future__ import annotations
 

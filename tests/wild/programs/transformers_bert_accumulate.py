@@ -1,4 +1,4 @@
-"""A BERT classifier with four backward passes to an optimizer's step and a validation each."""
+"""A BERT classifier with four backward passes and a validation per optimizer step."""
 
 import torch
 from ending import begin, finish

@@ -1,4 +1,4 @@
-"""Inference alone: a GPT-2 of two layers that writes on from its own words."""
+"""Inference only: a GPT-2 of two layers that generates text from random words."""
 
 import torch
 from ending import begin, finish
