@@ -30,13 +30,13 @@ class Recorder:
     def __call__(self, output: Path | None, **options: Any) -> Iterator[Profile]:
         if self.begin is not None:
             raise self.begin
-        self.seen.append((output, options))
+        self.calls.append((output, options))
         try:
             yield Profile(Path("out"))
         except RuntimeError as err:
-            self.seen.append(str(err))
+            self.calls.append(str(err))
             raise
-        self.seen.append("ended")
+        self.calls.append("ended")
         if self.end is not None:
             raise self.end
 
@@ -57,7 +57,7 @@ def test_measurement_begins_once_and_ends_once(recorder: Recorder) -> None:
         measured.end()
     measured.begin()
     assert (under_way, measured.is_under_way) == (True, False), "a second fit is not measured"
-    assert recorder.seen == [("out", {"iterations": 3}), "ended"]
+    assert recorder.calls == [("out", {"iterations": 3}), "ended"]
 
 
 def test_training_error_is_passed_to_the_profile_and_not_raised(
@@ -66,7 +66,7 @@ def test_training_error_is_passed_to_the_profile_and_not_raised(
     measured = Measurement()
     measured.begin()
     measured.end(RuntimeError("out of memory"))
-    assert recorder.seen[-1] == "out of memory"
+    assert recorder.calls[-1] == "out of memory"
 
 
 def test_forked_process_does_not_end_the_measurement(
@@ -77,9 +77,9 @@ def test_forked_process_does_not_end_the_measurement(
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         measured.end()
-    assert recorder.seen[-1] != "ended"
+    assert recorder.calls[-1] != "ended"
     measured.end()
-    assert recorder.seen[-1] == "ended"
+    assert recorder.calls[-1] == "ended"
 
 
 def test_measurement_of_a_failed_loop_is_ended_by_the_next_loop(recorder: Recorder) -> None:
@@ -100,7 +100,7 @@ def test_new_loop_ends_the_measurement_of_the_previous_one(recorder: Recorder) -
     first.begin(loops[0])
     second.begin(loops[1])
     assert (first.is_under_way, second.is_under_way) == (False, True)
-    assert "another one started" in str(recorder.seen[1])
+    assert "another one started" in str(recorder.calls[1])
     second.end()
 
 

@@ -112,7 +112,7 @@ class CounterSide:
         self._file("hbm", part)
         seconds = np.diff(times, prepend=times[0])[:, None] / 1e9
         rate = np.divide(count * 32, seconds, out=np.zeros(count.shape), where=seconds > 0)
-        self._show(
+        self._expect(
             "HBM",
             np.repeat(times, 8),
             bandwidth=rate.ravel(),
@@ -137,7 +137,7 @@ class CounterSide:
         throughput = np.zeros((len(count), caches))
         seconds = np.diff(times)[:, None] / 1e9
         throughput[1:] = count[1:, :, :2].sum(-1) * 4096 / seconds
-        self._show(
+        self._expect(
             "LLC",
             np.repeat(times, caches),
             llcId=np.tile(np.arange(caches), len(count)),
@@ -163,7 +163,7 @@ class CounterSide:
         size = 16 if self.recipe.platform == 7 else 32
         rate = count * size / seconds[:, None]
         times = self.timing.sampled_ns(self.moment)
-        self._show("DDR", times, read=rate[:, 0], write=rate[:, 1])
+        self._expect("DDR", times, read=rate[:, 0], write=rate[:, 1])
 
     def _npu_mem(self) -> None:
         level, ddr, hbm = self.index % 2, self._random(1 << 30), self._random(1 << 40)
@@ -176,7 +176,7 @@ class CounterSide:
             hbm=hbm,
         )
         self._file("npu_mem", part)
-        self._show(
+        self._expect(
             "NPU_MEM",
             self._rounded_ns(self.moment // 1000),
             ddr=ddr,
@@ -192,7 +192,7 @@ class CounterSide:
         )
         self._file("npu_module_mem", part)
         times = self.timing.host_ns(ticks)
-        self._show("NPU_MODULE_MEM", times, moduleId=module, totalReserved=size)
+        self._expect("NPU_MODULE_MEM", times, moduleId=module, totalReserved=size)
 
     def _pcie(self) -> None:
         values = np.sort(self._random(9_000, 7, 3), axis=2)[:, :, [0, 2, 1]]
@@ -205,7 +205,7 @@ class CounterSide:
         )
         self._file("pcie", part)
         times = self.timing.sampled_ns(self.moment)
-        self._show(
+        self._expect(
             "PCIE",
             times,
             txPostMin=values[:, 0, 0] * 10**6,
@@ -219,7 +219,7 @@ class CounterSide:
         self._file("qos", records("qos", len(ticks), timestamp=ticks, bandwidth=bandwidth))
         times = self.timing.device_ns(ticks)
         for place, name in enumerate(QOS_NAMES):
-            self._show("QOS", times, eventName=f"QoS {name}", bandwidth=bandwidth[:, place] * _MB)
+            self._expect("QOS", times, eventName=f"QoS {name}", bandwidth=bandwidth[:, place] * _MB)
 
     def _hccs(self) -> None:
         total = np.cumsum(self._random(1 << 30, 2), axis=0)
@@ -229,14 +229,14 @@ class CounterSide:
         shown = max(len(total) - 2, 1)
         rate = np.diff(total, axis=0)[:shown] / (_STEP_NS / 1e9)
         times = self.timing.sampled_ns(self.moment[1 : 1 + shown])
-        self._show("HCCS", times, txThroughput=rate[:, 0], rxThroughput=rate[:, 1])
+        self._expect("HCCS", times, txThroughput=rate[:, 0], rxThroughput=rate[:, 1])
 
     def _nic(self, kind: str = "nic") -> None:
         values = self._random(1 << 30, 14)
         rows = zip(self._device_ns().tolist(), values.tolist(), strict=True)
         lines = [f"{time}: {' '.join(map(str, row))}\n" for time, row in rows]
         self._file(kind, _HEADER + "".join(lines))
-        self._show(
+        self._expect(
             kind.upper(),
             self.timing.sampled_ns(self.moment),
             bandwidth=values[:, 0] * _MB,
@@ -257,7 +257,7 @@ class CounterSide:
         self._file("netdev_stats", "".join(lines))
         times = self.timing.begin_ns + self.moment[1:]
         if len(times):
-            self._show(
+            self._expect(
                 "NETDEV_STATS",
                 times,
                 macTxPfcPkt=step[1:, 0],
@@ -282,7 +282,7 @@ class CounterSide:
             write_bandwidth=value[:, 1], read_ost=value[:, 2], write_ost=value[:, 3],
         )  # fmt: skip
         shown = value if self.recipe.platform == 5 else value[:, [1, 0, 3, 2]]
-        self._show(
+        self._expect(
             "ACC_PMU", self.timing.device_ns(ticks), accId=self.index % 3, readBwLevel=shown[:, 0],
             writeBwLevel=shown[:, 1], readOstLevel=shown[:, 2], writeOstLevel=shown[:, 3],
         )  # fmt: skip
@@ -290,7 +290,7 @@ class CounterSide:
     def _soc(self) -> None:
         level = self._random(1 << 11)
         ticks = self._stars("stars_inter_soc", 28, bw_level=level)
-        self._show(
+        self._expect(
             "SOC_BANDWIDTH_LEVEL",
             self.timing.device_ns(ticks),
             l2BufferBwLevel=level % 8,
@@ -309,7 +309,7 @@ class CounterSide:
         times = self.timing.device_ns(ticks)
         if len(times) > 1:
             seconds = np.diff(times) / 1e9
-            self._show(
+            self._expect(
                 "SIO",
                 times[1:],
                 name="D-DIE0" if v6 else "die 0",
@@ -332,7 +332,7 @@ class CounterSide:
         self._file("aicore" if hwts else "ffts_profile", part)
         interval = np.where(self.index[:, None] > 0, _STEP_NS, 1)
         last_cube = {7: 0, 15: 35, 16: 35}.get(self.recipe.platform, 24)
-        self._show(
+        self._expect(
             "SAMPLE_PMU_TIMELINE",
             np.repeat(self.timing.sampled_ns(self.moment), len(cores)),
             totalCycle=cycles.ravel(),

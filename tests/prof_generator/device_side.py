@@ -91,7 +91,7 @@ class DeviceSide:
     def _write_task_log(self) -> None:
         count = len(self.tasks)
         whole = np.setdiff1d(np.arange(count), self.mixed)
-        self._show(whole, NO_CONTEXT, self.start[whole], self.end[whole])
+        self._expect(whole, NO_CONTEXT, self.start[whole], self.end[whole])
         if self.recipe.platform in HWTS:
             self._write_hwts()
             return
@@ -123,8 +123,8 @@ class DeviceSide:
             return []
         core = CORE[self.tasks["kind"][rows]]
         start, end = self.start[rows] + np.uint64(1), self.end[rows] - np.uint64(1)
-        self._show(rows, 0, start, end)
-        self._show(rows, NO_CONTEXT, self.start[rows], self.end[rows])
+        self._expect(rows, 0, start, end)
+        self._expect(rows, NO_CONTEXT, self.start[rows], self.end[rows])
         return [
             records(
                 "stars_ffts_log",
@@ -202,7 +202,7 @@ class DeviceSide:
                 core_type=core[alone], task_id_low=self.task_id[alone] & 0xFFFF,
                 task_id_high=self.task_id[alone] >> 16,
             )  # fmt: skip
-            self._show_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
+            self._expect_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
             self._write("ffts_profile", [part], [part["end"]])
             return
         part = self._counters(
@@ -210,7 +210,7 @@ class DeviceSide:
             stream_id=self.tasks["stream"][alone], task_id=self.task_id[alone],
             ffts_type_word=core[alone] << 13,
         )  # fmt: skip
-        self._show_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
+        self._expect_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
         parts = [part, *self._mix_pmu(core)]
         self._write("ffts_profile", parts, [part["end"] for part in parts])
 
@@ -226,7 +226,7 @@ class DeviceSide:
             w0=_CONTEXT_PMU, subtask_word=subtask[rows], ffts_type_word=_FFTS_PLUS << 13,
             **{name: values[rows] for name, values in ids.items()},
         )  # fmt: skip
-        self._show_pmu(rows, 0, core[rows], main["total_cycle"], main["pmu"])
+        self._expect_pmu(rows, 0, core[rows], main["total_cycle"], main["pmu"])
         number = self.tasks["block_num"][rows] * self.tasks["ratio"][rows]
         owner = np.repeat(rows, number)
         blocks = self._counters(
@@ -237,7 +237,7 @@ class DeviceSide:
         )  # fmt: skip
         first = np.cumsum(number) - number
         cycles = np.add.reduceat(blocks["total_cycle"], first)
-        self._show_pmu(rows, 0, 1 - core[rows], cycles, np.add.reduceat(blocks["pmu"], first))
+        self._expect_pmu(rows, 0, 1 - core[rows], cycles, np.add.reduceat(blocks["pmu"], first))
         return [main, blocks]
 
     def _counters(self, layout: str, rows: Any, start: Any, end: Any, **fields: Any) -> Records:

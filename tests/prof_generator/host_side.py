@@ -65,7 +65,7 @@ class HostSide:
             self._record_allocations(device, spare + 3)
         placed = self.recorder.workload.placed()
         self._record_launches(placed)
-        self._operators.show(placed)
+        self._operators.expect(placed)
         for rows, size, direction in self._copies:
             self.tables.add(
                 "MEMCPY_INFO",
