@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +33,7 @@ from unified_prof.baselines.store import (
 from unified_prof.errors import SchemaVersionError, StoreError, UprofError, UsageError
 from unified_prof.migrate.runner import config_of
 
-PROCESSES, EACH = 4, 5
+PROCESSES, EACH = 8, 4
 
 
 def baseline(name: str = "main", document: bytes = b"\x00run") -> NewBaseline:
@@ -243,7 +244,8 @@ def test_removed_version_is_not_reused_while_newer_ones_exist(place: str) -> Non
     store.close()
 
 
-def test_store_of_the_first_schema_keeps_its_version_numbers(place: str) -> None:
+def make_first_revision(place: str) -> None:
+    """Create a store as the first revision wrote it: main@1, other@1, main@2."""
     if "://" not in place:
         Path(place).parent.mkdir()
     engine, _ = engine_for(place)
@@ -261,6 +263,10 @@ def test_store_of_the_first_schema_keeps_its_version_numbers(place: str) -> None
                 {"name": name, "document": document},
             )
     engine.dispose()
+
+
+def test_store_of_the_first_schema_keeps_its_version_numbers(place: str) -> None:
+    make_first_revision(place)
     store = open_store(place, create=False)
     versions = [(entry.name, entry.version) for entry in store.entries()]
     assert versions == [("main", 1), ("other", 1), ("main", 2)]
@@ -269,7 +275,8 @@ def test_store_of_the_first_schema_keeps_its_version_numbers(place: str) -> None
     store.close()
 
 
-def test_missing_store_is_created_only_to_save(tmp_path: Path) -> None:
+def make_first_revision(place: str) -> None:
+    """Create a store as the first revision wrote it: main@1, other@1, main@2."""
     with pytest.raises(StoreError, match="no baseline store"):
         open_store(str(tmp_path / "none.sqlite"), create=False)
     assert list(tmp_path.iterdir()) == []
