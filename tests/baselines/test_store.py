@@ -275,8 +275,125 @@ def test_store_of_the_first_schema_keeps_its_version_numbers(place: str) -> None
     store.close()
 
 
-def make_first_revision(place: str) -> None:
-    """Create a store as the first revision wrote it: main@1, other@1, main@2."""
+WRITER = """
+import sys
+from tests.baselines.test_store import baseline
+from unified_prof.baselines.store import open_store
+from unified_prof.errors import UprofError
+sys.stdin.readline()
+for number in range(int(sys.argv[3])):
+    document = f"{sys.argv[2]}-{number}"
+    try:
+        store = open_store(sys.argv[1], create=False)
+        version = store.save(baseline(document=document.encode())).version
+        print("saved", document, version, flush=True)
+        store.close()
+    except UprofError as error:
+        print("failed", document, error.exit_code, error, flush=True)
+"""
+
+
+@contextmanager
+def writers(place: str, count: int, each: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Yield processes that save baselines, all started at the same time."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, place, str(number), str(each)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(count)
+    ]
+    try:
+        for writer in started:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        yield started
+    finally:
+        for writer in started:
+            writer.kill()
+            writer.communicate()
+
+
+def results(started: list[subprocess.Popen[str]]) -> tuple[dict[str, int], list[str]]:
+    """Return document -> version as saved, and the lines about failures."""
+    lines: list[str] = []
+    for writer in started:
+        out, error = writer.communicate(timeout=100)
+        assert "Traceback" not in error, error
+        lines += out.splitlines()
+    saved = [line.split() for line in lines if line.startswith("saved")]
+    return {one[1]: int(one[2]) for one in saved}, [x for x in lines if x.startswith("failed")]
+
+
+def stored(place: str) -> dict[str, int]:
+    """Return document -> version; each document is stored once, each version is used once."""
+    store = open_store(place, create=False)
+    versions = [entry.version for entry in store.entries("main")]
+    found = {store.document("main", version)[1].decode(): version for version in versions}
+    store.close()
+    assert versions == list(range(1, len(versions) + 1))
+    assert len(found) == len(versions)
+    return found
+
+
+@pytest.mark.slow
+def test_concurrent_writers_upgrade_a_store_once_and_keep_its_rows(place: str) -> None:
+    make_first_revision(place)
+    with writers(place, PROCESSES, EACH) as started:
+        saved, failed = results(started)
+    assert failed == []
+    assert len(saved) == PROCESSES * EACH
+    assert stored(place) == {"1": 1, "2": 2, **saved}
+
+
+@pytest.mark.slow
+def test_killed_writer_loses_only_its_own_unconfirmed_save(place: str) -> None:
+    open_store(place, create=True).close()
+    with writers(place, PROCESSES, EACH) as started:
+        for writer in started[:3]:
+            assert writer.stdout is not None
+            first = writer.stdout.readline().split()
+            writer.kill()
+            assert stored(place)[first[1]] == int(first[2])
+        saved, failed = results(started[3:])
+    assert failed == []
+    assert len(saved) == (PROCESSES - 3) * EACH
+    assert saved.items() <= stored(place).items()
+
+
+@pytest.mark.slow
+def test_lost_connections_are_errors_that_neither_lose_nor_double_a_version(postgres: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres.replace("+psycopg", ""), autocommit=True) as server:
+        server.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        open_store(postgres, create=True).close()
+        ended = 0
+        with writers(postgres, PROCESSES, 25) as started:
+            while any(writer.poll() is None for writer in started):
+                query = (
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                    " WHERE pid <> pg_backend_pid() AND usename IS NOT NULL AND random() < 0.3"
+                )
+                row = server.execute(query).fetchone()
+                ended += 0 if row is None else int(row[0])
+                time.sleep(0.1)
+            saved, failed = results(started)
+        assert ended > 10
+        assert failed
+        assert {line.split()[2] for line in failed} == {"7"}, "StoreError"
+        assert all("cannot be used" in line for line in failed)
+        assert len(saved) + len(failed) == PROCESSES * 25
+        found = stored(postgres)
+        assert saved.items() <= found.items()
+        server.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+
+def test_missing_store_is_created_only_to_save(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no baseline store"):
         open_store(str(tmp_path / "none.sqlite"), create=False)
     assert list(tmp_path.iterdir()) == []
