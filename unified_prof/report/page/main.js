@@ -37,7 +37,7 @@ const ITERATION_COLORS = {
   data_loading: "idle-input", forward: "compute", backward: "gradient", recomputation: "communication", optimizer: "copy",
   gradient_clipping: "idle-launched", zero_grad: "idle-stream", synchronizing_reads: "idle-synchronising", other: "rest", waiting_for_cpu: "idle-host",
 };
-const MEMORY_COLORS = { weights: "weight", "optimizer state": "copy", gradients: "gradient", activations: "activation" };
+const MEMORY_COLORS = { weights: "weight", "optimizer state": "communication", gradients: "gradient", activations: "activation" };
 
 function splitSection(report) {
   const { devices, totals } = report.figures;
@@ -55,7 +55,7 @@ function splitSection(report) {
       { name: "overlapped communication", value: one.overlap_ns, color: "", within: true },
     ], words.duration);
   });
-  const named = (parts, colors) => Object.entries(parts).map(([name, value]) => ({ name: name.replaceAll("_", " "), value, color: colors[name] ?? "rest" }));
+  const named = (parts, colors) => Object.entries(parts).map(([name, value]) => ({ name: name.replaceAll("_", " ").replace("cpu", "CPU"), value, color: colors[name] ?? "rest" }));
   const steps = Object.keys(totals.iteration_parts_ns).length && !devices.length;
   if (steps) strips.push(strip("median iteration", totals.iteration_ns, named(totals.iteration_parts_ns, ITERATION_COLORS), words.duration));
   const peak = named(totals.peak_parts_bytes, MEMORY_COLORS);
