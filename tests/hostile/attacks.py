@@ -229,11 +229,6 @@ def _link(target: str, folder: Path) -> Path:
     return folder / "run.json"
 
 
-def _pipe(folder: Path) -> Path:
-    os.mkfifo(folder / "run.pt.trace.json")
-    return folder / "run.pt.trace.json"
-
-
 def _converted(make: Callable[[Path], Path], commands: tuple[Command, ...] = CONVERT) -> Format:
     return Format(make, commands)
 
@@ -345,7 +340,6 @@ ATTACKS: dict[str, Format] = {
     "report of links, pipes and devices": Format(_odd_entries, (("report", "IN"),), ()),
     "link to a device": _converted(partial(_link, "/dev/zero")),
     "link to itself": _converted(partial(_link, "run.json")),
-    "pipe": _converted(_pipe),
     "settings nested deeply": Format(
         partial(settings_file, text="x = " + "[" * 100_000), (("report", "../report.db"),), ()
     ),
