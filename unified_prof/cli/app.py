@@ -275,8 +275,10 @@ def _refuse_small_address_space() -> None:
     """Raise SystemLimitError below a limit at which OpenBLAS exits with 1, a regression to CI."""
     if sys.platform == "win32":
         return
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits.
+        return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= limit < _MIN_ADDRESS_SPACE_MB << 20:
         raise SystemLimitError(
