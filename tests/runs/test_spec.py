@@ -14,7 +14,7 @@ from unified_prof.base.run_spec import RunSpec
 from unified_prof.errors import UsageError
 
 ODD = os.fsdecode(b"caf\xe9 \n")
-LISTENERS = {"progress", "on_measured", "on_partial", "relay"}
+LISTENERS = {"progress", "on_measured", "on_partial", "relay", "turns"}
 SPEC = RunSpec(
     target="train",
     is_module=True,
