@@ -137,7 +137,10 @@ def by_pages(path: Path, expression: str, how: str) -> list[int]:
 def by_sqlite(path: Path, expression: str) -> list[int]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         db.text_factory = bytes
-        rows = db.execute(f"SELECT {expression} FROM t NOT INDEXED").fetchall()
+        try:
+            rows = db.execute(f"SELECT {expression} FROM t NOT INDEXED").fetchall()
+        except UnicodeDecodeError as error:  # the message quotes a damaged name
+            raise sqlite3.DatabaseError(str(error)) from error
     return [integer(row[0]) for row in rows]
 
 
