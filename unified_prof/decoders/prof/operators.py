@@ -262,7 +262,8 @@ class HashTexts:
 
     def has_text(self, hashes: NDArray[np.uint64]) -> Bools:
         """Return a mask of the hashes with a known string."""
-        return self._has_text[self._places(hashes)]
+        place = self._places(hashes)  # may extend `self._has_text`
+        return self._has_text[place]
 
     def ids(self, hashes: NDArray[np.uint64]) -> Ints:
         """Return string ids."""
