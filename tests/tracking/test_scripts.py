@@ -616,11 +616,11 @@ for batch in DataLoader(Data()):
     tracked = workload.tracked(iterations=4)
     for record in tracked.iterations:
         parts = record.parts_ms
-        assert parts["data_loading"] > 3.5
-        assert parts["optimizer"] > 2.5
-        assert 0 < parts["zero_grad"] < parts["data_loading"]
+        assert parts["data_loading"] >= 4
+        assert parts["optimizer"] >= 3
+        assert 0 < parts["zero_grad"] < 3
         assert record.forward_ms is not None
         assert record.backward_ms is not None
         passes_ms = record.forward_ms + record.backward_ms
-        assert sum(parts.values()) + passes_ms <= record.total_ms + 1e-6
+        assert sum(parts.values()) + passes_ms <= record.total_ms + 1e-6  # rounding of floats
     assert int(tracked.facts["optimizer_state_bytes"]) >= 2 * 4 * (64 + 8)

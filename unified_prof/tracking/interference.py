@@ -123,8 +123,8 @@ class WaitingTime:
         except (OSError, ValueError, IndexError):
             return None
 
-    def note(self, waits: Waits) -> None:
-        """Add a reading to `waits` if the system reports it."""
+    def note(self, waits: Waits) -> int | None:
+        """Add a reading to `waits` and return its time; None if the system does not report it."""
         # Retry if interrupted: waiting during the reading would be counted in another interval.
         for _ in range(_READINGS):
             before = perf_counter_ns()
@@ -132,8 +132,10 @@ class WaitingTime:
             moment = perf_counter_ns()
             if moment - before < _UNDISTURBED_NS:
                 break
-        if waited_ns is not None:
-            waits.append((moment, waited_ns))
+        if waited_ns is None:
+            return None
+        waits.append((moment, waited_ns))
+        return moment
 
     def note_interval(self, waits: Waits, start: int, end: int) -> None:
         """Charge the wait since the last reading to the interval from `start` to `end`."""

@@ -186,10 +186,12 @@ class Passes:
         """Begin `part` and end the current one."""
         if self._is_over:  # within a block that began in this iteration
             return
+        moment = self._clock.moment()
         if self._waiting is not None:
-            self._waiting.note(self._waits)
+            if (read_ns := self._waiting.note(self._waits)) is not None:
+                moment = {0: read_ns}  # what the thread waits from now on is in the next part
             self._cpu.append((perf_counter_ns(), process_time_ns()))
-        self._marks.append((self._clock.moment(), part))
+        self._marks.append((moment, part))
         self._part = part
         if part != OTHER:
             self._note_line(part, sys._getframe())
