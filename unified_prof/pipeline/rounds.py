@@ -129,8 +129,8 @@ def until_sure(
         The verdicts, and the measurements of each workload on both sides.
 
     Raises:
-        UsageError: a checkout is not a directory, there is no workload, or `most` is below
-            MIN_ROUNDS.
+        UsageError: a checkout is not a directory, there is no workload, `most` is below
+            MIN_ROUNDS, or the system has no `waitid`.
         CaptureError: a workload failed, hung, or could not be measured.
         OutputError: the reports cannot be written.
     """
@@ -204,6 +204,12 @@ def _rounds(
         most: Maximum number of rounds.
         messages: Receivers of messages.
     """
+    if not hasattr(os, "waitid"):
+        raise UsageError(
+            "this system cannot run checkouts in turn (Windows, macOS before Python 3.13)",
+            hint="compare reports instead: uprof gate BASE NEW",
+            slug="not-on-this-system",
+        )
     for checkout in checkouts:
         if not checkout.is_dir():
             raise UsageError(
@@ -236,10 +242,11 @@ def _rounds(
                 )
                 for side, target in zip(loaded[name], targets, strict=True):
                     side.append(runs.load([target]))
+            count = "1 run" if number == 1 else f"{number} runs"
             pairs = {
                 name: (
-                    pool(base).with_label(f"{checkouts[0]} ({number} runs)"),
-                    pool(new).with_label(f"{checkouts[1]} ({number} runs)"),
+                    pool(base).with_label(f"{checkouts[0]} ({count})"),
+                    pool(new).with_label(f"{checkouts[1]} ({count})"),
                 )
                 for name, (base, new) in loaded.items()
             }
@@ -503,7 +510,7 @@ class _Process:
     def _raise_hung(self) -> None:
         raise CaptureError(
             f"{self._what} made no progress for {self._workload.timeout_s:g} s and was ended",
-            hint="raise --timeout if its set-up takes longer",
+            hint="raise --timeout if its setup takes longer",
             slug="round-failed",
         )
 
