@@ -424,7 +424,7 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
     usual = usual_durations(matched, context.waits)
     present = set(matched.ranks)
     waits: dict[tuple[int, ...], dict[int, float]] = {}
-    # The first collective of a group includes its set-up.
+    # The first collective of a group includes its setup.
     _, first = np.unique(events.group, return_index=True)
     for event in np.setdiff1d(usable, first).tolist():
         group = matched.groups[int(events.group[event])]

@@ -1,7 +1,7 @@
 """Rule about slow links: hosts, ranks, pairs and groups that transfer data slowly.
 
 Transfer times exclude waiting: for a send and its receive, the shorter duration is used; for a
-collective, its shortest duration without set-up.
+collective, its shortest duration without setup.
 """
 
 from __future__ import annotations

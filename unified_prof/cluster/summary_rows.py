@@ -139,7 +139,7 @@ def step_rows(
 def _waits_by_step(
     matched: MatchedCollectives, waits: Waits
 ) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-    """Return {(step, rank index): (wait, exposed wait, set-up, bubble)}, in ns."""
+    """Return {(step, rank index): (wait, exposed wait, setup, bubble)}, in ns."""
     rows, events = matched.rows, matched.events
     chosen = np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0))
     if not len(chosen):

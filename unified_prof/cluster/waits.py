@@ -1,9 +1,9 @@
-"""Breakdown of communication time into waits, transfers and set-up.
+"""Breakdown of communication time into waits, transfers and setup.
 
 All members of a collective leave it together, and the last one to arrive has the shortest duration.
 That is the duration of the collective itself; the rest of a longer duration is wait time. No common
 clock is needed. On NPUs, the parts of a collective show when data moved; the rest of the shortest
-duration is set-up.
+duration is setup.
 
 For runs that do not fit in memory, sums are computed by reading one rank at a time. Sequences are
 numbered without gaps, so the number of an operation is its index: no sorting or joining is needed,
@@ -31,14 +31,14 @@ class Waits:
 
     wait: Ints  # By row: wait for the last member; known for events with at least two members.
     exposed: Ints  # By row: the part of `wait` that no kernel covers.
-    least: Ints  # By event: the shortest duration, which is set-up plus transfer.
+    least: Ints  # By event: the shortest duration, which is setup plus transfer.
     transfer: Ints
     setup: Ints
     last: Ints  # By event: the row of the member that arrived last.
 
 
 def compute_waits(matched: MatchedCollectives) -> Waits:
-    """Return waits, transfers and set-up of all communication."""
+    """Return waits, transfers and setup of all communication."""
     rows, events = matched.rows, matched.events
     duration = rows.end - rows.start
     wait = np.full(len(rows), NO_VALUE, np.int64)
@@ -117,9 +117,9 @@ SumKey = tuple[int, int]
 class StreamedSums:
     """Sums over the whole run; ranks, groups and kinds are indices."""
 
-    # (step, rank) -> wait, exposed wait, set-up, bubble, ns.
+    # (step, rank) -> wait, exposed wait, setup, bubble, ns.
     waits: dict[tuple[int, int], tuple[int, int, int, int]]
-    # Rows: group, kind, step, bytes, n, complete, transfer, wait, set-up, transfer median, p99.
+    # Rows: group, kind, step, bytes, n, complete, transfer, wait, setup, transfer median, p99.
     collectives: list[SumRow]
     # Rank -> wait of other ranks that it caused (ns), and number of such waits.
     caused: dict[int, tuple[int, int]]
@@ -272,7 +272,7 @@ def _streamed_waits(
     events: dict[SumKey, _StreamedEvents],
     shifts: dict[tuple[int, int, int, int], int],
 ) -> dict[tuple[int, int], tuple[int, int, int, int]]:
-    """Return {(step, rank): (wait, exposed wait, set-up, bubble)} for one rank, in ns."""
+    """Return {(step, rank): (wait, exposed wait, setup, bubble)} for one rank, in ns."""
     duration = table["end"] - table["start"]
     sums = np.zeros((4, len(duration)))
     known = np.zeros(len(duration), bool)

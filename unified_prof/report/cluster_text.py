@@ -182,7 +182,7 @@ def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> li
         "exposed_communication_ns": "communication",
         "exposed_wait_ns": "waits",
         "bubble_ns": "pipeline wait",
-        "setup_ns": "set-up",
+        "setup_ns": "setup",
         "input_late_ns": "late input",
         "idle_ns": "idle",
     }
