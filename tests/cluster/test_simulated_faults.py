@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.simulator import MS, US, Run, Scenario, true_cost_ms
+from tests.cluster.simulator import BETWEEN_GB_PER_S, MS, US, Run, Scenario, true_cost_ms
 from unified_prof.cluster.summary import RunSummary
 from unified_prof.pipeline.cluster import summary_of
 
@@ -44,7 +44,7 @@ def test_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
     assert [one.text for one in found.findings] == []
 
 
-FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float | None]] = {
+FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
     "slow_rank": (Scenario(slow={5: 1.1}), "slow_rank", (5,), 0.1),
     "slow_rank_fsdp": (Scenario(scheme="fsdp", slow={5: 1.1}), "slow_rank", (5,), 0.1),
     "nic_out": (replace(WIDE, nic={(1, "out"): 4}), "slow_host_link", tuple(range(8, 16)), 0.1),
@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float | None]] = {
     "kernel": (Scenario(slow_kernels={(9, "fc1_gemm"): 2}), "slow_kernel", (9,), 0.1),
     "kernel_fsdp": (
         Scenario(scheme="fsdp", slow_kernels={(9, "flash_attention"): 1.5}),
-        *("slow_kernel", (9,), 0.1),
+        *("slow_kernel", (9,), 0.03),
     ),
     "kernel_of_8": (
         Scenario(scheme="fsdp", dp=1, slow_kernels={(5, "fc1_gemm"): 1.3}),
@@ -72,7 +72,7 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float | None]] = {
         Scenario(scheme="fsdp", launch_ns=dict.fromkeys(range(4, 8), 170 * US)),
         "slow_host",
         (4, 5, 6, 7),
-        None,  # the cost is underestimated: gaps overlapped with communication are not idle time
+        0.2,  # the host's own waits for its late collectives are not part of the change
     ),
     "late_input": (Scenario(late_input_ns={3: 6 * MS}), "late_input", (3,), 0.1),
     "pause": (Scenario(pauses_ns={(5, 2): 60 * MS}), "late_rank", (5,), 0.1),
@@ -94,6 +94,11 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float | None]] = {
     ),
     "stage": (Scenario(tp=1, stage_work={2: 1.2}), "unequal_stages", (4, 5), 0.1),
     "trend": (Scenario(steps=8, drift={12: 0.25}), "slow_rank", (12,), 0.1),
+    "trend_fsdp": (Scenario(scheme="fsdp", steps=8, drift={12: 0.25}), "slow_rank", (12,), 0.03),
+    "slow_host_moe": (
+        Scenario(scheme="moe", slow=dict.fromkeys(range(4, 8), 1.1)),
+        *("slow_host", (4, 5, 6, 7), 0.1),
+    ),
 }
 
 
@@ -104,10 +109,7 @@ def test_fault_is_the_only_finding_with_its_cost(name: str, tmp_path: Path) -> N
     found, run = summary(scenario, tmp_path)
     assert [(one.kind, one.ranks) for one in found.findings] == [(kind, ranks)]
     cost = true_cost_ms(scenario, run)
-    if tolerance is None:
-        assert 0 < found.findings[0].cost_ms_per_step < cost
-    else:
-        assert found.findings[0].cost_ms_per_step == pytest.approx(cost, rel=tolerance)
+    assert found.findings[0].cost_ms_per_step == pytest.approx(cost, rel=tolerance)
 
 
 def test_costs_of_two_faults_add_up(tmp_path: Path) -> None:
@@ -165,3 +167,20 @@ def test_blame_table_has_the_ratio_to_the_median_of_the_stage(tmp_path: Path) ->
     found, _ = summary(Scenario(slow_kernels={(9, "fc1_gemm"): 2}), tmp_path)
     ratios = {row[0]: row[5] for row in found.tables["BLAME"]}
     assert ratios[9] == pytest.approx(1.23, abs=0.03)
+
+
+def test_slow_stage_on_a_host_of_its_own_may_be_a_slow_host(tmp_path: Path) -> None:
+    alone, _ = summary(Scenario(slow=dict.fromkeys(range(4, 8), 1.2)), tmp_path / "alone")
+    assert alone.findings[0].kind == "unequal_stages"
+    assert "alone on host gpu001, and a slow host would look the same" in alone.findings[0].text
+    shared, _ = summary(Scenario(tp=1, stage_work={2: 1.2}), tmp_path / "shared")
+    assert "slow host" not in shared.findings[0].text
+
+
+def test_bus_bandwidth_of_every_collective_is_that_of_the_slowest_link(tmp_path: Path) -> None:
+    # The simulator's ring moves each size at the rate of its slowest link, as nccl-tests define it.
+    found, _ = summary(Scenario(scheme="fsdp", noise=0.0), tmp_path)
+    rates = {(row[2], row[-1]) for row in found.tables["COLLECTIVE"]}
+    assert {kind for kind, _ in rates} == {"all_gather", "reduce_scatter"}
+    for _, rate in rates:
+        assert rate == pytest.approx(BETWEEN_GB_PER_S, rel=0.03)

@@ -104,9 +104,15 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
     for steps, members in by_steps.items():
         for ranks, host in _group(context, members):
             factors = {rank: at_times[rank][1] for rank in ranks}
-            change = ReplayChange(
-                work_at={(rank, step): 1 / f for rank, f in factors.items() for step in steps}
-            )
+            work_at = {(rank, step): 1 / f for rank, f in factors.items() for step in steps}
+            for rank in ranks:
+                if trend := _trend(context, rank):
+                    line = np.linspace(*trend, len(context.steps)).clip(1.0)
+                    work_at |= {
+                        (rank, step): 1 / float(f)
+                        for step, f in zip(context.steps, line, strict=True)
+                    }
+            change = ReplayChange(work_at=work_at)
             worst = max(ranks, key=lambda rank: factors[rank])
             yield _slow_rank(context, host, factors, at_times[worst][2], steps, change)
 
@@ -130,7 +136,7 @@ def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
     limit = np.maximum(chance_limit(ranks) * usual, _MIN_SLOWNESS)
     slow = (kernels.slowness > limit) & (kernels.slower_share >= _MIN_SLOWER_SHARE)
     result = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}
-    return result or _slow_half(context)
+    return _slow_half(context) | result  # several slow ranks widen the spread, and hide each other
 
 
 def _slow_half(context: RuleContext) -> dict[int, float]:
@@ -360,6 +366,11 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
             f"{usual / steps / NS_PER_MS:.2f} ms; balancing all stages would save {saved_ms:.2f} "
             "ms per step)"
         )
+        hosts = context.hosts(members)
+        if len(hosts) == 1 and not set(hosts) & set(
+            context.hosts(np.flatnonzero(peers != stage).tolist())
+        ):
+            text += f"; it is alone on host {hosts[0]}, and a slow host would look the same"
         figures = {
             "stage": stage,
             "factor": round(factor, 4),

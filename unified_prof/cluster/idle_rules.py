@@ -25,6 +25,7 @@ from unified_prof.cluster.rule_context import (
     excess_segments,
     group_by_host,
     join_first,
+    remove_excess,
     steps_text,
 )
 
@@ -268,15 +269,19 @@ def _slow_launches_by_host(
 
 def _is_spread(context: RuleContext, rank: int) -> bool:
     """Return True if excess idle time is spread over each step, as slow launches cause it."""
+    segments = excess_segments(context, rank, _elsewhere(context, rank), idle=True)
+    excess = sorted((segment.excess_ns for segment in segments), reverse=True)
+    return sum(excess[: len(context.replay.steps)]) < _MAX_LONGEST_SHARE * sum(excess)
+
+
+def _elsewhere(context: RuleContext, rank: int) -> list[int]:
+    """Return the ranks on other hosts with the role of a rank."""
     peers, host = context.roles.peers, context.host(rank)
-    elsewhere = [
+    return [
         one
         for one in np.flatnonzero(peers == peers[rank]).tolist()
         if one != rank and (host is None or context.host(one) != host)
     ]
-    segments = excess_segments(context, rank, elsewhere, idle=True)
-    excess = sorted((segment.excess_ns for segment in segments), reverse=True)
-    return sum(excess[: len(context.replay.steps)]) < _MAX_LONGEST_SHARE * sum(excess)
 
 
 def _slow_launches(
@@ -289,17 +294,21 @@ def _slow_launches(
     cut: dict[tuple[int, int], float] = {}
     for rank in ranks:
         gap_ns = max(float(signals.gap[rank] - signals.peers_gap[rank]), 0.0)
-        if gap_ns * float(signals.launches[rank]) / steps >= _MIN_GAP_SHARE * excess_ns[rank]:
+        intervals = context.replay.mark_intervals(rank, idle=True)
+        if elsewhere := _elsewhere(context, rank):
+            segments = excess_segments(context, rank, elsewhere, idle=True)
+            cut |= remove_excess(rank, segments, sum(segment.excess_ns for segment in segments))
+        elif gap_ns * float(signals.launches[rank]) / steps >= _MIN_GAP_SHARE * excess_ns[rank]:
             gaps[rank] = gap_ns
             continue
-        intervals = context.replay.mark_intervals(rank, idle=True)
-        idle_ns = sum(interval.ns for interval in intervals if not interval.communicates)
-        wanted_ns = excess_ns[rank] * len(context.replay.steps)
-        share = min(wanted_ns / idle_ns, 1.0) if idle_ns else 0.0
+        else:
+            idle_ns = sum(interval.ns for interval in intervals if not interval.communicates)
+            share = min(excess_ns[rank] * len(context.replay.steps) / idle_ns, 1.0)
+            cut |= {(rank, interval.mark): interval.ns * share for interval in intervals}
+        # The excess may exclude idle time during communication, so reduce the gaps there as well.
         for one in intervals:
-            # The excess excludes idle time during communication, so reduce the gaps there as well.
-            late_ns = min(one.ns, gap_ns * one.kernels) if one.communicates else one.ns * share
-            cut[rank, one.mark] = late_ns
+            late_ns = min(one.ns, gap_ns * one.kernels)
+            cut[rank, one.mark] = max(late_ns, cut.get((rank, one.mark), 0.0))
     gap_us, usual_us = (
         float(np.median(values[ranks])) / 1e3 for values in (signals.gap, signals.peers_gap)
     )

@@ -88,11 +88,11 @@ def message_sizes(
         inverse
     ]
     size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NO_VALUE)
-    if counts_parts:
-        members = np.array([max(group.size, 1) for group in groups], np.int64)[result["group"]]
-        for kind in collectives.PARTED:
-            parted = is_kind(result["kind"], kinds, kind) & (size >= 0)
-            size[parted] *= members[parted]
+    members = np.array([max(group.size, 1) for group in groups] or [1], np.int64)[result["group"]]
+    # HCCL counts the elements of one rank, torch those that a rank sends.
+    for kind in collectives.PARTED if counts_parts else ("all_gather", "gather"):
+        parted = is_kind(result["kind"], kinds, kind) & (size >= 0)
+        size[parted] *= members[parted]
     return size
 
 

@@ -77,6 +77,9 @@ RUN, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)  # Codes of program entries.
 _QUEUED_NS = 5_000
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
 _MIN_IDLE_NS = 10_000
+# Maximum time from an end to the next kernel of a rank that waited for it, if other kernels ran
+# during the operation, ns.
+_RESUME_NS = 20_000
 # Maximum number of operations to replay; for a longer run, only the first steps are replayed.
 _MAX_OPERATIONS = 400_000
 
@@ -159,9 +162,11 @@ def build_program(
     enough = max(_MIN_IDLE_NS, 2 * gaps)
     uncovered = np.zeros(count, bool)
     uncovered[of_op] = ops["covered"][op[of_op]] == 0
-    in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
     no_kernels = busy == 0
-    behind, delay = _queued(marks, ops, matched)
+    resumes = no_kernels | (lead <= _RESUME_NS)
+    in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (resumes & (before >= enough)))
+    transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
+    behind, delay = _queued(marks, ops, matched, transfers)
     # A start right after the end of another operation does not show what the device did.
     passed = np.append(delay >= 0, False)
     passed[:count] &= no_kernels
@@ -173,7 +178,6 @@ def build_program(
     # Idle time before an awaited end becomes shorter if the end is earlier.
     idle = np.where(ends_next, np.where(no_kernels, 0, length - busy - tail), length - busy)
     # If the other end of a transfer is missing, the cause of its wait is unknown.
-    transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
     lost = is_end & (matched < 0) & uncovered
     lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)
     next_lost = np.r_[lost[1:], False] & no_kernels
@@ -203,19 +207,23 @@ def build_program(
     )
 
 
-def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
-    """Return for each start the previous event of its group and kind, and the delay after it.
+def _queued(
+    marks: Columns, ops: Columns, matched: Ints, transfers: Sequence[int]
+) -> tuple[Ints, Ints]:
+    """Return for each start the previous event of its queue, and the delay after it.
 
-    An operation that starts right after another one was already enqueued. Other operations start
-    when their rank reaches them, or later: their delay is NO_VALUE. For marks that are not starts,
-    both values are NO_VALUE.
+    The collectives of a group of all kinds share one queue; its sends and its receives have
+    their own. An operation that starts right after another one was already enqueued. Other
+    operations start when their rank reaches them, or later: their delay is NO_VALUE. For marks that
+    are not starts, both values are NO_VALUE.
     """
     behind, delays = np.full((2, len(matched)), NO_VALUE, np.int64)
     of_event = np.flatnonzero((marks["what"] != MARK_STEP) & (matched >= 0))
     op, is_end = marks["op"][of_event], marks["what"][of_event] == MARK_END
-    alike = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 1) + ops["kind"][op]
-    for one in np.unique(alike).tolist():
-        starts, ends = (of_event[(alike == one) & (is_end == side)] for side in (False, True))
+    kind = np.where(np.isin(ops["kind"][op], transfers), ops["kind"][op], NO_VALUE)
+    queue = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 2) + kind
+    for one in np.unique(queue).tolist():
+        starts, ends = (of_event[(queue == one) & (is_end == side)] for side in (False, True))
         if not len(ends):
             continue
         place = np.searchsorted(marks["time"][ends], marks["time"][starts], side="right") - 1

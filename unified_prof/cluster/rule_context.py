@@ -210,7 +210,8 @@ def excess_segments(
     """Return the segments in which a rank has more kernel or idle time than other ranks.
 
     Segments end at the rank's most frequent kind of collective. Each is compared with the same
-    segment of the ranks that have equally many; without such ranks, each interval is a segment.
+    segment of the ranks that have equally many. Without such ranks, each interval is a segment
+    with the same share of excess.
 
     Args:
         context: The run.
@@ -225,13 +226,18 @@ def excess_segments(
             counts[one.operation] = counts.get(one.operation, 0) + 1
     anchor = max(counts, key=lambda operation: counts[operation], default=None)
     segments = _segments(intervals, anchor)
-    found = [_segments(context.replay.mark_intervals(other, idle=idle), anchor) for other in others]
+    elsewhere = [context.replay.mark_intervals(other, idle=idle) for other in others]
+    others_ns = [sum(interval.ns for interval in one) for one in elsewhere]
+    found = [_segments(one, anchor) for one in elsewhere]
     found = [one for one in found if len(one) == len(segments)]
     if not found:
+        own_ns = sum(interval.ns for interval in intervals)
+        usual_ns = float(np.median(others_ns)) if others_ns else 0.0
+        share = max(1 - usual_ns / own_ns, 0.0) if own_ns else 0.0
         return [
-            Segment(interval.ns, ((interval.mark, interval.ns),))
+            Segment(share * interval.ns, ((interval.mark, interval.ns),))
             for interval in intervals
-            if interval.ns > 0
+            if share * interval.ns > 0
         ]
     usual = np.median([[sum(ns for _, ns in part) for part in one] for one in found], axis=0)
     result: list[Segment] = []
