@@ -174,7 +174,7 @@ def _slow_in_some_steps(
             continue
         steps = tuple(signals.steps[at] for at in np.flatnonzero(slow[rank]).tolist())
         found, error, share = slowness_in_steps(context.matched, context.roles.peers, rank, steps)
-        if found > _MIN_SLOWNESS_IN_STEPS and share >= _MIN_SLOWER_SHARE:
+        if found > max(_MIN_SLOWNESS_IN_STEPS, 2 * error) and share >= _MIN_SLOWER_SHARE:
             yield rank, (steps, float(np.exp(found)), error)
 
 
@@ -199,26 +199,26 @@ def _slow_rank(
         "work_ms_per_step": float(work_ns[0]) / NS_PER_MS,
         "peers_work_ms_per_step": float(work_ns[0]) / factor / NS_PER_MS,
     }
-    where = steps_text(context, steps)
+    where, work = steps_text(context, steps), context.kernels
     amount = f"{factor:.3f}"
     if error * factor >= 0.02:
         amount = f"{factor:.2f} ± {error * factor:.2f}"
     if host is not None:
         kind = SLOW_HOST
         text = (
-            f"slow host {host}: kernels of {len(ranks)} of its ranks take up to {factor:.2f} "
+            f"slow host {host}: {work} of {len(ranks)} of its ranks take up to {factor:.2f} "
             f"times as long{where} as those of ranks with the same {peers} on other hosts"
         )
     elif len(ranks) > 1:
         kind = SLOW_RANK
         text = (
-            f"slow kernels: ranks {join_first(context.global_ranks(ranks))}: their kernels take up "
+            f"slow {work}: ranks {join_first(context.global_ranks(ranks))}: their {work} take up "
             f"to {factor:.2f} times as long{where} as those of other ranks with the same {peers}"
         )
     else:
         kind = SLOW_RANK
         text = (
-            f"slow kernels: {context.describe(worst)}: its kernels take {amount} times as long"
+            f"slow {work}: {context.describe(worst)}: its {work} take {amount} times as long"
             f"{where} as those of other ranks with the same {peers}"
         )
     if trend := _trend(context, worst):

@@ -72,10 +72,12 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         paused, found = _pause_of_all(context)
         yield from found
     idle = np.where(paused, np.nan, signals.idle_at)
-    launch_bound = _slow_launches_by_gaps(context)
-    if not launch_bound:
-        yield from _idle_on_all_ranks(context)
-    launch_bound |= _slow_launches_by_host(context, idle, launch_bound)
+    launch_bound: dict[int, float] = {}
+    if not context.on_hosts:  # between operations of a process, Python code runs
+        launch_bound = _slow_launches_by_gaps(context)
+        if not launch_bound:
+            yield from _idle_on_all_ranks(context)
+        launch_bound |= _slow_launches_by_host(context, idle, launch_bound)
     excess = idle - signals.peers_idle_at
     # Slow launches affect all steps: only much more idle time in some of them is a pause.
     for rank, ns in launch_bound.items():
@@ -89,7 +91,8 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         steps = tuple(signals.steps[at] for at in places)
         late_ns = {signals.steps[at]: float(excess[rank, at]) for at in places}
         in_all = set(steps) >= set(context.steps)
-        if rank not in launch_bound and in_all and _is_spread(context, rank):
+        spread = in_all and not context.on_hosts and _is_spread(context, rank)
+        if rank not in launch_bound and spread:
             launch_bound[rank] = float(np.nansum(excess[rank])) / len(context.steps)
         else:
             pauses.append(_late_rank(context, rank, steps, late_ns))
@@ -164,8 +167,8 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
         cut = {(rank, signals.steps[at]): float(excess[rank, at]) for at in places}
         late_ns = float(np.median(excess[rank, places]))
         text = (
-            f"late input: {context.describe(rank)}: its device waits "
-            f"{late_ns / NS_PER_MS:.2f} ms longer for input than other devices"
+            f"late input: {context.describe(rank)}: its {context.device} waits "
+            f"{late_ns / NS_PER_MS:.2f} ms longer for input than others"
             f"{steps_text(context, steps, ' in every step')}"
         )
         figures = {
@@ -186,7 +189,7 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
     }
     ranks = np.flatnonzero(known.any(axis=1)).tolist()
     text = (
-        f"late input: all ranks: their devices wait {usual_ns / NS_PER_MS:.2f} ms for input"
+        f"late input: all ranks wait {usual_ns / NS_PER_MS:.2f} ms for input"
         f"{steps_text(context, context.steps, ' in every step')}"
     )
     figures = {"input_ms": round(usual_ns / NS_PER_MS, 4)}
@@ -233,7 +236,7 @@ def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candida
     pause_ms = float(np.median(more_idle[:, places])) / NS_PER_MS
     longest_ms = float(np.median(length[:, places])) / NS_PER_MS
     text = (
-        f"pause of all ranks{steps_text(context, steps)}: their devices are idle or copy "
+        f"pause of all ranks{steps_text(context, steps)}: they are idle or copy "
         f"for {pause_ms:.2f} ms longer than usual (step {longest_ms:.2f} ms, median "
         f"{context.step_ns / NS_PER_MS:.2f} ms), for example to save a checkpoint"
     )
@@ -353,9 +356,10 @@ def _late_rank(
     cause = "the cause is not recorded"
     if not context.matched.facts[rank].loader_recorded:
         cause = "a possible cause is late input (no data loader was recorded)"
+    when = steps_text(context, steps, " in every step")
     text = (
-        f"straggler: {context.describe(rank)}: its device is idle {late_ns / NS_PER_MS:.2f} ms "
-        f"longer than other devices{steps_text(context, steps, ' in every step')}"
+        f"straggler: {context.describe(rank)}: its {context.device} is idle "
+        f"{late_ns / NS_PER_MS:.2f} ms longer than others{when}"
         f"{f', mostly {where}' if where else ''}, and other ranks wait for it; {cause}"
     )
     figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
@@ -404,7 +408,7 @@ def _location(context: RuleContext, interval: tuple[int, int]) -> str:
     starts = not last and int(marks["what"][following]) == MARK_START
     operation = _operation(context, rank, int(marks["op"][following])) if starts else None
     if busy and between > max(lead, tail):
-        return f"between kernels{f' before its {operation}' if operation else ''}"
+        return f"between {context.kernels}{f' before its {operation}' if operation else ''}"
     if int(marks["what"][mark]) == MARK_STEP and (lead >= tail or not busy):
         return "at the start of the step"
     if operation and (tail > lead or not busy):

@@ -14,17 +14,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import intervals
+from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import MISSING, Ints, Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, NO_VALUE, RankGroup
-from unified_prof.recording import collectives
+from unified_prof.recording import collectives, host_calls
 from unified_prof.recording.collectives import ELEMENT_BYTES
+from unified_prof.recording.host_calls import ANNOTATION, MODULE_RANGE
 from unified_prof.recording.source import Findings, Strings, possible
 from unified_prof.recording.tasks import Tasks
 from unified_prof.sqlite.reader import Report
+
+# Operations that start a collective of the host; they may wait for an earlier one.
+_STARTING_COLLECTIVES = ("c10d::", "record_param_comms")
 
 
 class CoveredTime:
@@ -274,6 +278,43 @@ class RankDatabase:
         self.is_gpu = self.run.get("device_kind") == "gpu" or "UPROF_GPU_TASKS" in report.tables
         self.groups = collectives.load_groups(report)
         self.tasks = Tasks(report, self.strings, self.findings)
+        # True if no device was recorded, and processes communicate with gloo.
+        self.is_host_only = not len(self.tasks) and not report.rows(
+            "SELECT 1 FROM COMMUNICATION_OP LIMIT 1"
+        )
+
+    @property
+    def gloo_ranks(self) -> tuple[int, ...]:
+        """The ranks of the only process group of a run without devices; else empty."""
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            (group,) = json.loads(self.run["trace_metadata"])["distributedInfo"]["pg_config"]
+            return _rank_list(json.dumps(group["ranks"])) if self.is_host_only else ()
+        return ()
+
+    def host_operations(self) -> tuple[Ints, Ints, Ints]:
+        """Return start, duration and name (string id) of the outermost operations, by start.
+
+        Calls that start collectives are left out, because they may wait.
+        """
+        found = host_calls.read(self.report, self.strings, self.findings)
+        columns = {
+            name: found[name].to_array().astype(np.int64)
+            for name in ("start", "duration", "thread", "name", "type")
+        }
+        rows = np.flatnonzero(~np.isin(columns["type"], [ANNOTATION, MODULE_RANGE]))
+        start, duration, thread, name = (
+            columns[one][rows] for one in ("start", "duration", "thread", "name")
+        )
+        ids = np.unique(name)
+        starting = [
+            one
+            for one, text in zip(ids.tolist(), self.strings.texts(ids), strict=True)
+            if str(text).startswith(_STARTING_COLLECTIVES)
+        ]
+        outermost = nesting.parents(thread, start, start + duration) == nesting.NONE
+        chosen = np.flatnonzero(outermost & ~np.isin(name, starting))
+        chosen = chosen[np.argsort(start[chosen], kind="stable")]
+        return start[chosen], duration[chosen], name[chosen]
 
     def texts(self, table: str) -> dict[str, str]:
         """Return a table of names and values; empty if missing."""
@@ -313,6 +354,8 @@ class RankCommunication:
 
     def _rows(self, device: int | None, *, only: bool) -> dict[str, Ints]:
         """Return the operations, sorted by start."""
+        if self._database.is_host_only:
+            return self._gloo_ranges()
         columns = self._database.report.integers(
             "COMMUNICATION_OP",
             {
@@ -339,6 +382,22 @@ class RankCommunication:
         order = np.flatnonzero(valid)
         order = order[np.argsort(columns["start"][order], kind="stable")]
         return {name: values[order] for name, values in columns.items()}
+
+    def _gloo_ranges(self) -> dict[str, Ints]:
+        """Return the ranges `gloo:all_reduce`, ... in which torch records collectives of a host."""
+        rows = self._database.report.rows(
+            "SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER) - CAST(startNs AS INTEGER),"
+            " message FROM MSTX_EVENTS WHERE message IN"
+            " (SELECT id FROM STRING_IDS WHERE value LIKE 'gloo:%') ORDER BY 1, 2"
+        )
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        unknown = np.full(len(table), NO_VALUE, np.int64)
+        size = unknown
+        if len(ranks := self._database.gloo_ranks) > 1:
+            size = np.full(len(table), len(ranks), np.int64)
+        columns = dict.fromkeys(("group", "count", "data", "device"), unknown)
+        columns |= {"start": table[:, 0], "duration": table[:, 1], "type": table[:, 2]}
+        return columns | {"name": table[:, 2], "id": np.arange(len(table)), "size": size}
 
     def _describe(self, columns: Mapping[str, Ints]) -> None:
         """Set kinds, groups, sizes, links, peers and sequence numbers, in this order."""
@@ -372,7 +431,7 @@ class RankCommunication:
             name = self._database.strings.get(name_id) or (str(name_id) if name_id >= 0 else "")
             known = self._database.groups.get(name)
             ranks_of_group = _rank_list(self._database.strings.get(ranks_id)) or (
-                known.ranks if known else ()
+                known.ranks if known else self._database.gloo_ranks
             )
             size = int(columns["size"][at])
             self.groups.append(

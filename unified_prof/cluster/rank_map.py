@@ -142,6 +142,8 @@ class RankIdentity:
     def _vendor(self) -> str | None:
         if vendor := self._run.get("device_vendor"):
             return {"NVIDIA": "nvidia", "AMD": "amd"}.get(vendor, vendor.lower())
+        if self._database.is_host_only:
+            return None
         return "nvidia" if self._is_gpu else "huawei"
 
 
@@ -255,15 +257,9 @@ def _partial(
     database: RankDatabase, identity: RankIdentity, rank: int, device: int | None, *, only: bool
 ) -> Partial:
     """Return the partial of one rank."""
-    tasks = database.tasks
-    chosen = tasks.kind == KERNEL
-    if not only:
-        chosen &= tasks.device == device
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.argsort(tasks.start_ns[rows], kind="stable")]
-    start = tasks.start_ns[rows]
-    end = start + tasks.duration_ns[rows]
-    kernels = CoveredTime(intervals.merge(start, end), start)
+    names: Labels = Labels()
+    start, duration, name, modules, module = _work(database, device, names, only=only)
+    kernels = CoveredTime(intervals.merge(start, start + duration), start)
     communication = RankCommunication(database, rank, device, only=only)
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
@@ -274,12 +270,7 @@ def _partial(
         notes.append("no steps recorded: the whole recording counts as one step")
     operations["step"] = columns_of.step_at(operations["start"], steps)
     operations["covered"] = intervals.covered(kernels.set, operations["start"], operations["end"])
-    names: Labels = Labels()
-    label = tasks.kernel_labels if database.is_gpu else tasks.operator_labels
-    modules, module = _modules(database, rows)
-    work = columns_of.work_by_name(
-        columns_of.step_at(start, steps), label(names, rows), module, tasks.duration_ns[rows]
-    )
+    work = columns_of.work_by_name(columns_of.step_at(start, steps), name, module, duration)
     facts = identity.facts(
         rank,
         device,
@@ -299,6 +290,30 @@ def _partial(
         kernels=work,
         links=communication.links,
     )
+
+
+def _work(
+    database: RankDatabase, device: int | None, names: Labels, *, only: bool
+) -> tuple[Ints, Ints, Ints, tuple[str, ...], Ints]:
+    """Return start, duration, name and module of each kernel by start, and the module names.
+
+    In a recording without devices, the operations of the host are its work.
+    """
+    tasks = database.tasks
+    if database.is_host_only:
+        start, duration, ids = database.host_operations()
+        distinct, number = np.unique(ids, return_inverse=True)
+        code = names.numbers(database.strings.texts(distinct)).astype(np.int64)
+        return start, duration, code[number], ("",), np.zeros(len(start), np.int64)
+    chosen = tasks.kind == KERNEL
+    if not only:
+        chosen &= tasks.device == device
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(tasks.start_ns[rows], kind="stable")]
+    label = tasks.kernel_labels if database.is_gpu else tasks.operator_labels
+    modules, module = _modules(database, rows)
+    name = label(names, rows).astype(np.int64)
+    return tasks.start_ns[rows], tasks.duration_ns[rows], name, modules, module
 
 
 def _modules(database: RankDatabase, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:

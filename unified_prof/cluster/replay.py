@@ -78,7 +78,7 @@ _QUEUED_NS = 5_000
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
 _MIN_IDLE_NS = 10_000
 # Maximum time from an end to the next kernel of a rank that waited for it, if other kernels ran
-# during the operation, ns.
+# during the operation, ns; or a tenth of the idle time before the end.
 _RESUME_NS = 20_000
 # Maximum number of operations to replay; for a longer run, only the first steps are replayed.
 _MAX_OPERATIONS = 400_000
@@ -163,7 +163,7 @@ def build_program(
     uncovered = np.zeros(count, bool)
     uncovered[of_op] = ops["covered"][op[of_op]] == 0
     no_kernels = busy == 0
-    resumes = no_kernels | (lead <= _RESUME_NS)
+    resumes = no_kernels | (lead <= np.maximum(before / 10, _RESUME_NS))
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (resumes & (before >= enough)))
     transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
     behind, delay = _queued(marks, ops, matched, transfers)

@@ -40,6 +40,21 @@ class RuleContext:
     steps: tuple[int, ...]  # The compared steps.
     step_ns: float  # Median length of a step.
 
+    @property
+    def on_hosts(self) -> bool:
+        """True if no device was recorded, and the operations of processes are compared."""
+        return all(facts.vendor is None for facts in self.matched.facts)
+
+    @property
+    def device(self) -> str:
+        """The word for what works or is idle."""
+        return "process" if self.on_hosts else "device"
+
+    @property
+    def kernels(self) -> str:
+        """The word for units of work."""
+        return "operations" if self.on_hosts else "kernels"
+
     def host(self, rank: int) -> str | None:
         """Return the host of a rank."""
         return self.matched.facts[rank].host

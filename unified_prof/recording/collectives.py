@@ -33,7 +33,7 @@ POINT_TO_POINT = frozenset({SEND, RECEIVE})
 # Kinds for which HCCL records the size of one rank's part.
 PARTED = ("all_gather", "reduce_scatter")
 
-_PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
+_PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|gloo:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
 _SUFFIX = re.compile(r"(?:_base|_single|_coalesced|_into_tensor|_tensor|_vc|vc|_v|v|_oop|_)+$")
 
 # `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: the algorithm follows the kind.
