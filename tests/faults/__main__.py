@@ -33,22 +33,29 @@ def plan(
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the counts as a Markdown table."""
-    lines = []
-    for title, names in (
-        ("fault", {outcome.fault for outcome in outcomes}),
-        ("command", {outcome.command for outcome in outcomes}),
-    ):
-        lines += [f"| {title} | trials | took effect | failures |", "|---|---|---|---|"]
-        order = [one.name for one in (FAULTS if title == "fault" else COMMANDS)]
-        for name in sorted(names, key=order.index):
-            of_name = [one for one in outcomes if getattr(one, title) == name]
-            effect = sum(one.took_effect for one in of_name)
-            failed = sum(bool(one.failures) for one in of_name)
-            lines.append(f"| {name} | {len(of_name)} | {effect} | {failed} |")
-        lines.append("")
+    """Return the counts as Markdown tables: per fault, and per command and group of faults."""
     failed = sum(bool(one.failures) for one in outcomes)
-    return "\n".join([*lines, f"{len(outcomes)} trials, {failed} failed"])
+    lines = ["| fault | trials | struck | failures |", "|---|---|---|---|"]
+    for fault in FAULTS:
+        found = [one for one in outcomes if one.fault == fault.name]
+        struck, wrong = sum(one.struck for one in found), sum(bool(one.failures) for one in found)
+        lines.append(f"| {fault.name} | {len(found)} | {struck} | {wrong} |")
+    groups = list(dict.fromkeys(fault.group for fault in FAULTS))
+    lines += [
+        "",
+        f"| command | {' | '.join(groups)} | failures |",
+        "|---" * (len(groups) + 2) + "|",
+    ]
+    for name in [*(command.name for command in COMMANDS), "all"]:
+        of_name = [one for one in outcomes if name in (one.command, "all")]
+        cells = []
+        for group in groups:
+            of_group = {fault.name for fault in FAULTS if fault.group == group}
+            found = [one for one in of_name if one.fault in of_group]
+            cells.append(f"{sum(one.struck for one in found)}/{len(found)}")
+        wrong = sum(bool(one.failures) for one in of_name)
+        lines.append(f"| {name} | {' | '.join(cells)} | {wrong} |")
+    return "\n".join([*lines, "", f"{len(outcomes)} trials, {failed} failed"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

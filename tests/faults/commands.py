@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,10 @@ for _ in range(16):
 ON_NPU = """\
 import os
 from tests.backends import stand_in_acl
-stand_in_acl.init(index=os.getpid())  # the name of a recording is unique
+try:
+    stand_in_acl.init(index=os.getpid())  # the name of a recording is unique
+except OSError:
+    raise SystemExit(9)  # the disk is full
 """
 OLD = "1.2.0_20250922"
 
@@ -49,6 +52,8 @@ class Command:
     replace: str = "--force"
     # True if the output is one file, which may exist before.
     is_file: bool = False
+    # True if the sizes of outputs do not depend on the run.
+    is_constant: bool = True
     # Weight among trials: commands that take seconds run less often.
     weight: int = 4
 
@@ -69,8 +74,20 @@ class Command:
 
 _REPORT = (2, 6, 7, 9)
 COMMANDS = (
-    Command("run (cpu)", "run --backend cpu -o out {in}/train.py", (2, 4, 5, 9, 130), weight=1),
-    Command("run (npu)", "run --backend npu -o out {in}/npu.py", (2, 4, 5, 9, 130), weight=2),
+    Command(
+        "run (cpu)",
+        "run --backend cpu -o out {in}/train.py",
+        (2, 4, 5, 9, 130),
+        is_constant=False,
+        weight=1,
+    ),
+    Command(
+        "run (npu)",
+        "run --backend npu -o out {in}/npu.py",
+        (2, 4, 5, 9, 130),
+        is_constant=False,
+        weight=2,
+    ),
     Command("convert", "convert {in}/traces/rank0.json -o out.db", (1, 2, 6, 9), is_file=True),
     Command("convert PROF_*", "convert {in}/prof -o out", (1, 2, 6, 9)),
     Command("convert --jobs", "convert {in}/traces -o out --jobs 2", (1, 2, 6, 9), weight=2),
@@ -90,6 +107,15 @@ COMMANDS = (
         (1, 2, 3, 6, 7, 9),
         success=(3,),
         is_file=True,
+    ),
+    Command(
+        "gate --until-sure",
+        "gate {in}/base {in}/new --until-sure train.py --rounds 3 -o out.xml",
+        (1, 2, 3, 5, 6, 7, 9),
+        success=(0, 1, 3),
+        is_file=True,
+        is_constant=False,
+        weight=1,
     ),
     Command(
         "baseline save",
@@ -144,50 +170,71 @@ def make_inputs(folder: Path, uprof: Callable[[list[str], Path], None]) -> None:
     )
     uprof(["cluster", "build", "ranks", "-o", "run.cluster", "-q"], folder)
     uprof(["baseline", "save", "main", "slow.sqlite", "--store", "store.sqlite", "-q"], folder)
-    (folder / "train.py").write_text(TRAINING)
+    for place in (folder, folder / "base", folder / "new"):
+        place.mkdir(exist_ok=True)
+        (place / "train.py").write_text(TRAINING)
     (folder / "npu.py").write_text(ON_NPU)
     stand_in_msprof.install(folder / "bin")
 
 
-def damage(path: Path) -> str:
-    """Return why a finished file is incomplete, or an empty string."""
-    if path.suffix not in _PARSERS or any(part in ("host", "device_0") for part in path.parts):
-        return ""  # raw data of another program
+def damage(path: Path, sizes: Set[object] | None = None) -> str:
+    """Return why a finished file is incomplete, or an empty string.
+
+    Args:
+        path: Output of a command.
+        sizes: Sizes of such files without faults.
+    """
     try:
-        return _PARSERS[path.suffix](path)
+        size = size_of(path)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    return "" if sizes is None or size in sizes else f"has {size}, expected one of {sizes}"
 
 
-def _database(path: Path) -> str:
+def size_of(path: Path) -> object:
+    """Return the number of rows, lines or elements of a complete file, whatever its values.
+
+    Raises:
+        Exception: the file is incomplete.
+    """
+    if path.suffix not in _PARSERS or any(part in ("host", "device_0") for part in path.parts):
+        return None  # raw data of another program
+    return _PARSERS[path.suffix](path)
+
+
+def _database(path: Path) -> frozenset[tuple[str, int]]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        found = db.execute("PRAGMA integrity_check").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return "" if found == "ok" and tables else f"integrity_check: {found}, {tables} tables"
+        assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        assert tables, "no table"
+        return frozenset(
+            (name, db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for (name,) in tables
+        )
 
 
-def _json(path: Path) -> str:
-    json.loads(path.read_bytes())
-    return ""
+def _json(path: Path) -> int:
+    return len(json.loads(path.read_bytes()))
 
 
-def _markup(path: Path) -> str:
-    end = f"</{'html' if path.suffix == '.html' else 'testsuites'}>"
-    return "" if path.read_text().rstrip().endswith(end) else f"does not end with {end}"
+def _markup(path: Path) -> int:
+    lines = path.read_text().rstrip().splitlines()
+    assert lines[-1].endswith(("</html>", "</testsuites>")), "the last element is not closed"
+    return len(lines)
 
 
-def _parquet(path: Path) -> str:
+def _parquet(path: Path) -> int:
     import pyarrow.parquet
 
-    pyarrow.parquet.read_table(path)
-    return ""
+    return int(pyarrow.parquet.read_table(path).num_rows)
 
 
-def _lines(path: Path) -> str:
-    return "" if path.read_bytes().endswith(b"\n") else "the last line is incomplete"
+def _lines(path: Path) -> int:
+    data = path.read_bytes()
+    assert data.endswith(b"\n"), "the last line is incomplete"
+    return data.count(b"\n")
 
 
-_PARSERS: dict[str, Callable[[Path], str]] = {
+_PARSERS: dict[str, Callable[[Path], object]] = {
     ".db": _database,
     ".bak": _database,
     ".sqlite": _database,

@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,12 @@ class Reference:
     events: int
     peak_address_space: int
     output_bytes: int
+    # Descriptors of the standard streams that the command writes.
+    streams: frozenset[int] = frozenset()
+    # True if the command makes temporary files in TMPDIR.
+    uses_tmpdir: bool = False
+    # Suffix -> sizes of complete outputs, as measured by `commands.size_of`.
+    sizes: Mapping[str, Set[object]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -41,6 +47,8 @@ class Launch:
     # Signal, seconds after the start, and whether the whole process group gets it.
     kill: tuple[signal.Signals, float, bool] | None = None
     mounts: list[Path] = field(default_factory=list)
+    # True if the command is known to meet the fault, whatever its exit code.
+    strikes: bool = False
 
 
 Prepare = Callable[[Launch, Reference, random.Random], None]
@@ -51,6 +59,7 @@ class Fault:
     """A fault, and the exit codes that a command may return besides that of success."""
 
     name: str
+    group: str
     prepare: Prepare
     codes: tuple[int, ...] = ()
     # True if the fault may leave temporary files until the next run.
@@ -107,6 +116,7 @@ def _read_only(launch: Launch, reference: Reference, chance: random.Random) -> N
 
 
 def _full_tmpdir(launch: Launch, reference: Reference, chance: random.Random) -> None:
+    launch.strikes = reference.uses_tmpdir
     _mounted(launch.tmp, "size=4096", launch)
 
 
@@ -119,6 +129,7 @@ def _symlinked_tmpdir(launch: Launch, reference: Reference, chance: random.Rando
     link = launch.tmp.with_name("link")
     link.symlink_to(launch.tmp, target_is_directory=True)
     launch.environment["TMPDIR"] = str(link)
+    launch.strikes = reference.uses_tmpdir
 
 
 def _limit(kind: int, value: Callable[[Reference, random.Random], int]) -> Prepare:
@@ -135,6 +146,8 @@ def _streams(**streams: str) -> Prepare:
     def prepare(launch: Launch, reference: Reference, chance: random.Random) -> None:
         for name, target in streams.items():
             launch.streams[numbers[name]] = target or None
+        # Closed descriptors are taken by the next files that a command opens.
+        launch.strikes = not all(streams.values()) or bool(reference.streams & {*launch.streams})
 
     return prepare
 
@@ -148,6 +161,7 @@ def _deleted_directory(launch: Launch, reference: Reference, chance: random.Rand
         gone.rmdir()
 
     launch.before.append(enter)
+    launch.strikes = True
 
 
 def _clock_set_back(launch: Launch, reference: Reference, chance: random.Random) -> None:
@@ -155,40 +169,48 @@ def _clock_set_back(launch: Launch, reference: Reference, chance: random.Random)
 
 
 FAULTS = (
-    Fault("KILL", _signal(signal.SIGKILL), (-9,), leaves_partials=True, weight=8),
-    Fault("TERM", _signal(signal.SIGTERM), (-15, 143), weight=8),
-    Fault("HUP", _signal(signal.SIGHUP), (-1, 129), weight=8),
-    Fault("INT", _signal(signal.SIGINT), (-2, 130), weight=8),
-    Fault("full disk", _full_disk, (9,), needs_mount=True),
-    Fault("read-only directory", _read_only, (9,), needs_mount=True),
-    Fault("full TMPDIR", _full_tmpdir, (9,), needs_mount=True),
-    Fault("no TMPDIR", _no_tmpdir, (9,)),
-    Fault("TMPDIR is a link", _symlinked_tmpdir),
+    Fault("KILL", "signals", _signal(signal.SIGKILL), (-9,), leaves_partials=True, weight=8),
+    Fault("TERM", "signals", _signal(signal.SIGTERM), (-15, 143), weight=8),
+    Fault("HUP", "signals", _signal(signal.SIGHUP), (-1, 129), weight=8),
+    Fault("INT", "signals", _signal(signal.SIGINT), (-2, 130), weight=8),
+    Fault("full disk", "disk", _full_disk, (9,), needs_mount=True),
+    Fault("read-only directory", "disk", _read_only, (9,), needs_mount=True),
+    Fault("full TMPDIR", "TMPDIR", _full_tmpdir, (9,), needs_mount=True),
+    Fault("no TMPDIR", "TMPDIR", _no_tmpdir, (9,)),
+    Fault("TMPDIR is a link", "TMPDIR", _symlinked_tmpdir),
     Fault(
         "RLIMIT_AS",
+        "limits",
         _limit(
             resource.RLIMIT_AS,
-            lambda reference, chance: int(reference.peak_address_space * chance.uniform(0.8, 1.2)),
+            lambda reference, chance: int(reference.peak_address_space * chance.uniform(0.6, 1.05)),
         ),
         (71,),
         command_codes=True,
     ),
-    Fault("RLIMIT_NOFILE", _limit(resource.RLIMIT_NOFILE, lambda reference, chance: 64), (9, 71)),
+    Fault(
+        "RLIMIT_NOFILE",
+        "limits",
+        _limit(resource.RLIMIT_NOFILE, lambda reference, chance: chance.randrange(8, 64)),
+        (9, 71),
+        command_codes=True,
+    ),
     Fault(
         "RLIMIT_FSIZE",
+        "limits",
         _limit(
             resource.RLIMIT_FSIZE,
             lambda reference, chance: chance.randrange(max(reference.output_bytes, 4096)),
         ),
         (9,),
     ),
-    Fault("closed stdout", _streams(stdout=""), (9,)),
-    Fault("full stdout", _streams(stdout="/dev/full"), (9,)),
-    Fault("closed stderr", _streams(stderr="")),
-    Fault("full stderr", _streams(stderr="/dev/full")),
-    Fault("all streams closed", _streams(stdin="", stdout="", stderr=""), (9,)),
-    Fault("deleted directory", _deleted_directory, command_codes=True),
-    Fault("clock set back", _clock_set_back),
+    Fault("closed stdout", "streams", _streams(stdout=""), (9,)),
+    Fault("full stdout", "streams", _streams(stdout="/dev/full"), (9,)),
+    Fault("closed stderr", "streams", _streams(stderr="")),
+    Fault("full stderr", "streams", _streams(stderr="/dev/full")),
+    Fault("all streams closed", "streams", _streams(stdin="", stdout="", stderr=""), (9,)),
+    Fault("deleted directory", "directory, clock", _deleted_directory, command_codes=True),
+    Fault("clock set back", "directory, clock", _clock_set_back),
 )
 
 

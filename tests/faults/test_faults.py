@@ -32,7 +32,7 @@ def test_commands_with_faults_leave_complete_files_or_none(tmp_path: Path) -> No
             outcomes.append(session.run(command, fault, number))
     failed = [outcome for outcome in outcomes if outcome.failures]
     assert failed == [], table(outcomes)
-    assert sum(outcome.took_effect for outcome in outcomes) >= TRIALS // 4
+    assert sum(outcome.struck for outcome in outcomes) >= TRIALS // 4
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_files_and_processes_that_a_command_leaves_are_failures(
     monkeypatch.setattr("tests.faults.trial.UPROF", [sys.executable, str(program)])
     monkeypatch.setattr("tests.faults.trial.ORPHANS_S", 0.2)
     broken = Command("broken", "-o out.json", (), is_file=True)
-    outcome = session.run(broken, Fault("none", lambda launch, reference, chance: None), 1)
+    outcome = session.run(broken, Fault("none", "none", lambda launch, reference, chance: None), 1)
     found = "\n".join(outcome.failures)
     for failure in (
         "exit code 1",

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,8 @@ class Outcome:
     fault: str
     seed: int
     code: int | None = None
-    # The fault came before the command ended or changed its exit code.
-    took_effect: bool = False
+    # The command met the fault while it ran.
+    struck: bool = False
     failures: list[str] = field(default_factory=list)
     message: str = ""
 
@@ -77,6 +78,7 @@ class Session:
                 "XDG_CACHE_HOME": str(place / "home"),
                 "FAULT_TRIAL": f"{self.root.name}-{self._number}",
                 "FAULT_ROOT": str(self.root),
+                "FAULT_STRUCK": str(place / "struck"),
             },
         )
 
@@ -94,9 +96,21 @@ class Session:
             seconds = time.monotonic() - begun
             error = launch.tmp.with_name("stderr").read_text()
             assert process.returncode in command.success, error
-            written = [path.stat().st_size for path in launch.folder.rglob("*") if path.is_file()]
+            outputs = [path for path in launch.folder.rglob("*") if path.is_file()]
+            sizes: dict[str, set[object]] = {}
+            for path in outputs if command.is_constant else ():
+                sizes.setdefault(path.suffix, set()).add(commands.size_of(path))
+            for name, _ in command.changes:
+                sizes[Path(name).suffix].add(commands.size_of(self.inputs / name))
+            streams = {1: launch.tmp.with_name("stdout"), 2: launch.tmp.with_name("stderr")}
             self._references[command.name] = Reference(
-                seconds, counted.stat().st_size, peak, max(written, default=0)
+                seconds,
+                counted.stat().st_size,
+                peak,
+                max((path.stat().st_size for path in outputs), default=0),
+                frozenset(number for number, path in streams.items() if path.stat().st_size),
+                counted.with_name("events.tmp").exists(),
+                sizes,
             )
             shutil.rmtree(launch.folder.parent)
         return self._references[command.name]
@@ -114,7 +128,7 @@ class Session:
             target.write_bytes(b"old\n")
             words = command.replacing(words)
         fault.prepare(launch, reference, chance)
-        check = _Check(outcome, launch, target)
+        check = _Check(outcome, launch, target, reference.sizes)
         try:
             self._first_run(command, fault, launch, words, check)
             for mount in launch.mounts:
@@ -139,11 +153,12 @@ class Session:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after)
             if process.poll() is None:
-                outcome.took_effect = True
+                outcome.struck = True
                 (os.killpg if to_group else os.kill)(process.pid, number)
         code = check.end_of(process)
         outcome.code = code
-        outcome.took_effect |= code not in command.success
+        outcome.struck |= launch.strikes or code not in command.success
+        outcome.struck |= launch.tmp.with_name("struck").exists()
         allowed = {*command.success, *fault.codes, *(command.codes if fault.command_codes else ())}
         check.that(code in allowed, f"exit code {code}")
         check.messages()
@@ -169,6 +184,7 @@ class _Check:
     launch: Launch
     # An output that existed before with the content b"old\n".
     old: Path | None
+    sizes: Mapping[str, Set[object]]
 
     def that(self, holds: bool, failure: str) -> None:
         """Add a failure if a condition does not hold."""
@@ -211,7 +227,7 @@ class _Check:
             elif ".partial" in name:
                 self.that(partials, f"left {name}")
             elif path.is_file() and not (path == self.old and path.read_bytes() == b"old\n"):
-                why = commands.damage(path)
+                why = commands.damage(path, self.sizes.get(path.suffix))
                 self.that(not why, f"{path.relative_to(self.launch.folder)} is incomplete: {why}")
 
 

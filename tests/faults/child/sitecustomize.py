@@ -33,9 +33,22 @@ def _count(path: str) -> None:
     """Append a byte to a file for each event."""
     descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     _watch(lambda: os.write(descriptor, b"."))
+    tmp = os.environ["TMPDIR"]
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event.startswith("tempfile.") and str(arguments[0]).startswith(tmp):
+            _note(f"{path}.tmp")
+
+    sys.addaudithook(audit)
 
 
-def _kill(event: int, number: int) -> None:
+def _note(path: str) -> None:
+    """Create a file: the fault has struck."""
+    with Path(path).open("a"):
+        pass
+
+
+def _kill(event: int, number: int, struck: str) -> None:
     """Send a signal to this process just before the given event."""
     left = event
 
@@ -43,12 +56,13 @@ def _kill(event: int, number: int) -> None:
         nonlocal left
         left -= 1
         if left == 0:
+            _note(struck)
             os.kill(os.getpid(), number)
 
     _watch(on_event)
 
 
-def _set_clock_back(calls: int) -> None:
+def _set_clock_back(calls: int, struck: str) -> None:
     """Let the clock go back by an hour after so many readings."""
     left = calls
     now_ns = time.time_ns
@@ -56,28 +70,36 @@ def _set_clock_back(calls: int) -> None:
     def time_ns() -> int:
         nonlocal left
         left -= 1
+        if left == -1:
+            _note(struck)
         return now_ns() - (3_600_000_000_000 if left < 0 else 0)
 
     time.time_ns, time.time = time_ns, lambda: time_ns() / 1e9
 
 
-def _remove_tmpdir() -> None:
+def _remove_tmpdir(struck: str) -> None:
     """Let no directory for temporary files be usable."""
-    tempfile._candidate_tempdir_list = lambda: [str(Path("/nonexistent"))]  # type: ignore[attr-defined]
+
+    def candidates() -> list[str]:
+        _note(struck)
+        return [str(Path("/nonexistent"))]
+
+    tempfile._candidate_tempdir_list = candidates  # type: ignore[attr-defined]
 
 
 def _start() -> None:
     plan = json.loads(os.environ["FAULT_PLAN"])
+    struck = os.environ["FAULT_STRUCK"]
     if "count" in plan or "event" in plan:
         del os.environ["FAULT_PLAN"]  # only of the first process
     if "count" in plan:
         _count(plan["count"])
     if "event" in plan:
-        _kill(plan["event"], plan["signal"])
+        _kill(plan["event"], plan["signal"], struck)
     if "clock" in plan:
-        _set_clock_back(plan["clock"])
+        _set_clock_back(plan["clock"], struck)
     if "no tmpdir" in plan:
-        _remove_tmpdir()
+        _remove_tmpdir(struck)
 
 
 if "FAULT_PLAN" in os.environ:
