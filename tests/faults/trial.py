@@ -76,7 +76,7 @@ class Session:
                 "TMPDIR": str(tmp),
                 "HOME": str(_new(place / "home")),
                 "XDG_CACHE_HOME": str(place / "home"),
-                "FAULT_TRIAL": f"{self.root.name}-{self._number}",
+                "FAULT_TRIAL": f"{self.root}-{self._number}",
                 "FAULT_ROOT": str(self.root),
                 "FAULT_STRUCK": str(place / "struck"),
             },
