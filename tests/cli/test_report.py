@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
+import sqlite3
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
+from tests.store.test_columns_of_tables import leaf_pages
 from unified_prof.cli.app import main
+from unified_prof.sqlite import integer_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +146,30 @@ def test_help_imports_no_large_package() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert json.loads(done.stdout.replace("'", '"')) in ([], ["rich.table"])
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("damage", ["copied", "exchanged"])
+@pytest.mark.parametrize("command", ["report", "advise", "export"])
+def test_report_whose_table_pages_are_out_of_order_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, damage: str, command: str
+) -> None:
+    """SQLite returns rows of such a table, and counts tasks twice or not at all."""
+    if size == "large":
+        monkeypatch.setattr(integer_columns, "_SMALL_BYTES", -1)
+    path = training_step(tmp_path / "msprof_1.db")
+    with closing(sqlite3.connect(path)) as db, db:
+        for _ in range(9):
+            db.execute("INSERT INTO TASK SELECT * FROM TASK")
+    output = ("-o", tmp_path / "out.json") if command == "export" else ()
+    assert uprof(command, path, *output, "-q").returncode == 0
+    data, leaves = leaf_pages(path, "TASK")
+    first, second = (slice(at, at + 4096) for at in (leaves[1], leaves[-2]))
+    kept = data[first]
+    data[first] = data[second]
+    if damage == "exchanged":
+        data[second] = kept
+    path.write_bytes(data)
+    (tmp_path / "out.json").unlink(missing_ok=True)
+    refused(uprof(command, path, *output, "-q"), 7, "msprof_1.db is damaged: table TASK")
+    assert not (tmp_path / "out.json").exists()
