@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -244,8 +244,11 @@ def test_removed_version_is_not_reused_while_newer_ones_exist(place: str) -> Non
     store.close()
 
 
-def make_first_revision(place: str) -> None:
-    """Create a store as the first revision wrote it: main@1, other@1, main@2."""
+def make_first_revision(place: str, rows: int = 0) -> None:
+    """Create a store as the first revision wrote it: main@1, other@1, main@2, and bulk@1 to ROWS.
+
+    Their upgrade counts the earlier rows for each row: 2,000 rows take about half a second.
+    """
     if "://" not in place:
         Path(place).parent.mkdir()
     engine, _ = engine_for(place)
@@ -262,6 +265,15 @@ def make_first_revision(place: str) -> None:
                 ),
                 {"name": name, "document": document},
             )
+        connection.execute(
+            text(
+                "INSERT INTO uprof_baselines (name, saved_at, label, uprof_version, samples,"
+                " document) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n"
+                " WHERE i < :rows) SELECT 'bulk', '2026-01-01 00:00:00', 'x', '0.1', 3, document"
+                " FROM n, uprof_baselines WHERE name = 'other' AND :rows > 0"
+            ),
+            {"rows": rows},
+        )
     engine.dispose()
 
 
@@ -348,6 +360,52 @@ def test_concurrent_writers_upgrade_a_store_once_and_keep_its_rows(place: str) -
     assert failed == []
     assert len(saved) == PROCESSES * EACH
     assert stored(place) == {"1": 1, "2": 2, **saved}
+
+
+def break_upgrade(place: str, started: list[subprocess.Popen[str]]) -> bool:
+    """Cut off the writer that upgrades the store, if one does: end its connection, or kill it."""
+    if "://" not in place:
+        for writer in started:
+            for descriptor in Path(f"/proc/{writer.pid}/fd").glob("*"):
+                with suppress(OSError):
+                    if str(descriptor.readlink()) == f"{place}-journal":
+                        writer.kill()
+                        writer.wait()
+                        return True
+        return False
+    import psycopg
+
+    query = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE state = 'active' AND query LIKE 'UPDATE uprof_baselines SET version%'"
+    )
+    with psycopg.connect(place.replace("+psycopg", ""), autocommit=True) as server:
+        row = server.execute(query).fetchone()
+    return row is not None and row[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_broken_upgrades_keep_all_rows_and_the_next_writer_upgrades(place: str) -> None:
+    make_first_revision(place, rows=2000)
+    broken = 0
+    with writers(place, PROCESSES, EACH) as started:
+        while broken < 3 and any(writer.poll() is None for writer in started):
+            broken += break_upgrade(place, started)
+            time.sleep(0.05)
+        assert broken == 3
+        saved, failed = results(started)
+    if "://" in place:
+        assert len(failed) == 3
+        assert {line.split()[2] for line in failed} == {"7"}, "StoreError"
+        assert len(saved) == PROCESSES * EACH - 3
+    else:
+        assert failed == []
+        assert len(saved) == (PROCESSES - 3) * EACH
+    assert stored(place) == {"1": 1, "2": 2, **saved}
+    store = open_store(place, create=False)
+    assert [entry.version for entry in store.entries("bulk")] == list(range(1, 2001))
+    store.close()
 
 
 @pytest.mark.slow
