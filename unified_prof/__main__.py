@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 
 def main() -> None:
     """Run the command line and exit; the entry point of `uprof`."""
     try:
+        from unified_prof.base.signals import send_ignored_again
+
+        sys.unraisablehook = send_ignored_again
         from unified_prof.cli.app import main as run
         from unified_prof.cli.command import skip_exit_collection
     except ImportError as err:
@@ -29,8 +33,6 @@ def main() -> None:
 
 def _end(code: int, text: str) -> NoReturn:
     """Exit with a message, without any other module of uprof."""
-    import sys
-
     if sys.stderr is not None:
         print(f"uprof: error: {text}", file=sys.stderr)
     raise SystemExit(code) from None

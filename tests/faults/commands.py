@@ -121,6 +121,7 @@ COMMANDS = (
         "baseline save",
         "baseline save main {in}/run_time.sqlite --store store.sqlite",
         (2, 6, 7, 9),
+        is_constant=False,  # each run adds a row
         changes=(("store.sqlite", "store.sqlite"),),
         replace="",
     ),

@@ -88,19 +88,19 @@ class Session:
             launch = self._folders(command)
             counted = launch.tmp.with_name("events")
             launch.plan["count"] = str(counted)
-            begun, peak = time.monotonic(), 0
+            peak = 0
             process = _start(launch, command.words(self.inputs))
             while process.poll() is None:
                 peak = max(peak, _address_space(process.pid))
                 time.sleep(0.005)
-            seconds = time.monotonic() - begun
+            seconds = time.time() - launch.tmp.with_name("started").stat().st_mtime
             error = launch.tmp.with_name("stderr").read_text()
             assert process.returncode in command.success, error
             outputs = [path for path in launch.folder.rglob("*") if path.is_file()]
             sizes: dict[str, set[object]] = {}
             for path in outputs if command.is_constant else ():
                 sizes.setdefault(path.suffix, set()).add(commands.size_of(path))
-            for name, _ in command.changes:
+            for name, _ in command.changes if command.is_constant else ():
                 sizes[Path(name).suffix].add(commands.size_of(self.inputs / name))
             streams = {1: launch.tmp.with_name("stdout"), 2: launch.tmp.with_name("stderr")}
             self._references[command.name] = Reference(
@@ -150,6 +150,9 @@ class Session:
         process = _start(launch, words)
         if launch.kill is not None:
             number, after, to_group = launch.kill
+            started = launch.tmp.with_name("started")
+            while not started.exists() and process.poll() is None:
+                time.sleep(0.002)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after)
             if process.poll() is None:
@@ -235,7 +238,7 @@ UPROF = [sys.executable, "-m", "unified_prof"]
 
 
 def _start(launch: Launch, words: list[str]) -> subprocess.Popen[bytes]:
-    environment = launch.environment
+    environment = {**launch.environment, "FAULT_STARTED": str(launch.tmp.with_name("started"))}
     if launch.plan:
         environment = {**environment, "FAULT_PLAN": json.dumps(launch.plan)}
     place = launch.tmp.parent

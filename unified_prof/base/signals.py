@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,29 @@ def ended_by_signals(*, in_children: bool = True) -> Iterator[None]:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(exit_code_of(number))
+
+
+# Time after which a finalizer or callback has ended.
+_AGAIN_S = 0.01
+
+
+def send_ignored_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Send a signal again if Python ignored its exception, raised in a finalizer or callback.
+
+    A hook for `sys.unraisablehook`; imports, for example, run such callbacks.
+    """
+    error = ignored.exc_value
+    if isinstance(error, KeyboardInterrupt):
+        numbers = [signal.SIGINT]
+    else:
+        code = error.code if isinstance(error, SystemExit) else None
+        numbers = [number for number in ENDING if code == exit_code_of(number)]
+    if not numbers:
+        sys.__unraisablehook__(ignored)
+        return
+    timer = threading.Timer(_AGAIN_S, signal.raise_signal, numbers)
+    timer.daemon = True
+    timer.start()
 
 
 _watches_forks = False

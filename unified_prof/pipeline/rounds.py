@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO
 
 import numpy as np
@@ -45,6 +44,7 @@ from unified_prof.compare.gate import (
 )
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.pipeline.outputs import output_directory
+from unified_prof.sqlite.atomic import temporary_folder
 
 # Minimum rounds for a verdict on times, and default maximum.
 MIN_ROUNDS = MIN_PAIRED_ROUNDS
@@ -373,39 +373,38 @@ class _Process:
         """True if the run waits for its turn."""
 
     def __enter__(self) -> _Process:
-        read, self._write = os.pipe()
-        self._read, write = os.pipe()
-        lifeline, self._lifeline = os.pipe()
-        theirs = (read, write, lifeline)
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        log = self._target.with_name(f"output-{self._target.name}.txt")
-        self._printed: IO[bytes] = log.open("wb+")
-        environment = {
-            **_ENVIRONMENT,
-            **os.environ,
-            TURNS_VARIABLE: json.dumps(asdict(Turns(*theirs, *self._turns))),
-        }
-        options = ("-m", "unified_prof", "run", "--quiet", "-o", str(self._target))
-        try:
-            self._process = subprocess.Popen(
-                [self._python, *options, *self._workload.command],
-                cwd=self._folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self._printed,
-                stderr=subprocess.STDOUT,
-                pass_fds=theirs,
-                start_new_session=True,
-            )
-        except OSError as err:
-            self._close()
-            raise CaptureError(
-                f"cannot start the interpreter {self._python}: {err.strerror or err}",
-                slug="round-failed",
-            ) from None
-        finally:
-            for one in theirs:
-                os.close(one)
+        # Closed also if the system runs out of descriptors.
+        with ExitStack() as ours, ExitStack() as theirs:
+            read, self._write = _pipe(theirs, ours)
+            self._read, write = _pipe(ours, theirs)
+            lifeline, _ = _pipe(theirs, ours)
+            descriptors = (read, write, lifeline)
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            log = self._target.with_name(f"output-{self._target.name}.txt")
+            self._printed: IO[bytes] = ours.enter_context(log.open("wb+"))
+            environment = {
+                **_ENVIRONMENT,
+                **os.environ,
+                TURNS_VARIABLE: json.dumps(asdict(Turns(*descriptors, *self._turns))),
+            }
+            options = ("-m", "unified_prof", "run", "--quiet", "-o", str(self._target))
+            try:
+                self._process = subprocess.Popen(
+                    [self._python, *options, *self._workload.command],
+                    cwd=self._folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._printed,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+            except OSError as err:
+                raise CaptureError(
+                    f"cannot start the interpreter {self._python}: {err.strerror or err}",
+                    slug="round-failed",
+                ) from None
+            self._open = ours.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -413,12 +412,7 @@ class _Process:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        self._printed.close()
-        for one in (self._read, self._write, self._lifeline):
-            os.close(one)
+        self._open.close()
 
     def await_ready(self) -> None:
         """Wait until the run waits for its first turn, or has ended."""
@@ -515,12 +509,20 @@ class _Process:
         )
 
 
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Return the ends of a pipe, which the stacks close."""
+    read, write = os.pipe()
+    reader.callback(os.close, read)
+    writer.callback(os.close, write)
+    return read, write
+
+
 @contextmanager
 def _reports(keep: Path | None) -> Iterator[Path]:
     """Yield the directory for the reports: `keep`, or a temporary directory."""
     if keep is None:
-        with TemporaryDirectory(prefix="uprof-rounds-") as folder:
-            yield Path(folder)
+        with temporary_folder() as folder:
+            yield folder
         return
     if keep.exists() and not keep.is_dir():
         raise UsageError(

@@ -24,6 +24,7 @@ from unified_prof.pipeline.distributed import ALL, Rank, RankSelection
 from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Row
+from unified_prof.sqlite.atomic import remove_abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def run(
     with ExitStack() as stack:
         for folder in (reports.directory, reports.raw):
             stack.enter_context(outputs.output_directory(folder))
+        for earlier in reports.raw.glob("PROF_*"):  # of a run that was killed
+            remove_abandoned(earlier)
         reports.begin()
         try:
             capture = backend.run(with_output(spec, reports))

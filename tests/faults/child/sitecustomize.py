@@ -102,5 +102,17 @@ def _start() -> None:
         _remove_tmpdir(struck)
 
 
+def _note_start(path: str) -> None:
+    """Create a file when uprof's own code starts; before, signals are Python's matter."""
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "import" and arguments[0] == "unified_prof.cli.app":
+            _note(path)
+
+    sys.addaudithook(audit)
+
+
+if "FAULT_STARTED" in os.environ:
+    _note_start(os.environ.pop("FAULT_STARTED"))
 if "FAULT_PLAN" in os.environ:
     _start()
