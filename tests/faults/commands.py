@@ -18,6 +18,10 @@ from tests.prof_generator import Recipe, generate
 
 TRAINING = """\
 import torch
+try:
+    import torch._dynamo
+except OSError:
+    raise SystemExit(9)  # it needs a directory for temporary files
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(16):
@@ -44,6 +48,8 @@ class Command:
     line: str
     # Exit codes that its help documents, besides 0.
     codes: tuple[int, ...]
+    # Exit codes if a run that the command starts meets the fault.
+    run_codes: tuple[int, ...] = ()
     # Input -> its copy, which the command changes.
     changes: tuple[tuple[str, str], ...] = ()
     # Exit codes of the command without faults.
@@ -112,6 +118,7 @@ COMMANDS = (
         "gate --until-sure",
         "gate {in}/base {in}/new --until-sure train.py --rounds 3 -o out.xml",
         (1, 2, 3, 5, 6, 7, 9),
+        run_codes=(5,),
         success=(0, 1, 3),
         is_file=True,
         is_constant=False,

@@ -162,7 +162,8 @@ class Session:
         outcome.code = code
         outcome.struck |= launch.strikes or code not in command.success
         outcome.struck |= launch.tmp.with_name("struck").exists()
-        allowed = {*command.success, *fault.codes, *(command.codes if fault.command_codes else ())}
+        allowed = {*command.success, *command.run_codes, *fault.codes}
+        allowed |= {*command.codes} if fault.command_codes else set()
         check.that(code in allowed, f"exit code {code}")
         check.messages()
         check.outputs(partials=fault.leaves_partials)
