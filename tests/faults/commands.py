@@ -211,7 +211,9 @@ def size_of(path: Path) -> object:
 
 
 def _database(path: Path) -> frozenset[tuple[str, int]]:
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+    # SQLite completes or undoes an interrupted transaction of an existing database when it opens it.
+    mode = "rw" if path.with_name(f"{path.name}-journal").exists() else "ro"
+    with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         assert tables, "no table"

@@ -437,9 +437,8 @@ class _Process:
 
     def finish(self) -> None:
         """Wait for the end of the run."""
-        while (line := self._line()) is not None:
-            if line == "ready":
-                self._send(0)
+        while self._line() is not None:  # it waits for a turn, after one iteration or anew
+            self._send(0)
         if self._code:
             shown = [one.strip() for one in self.output().splitlines() if one.strip()]
             ended = f"exited with code {self._code}"
