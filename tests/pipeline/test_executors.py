@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.kineto.builders import operation, write
 from tests.prof_generator import Recipe, generate
-from unified_prof.errors import EngineError, UsageError
+from unified_prof.errors import EngineError, SystemLimitError, UprofError, UsageError
 from unified_prof.pipeline import convert as conversions
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.convert import convert
@@ -168,16 +168,20 @@ def test_interruption_leaves_no_process() -> None:
 
 @linux
 @pytest.mark.parametrize(
-    "error", [BlockingIOError(errno.EAGAIN, "Resource unavailable"), AttributeError("__spec__")]
+    ("error", "expected"),
+    [
+        (BlockingIOError(errno.EAGAIN, "Resource unavailable"), SystemLimitError),
+        (AttributeError("__spec__"), EngineError),
+    ],
 )
-def test_failure_to_start_processes_is_an_engine_error(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_failure_to_start_processes_is_an_error_of_the_system_or_engine(
+    error: Exception, expected: type[UprofError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> Any:
         raise error
 
     monkeypatch.setattr(processes, "_start_process", refuse)
-    with open_executor(jobs=2) as pool, pytest.raises(EngineError, match="cannot start a process"):
+    with open_executor(jobs=2) as pool, pytest.raises(expected, match="cannot start"):
         list(map_unordered(pool, double, range(10)))
 
 

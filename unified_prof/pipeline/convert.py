@@ -24,7 +24,6 @@ from unified_prof.pipeline.sources import DecodeContext, DecodeResult, Source, f
 from unified_prof.pipeline.sources.base import Stages
 from unified_prof.pipeline.temporary_inputs import STANDARD_INPUT, TemporaryInputs
 from unified_prof.schema import catalogue
-from unified_prof.sqlite.atomic import remove_abandoned
 from unified_prof.sqlite.writer import ReportWriter
 from unified_prof.version import VERSION
 
@@ -146,8 +145,6 @@ def _convert_found(
         )
     if not settings.force:
         output_paths.refuse_existing(place)
-    if place.directory is not None:  # partial files have other names if names contain the time
-        remove_abandoned(place.directory)
     conversion = _write(found, place, settings, progress)
     for old in place.existing:
         if old != conversion.database:

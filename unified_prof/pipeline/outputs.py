@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from unified_prof.base.run_spec import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, UprofError
-from unified_prof.sqlite.atomic import output_error, refuse_existing
+from unified_prof.sqlite.atomic import output_error, refuse_existing, remove_abandoned
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.distributed import Rank
@@ -68,6 +68,8 @@ def raw_directory(directory: Path, rank: Rank) -> Path:
 def output_directory(path: Path) -> Iterator[Path]:
     """Create `path`, check that it is writable, and remove it afterwards if it is empty.
 
+    Partial files of killed commands are removed: if names contain the time, nothing else does.
+
     Raises:
         OutputError: the directory cannot be created or written to.
     """
@@ -75,6 +77,7 @@ def output_directory(path: Path) -> Iterator[Path]:
     try:
         make_directory(path)
         _probe(path)
+        remove_abandoned(path)
         yield path
     finally:
         for parent in created:

@@ -28,7 +28,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, ParamSpec, TypeVar
 
 from unified_prof.base.signals import ended_by_signals
-from unified_prof.errors import EngineError
+from unified_prof.errors import EngineError, SystemLimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class WorkerPool(Executor):
 
         Raises:
             EngineError: no worker is left for the pending tasks.
+            SystemLimitError: no process can be started.
         """
 
 
@@ -126,7 +127,7 @@ class ProcessPool(WorkerPool):
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
         self._closed = self._cancelled = self._is_woken = self._releases_idle = False
-        self._broken: EngineError | None = None
+        self._broken: EngineError | SystemLimitError | None = None
         self._wake_receiver, self._wake_sender = multiprocessing.get_context("spawn").Pipe(
             duplex=False
         )
@@ -201,7 +202,8 @@ class ProcessPool(WorkerPool):
                         _receive(by_connection[ready], pool)  # type: ignore[index]
         except Exception as err:  # any failure must reach those who wait for tasks
             why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
-            self._broken = EngineError(f"cannot start a process: {why}", slug="cannot-start")
+            kind = SystemLimitError if isinstance(err, OSError) else EngineError
+            self._broken = kind(f"cannot start a process: {why}", slug="cannot-start")
         finally:
             _end(pool, terminate=self._cancelled)
             for job in self._unfinished(pool):
