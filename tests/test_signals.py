@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -134,3 +137,28 @@ def test_forked_children_get_the_requested_action(in_children: bool, before: boo
         if not child:
             os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(in_children)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
+)
+def test_signal_during_a_callback_is_sent_again(
+    number: int, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python prints and ignores exceptions of weak reference callbacks, which imports use."""
+
+    class Target:
+        """An object with weak references."""
+
+    monkeypatch.setattr(sys, "unraisablehook", signals.send_ignored_again)
+    targets = [Target()]
+    reference = weakref.ref(targets[0], lambda _: signal.raise_signal(number))
+
+    def run() -> None:
+        targets.clear()
+        time.sleep(10)
+
+    with signals.ended_by_signals(), pytest.raises(raised):
+        run()
+    assert reference() is None
