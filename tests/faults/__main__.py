@@ -33,28 +33,28 @@ def plan(
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the counts as Markdown tables: per fault, and per command and group of faults."""
-    failed = sum(bool(one.failures) for one in outcomes)
+    """Return the counts per fault, and `struck/trials` per command and group of faults."""
     lines = ["| fault | trials | struck | failures |", "|---|---|---|---|"]
     for fault in FAULTS:
         found = [one for one in outcomes if one.fault == fault.name]
-        struck, wrong = sum(one.struck for one in found), sum(bool(one.failures) for one in found)
-        lines.append(f"| {fault.name} | {len(found)} | {struck} | {wrong} |")
-    groups = list(dict.fromkeys(fault.group for fault in FAULTS))
-    lines += [
-        "",
-        f"| command | {' | '.join(groups)} | failures |",
-        "|---" * (len(groups) + 2) + "|",
-    ]
+        struck, failed = sum(one.struck for one in found), sum(bool(one.failures) for one in found)
+        lines.append(f"| {fault.name} | {len(found)} | {struck} | {failed} |")
+    groups: dict[str, set[str]] = {}
+    for fault in FAULTS:
+        groups.setdefault(fault.group, set()).add(fault.name)
+    rows = [["", *groups, "failures"]]
     for name in [*(command.name for command in COMMANDS), "all"]:
         of_name = [one for one in outcomes if name in (one.command, "all")]
-        cells = []
-        for group in groups:
-            of_group = {fault.name for fault in FAULTS if fault.group == group}
-            found = [one for one in of_name if one.fault in of_group]
-            cells.append(f"{sum(one.struck for one in found)}/{len(found)}")
-        wrong = sum(bool(one.failures) for one in of_name)
-        lines.append(f"| {name} | {' | '.join(cells)} | {wrong} |")
+        row = [name]
+        for faults in groups.values():
+            found = [one for one in of_name if one.fault in faults]
+            row.append(f"{sum(one.struck for one in found)}/{len(found)}")
+        rows.append([*row, str(sum(bool(one.failures) for one in of_name))])
+    lines.append("")
+    for name, *cells in rows:
+        ends = (cell.rjust(len(title) + 2) for cell, title in zip(cells, rows[0][1:], strict=True))
+        lines.append(name.ljust(22) + "".join(ends))
+    failed = sum(bool(one.failures) for one in outcomes)
     return "\n".join([*lines, "", f"{len(outcomes)} trials, {failed} failed"])
 
 

@@ -132,11 +132,11 @@ COMMANDS = (
         changes=(("store.sqlite", "store.sqlite"),),
         replace="",
     ),
-    Command("cluster build", "cluster build {in}/ranks -o out --jobs 2", (2, 7, 8, 9, 10)),
+    Command("cluster build", "cluster build {in}/ranks -o out --jobs 2", (2, 6, 7, 8, 9, 10)),
     Command(
         "cluster build (Dask)",
         "cluster build {in}/ranks -o out --dask local:2",
-        (2, 7, 8, 9, 10),
+        (2, 6, 7, 8, 9, 10),
         weight=1,
     ),
     Command(
@@ -211,7 +211,7 @@ def size_of(path: Path) -> object:
 
 
 def _database(path: Path) -> frozenset[tuple[str, int]]:
-    # SQLite completes or undoes an interrupted transaction of an existing database when it opens it.
+    # SQLite undoes an interrupted transaction of an existing database when it opens it.
     mode = "rw" if path.with_name(f"{path.name}-journal").exists() else "ro"
     with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"

@@ -51,7 +51,7 @@ def test_files_and_processes_that_a_command_leaves_are_failures(
     )
     session = Session.__new__(Session)
     session.root, session.inputs, session.hashes = tmp_path, tmp_path / "in", {}
-    session._number, session._references = 0, {"broken": kinds.Reference(1, 1, 1 << 30, 100)}
+    session._number, session._references = 0, {"broken": kinds.Reference(1, 1, 1 << 30, 9, 100)}
     monkeypatch.setattr("tests.faults.trial.UPROF", [sys.executable, str(program)])
     monkeypatch.setattr("tests.faults.trial.ORPHANS_S", 0.2)
     broken = Command("broken", "-o out.json", (), is_file=True)

@@ -88,10 +88,13 @@ class Session:
             launch = self._folders(command)
             counted = launch.tmp.with_name("events")
             launch.plan["count"] = str(counted)
-            peak = 0
+            peak = descriptors = 0
             process = _start(launch, command.words(self.inputs))
             while process.poll() is None:
                 peak = max(peak, _address_space(process.pid))
+                with suppress(OSError):
+                    now = len([*Path(f"/proc/{process.pid}/fd").iterdir()])
+                    descriptors = max(descriptors, now)
                 time.sleep(0.005)
             seconds = time.time() - launch.tmp.with_name("started").stat().st_mtime
             error = launch.tmp.with_name("stderr").read_text()
@@ -107,6 +110,7 @@ class Session:
                 seconds,
                 counted.stat().st_size,
                 peak,
+                descriptors,
                 max((path.stat().st_size for path in outputs), default=0),
                 frozenset(number for number, path in streams.items() if path.stat().st_size),
                 counted.with_name("events.tmp").exists(),
