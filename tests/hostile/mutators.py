@@ -14,6 +14,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def _of_document(
 
 
 def _other_type(place: Any, key: Any, chance: random.Random) -> None:
-    place[key] = chance.choice(WRONG)
+    place[key] = deepcopy(chance.choice(WRONG))  # later mutations change it
 
 
 def _hostile_value(place: Any, key: Any, chance: random.Random) -> None:

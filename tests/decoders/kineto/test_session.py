@@ -78,3 +78,12 @@ def test_trace_without_cuda_graphs_has_no_graph_strings(tmp_path: Path) -> None:
         texts = {text for (text,) in report.rows("SELECT value FROM STRING_IDS")}
     assert {"KERNEL", "MEMSET"} <= texts
     assert "CUDA_GRAPH" not in texts
+
+
+def test_deeply_nested_metadata_is_cut(tmp_path: Path) -> None:
+    value: object = "inside"
+    for _ in range(400):
+        value = {"a": [value]}
+    facts = decode_facts(tmp_path, distributedInfo=value)
+    text = json.dumps(facts["trace_metadata"]["distributedInfo"])
+    assert text == '{"a": [' * 10 + "null" + "]}" * 10

@@ -112,6 +112,9 @@ def _write_metadata(
     }
 
 
+_MAX_DEPTH = 20  # Maximum nesting of metadata; that of the profiler has 4 levels.
+
+
 def _metadata_facts(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata of the trace with secrets removed.
 
@@ -131,15 +134,17 @@ def _metadata_facts(metadata: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _redacted(value: Any) -> Any:
-    """Return a JSON value with masked secrets."""
+def _redacted(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Return a JSON value with masked secrets; null in place of what is nested too deeply."""
     if isinstance(value, str):
         return redact(value)
+    if isinstance(value, list | dict) and not depth:
+        return None
     if isinstance(value, list):
-        return [_redacted(item) for item in value]
+        return [_redacted(item, depth - 1) for item in value]
     if isinstance(value, dict):
         return {
-            name: MASK if is_secret_name(name) and item else _redacted(item)
+            name: MASK if is_secret_name(name) and item else _redacted(item, depth - 1)
             for name, item in value.items()
         }
     return value
