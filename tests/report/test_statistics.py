@@ -16,7 +16,9 @@ from tests.analysis.builders import Device, run_time_report, training_step
 from unified_prof.cli.app import app
 from unified_prof.explain.api import open_reports
 from unified_prof.recording.breakdowns import _by_key
+from unified_prof.recording.model import Totals
 from unified_prof.report import report_formats
+from unified_prof.report.figures import peak_parts
 from unified_prof.report.formats import ReportRequest
 
 TIMES = [7, 100, 30, 30, 55, 2000, 81]
@@ -95,3 +97,16 @@ def test_statistics_of_a_breakdown_without_durations_are_refused(tmp_path: Path)
     training_step(path := tmp_path / "msprof_20260101000000.db")
     result = CliRunner().invoke(app, ["report", str(path), "--by", "module", "--stats"])
     assert result.exit_code != 0
+
+
+@given(st.integers(0, 2**40), st.tuples(*[st.none() | st.integers(0, 2**40)] * 4))
+def test_parts_of_the_peak_memory_add_up_to_it(peak: int, sizes: tuple[int | None, ...]) -> None:
+    names = ("weight_bytes", "optimizer_state_bytes", "gradient_bytes", "activation_bytes")
+    known: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    parts = peak_parts(Totals(peak_bytes=peak, **known))
+    if any(sizes):
+        assert sum(parts.values()) == peak
+        assert min(parts.values()) >= 0
+        assert ("weights, inputs, temporaries and other tensors" in parts) == (sizes[0] is None)
+    else:
+        assert parts == {}

@@ -63,6 +63,18 @@ def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) 
     ]
 
 
+@pytest.mark.parametrize(
+    "read", ["int(loss)", "bool(loss > 0)", "[0][loss.long() * 0]", "loss.cpu()"]
+)
+def test_every_read_of_a_tensor_on_the_host_is_a_synchronizing_read(
+    workload: Workload, read: str
+) -> None:
+    workload.write("main.py", TRAINING.replace("loss.item()", read))
+    tracked = workload.tracked("main.py", scope="project")
+    assert json.loads(tracked.facts["part_lines"])["synchronizing_reads"] == "main.py:23"
+    assert all(record.parts_ms["synchronizing_reads"] > 0 for record in tracked.iterations)
+
+
 def test_clipping_and_reads_in_compiled_code_are_traced_without_a_graph_break(
     workload: Workload,
 ) -> None:

@@ -254,24 +254,28 @@ def coverage_fields(coverage: Coverage) -> dict[str, Any]:
 
 
 def peak_parts(totals: Totals) -> dict[str, int]:
-    """Return the parts of the peak memory, which add up to it; empty if they are unknown.
+    """Return the parts of the peak memory, which add up to it; empty if none is known.
 
     Weights and optimizer state are in use all the time. Not all gradients and activations need
     exist at the peak, so they take at most what the former leave.
     """
-    if totals.peak_bytes is None or totals.weight_bytes is None:
+    sizes = {
+        "weights": totals.weight_bytes,
+        "optimizer state": totals.optimizer_state_bytes,
+        "gradients": totals.gradient_bytes,
+        "activations": totals.activation_bytes,
+    }
+    if totals.peak_bytes is None or not any(sizes.values()):
         return {}
     parts, left = {}, totals.peak_bytes
-    for name, size in (
-        ("weights", totals.weight_bytes),
-        ("optimizer state", totals.optimizer_state_bytes),
-        ("gradients", totals.gradient_bytes),
-        ("activations", totals.activation_bytes),
-    ):
+    for name, size in sizes.items():
         if size:
             parts[name] = min(size, left)
             left -= parts[name]
-    return {**parts, "inputs, temporaries and other tensors": left}
+    rest = "inputs, temporaries and other tensors"
+    if totals.weight_bytes is None:  # tensors of no module
+        rest = f"weights, {rest}"
+    return {**parts, rest: left}
 
 
 def _report(figures: Figures) -> dict[str, Any]:

@@ -45,10 +45,9 @@ _PARTS = {
     "clip_grad_norm_module": GRADIENT_CLIPPING,
     "clip_grad_value": GRADIENT_CLIPPING,
     "clip_grad_value_module": GRADIENT_CLIPPING,
-    "tensor_item": READS,
-    "tensor_tolist": READS,
-    "tensor_cpu": READS,
-    "tensor_numpy": READS,
+    **dict.fromkeys(("tensor_item", "tensor_tolist", "tensor_cpu", "tensor_numpy"), READS),
+    # Not `__float__`: the compiler breaks its graph at a replacement.
+    **dict.fromkeys(("tensor_bool", "tensor_int", "tensor_index"), READS),
 }
 
 

@@ -175,6 +175,9 @@ PLACES: dict[str, Place] = {
     "tensor_tolist": Place("torch:Tensor.tolist", _NO_READS),
     "tensor_cpu": Place("torch:Tensor.cpu", _NO_READS),
     "tensor_numpy": Place("torch:Tensor.numpy", _NO_READS),
+    "tensor_bool": Place("torch:Tensor.__bool__", _NO_READS),
+    "tensor_int": Place("torch:Tensor.__int__", _NO_READS),
+    "tensor_index": Place("torch:Tensor.__index__", _NO_READS),
     "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler skips are not seen"),
     "module_call": Place(
         "torch.nn:Module.__call__",
