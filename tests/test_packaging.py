@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from functools import cache
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.conftest import ROOT
 from tests.source_trees import nodes
 from unified_prof import errors
+from unified_prof.cli.app import app
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+yaml: Any = pytest.importorskip("yaml")
 DOCUMENT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, TOOLS = DOCUMENT["project"], DOCUMENT["tool"]
 REPOSITORY = PROJECT["urls"]["Repository"]
@@ -139,3 +143,25 @@ def test_import_contracts_cover_every_package_except_the_named_ones() -> None:
         if contract["name"].startswith("only ")
     }
     assert contracts == {name: names - allowed for name, allowed in ALLOWED.items()}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_the_sdist_has_every_file_of_the_project() -> None:
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    included = TOOLS["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {file.split("/")[0] for file in files} - {"pyproject.toml"} == set(included)
+
+
+def test_pre_commit_hook_runs_a_command_of_uprof() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    program, command = hook["entry"].split()
+    assert program in PROJECT["scripts"]
+    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+    assert not hook["pass_filenames"]
+    assert hook["id"] in (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    targets = [one["entry"].split() for one in config["repos"][0]["hooks"]]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(program == "make" and f"\n{target}:" in makefile for program, target in targets)
