@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from unified_prof.errors import EngineError
+from unified_prof.errors import EngineError, SystemLimitError
 from unified_prof.pipeline.executors import Failure, dask_pool, map_unordered, open_executor
 from unified_prof.version import VERSION
 
@@ -161,6 +161,16 @@ def test_missing_dask_names_the_command_that_installs_it(
         dask_pool.local_pool(2).__enter__()
     assert raised.value.hint == "run `pip install 'unified-prof[cluster]'`"
     assert raised.value.exit_code == 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits")
+def test_local_pool_refuses_a_low_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask hangs if they run out while its processes start."""
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (95, 4096))
+    with pytest.raises(SystemLimitError, match="needs 96 file descriptors, 95 are allowed"):
+        dask_pool.local_pool(2).__enter__()
 
 
 # ---- processes: Dask on this machine, and by command line

@@ -150,3 +150,21 @@ def test_temporary_directories_of_dead_processes_are_removed(
     with atomic.temporary_folder() as folder:
         assert names(tmp_path) == sorted([folder.name, "uprof-of-something-else"])
     assert names(tmp_path) == ["uprof-of-something-else"]
+
+
+def test_temporary_directory_is_removed_if_descriptors_run_out(tmp_path: Path) -> None:
+    script = (
+        "import os, resource\n"
+        "from unified_prof.sqlite.atomic import temporary_folder\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "with temporary_folder() as folder:\n"
+        "    (folder / 'copy').touch()\n"
+        "    while True:\n"
+        "        os.dup(0)\n"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, env=environment, capture_output=True, text=True
+    )
+    assert "Too many open files" in done.stderr
+    assert names(tmp_path) == []

@@ -24,7 +24,7 @@ import sqlite3
 import stat
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -73,7 +73,11 @@ def temporary_folder() -> Iterator[Path]:
     Raises:
         OutputError: it cannot be made.
     """
+    spare = ExitStack()
     try:
+        # Two descriptors that the removal of the directory can use if the others run out.
+        for descriptor in os.pipe():
+            spare.callback(os.close, descriptor)
         place = tempfile.gettempdir()
         with suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
@@ -82,12 +86,13 @@ def temporary_folder() -> Iterator[Path]:
                     shutil.rmtree(entry.path, ignore_errors=True)
         made = tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{tag()}-", dir=place)
     except OSError as err:
+        spare.close()
         raise OutputError(
             f"cannot create a temporary directory: {err.strerror or err}",
             hint="set TMPDIR to a writable directory",
             slug="no-temporary-space",
         ) from err
-    with made as folder:
+    with made as folder, spare:
         yield Path(folder)
 
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from unified_prof.errors import EngineError
+from unified_prof.errors import EngineError, SystemLimitError
 from unified_prof.pipeline.executors.processes import WorkerDied, WorkerPool
 from unified_prof.sqlite.atomic import temporary_folder
 from unified_prof.version import VERSION
@@ -41,6 +41,7 @@ def local_pool(
     count: int, *, verbose: bool = False, patience_s: float = PATIENCE_S
 ) -> Iterator[WorkerPool]:
     """Context manager that starts `count` Dask processes on this machine and ends them on exit."""
+    _require_descriptors(count)
     distributed = _import(verbose=verbose)
     import dask
 
@@ -80,6 +81,21 @@ def local_pool(
         name = "Dask on this machine"
         client = ends.enter_context(_connected(distributed, cluster, name))
         yield ends.enter_context(DaskPool(client, name, patience_s))
+
+
+def _require_descriptors(workers: int) -> None:
+    """Raise SystemLimitError if few descriptors are allowed: Dask does not end if they run out."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    allowed, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 64 + 16 * workers
+    if 0 <= allowed < needed:
+        raise SystemLimitError(
+            f"Dask with {workers} workers needs {needed} file descriptors, {allowed} are allowed",
+            hint=f"run `ulimit -n {needed}`, or use --jobs",
+            slug="system-limit",
+        )
 
 
 @contextmanager
