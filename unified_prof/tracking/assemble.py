@@ -75,10 +75,11 @@ def build_operations(
     """Return the operations of the reference iteration, all iterations, and the reference."""
     reference, is_common = _reference(iterations)
     matched = [number for number, one in enumerate(iterations) if is_same_kind(one, reference)]
+    is_matched = frozenset(matched)
     among = "most iterations" if is_common else "the reported one"
     for number, one in enumerate(iterations):
         if one.sequence != reference.sequence:
-            some = "some_" if number in matched else ""
+            some = "some_" if number in is_matched else ""
             detail = f"iteration {number}: {_difference(one.sequence, reference.sequence, among)}"
             anomalies.add(f"iterations_with_{some}other_operations", detail)
     of_matched = [(number, iterations[number]) for number in matched]
@@ -87,7 +88,7 @@ def build_operations(
     ]
     operations = tuple(one for one in found if one is not None)
     records = tuple(
-        _record(one, next(iter(one.iteration.untracked), None), matched=number in matched)
+        _record(one, next(iter(one.iteration.untracked), None), matched=number in is_matched)
         for number, one in enumerate(iterations)
     )
     more = tuple(
