@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import platform
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from unified_prof.errors import EngineError, SystemLimitError
@@ -60,6 +62,7 @@ def local_pool(
         "distributed.scheduler.active-memory-manager.start": False,
         f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
     }
+    _start_resource_tracker()
     with ExitStack() as ends:
         folder = str(ends.enter_context(temporary_folder()))
         ends.enter_context(dask.config.set({**settings, "temporary-directory": folder}))
@@ -81,6 +84,19 @@ def local_pool(
         name = "Dask on this machine"
         client = ends.enter_context(_connected(distributed, cluster, name))
         yield ends.enter_context(DaskPool(client, name, patience_s))
+
+
+def _start_resource_tracker() -> None:
+    """Let the helper process of multiprocessing outlive a SIGHUP for the process group.
+
+    It ignores SIGINT and SIGTERM. Without it, each process that ends prints a traceback.
+    """
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def _require_descriptors(workers: int) -> None:
