@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -169,3 +170,52 @@ def test_no_files_of_a_killed_msprof_are_left(place: Path) -> None:
     done = uprof("-o", "out", "work.py")
     assert len(databases(done)) == 1
     assert not [*(place / "out").glob("*_profiling_output_record")]
+
+
+def dry_run(*options: str) -> tuple[int, str]:
+    """Return exit code and output of a run of nothing."""
+    Path("work.py").touch()
+    command = [*COMMAND[:-1], "--dry-run", *options, "work.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--preset", "full", "--npu-chip", "910B", "--l2", "off"),
+        ("--preset", "minimal", "--npu-chip", "310P", "--msprof-arg=--a=b", "--msprof-arg=--c=d"),
+    ],
+)
+@pytest.mark.usefixtures("place")
+def test_pairs_are_equal_to_options_with_full_names(options: tuple[str, ...]) -> None:
+    pairs: list[str] = []
+    words = iter(options)
+    for word in words:
+        name, separator, value = word.removeprefix("--").partition("=")
+        pairs += ["--npu", f"{name}={value if separator else next(words)}"]
+    code, full = dry_run(*options)
+    assert code == 0
+    assert without_time(dry_run(*pairs)[1]) == without_time(full)
+    assert "msprof" in full
+
+
+def without_time(text: str) -> str:
+    return re.sub(r"\d{8}_\d{6}", "TIME", text)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (("--npu", "prest=full"), "--npu 'prest=full': expected KEY=VALUE"),
+        (("--npu", "preset"), "--npu 'preset': expected KEY=VALUE"),
+        (("--npu", "preset=full", "--preset", "minimal"), "contradict each other"),
+        (("--npu", "npu=preset=full"), "expected KEY=VALUE"),
+        (("--npu", "pid=x"), "not a valid integer"),
+    ],
+)
+@pytest.mark.usefixtures("place")
+def test_wrong_pair_is_a_usage_error(pairs: tuple[str, ...], message: str) -> None:
+    code, text = dry_run(*pairs)
+    assert code == 2
+    assert message in text

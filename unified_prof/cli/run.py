@@ -29,6 +29,7 @@ from unified_prof.cli.run_options import (
     exec_unprofiled,
     is_measured,
     npu_options,
+    with_npu_pairs,
 )
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import RankSelection, rank_of
@@ -226,6 +227,7 @@ def run(
     All arguments after SCRIPT, or after -m MODULE, belong to the workload. `uprof run --help-npu`
     shows the options of --backend npu.
     """
+    npu_options = with_npu_pairs(npu_options)
     parse_ranks = chosen_ranks_of(ranks)
     workload = what.workload(attach="pid" in npu_options)
     if not dry_run and not is_measured(rank_of(), parse_ranks):

@@ -106,12 +106,47 @@ _GENERAL: dict[str, dict[str, Any]] = {
         "help": "Record a running process (started with PROFILING_MODE=dynamic) for --duration"
         " seconds, or until Ctrl-C, instead of starting a workload.",
     },
+    "npu": {
+        "multiple": True,
+        "metavar": "KEY=VALUE",
+        "help": "Any of these options in short form: `--npu preset=full --npu l2=on`. Repeatable.",
+    },
     "msprof_arg": {
         "multiple": True,
         "metavar": "--NAME=VALUE",
         "help": "Pass another argument to msprof. Repeatable.",
     },
 }
+
+
+def with_npu_pairs(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the given options of --backend npu with the pairs of `--npu KEY=VALUE` added.
+
+    Raises:
+        UsageError: A pair names no such option, or one that is also given by its full name.
+    """
+    options = {one.name: one for one in npu_options() if one.expose_value and one.name != "npu"}
+    result = {name: value for name, value in given.items() if name != "npu"}
+    pairs: Any = given.get("npu") or ()
+    added: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        name = key.strip().lstrip("-").replace("-", "_")
+        if name not in options or not separator:
+            near = get_close_matches(name, options, n=1)
+            raise UsageError(
+                f"--npu {pair!r}: expected KEY=VALUE with the name of an option",
+                hint=f"did you mean {near[0]}=...?" if near else "see `uprof run --help-npu`",
+                slug="wrong-command-line",
+            )
+        if name in result:
+            raise UsageError(
+                f"--npu {pair} and --{name.replace('_', '-')} contradict each other",
+                slug="contradicting-options",
+            )
+        converted = options[name].type.convert(value, options[name], None)
+        added[name] = [*added.get(name, ()), converted] if options[name].multiple else converted
+    return result | added
 
 
 def _npu_option(name: str, **settings: Any) -> Option:
