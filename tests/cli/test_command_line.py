@@ -276,12 +276,17 @@ def test_usage_errors_have_a_hint(
 
 
 @pytest.mark.usefixtures("place")
-def test_missing_script_is_reported_before_torch_is_imported() -> None:
+@pytest.mark.parametrize(
+    ("script", "message"), [("nosuch.py", "no such script"), ("bad.py", "bad.py: SyntaxError: ")]
+)
+def test_wrong_script_is_reported_before_torch_is_imported(script: str, message: str) -> None:
+    Path("bad.py").write_text("def broken(:\n")
     program = "import sys; from unified_prof.cli.app import main\n" + (
-        "try: main(['run', 'nosuch.py'])\nfinally: print('torch' in sys.modules)"
+        f"try: main(['run', {script!r}])\nfinally: print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n"
+    assert message in done.stderr
     assert "backend" not in done.stderr
 
 

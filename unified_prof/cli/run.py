@@ -234,7 +234,8 @@ def run(
         exec_unprofiled(workload)
     say = _suppress_messages if said.quiet else streams.tell
     if not dry_run and "pid" not in npu_options and backend in _LOADING_TORCH:
-        check_script(workload)
+        # JSON and the report of a rank contain the reason of a failure.
+        check_script(workload, syntax=not said.json_ and not rank_of().is_distributed)
     chosen = _backend(backend, say, dry_run=dry_run)
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
     spec = measured.spec(workload, chosen, folder, npu_options)

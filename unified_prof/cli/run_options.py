@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from unified_prof.backends.msprof_options import (
     PRESETS,
 )
 from unified_prof.base import run_spec as asked
+from unified_prof.base import streams
 from unified_prof.base.text import printable
 from unified_prof.cli.command import (
     OUTPUT,
@@ -288,10 +290,29 @@ class WorkloadOptions:
         return Workload(command[0], False, tuple(command[1:]))
 
 
-def check_script(workload: Workload) -> None:
-    """Raise UsageError if the script does not exist, before torch is imported."""
+def check_script(workload: Workload, *, syntax: bool) -> None:
+    """Check that the script exists and, if `syntax`, is valid Python, before torch is imported.
+
+    Raises:
+        UsageError: The script does not exist.
+        Exit: It is not valid Python; Python's message has been printed.
+    """
     path = Path(workload.target)
-    if workload.is_module or path.exists():
+    if workload.is_module:
+        return
+    if path.exists():
+        if not syntax:
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are shown when it runs
+                compile(path.read_bytes(), str(path.absolute()), "exec", dont_inherit=True)
+        except SyntaxError as error:
+            sys.excepthook(SyntaxError, error.with_traceback(None), None)
+            streams.tell(f"uprof: {printable(f'{path.name}: {type(error).__name__}: {error.msg}')}")
+            raise click.exceptions.Exit(1) from None
+        except (OSError, ValueError):  # reported when it is read
+            pass
         return
     words = [*workload.target.split(), *workload.arguments]
     if re.fullmatch(r"python[0-9.]*", Path(words[0]).name):
