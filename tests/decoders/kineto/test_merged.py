@@ -188,3 +188,13 @@ def test_task_is_not_assigned_to_a_process_of_another_device(tmp_path: Path) -> 
 )
 def test_label_is_the_pid_without_its_number(pid: str, label: str) -> None:
     assert label_of(pid) == label
+
+
+@pytest.mark.parametrize("launches", [0, 4])
+def test_tasks_without_a_correlation_id_keep_the_label_of_their_process(
+    launches: int, tmp_path: Path
+) -> None:
+    lost = kernel(50, 5, 0, name="lost") | {"pid": "[TP01] 0", "tid": 7}
+    events = rank_events("[TP00] 4001", 0, 100, device_pid="[TP00] 0", launches=launches)
+    rows = decode_events(tmp_path, *events, lost)
+    assert len(rows.rows("TASK")) == launches + 1

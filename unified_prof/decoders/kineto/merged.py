@@ -161,10 +161,13 @@ class _Separation:
         """Count the tasks of each device that each process cannot have launched."""
         same = calls["correlation"][1:] == calls["correlation"][:-1]
         self._shared += int(np.count_nonzero(same & (np.diff(calls["process"]) != 0)))
-        tasks = tasks[tasks["correlation"] > 0]
+        places = self._place_numbers(tasks)
+        for place in np.unique(places).tolist():
+            _keep_minimum(self._first_task, place, tasks["start"][places == place])
+        known = tasks["correlation"] > 0
+        tasks, places = tasks[known], places[known]
         if not len(tasks):
             return
-        places = self._place_numbers(tasks)
         self._tasks.update(places.tolist())
         impossible = np.ones((self._callers, len(tasks)), dtype=bool)
         for process in range(self._callers):
@@ -173,7 +176,6 @@ class _Separation:
             impossible[process] = ~_possible(process_calls, tasks)
         for place in np.unique(places).tolist():
             chosen = places == place
-            _keep_minimum(self._first_task, place, tasks["start"][chosen])
             of_place = impossible[:, chosen]
             self._costs[place] += np.count_nonzero(of_place, axis=1)
             self._lost[place] += int(np.count_nonzero(of_place.all(axis=0)))
