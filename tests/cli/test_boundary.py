@@ -404,3 +404,12 @@ def test_non_boolean_environment_variable_of_a_flag_is_a_usage_error(place: Path
     assert done.stderr.splitlines()[0].endswith(
         "'--force': expected true or false [uprof:wrong-command-line]"
     )
+
+
+@pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_signal_while_a_class_is_defined_is_no_bug(ended: BaseException, code: int) -> None:
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise ended
+
+    assert app.exit_code_of(lambda: type("Selection", (), {"ranges": Field()})) == code

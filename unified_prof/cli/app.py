@@ -88,6 +88,11 @@ def _system_exit_code(end: SystemExit) -> int:
 
 
 def _unexpected_error_code(error: Exception) -> int:
+    # Before Python 3.12, the exception of a signal in `__set_name__` becomes a RuntimeError.
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error.__cause__, SystemExit):
+        return _system_exit_code(error.__cause__)
     if isinstance(error, click.ClickException):
         return _click_error_code(error)
     if isinstance(error, FileNotFoundError) and not _folder_exists():
