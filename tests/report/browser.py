@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -152,5 +153,8 @@ class Browser:
         request = urllib.request.Request(
             self._base + path, data, {"Content-Type": "application/json"}, method=method
         )
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-            return json.load(response)["value"]
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+                return json.load(response)["value"]
+        except urllib.error.HTTPError as err:
+            raise RuntimeError(json.load(err)["value"]["message"]) from None

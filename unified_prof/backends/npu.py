@@ -28,6 +28,7 @@ from unified_prof.backends.registry import (
     check_options,
 )
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
+from unified_prof.base.redaction import redact_arguments
 from unified_prof.base.text import printable
 from unified_prof.errors import DeviceUnavailableError, UsageError
 from unified_prof.schema.catalogue import MSPROF, resolve
@@ -87,7 +88,9 @@ class NpuBackend:
             words = [spec.target, *spec.arguments]
             if spec.is_module:
                 words.insert(0, "-m")
-            lines.append(f"# {_SHOWN_FOLDER}/workload.sh runs: {shlex.join(words)}")
+            lines.append(
+                f"# {_SHOWN_FOLDER}/workload.sh runs: {shlex.join(redact_arguments(words))}"
+            )
         return lines
 
     def run(self, spec: RunSpec) -> Capture:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -37,7 +38,7 @@ _TOKENS_OF_TEXT = frozenset(
     "num number per next new prompt first last total context decoder input output word sub mean "
     "type types ids len length lengths size sizes count limit level classification dropout rate "
     "embedding embeddings dim dims budget merging pruning shift mixing wise idx index drop "
-    "id".split()
+    "id null weight weights dispatcher speculative details".split()
 )
 # Last words of names that describe a secret without containing it.
 _DESCRIBING = frozenset("file path dir folder env name length size type prompt policy".split())
@@ -51,10 +52,18 @@ _SECRET_PARAMETERS = frozenset(
     "key sig signature auth pwd pass pw code x-amz-signature x-amz-credential "
     "x-goog-signature".split()
 )
-# Programs whose option -p is followed by a password.
-_PASSWORD_PROGRAMS = frozenset("sshpass mysql mysqldump mysqladmin mariadb".split())
+# Programs and subcommands with a short option that is followed by a password.
+_PASSWORD_OPTIONS = {
+    **dict.fromkeys("sshpass mysql mysqldump mysqladmin mariadb mongosh mongodump".split(), "-p"),
+    **dict.fromkeys(("docker login", "podman login", "registry login", "az login"), "-p"),
+    "redis-cli": "-a",
+    "ldapsearch": "-w",
+    "curl": "-u",
+}
+# Options of other programs that take USER:PASSWORD.
+_ACCOUNT_OPTIONS = ("-u", "--user", "--proxy-user")
 _QUOTES = "\"'"
-_NO_SECRET = frozenset({"", "none", "null", "true", "false", MASK})
+_NO_SECRET = frozenset({"", "none", "null", "true", "false", "yes", "no", "on", "off", MASK})
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
@@ -106,6 +115,9 @@ _SHAPES = re.compile(
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN ([A-Z0-9 ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL
 )
+# End of a key in a text whose start is missing, such as the last lines of an output.
+_PRIVATE_KEY_END = re.compile("-----END [A-Z0-9 ]*PRIVATE KEY-----")
+_KEY_CHARACTERS = f"{string.ascii_letters}{string.digits}+/=\\\r\n"
 _SCHEME_WITH_VALUE = re.compile(
     r"(?<![\w.-])((?i:bearer|basic|negotiate)\s+)([A-Za-z0-9+/=_.~-]{8,})"
 )
@@ -121,27 +133,38 @@ _IN_CONTEXT = re.compile(
     | (hooks\.slack\.com/(?:services|workflows)/)([\w/-]+)
     | (discord(?:app)?\.com/api/webhooks/\d+/)([\w-]+)
     | (api\.telegram\.org/bot)([\w:-]+)
-    | ((?<!\S)(?:-u|--user)(?:\s+|=)["']?(?![0-9]+:[0-9]+(?:\s|$))[^\s:"']+:)([^\s"']+)  # curl
-    | ((?<!\S)(?:\S*/)?(?:sshpass|mysql\w*|mariadb)(?:\s+[^\s;|]+){0,20}?\s+-p\s?)([^\s-]\S*)
+    | ((?<!\S)(?:-u|--user|--proxy-user)(?:\s+|=)["']?[^\s:"'/]+:)((?!/|[0-9]{1,5}(?:\s|$))[^\s"']+)
     """,
     re.VERBOSE,
 )
+_PROGRAM_PASSWORD = re.compile(
+    "|".join(
+        rf"((?<!\S)(?:\S*/)?{program}(?:\s+[^\s;|]+){{0,20}}?\s+{option}\s?)([^\s=-]\S*)"
+        for program, option in _PASSWORD_OPTIONS.items()
+    )
+)
 # Secret key of AWS: 40 characters of base64 without a prefix.
 _BARE_KEY = re.compile(r"(?<![A-Za-z0-9+/=_.-])[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=_.-])")
-# The password ends with the last @ of the authority; a password with an unescaped / or ? ends with
-# the first @ after it. A number after a colon may be a port, except in URLs of databases.
+# A path has one slash after the scheme. The password ends with the last @ of the authority; a
+# password with an unescaped / or ? ends with the first @ after it. A number after a colon may be a
+# port, except in URLs of databases.
 _DATABASE_PASSWORD = re.compile(
     r"""(?<![\w+.-])((?:postgres(?:ql)?|mysql|mariadb|rediss?|mongodb|amqps?)(?:\+\w+)?"""
-    r"""://[^\s/?\#:@'"]*):[^\s'"@]{0,2000}@"""
+    r""":/{1,2}[^\s/?\#:@'"]*):[^\s'"@]{0,2000}@"""
 )
 _URL_PASSWORD = re.compile(
-    r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://[^\s/?\#:@'"]*):"""
+    r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s/?\#:@'"]*):"""
     r"""(?:[^\s/?\#'"]{0,2000}@|(?![0-9]{1,5}[/?\#])[^\s'"@]{0,2000}@)"""
 )
 _URL_USER = re.compile(r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)([^\s/?\#:@'"]{16,})@""")
 _PARAMETER = re.compile(r"([?&;])([\w.%~-]+)=([^&;#\s'\"]*)")
-_ASSIGNMENT = re.compile(r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)["']?\s*[=:]\s*(?=\S)""")
+# Quotes may be escaped: JSON in JSON.
+_ASSIGNMENT = re.compile(
+    r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)\\{0,9}["']?\s*[=:]\s*(?:\\{1,9}(?=["']))?(?=\S)"""
+)
 _OPTION = re.compile(r"(?<![\w.-])--?([A-Za-z][\w.-]*)\s+(?=[^\s-])")
+# Part of a name that people invent.
+_NAME_PART = re.compile(r"[A-Za-z]?[a-z]*|[0-9]{1,4}|[a-z]+[0-9]{1,2}|[0-9]{1,2}[a-z]{1,3}|[A-Z]+")
 _BARE_VALUE = re.compile(r"""[^\s,;&"'{}\[\]()]+""")
 # Number of characters of a value that are examined; a secret is masked to its end.
 _MAX_JUDGED_LENGTH = 256
@@ -174,9 +197,12 @@ def redact(text: str) -> str:
     Works on URLs, command lines, `NAME=value` and JSON, alone or inside other text; idempotent.
     """
     text = _PRIVATE_KEY.sub(MASK, text)
+    while (end := _PRIVATE_KEY_END.search(text)) is not None:
+        text = f"{text[: end.start()].rstrip(_KEY_CHARACTERS)}{MASK}{text[end.end() :]}"
     text = _SHAPES.sub(MASK, text)
     text = _BARE_KEY.sub(lambda match: MASK if _is_bare_key(match[0]) else match[0], text)
-    text = _IN_CONTEXT.sub(_without_context_secret, text)
+    for pattern in (_IN_CONTEXT, _PROGRAM_PASSWORD):
+        text = pattern.sub(_without_context_secret, text)
     text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     text = _SCHEME_WITH_VALUE.sub(rf"\1{MASK}", text)
     if "@" in text:
@@ -197,20 +223,27 @@ def redact_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _redacted_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    option = program = previous = None
+    option = password_option = None
+    previous = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if option is not None and not argument.startswith("-"):
-            yield _redacted_value(option, argument, program)
+            if option == password_option:
+                yield MASK
+                password_option = None  # `sshpass -p PASSWORD ssh -p PORT`
+            else:
+                yield _redacted_value(option, argument)
             option = None
             continue
-        if argument.rpartition("/")[2] in _PASSWORD_PROGRAMS:
-            program = argument
+        command = argument.rpartition("/")[2]
+        for program in (command, f"{previous} {command}"):
+            password_option = _PASSWORD_OPTIONS.get(program, password_option)
         if previous == "login" and re.fullmatch(r"[A-Za-z0-9]{40,}", argument):
             argument = MASK
-        previous = argument
-        if program is not None and re.fullmatch(r"-p[^-\s=].*", argument):
-            yield f"-p{MASK}"
+        previous = command
+        if argument[:2] == password_option and re.fullmatch(r"-.[^-\s=].*", argument):
+            yield f"{password_option}{MASK}"
+            password_option = None
             continue
         if equals and re.fullmatch(r"[-+~]*[\w.-]+", name) and _is_secret(name, value):
             yield f"{name}={MASK}"
@@ -219,13 +252,14 @@ def _redacted_arguments(arguments: Sequence[str]) -> Iterator[str]:
         option = argument if argument.startswith("-") and not equals else None
 
 
-def _redacted_value(option: str, value: str, program: str | None) -> str:
+def _redacted_value(option: str, value: str) -> str:
     """Mask the value of an option, given as a separate argument."""
-    if _is_secret(option, value) or (option == "-p" and program is not None):
+    if _is_secret(option, value):
         return MASK
-    user, colon, password = value.partition(":")
-    is_account = option in ("-u", "--user") and colon and not (user + password).isdecimal()
-    return f"{user}:{MASK}" if is_account else redact(value)
+    account = re.fullmatch(r"([^/:]+:)(?!/|[0-9]{1,5}$).+", value, re.DOTALL)
+    if account is not None and option in _ACCOUNT_OPTIONS:
+        return f"{account[1]}{MASK}"
+    return redact(value)
 
 
 def _without_context_secret(match: re.Match[str]) -> str:
@@ -282,14 +316,18 @@ def _without_random_user(match: re.Match[str]) -> str:
 
 def _is_secret(name: str, value: str) -> bool:
     """Return True if `value`, given under `name`, is a secret."""
-    if value.lower() in _NO_SECRET:
+    if len(value) == 1 or value.lower() in _NO_SECRET:
         return False
-    if name.strip("-").lower() == "pass" and re.fullmatch(r"[0-9.,e+-]+", value):
+    if name.strip("-").lower() == "pass" and re.fullmatch(r"[0-9.,e+%-]+|inf", value):
         return False  # a count of passes or a time
     if is_secret_name(name):
         return True
-    words = {word.lower() for word in _WORD.findall(name)}
-    return bool(words & _OFTEN_HARMLESS) and _is_random(value)
+    words = [word.lower() for word in _WORD.findall(name)]
+    doubtful = _OFTEN_HARMLESS.intersection(words)
+    if not doubtful or words[-1] in _DESCRIBING or words[0] in _COUNTING:
+        return False
+    is_of_text = doubtful <= {"token", "tokens"} and _TOKENS_OF_TEXT.intersection(words)
+    return not is_of_text and _is_random(value)
 
 
 def _is_random(value: str) -> bool:
@@ -300,6 +338,8 @@ def _is_random(value: str) -> bool:
         return False
     if re.search(r"/[^/]*\.[a-z]{2,8}$", value):
         return False  # the path of a file
+    if all(_NAME_PART.fullmatch(part) for part in re.split(r"[/_.-]", value)):
+        return False  # such as paged_adamw_8bit
     return _entropy(value) >= 3.0
 
 

@@ -60,20 +60,26 @@ def print_message(text: str) -> None:
 
 
 def put_error(error: UprofError) -> None:
-    """Print an error and its hint to stderr."""
-    print_message(f"uprof: error: {error.tagged_message}")
+    """Print an error and its hint to stderr, without the passwords of URLs."""
+    print_message(_redacted(f"uprof: error: {error.tagged_message}"))
     if error.hint:
-        print_message(f"uprof: hint: {error.hint}")
+        print_message(_redacted(f"uprof: hint: {error.hint}"))
 
 
 def error_record(error: UprofError) -> dict[str, Any]:
     """Return an error as plain data for JSON."""
     return {
-        "error": str(error),
+        "error": _redacted(str(error)),
         "slug": error.slug,
-        "hint": error.hint,
+        "hint": _redacted(error.hint) if error.hint else error.hint,
         "exit_code": error.exit_code,
     }
+
+
+def _redacted(text: str) -> str:
+    from unified_prof.base.redaction import redact  # Only errors need it.
+
+    return redact(text)
 
 
 class _Progress:

@@ -41,15 +41,15 @@ def of_run(
     """
     facts: dict[str, str | None] = {
         "uprof": VERSION,
-        "target": f"-m {spec.target}" if spec.is_module else spec.target,
+        "target": redact(f"-m {spec.target}" if spec.is_module else spec.target),
         "command": json.dumps(redact_arguments(spec.command or sys.argv)),
-        "working_directory": str(Path.cwd()),
-        "project_root": str(spec.project_root),
+        "working_directory": redact(str(Path.cwd())),
+        "project_root": redact(str(spec.project_root)),
         "options": json.dumps(
             {name: _without_secrets(value) for name, value in _options(spec).items()},
             default=str,
         ),
-        "host": platform.node(),
+        "host": redact(platform.node()),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "started": timestamp(started),

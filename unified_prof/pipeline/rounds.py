@@ -23,6 +23,7 @@ from typing import IO
 
 import numpy as np
 
+from unified_prof.base.redaction import redact
 from unified_prof.base.run_spec import TURNS_VARIABLE, Turns
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import PEAK, TOTAL, Run, pool, program_times
@@ -440,7 +441,7 @@ class _Process:
         while self._line() is not None:  # it waits for a turn, after one iteration or anew
             self._send(0)
         if self._code:
-            shown = [one.strip() for one in self.output().splitlines() if one.strip()]
+            shown = [one.strip() for one in redact(self.output()).splitlines() if one.strip()]
             ended = f"exited with code {self._code}"
             if self._code < 0:
                 ended = f"was killed by signal {-self._code}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.base.columns import Sink
-from unified_prof.base.redaction import MASK, is_secret_name, redact
+from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.decoders.gpu import host_tables, task_tables
 from unified_prof.decoders.gpu.host_tables import NO_RANK, UNKNOWN_NAME
 from unified_prof.decoders.gpu.rows import GpuRecording
@@ -81,7 +81,7 @@ def _write_metadata(
         sink,
         start_ns=start + base_ns,
         end_ns=end + base_ns,
-        host_name=host if isinstance(host, str) else None,
+        host_name=redact(host) if isinstance(host, str) else None,
         device_names={device: names.get(device) for device in parts.devices},
         rank=rank,
     )
@@ -141,6 +141,8 @@ def _redacted(value: Any, depth: int = _MAX_DEPTH) -> Any:
     if isinstance(value, list | dict) and not depth:
         return None
     if isinstance(value, list):
+        if all(isinstance(item, str) for item in value):
+            return list(redact_arguments(value))  # may be a command
         return [_redacted(item, depth - 1) for item in value]
     if isinstance(value, dict):
         return {
