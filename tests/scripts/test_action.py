@@ -126,7 +126,20 @@ def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None
     assert "pip" in done.stdout
 
 
-@pytest.mark.parametrize("ref", ["--upload-pack=touch PWN;git-upload-pack", "-c", "no such ref"])
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "--upload-pack=touch PWN;git-upload-pack",
+        "-c",
+        "--exec=touch PWN",
+        "no such ref",
+        "$(touch PWN)",
+        "`touch PWN`",
+        "x; touch PWN",
+        "x\ntouch PWN",
+        "ext::sh -c touch% PWN",
+    ],
+)
 def test_base_revision_is_never_parsed_as_a_git_option(ref: str, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     make_repository(repository, "", "changed = True")

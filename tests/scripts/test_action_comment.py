@@ -157,6 +157,65 @@ def test_nothing_is_written_without_a_verdict_request_or_token(
     assert place.requests == []
 
 
+_HOSTILE = (
+    "$(touch${IFS}PWN)",
+    "`touch${IFS}PWN`",
+    "a;touch${IFS}PWN;b",
+    "a&&touch${IFS}PWN|b",
+    "'\"$(touch${IFS}PWN)",
+    "main>PWN",
+    "#!{touch,PWN}",
+)
+# Stands in for uprof: records its arguments and finds a regression.
+_RECORDER = """#!/bin/sh
+printf '%s\\n' "$@" >>"$UPROF_WORK/arguments"
+[ "$1" = gate ] || exit 0
+echo '## verdict' >>"$GITHUB_STEP_SUMMARY"
+exit 1
+"""
+
+
+@pytest.mark.parametrize("name", _HOSTILE)
+def test_hostile_branches_titles_and_paths_run_nothing(
+    server: Forge, tmp_path: Path, name: str
+) -> None:
+    repository, work = tmp_path / "repository", tmp_path / f"work {name}"
+    make_repository(repository, "", "changed = True")
+    subprocess.run(["git", "branch", name, "HEAD~1"], cwd=repository, check=True)
+    programs(tmp_path / "bin")
+    (tmp_path / "bin" / "uprof").write_text(_RECORDER)
+    environment = {
+        **os.environ,
+        **github(server),
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "UPROF_COMMAND": f"train.py {name}",
+        "UPROF_BASE_REF": name,
+        "UPROF_METRICS": f"operation:{name}",
+        "UPROF_MAX_REGRESS": name,
+        "UPROF_ROUNDS": name,
+        "UPROF_NAME": f"{name}\n--upload-pack=x -c",
+        "UPROF_WORK": str(work),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "no_proxy": "127.0.0.1",
+    }
+    for script, code in (("gate.sh", 1), ("comment.py", 0)):
+        done = subprocess.run(
+            [str(ROOT / "action" / script)],
+            cwd=repository,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+    assert f"train.py {name}\n" in (work / "arguments").read_text()
+    assert [name in body for body in server.bodies()] == [True]
+    assert [path for path in tmp_path.rglob("PWN") if path.name == "PWN"] == []
+    assert not Path("PWN").exists()
+
+
 def job(**inputs: str) -> tuple[dict[str, str], list[str]]:
     """Return variables and script of the component's job with its inputs inserted, like GitLab."""
     yaml = import_module("yaml")
