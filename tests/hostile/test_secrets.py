@@ -23,8 +23,6 @@ from tests.faults.commands import ON_NPU, TRAINING
 from tests.hostile.secret_forms import Form, all_forms
 from tests.prof_generator import Recipe, generate
 
-pytestmark = pytest.mark.slow
-
 SEEDS = range(8)
 _NOT_PASSED_ON = "import os, pathlib; pathlib.Path('config.yaml').read_text(); os.environ\n"
 
@@ -234,6 +232,14 @@ def texts_of(path: Path) -> list[bytes]:
     return found
 
 
+def test_packed_files_are_searched_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b"secret " * 9))
+    assert [b"secret secret" in text for text in texts_of(path)] == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # 63 commands, each in a process
 def test_no_secret_is_in_any_file_or_stream(tmp_path: Path) -> None:
     site = Site(tmp_path)
     wrong = [found for line in COMMANDS.strip().splitlines() if (found := site.uprof(line))]
