@@ -223,6 +223,8 @@ def _mapped(values: Ints, known: dict[int, int], make: Any) -> Ints:
 
 
 _ENDING = ".parquet"
+# Bases of the exceptions that pyarrow raises for a damaged file.
+_OF_PYARROW = (OSError, ValueError, NotImplementedError, KeyError, TypeError, RuntimeError)
 _ROWS = 1 << 14
 
 
@@ -270,7 +272,10 @@ class ParquetTables:
             return ()
         if table not in self._columns:
             with self._open(table) as file:
-                names = tuple(file.schema_arrow.names)
+                try:
+                    names = tuple(file.schema_arrow.names)
+                except _OF_PYARROW as err:
+                    raise _damaged(self._files[table], err) from err
             if len({*names}) < len(names):
                 raise RawFormatError(
                     f"{self._files[table]} has columns of the same name", slug="damaged-recording"
@@ -354,13 +359,13 @@ class ParquetTables:
             raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
         try:
             return self._parquet.ParquetFile(path)
-        except (OSError, ValueError) as err:  # errors of pyarrow are ValueErrors
+        except _OF_PYARROW as err:
             raise _damaged(path, err) from err
 
     def _next(self, table: str, batches: Iterator[Any]) -> Any:
         try:
             return next(batches, None)
-        except (OSError, ValueError) as err:
+        except _OF_PYARROW as err:
             raise _damaged(self._files[table], err) from err
 
 
