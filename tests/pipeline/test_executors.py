@@ -201,6 +201,18 @@ def test_notebook_after_a_reset_can_start_processes(monkeypatch: pytest.MonkeyPa
         assert dict(map_unordered(pool, double, range(3))) == {0: 0, 1: 2, 2: 4}
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is new in Python 3.11")
+def test_spawned_processes_import_nothing_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "multiprocessing.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(tmp_path)
+    with open_executor(jobs=2) as pool:
+        assert dict(map_unordered(pool, double, range(3))) == {0: 0, 1: 2, 2: 4}
+    assert not Path("imported").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
 def test_invalid_scheduler_is_refused(tmp_path: Path) -> None:
     for scheduler, words in {
         "local:0": "is not a scheduler",

@@ -18,9 +18,9 @@ import time
 import traceback
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -291,9 +291,27 @@ def _start_process() -> _Process:
     context = multiprocessing.get_context("spawn")
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end,), daemon=True)
-    process.start()
+    with _safe_path():
+        process.start()
     child_end.close()
     return _Process(process, parent_end)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have new interpreters (3.11 or later) import nothing from the current directory.
+
+    It may contain downloaded recordings, and processes are spawned by `python -c`.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
