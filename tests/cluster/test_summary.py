@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
@@ -118,6 +119,15 @@ def test_summary_has_the_facts_of_the_run(file: Path) -> None:
     assert facts["world_size"] == 16
     assert facts["steps"] == [0, 1]
     assert facts["clock_islands"] == 1
+
+
+def test_collectives_without_a_group_are_left_out() -> None:
+    def ungrouped(one: Partial) -> Partial:
+        communication = {**one.communication, "group": np.full_like(one.communication["group"], -1)}
+        return replace(one, groups=(), communication=communication)
+
+    result = summarize_run([*map(ungrouped, partials_of(simulate(Plan())))])
+    assert result.tables["COLLECTIVE"] == []
 
 
 def test_rank_of_a_run_with_another_world_size_is_left_out() -> None:

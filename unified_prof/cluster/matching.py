@@ -187,7 +187,9 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     pair = -1 - (src * (len(ranks) + 1) + dst)
     first = np.where(transfer, pair, columns["group"])
     second = np.where(transfer, 0, columns["kind"])
-    usable = np.where(transfer, known, True)
+    usable = np.where(transfer, known, columns["group"] >= 0)
+    nowhere = int((~transfer & ~usable).sum())
+    left_out.add("collective_without_group", f"{nowhere} collectives without a group", nowhere)
     lost = int((transfer & (columns["peer"] < 0)).sum())
     left_out.add("transfer_without_peer", f"{lost} sends or receives without a peer rank", lost)
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
@@ -206,10 +208,11 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     number = np.full(len(event_key), NO_VALUE, np.int64)
     number[:count] = runs.number()
     rows = MatchedRows(**ordered, seq=keys[2], event=number)
-    sizes = np.array([group.size for group in groups] or [0], np.int64)
+    # The last value is for transfers, which have no group.
+    sizes = np.array([*(group.size for group in groups), NO_VALUE], np.int64)
     head_rows = event_key[heads]
     is_transfer = transfer[head_rows]
-    expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]] if len(groups) else 2)
+    expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]])
     events = MatchedEvents(
         first=heads,
         members=members,
