@@ -413,6 +413,8 @@ def _location(context: RuleContext, interval: tuple[int, int]) -> str:
         return "at the start of the step"
     if operation and (tail > lead or not busy):
         return f"before its {operation}"
+    if int(marks["what"][mark]) == MARK_STEP:
+        return "after its first kernels"
     return f"after its {_operation(context, rank, int(marks['op'][mark]))}"
 
 

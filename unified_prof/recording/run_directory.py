@@ -156,8 +156,8 @@ def _reasons(document: Path) -> dict[int, str]:
 def _expected_ranks(document: Path) -> list[int]:
     """Return the ranks in the run's document; none if it cannot be read."""
     try:
-        content = json.loads(document.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(run_folder.content(document))
+    except (OSError, UprofError, ValueError, RecursionError):
         return []
     if not isinstance(content, dict):
         return []

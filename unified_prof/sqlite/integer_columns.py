@@ -97,7 +97,7 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
     if what.path.stat().st_size > _SMALL_BYTES or what.row_id is None:
         return None
     selected = ", ".join((what.row_id, *what.expressions))
-    query = f"SELECT {selected} FROM {what.in_file} ORDER BY {what.row_id}"
+    query = f"SELECT {selected} FROM {what.in_file} NOT INDEXED ORDER BY {what.row_id}"
     try:
         with reading(what.path):
             rows = db.execute(query).fetchall()

@@ -128,11 +128,7 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
     try:
         if not path.is_file():
             return None
-        if path.stat().st_size > _MAX_BYTES:
-            raise StoreError(
-                f"{path}: too large for a run document of `uprof run`", slug="damaged-file"
-            )
-        document = json.loads(path.read_bytes())
+        document = json.loads(content(path))
         if document["format"] != _FORMAT:
             raise ValueError(f"format is {document['format']!r}")
         noted = [_entry(piece) for piece in document["ranks"].values()]
@@ -154,6 +150,21 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
         ) from err
 
 
+def content(path: Path) -> bytes:
+    """Return the bytes of a run document.
+
+    Raises:
+        StoreError: it is a pipe or device, or too large.
+        OSError: it cannot be read.
+    """
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        raise StoreError(
+            f"{path}: too large for a run document of `uprof run`, or not a file",
+            slug="damaged-file",
+        )
+    return path.read_bytes()
+
+
 def _piece(folder: Path, rank: int) -> Path:
     return folder / _PIECES / f"rank{rank}.json"
 
@@ -162,10 +173,8 @@ def _read_pieces(pieces: Path) -> dict[int, RankEntry]:
     found = {}
     for path in sorted(pieces.glob("rank*.json")):
         # Skip an invalid entry: its rank will write it again.
-        if not path.is_file():  # opening a pipe would block
-            continue
-        with suppress(OSError, *_INVALID):
-            entry = _entry(json.loads(path.read_bytes()))
+        with suppress(OSError, StoreError, *_INVALID):
+            entry = _entry(json.loads(content(path)))
             found[entry.rank] = entry
     return dict(sorted(found.items()))
 

@@ -56,6 +56,7 @@ def build(path: Path, chance: random.Random) -> list[str]:
         columns.append(f"g INTEGER AS (1) {chance.choice(('STORED', 'VIRTUAL'))}")
     options = [*(["WITHOUT ROWID"] if keyless else []), *(["STRICT"] if strict else [])]
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.create_function("random", 0, lambda: chance.randrange(1 << 62))  # of the seed
         for name, values in {
             "page_size": (512, 1024, 4096, 8192, 65536),
             "auto_vacuum": (0, 0, 1, 2),
