@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import StoreError
+from unified_prof.recording import run_directory
 from unified_prof.sqlite import run_folder
 from unified_prof.sqlite.run_folder import ENDED, STARTED, RankEntry
 
@@ -78,3 +80,18 @@ def test_invalid_run_json_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(StoreError, match=r"run\.json"):
         run_folder.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terabyte"])
+def test_run_json_that_would_block_or_fill_the_memory_is_not_read(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "run.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with pytest.raises(StoreError, match="too large for a run document"):
+        run_folder.content(path)
+    assert run_directory.missing(tmp_path, run_directory.Found(documents=[path]), [], []) == []
