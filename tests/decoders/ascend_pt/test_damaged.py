@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from contextlib import suppress
@@ -71,6 +72,20 @@ def test_invalid_records_are_counted(tmp_path: Path) -> None:
     sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
     assert sink.anomalies["damaged_record"].cases == 2
+
+
+def test_hole_of_a_terabyte_is_skipped(tmp_path: Path) -> None:
+    framework = Framework()
+    framework.operator("aten::mm", 1, 2)
+    framework.write(tmp_path)
+    (path,) = tmp_path.rglob("torch.op_range")
+    whole = path.read_bytes()
+    os.truncate(path, 1 << 40)
+    with path.open("ab") as file:
+        file.write(whole)
+    sink = decode(tmp_path)
+    assert sink.table("PYTORCH_API", "name") == ["aten::mm", "aten::mm"]
+    assert sink.anomalies["damaged_record"].cases > 1
 
 
 def test_record_with_invalid_field_keeps_the_other_fields(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 import struct
@@ -331,6 +332,13 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
     with _opened(path) as file:
         try:
             while more := file.read(_PIECE_BYTES):
+                if more.count(0) == len(more):
+                    begin = file.tell() - len(more)
+                    if (end := _end_of_hole(path, begin)) > begin:
+                        sink.anomaly(DAMAGED, 1, f"{path}: a hole of {end - begin:,} bytes")
+                        file.seek(end)
+                        data = b""
+                        continue
                 data += more
                 starts, ends, kinds, after = _chain(data)
                 if len(starts):
@@ -341,6 +349,22 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
             raise _unreadable(path, err) from err
     if data:
         sink.anomaly(CUT_OFF, 1, f"{path}: {len(data)} bytes at the end are not a complete record")
+
+
+def _end_of_hole(path: Path, at: int) -> int:
+    """Return the end of the hole of a sparse file at a position; `at` if there is no hole.
+
+    A hole reads as zeros, and six zeros are a record of type 0: it may have billions of them.
+    """
+    if not hasattr(os, "SEEK_HOLE"):
+        return at
+    with path.open("rb", buffering=0) as file:
+        if os.lseek(file.fileno(), at, os.SEEK_HOLE) != at:
+            return at
+        try:
+            return os.lseek(file.fileno(), at, os.SEEK_DATA)
+        except OSError:  # no data follows
+            return file.seek(0, os.SEEK_END)
 
 
 def _chain(data: bytes) -> tuple[Ints, Ints, Ints, int]:
