@@ -28,6 +28,8 @@ else:
 # Figures in TFLOP/s; fp32 and fp64 without `_matrix` are those of vector units.
 RATES = ("bf16", "fp16", "fp8", "tf32", "fp32", "fp32_matrix", "fp64", "fp64_matrix", "int8")
 _NUMBERS = (*RATES, "memory", "link", "units", "gib", "cores", "vector_cores", "mhz")
+# Words after a name that make it another model: an RTX 4090 D is not an RTX 4090.
+_OTHER_MODEL = r"(?![ -]+(?:Ti|D|SUPER|Laptop|Mobile|Max-Q|Ada|Blackwell|3e|40GB)\b)"
 _MIG = re.compile(r"\bMIG\b", re.IGNORECASE)
 
 _CUBE_FLOPS = 16 * 16 * 16 * 2
@@ -243,7 +245,7 @@ def _find_named(name: str) -> Device | None:
 
 
 def _are_words(key: str, name: str) -> bool:
-    as_words = rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])"
+    as_words = rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9]){_OTHER_MODEL}"
     return re.search(as_words, name, re.IGNORECASE) is not None
 
 

@@ -53,6 +53,13 @@ def bf16(name: str) -> float | None:
         ("AMD Instinct MI250X/MI250", 191.5),
         ("Tesla V100-SXM2-16GB", None),
         ("NVIDIA GeForce GTX 1080", None),
+        ("NVIDIA GeForce RTX 4090 D", 147),
+        ("NVIDIA GeForce RTX 3090 Ti", 80),
+        ("NVIDIA L40", 181),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA RTX A6000 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D Laptop GPU", None),
         ("", None),
     ],
 )
@@ -60,6 +67,21 @@ def test_device_is_the_longest_known_name_that_matches_whole_words(
     name: str, tflops: float | None
 ) -> None:
     assert bf16(name) == tflops
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("NVIDIA A800-SXM4-40GB", 1555),
+        ("NVIDIA A800-SXM4-80GB", 2039),
+        ("NVIDIA H20-3e", 4800),
+        ("NVIDIA H20", 4000),
+    ],
+)
+def test_models_of_one_chip_differ_in_memory(name: str, memory: float) -> None:
+    found = peaks.find(name)
+    assert found is not None
+    assert found.memory == memory
 
 
 def test_ascend_peak_is_computed_from_cores_and_clock() -> None:
