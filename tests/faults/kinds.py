@@ -215,7 +215,8 @@ FAULTS = (
     Fault("closed stderr", "streams", _streams(stderr="")),
     Fault("full stderr", "streams", _streams(stderr="/dev/full")),
     Fault("all streams closed", "streams", _streams(stdin="", stdout="", stderr=""), (9,)),
-    Fault("deleted directory", "other", _deleted_directory, command_codes=True),
+    # 71: processes cannot be started without a current directory.
+    Fault("deleted directory", "other", _deleted_directory, (71,), command_codes=True),
     Fault("clock set back", "other", _clock_set_back),
 )
 

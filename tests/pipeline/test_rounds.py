@@ -93,6 +93,15 @@ def test_drift_between_rounds_does_not_delay_a_verdict(
     assert len(measured) <= 8
 
 
+@pytest.mark.parametrize("candidate_ms", [10.0, 14.0])
+def test_times_are_not_decided_in_two_rounds(
+    machine: Callable[..., list[str]], tmp_path: Path, candidate_ms: float
+) -> None:
+    measured = machine(0.0, drift=0.0, old=10.0, new=candidate_ms)
+    assert outcome_of_rounds(tmp_path) == ("pass" if candidate_ms == 10 else "regression")
+    assert len(measured) == 6
+
+
 def test_processes_that_differ_take_more_rounds_up_to_the_limit(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:

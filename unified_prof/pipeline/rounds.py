@@ -143,7 +143,7 @@ def until_sure(
         judged = metrics or default_metrics(pairs.values())
         noises = dict.fromkeys(pairs, noise)
         verdicts = gate_workloads(pairs, judged, limits, noises, paired=paired)
-        if verdicts.outcome != "inconclusive":
+        if _is_final(verdicts, number, paired):
             break
     return replace(verdicts, effort=Effort(number, time.monotonic() - began)), pairs
 
@@ -185,6 +185,19 @@ def smallest_change(pair: tuple[Run, Run], limits: Limits, rounds: int) -> float
         )
     error = float(np.std(changes, ddof=1)) / math.sqrt(rounds)
     return (1 + limits.max_regress) * math.exp(quantile(ALPHA, len(changes) - 1) * error) - 1
+
+
+def _is_final(verdicts: Verdicts, number: int, paired: bool) -> bool:
+    """Return True if no further round is needed.
+
+    With fewer than MIN_ROUNDS rounds in turn, times can only be compared run by run, and two runs
+    of a side may agree by chance: only metrics without a clock are decided earlier.
+    """
+    if verdicts.outcome == "inconclusive" or not paired or number >= MIN_ROUNDS:
+        return verdicts.outcome != "inconclusive"
+    checks = [*verdicts.together, *(one for each in verdicts.each.values() for one in each.checks)]
+    exact = [one.outcome for one in checks if one.shift is None]
+    return "regression" in exact or len(exact) == len(checks)
 
 
 def _rounds(

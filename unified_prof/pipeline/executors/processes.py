@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from unified_prof.base.signals import ended_by_signals
@@ -201,9 +202,8 @@ class ProcessPool(WorkerPool):
                     else:
                         _receive(by_connection[ready], pool)  # type: ignore[index]
         except Exception as err:  # any failure must reach those who wait for tasks
-            why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
             kind = SystemLimitError if isinstance(err, OSError) else EngineError
-            self._broken = kind(f"cannot start a process: {why}", slug="cannot-start")
+            self._broken = kind(f"cannot start a process: {_reason(err)}", slug="cannot-start")
         finally:
             _end(pool, terminate=self._cancelled)
             for job in self._unfinished(pool):
@@ -272,6 +272,15 @@ def _receive(process: _Process, pool: list[_Process]) -> None:
     else:
         result.__cause__ = _Traceback(where)
         job.future.set_exception(result)
+
+
+def _reason(err: Exception) -> str:
+    """Return why a process cannot be started; `multiprocessing` needs a current directory."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the current directory was deleted; change to an existing one"
+    return err.strerror if isinstance(err, OSError) and err.strerror else str(err)
 
 
 def _exit_text(exit_code: int | None) -> str:
