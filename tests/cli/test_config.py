@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.analysis.builders import run_time_report
 from unified_prof.cli import config
 from unified_prof.cli.app import app as uprof
+from unified_prof.cli.app import main
 from unified_prof.cli.command import Group, Option, option
 from unified_prof.errors import UsageError
 
@@ -105,6 +108,10 @@ def test_every_toml_syntax_is_accepted(project: Path, text: str) -> None:
         ("a = " + "[" * 50_000 + "]" * 50_000 + "\n# uprof\n", "nested too deeply|not a TOML file"),
         ("[tool.uprof]\ngate = 1\n", "gate: expected a table of settings"),
         ("[tool.uprof]\nhelp = true\n", "unknown setting 'help'"),
+        (f"a = {'9' * 5000}\n# uprof\n", "not a TOML file: Exceeds the limit"),
+        (f"[tool.uprof.gate]\nmetric = [0x{'f' * 9999}]\n", "an integer has more than 64 bits"),
+        (f"[tool.uprof.devices.x]\nbf16 = 0x{'f' * 9999}\n", "an integer has more than 64 bits"),
+        ("[tool.uprof.devices.x]\nuncertain = [[1]]\n", "is not a list of figures"),
     ],
 )
 def test_malformed_file_is_refused_with_a_message(project: Path, text: str, message: str) -> None:
@@ -181,17 +188,60 @@ def settings_of(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[
         yield from settings_of(subcommand, (*path, name))
 
 
+REFUSED = {name for names in UNTRUSTED.values() for name in names.split()}
+
+
 def test_project_file_sets_only_options_that_are_listed_as_harmless(project: Path) -> None:
     """A new option is in neither list, so that someone has to decide."""
-    refused = {name for names in UNTRUSTED.values() for name in names.split()}
     known = [*settings_of(uprof)]
-    assert not refused & config.PROJECT_SETTINGS
-    assert {name for *_, name in known} == refused | config.PROJECT_SETTINGS
+    assert not REFUSED & config.PROJECT_SETTINGS
+    assert {name for *_, name in known} == REFUSED | config.PROJECT_SETTINGS
     for *path, name in known:
         project.write_text(f"[{'.'.join(['tool', 'uprof', *path])}]\n{name} = 'x'\n")
-        if name not in refused:
+        if name not in REFUSED:
             assert config.defaults(project, uprof)
             continue
         with pytest.raises(UsageError, match="not accepted from pyproject") as error:
             config.defaults(project, uprof)
         assert error.value.slug == "untrusted-setting"
+
+
+PROGRAMS = UNTRUSTED["runs a program, or passes it arguments"].split()
+# Arguments with which a command would use the setting; the path of a report for all others.
+ARGUMENTS = {
+    "gate": (".", "."),
+    "diff": ("victim.sqlite", "victim.sqlite"),
+    **dict.fromkeys(("run", "time", "memory"), ("harmless.py",)),
+}
+
+
+@pytest.mark.parametrize("setting", [one for one in settings_of(uprof) if one[-1] in REFUSED])
+def test_command_in_a_hostile_project_ends_before_it_writes_runs_or_connects(
+    setting: tuple[str, ...], project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    *path, name = setting
+    folder = Path.cwd()
+    run_time_report(folder / "victim.sqlite")
+    (folder / "harmless.py").touch()
+    (folder / "evil.py").write_text("open('ran', 'w').close()")
+    before = {one: one.read_bytes() for one in folder.iterdir()}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        values = {
+            **dict.fromkeys(PROGRAMS, '"evil.py"'),
+            **dict.fromkeys(("output", "log-file"), '"victim.sqlite"'),
+            "store": f'"postgresql://{address}/x"',
+            "scheduler": f'"tcp://{address}"',
+        }
+        lines = [f"[{'.'.join(['tool', 'uprof', *path])}]", f"{name} = {values.get(name, 'true')}"]
+        if name != "force" and (*path, "force") in settings_of(uprof):
+            lines.append("force = true")
+        project.write_text("\n".join(lines))
+        with pytest.raises(SystemExit) as ended:
+            main([*path, *ARGUMENTS.get(path[0], ("victim.sqlite",))])
+        assert ended.value.code == 2
+        assert f"{name}: not accepted from pyproject.toml" in capfd.readouterr().err
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert {one: one.read_bytes() for one in folder.iterdir()} == before

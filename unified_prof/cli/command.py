@@ -134,7 +134,7 @@ class _NumberType(click.ParamType[Any]):
     def convert(self, value: Any, param: Any, ctx: Any) -> int | float:
         try:
             number = self._kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             what = "a whole number" if self._kind is int else "a number"
             self.fail(f"expected {what}", param, ctx)
         if self._low is not None and number < self._low:

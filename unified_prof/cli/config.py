@@ -86,7 +86,7 @@ def defaults(path: Path, root: click.Command) -> dict[str, Any]:
         import tomli as tomllib
     try:
         document = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except ValueError as err:  # also an integer of thousands of digits
         raise UsageError(f"{path}: not a TOML file: {err}", slug="settings-unreadable") from None
     except RecursionError:
         raise UsageError(
@@ -98,11 +98,21 @@ def defaults(path: Path, root: click.Command) -> dict[str, Any]:
     table = tool.get("uprof", {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.uprof is not a table", slug="wrong-setting")
+    _check_integers(table, str(path))
     if "devices" in table:
         from unified_prof.explain.roofline import peaks
 
         peaks.add(table.pop("devices"), f"{path}: [tool.uprof.devices")
     return _of_command(table, root, f"{path}: [tool.uprof")
+
+
+def _check_integers(value: object, where: str) -> None:
+    """Refuse integers that do not fit into 64 bits, as TOML requires."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise UsageError(f"{where}: an integer has more than 64 bits", slug="wrong-setting")
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_integers(one, where)
 
 
 def _of_command(table: Mapping[str, Any], command: click.Command, where: str) -> dict[str, Any]:
