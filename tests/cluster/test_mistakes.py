@@ -240,3 +240,39 @@ def test_rank_recorded_at_another_time_is_warned_about(databases: Path, tmp_path
     text = uprof("report", folder).stdout
     assert "warning: rank 2 was recorded 3,6" in text or "warning: rank 2 was recorded 3,5" in text
     assert "possibly from another run" in text
+
+
+def changed(databases: Path, folder: Path, statement: str) -> Path:
+    """Copy the databases; run a statement in that of rank 1."""
+    copy = shutil.copytree(databases, folder / "run")
+    with closing(sqlite3.connect(copy / "rank1.db")) as db:
+        db.execute(statement)
+        db.commit()
+    return copy
+
+
+@pytest.mark.parametrize("number", ["2147483648", "'" + "9" * 5000 + "'"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE RANK_DEVICE_MAP SET rankId = {}",
+        "INSERT INTO META_DATA VALUES ('distributed_args', '{{\"world_size\": ' || {} || '}}')",
+    ],
+)
+def test_enormous_rank_numbers_are_ignored(
+    databases: Path, tmp_path: Path, statement: str, number: str
+) -> None:
+    inputs = changed(databases, tmp_path, statement.format(number))
+    done = uprof("cluster", "build", inputs, "-o", tmp_path / "r")
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks" in done.stderr
+
+
+def test_steps_with_equal_numbers_are_left_out_with_a_note(databases: Path, tmp_path: Path) -> None:
+    inputs = changed(databases, tmp_path, "INSERT INTO STEP_TIME SELECT * FROM STEP_TIME")
+    done = uprof("cluster", "build", inputs, "-o", tmp_path / "r")
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks, 3 steps" in done.stderr
+    with closing(sqlite3.connect(tmp_path / "r" / "cluster.sqlite")) as db:
+        (note,) = db.execute("SELECT why FROM RANK WHERE rank = 1").fetchone()
+    assert "3 steps repeat a number and are left out" in note

@@ -101,8 +101,9 @@ def attack(name: str, form: Format, folder: Path, rounds: int, first: int = 0) -
         copy = _copied(made, folder / "copy")
         mutation, path = mutators.mutate(copy, chance)
         if chance.random() < 0.1:
-            again, _ = mutators.mutate(copy, chance)
-            mutation = f"{mutation}, {again}"
+            with suppress(IndexError, MemoryError):  # no file is left, or one of terabytes
+                again, _ = mutators.mutate(copy, chance)
+                mutation = f"{mutation}, {again}"
         counts.mutations[mutation] += 1
         outcome = run(form, copy, folder / "trial", afterwards=number % _AFTERWARDS_EVERY == 0)
         if mutation == "cut":

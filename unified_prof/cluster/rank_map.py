@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_communication as columns_of
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_communication import CoveredTime, RankCommunication, RankDatabase
@@ -38,6 +37,8 @@ _SIZES = {
     "ep": "expert_model_parallel_size",
     "cp": "context_parallel_size",
 }
+# Larger numbers are damage: a summary has a row for each missing rank.
+_MAX_RANKS = 1_000_000
 
 
 class RankIdentity:
@@ -56,7 +57,7 @@ class RankIdentity:
         recorded = sorted(
             (rank, device)
             for rank, device in rows
-            if isinstance(rank, int) and 0 <= rank < NO_RANK and isinstance(device, int)
+            if isinstance(rank, int) and 0 <= rank < _MAX_RANKS and isinstance(device, int)
         )
         devices = np.unique(self._database.tasks.device).tolist()
         if given is not None:
@@ -76,11 +77,13 @@ class RankIdentity:
         )
 
     def _own_rank(self) -> int | None:
-        if (text := self._run.get("rank", "")).isdecimal():
+        text = self._run.get("rank", "")
+        if text.isdecimal() and len(text) < 10 and int(text) < _MAX_RANKS:
             return int(text)
         for group in self._database.groups.values():
             if group.ranks and group.place is not None and 0 <= group.place < len(group.ranks):
-                return group.ranks[group.place]
+                rank = group.ranks[group.place]
+                return rank if 0 <= rank < _MAX_RANKS else None
         return rank_near(str(self._report.path.absolute()))
 
     def facts(
@@ -114,9 +117,8 @@ class RankIdentity:
     def _world_size(self) -> int | None:
         with suppress(ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             info = json.loads(self._run["trace_metadata"])["distributedInfo"]
-            return int(info["world_size"]) if int(info["world_size"]) > 0 else None
-        size = self._arguments().get("world_size")
-        return size if isinstance(size, int) and size > 0 else None
+            return _world_size(int(info["world_size"]))
+        return _world_size(self._arguments().get("world_size"))
 
     def _arguments(self) -> dict[str, Any]:
         found = self._meta.get("distributed_args")
@@ -147,14 +149,19 @@ class RankIdentity:
         return "nvidia" if self._is_gpu else "huawei"
 
 
+def _world_size(size: object) -> int | None:
+    return size if isinstance(size, int) and 0 < size <= _MAX_RANKS else None
+
+
 _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 
 
-def read_steps(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool]:
+def read_steps(report: Report, busy: IntervalSet, notes: list[str]) -> tuple[dict[str, Ints], bool]:
     """Return number, start and end of each step, and True if steps were recorded.
 
-    If no steps were recorded, the whole recording is one step.
+    If no steps were recorded, the whole recording is one step. Of steps with equal numbers, only
+    the first is kept, and a note is added.
     """
     rows = report.rows(
         "SELECT id, startNs, endNs FROM STEP_TIME"
@@ -164,6 +171,10 @@ def read_steps(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool
     if not rows:
         rows = _named_steps(report)
     recorded = bool(rows)
+    first = {int(row[0]): row for row in reversed(rows)}
+    if len(first) < len(rows):
+        notes.append(f"{len(rows) - len(first)} steps repeat a number and are left out")
+        rows = [row for row in rows if first[int(row[0])] is row]
     if not recorded and len(busy):
         rows = [(0, int(busy.start_ns[0]), int(busy.end_ns[-1]))]
     table = np.array(rows, np.int64).reshape(-1, 3)
@@ -263,9 +274,9 @@ def _partial(
     communication = RankCommunication(database, rank, device, only=only)
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
-    steps, recorded = read_steps(database.report, busy)
-    loader = loader_intervals(database.report)
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
+    steps, recorded = read_steps(database.report, busy, notes)
+    loader = loader_intervals(database.report)
     if not recorded:
         notes.append("no steps recorded: the whole recording counts as one step")
     operations["step"] = columns_of.step_at(operations["start"], steps)
