@@ -9,7 +9,7 @@ import pytest
 
 from tests.tracking.workloads import Workload
 from unified_prof.base.run_spec import TrackedRun
-from unified_prof.tracking import driver
+from unified_prof.tracking import driver, operations
 from unified_prof.tracking.driver import Saving
 
 NET = """
@@ -104,3 +104,37 @@ def test_saved_state_is_not_saved_again() -> None:
         with pace.when_due((1, 0)) as is_due:
             answers.append(is_due)
     assert answers == [True, False]
+
+
+DISTURBED = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+for step in range(100):
+    with torch.no_grad():
+        model.layer.bias.fill_(float("nan") if step >= 19 else 1.0)
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_long_runs_keep_one_of_several_samples_and_count_the_others(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_MAX_RAW", 0)
+    monkeypatch.setattr(operations, "_MAX_SIZE", 8 * 410)
+    workload.write("main.py", NET + DISTURBED)
+    tracked = workload.tracked(iterations=37)
+    assert tracked.complete
+    assert len(tracked.iterations) == 5  # samples 0, 8, 16, 24, 32
+    assert {len(one.forward_ms) for one in tracked.operations} == {5}
+    count, detail = tracked.anomalies["iterations_left_out"]
+    assert count == 32
+    assert detail == "to limit memory, one in 8 of 37 measured iterations is reported"
+    assert tracked.anomalies["loss_not_finite"][0] > 25, "also in those left out"
+
+
+def test_ordinary_runs_keep_all_samples(workload: Workload) -> None:
+    workload.write("main.py", NET + LOOP.replace("STEPS", "50"))
+    tracked = workload.tracked(iterations=20)
+    assert len(tracked.iterations) == 20
+    assert "iterations_left_out" not in tracked.anomalies

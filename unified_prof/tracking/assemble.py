@@ -80,7 +80,8 @@ def build_operations(
     for number, one in enumerate(iterations):
         if one.sequence != reference.sequence:
             some = "some_" if number in is_matched else ""
-            detail = f"iteration {number}: {_difference(one.sequence, reference.sequence, among)}"
+            difference = _difference(one.sequence, reference.sequence, among)
+            detail = f"iteration {one.iteration.number}: {difference}"
             anomalies.add(f"iterations_with_{some}other_operations", detail)
     of_matched = [(number, iterations[number]) for number in matched]
     found = [
@@ -341,7 +342,8 @@ def _say(entry: Entry) -> str:
 
 def count_irregularities(iterations: Sequence[MeasuredIteration], anomalies: Anomalies) -> None:
     """Count irregularities of the iterations as anomalies."""
-    for number, iteration in enumerate(iterations):
+    for iteration in iterations:
+        number = iteration.number
         for value in iteration.losses:
             if not math.isfinite(value):
                 anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")

@@ -15,6 +15,7 @@ from unified_prof.tracking.activations import (
     optimizer_state_bytes,
     program_settings,
 )
+from unified_prof.tracking.assemble import count_irregularities
 from unified_prof.tracking.device import Clock, Device, HostClock
 from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
@@ -40,6 +41,10 @@ from unified_prof.tracking.torch_names import Anomalies, leaf_of
 # Number of recorded calls and autograd nodes, about a megabyte, at which they are converted to
 # times. A conversion takes as long as thirty operations of a small iteration.
 _MAX_RAW = 10_000
+# The same on a device, which has no work during a conversion.
+_MAX_RAW_ON_DEVICE = 200_000
+# Limit of the sizes of the samples kept: about 10,000 samples of a few calls, or 700 of 5,000.
+_MAX_SIZE = 4_000_000
 # Number of iterations per sample of the run time.
 ITERATIONS_PER_SAMPLE = 2
 
@@ -85,7 +90,14 @@ class OperationTracker:
         """`file:line` in the project at which each part of an iteration began first."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
+        self._raw_size = 0
         self._measured: list[MeasuredIteration] = []
+        self.one_in = 1
+        """One in so many samples is kept, so that long runs need no more memory."""
+        self.left_out = 0
+        """Number of samples that were not kept."""
+        self.irregularities_left_out = Anomalies()
+        """Irregularities of these samples."""
         self._walker = walker
         self._interception = interception
         self._recorder: Recorder | None = None
@@ -147,10 +159,13 @@ class OperationTracker:
             self._interception.deactivate()
             self._raw[-1].untracked.append(passes)
             is_complete = (index + 1) % self.iterations_per_sample == 0
-            if self.device.is_cpu and is_complete and self._raw_size > _MAX_RAW:
+            limit = _MAX_RAW if self.device.is_cpu else _MAX_RAW_ON_DEVICE
+            if is_complete and self._raw_size > limit:
                 self._convert()
+                self.clock.forget()  # no marks are in use between two samples
             return
         iteration = self._recorder.iteration
+        iteration.number = self._samples
         iteration.end = self.clock.mark()
         self._note_waiting()
         self._interception.deactivate()
@@ -161,6 +176,7 @@ class OperationTracker:
         ):
             self.modules.settle()
         self._raw.append(iteration)
+        self._raw_size += iteration.size
 
     def stop(self, complete: bool) -> None:
         """Stop recording, also within an iteration."""
@@ -191,18 +207,20 @@ class OperationTracker:
     @property
     def count(self) -> int:
         """Number of complete samples."""
-        samples = len(self._raw) + len(self._measured)
+        samples = self._samples
         return samples - self._is_half if samples > 1 else samples
 
     def clear(self) -> None:
         """Discard all measurements."""
         self._raw.clear()
         self._measured.clear()
+        self.one_in, self.left_out = 1, 0
+        self.irregularities_left_out = Anomalies()
         self.clock.forget()
 
     @property
-    def _raw_size(self) -> int:
-        return sum(one.size for one in self._raw)
+    def _samples(self) -> int:
+        return len(self._raw) + len(self._measured) + self.left_out
 
     @property
     def _is_half(self) -> bool:
@@ -222,7 +240,7 @@ class OperationTracker:
 
     def _convert(self) -> None:
         """Convert marks to times, which need far less memory."""
-        raw, self._raw = self._raw, []
+        raw, self._raw, self._raw_size = self._raw, [], 0
         if raw and self.iterations_per_sample > 1 and not raw[-1].untracked:
             half = raw.pop()
             if self._recorder is not None:
@@ -233,8 +251,24 @@ class OperationTracker:
             self.clock.synchronize()
             anomalies, sites = self._internals.anomalies, self._sites.sites
             self._measured += [measure(one, anomalies, sites) for one in raw]
-            if self._recorder is None or self.device.is_cpu:
+            self._thin_out()
+            if self._recorder is None:
                 self.clock.forget()
+
+    def _thin_out(self) -> None:
+        """Keep every second sample, every fourth and so on, if all need too much memory."""
+        while True:
+            kept = [one for one in self._measured if one.number % self.one_in == 0]
+            dropped = [one for one in self._measured if one.number % self.one_in]
+            with self.irregularities_left_out.recording_failures(
+                "oddities_not_looked_for", "irregularities of the iterations"
+            ):
+                count_irregularities(dropped, self.irregularities_left_out)
+            self.left_out += len(dropped)
+            self._measured = kept
+            if sum(one.size for one in kept) <= _MAX_SIZE or len(kept) < 2:
+                return
+            self.one_in *= 2
 
     def _note_waiting(self) -> None:
         """Read how long this thread has waited; called at the beginning and end of passes."""

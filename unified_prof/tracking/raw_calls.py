@@ -164,6 +164,8 @@ class ModuleNames:
 
 # Maximum number of calls that a recomputation may skip between two repeated calls.
 _MAX_SKIPPED = 64
+# Upper limit of what an iteration without calls takes in memory, in units of a call.
+_FIXED_SIZE = 200
 # Maximum number of calls of one iteration, because a whole script without steps may have millions.
 MAX_CALLS = 1_000_000
 NO_CALL = -1
@@ -257,6 +259,8 @@ class Iteration:
     """Clock of the iteration's marks."""
     begin: Mark = 0
     end: Mark = 0
+    number: int = 0
+    """Number of the sample in the run."""
     rows: array[int] = field(default_factory=lambda: array("q"))
     """Five numbers per call: site, autograd nodes created on this thread before and after it,
     start, end."""
@@ -399,6 +403,8 @@ class MeasuredIteration:
     passes: tuple[Pass, ...]
     optimizer_steps: tuple[int, ...]
     """Number of calls before each optimizer step."""
+    number: int
+    """Number of the sample in the run."""
     total_ms: float
     begin: int
     """Beginning of the iteration: host time or number of an event."""
@@ -420,6 +426,11 @@ class MeasuredIteration:
     """Innermost region around each call, -1 outside of regions; None if there are no regions."""
     opened: Mapping[int, int]
     """Number of times that each region was opened."""
+
+    @property
+    def size(self) -> int:
+        """Memory that it takes, in units of a call, which takes about 45 bytes."""
+        return len(self.sites) + _FIXED_SIZE * (1 + len(self.untracked))
 
     def region(self, call: int) -> int:
         """Return the innermost region around a call; -1 outside of regions."""
@@ -485,6 +496,7 @@ def measure(
             for one in iteration.backwards
         ),
         optimizer_steps=tuple(iteration.optimizer_steps),
+        number=iteration.number,
         total_ms=clock.elapsed_ms(begin, end),
         begin=begin,
         waits=tuple(iteration.waits),

@@ -75,6 +75,7 @@ class Results:
             "oddities_not_looked_for", "irregularities of the iterations"
         ):
             count_irregularities(times or saves, self._anomalies)
+        self._note_left_out()
         weights: tuple[WeightRecord, ...] = ()
         activations: tuple[ActivationRecord, ...] = ()
         if saves:
@@ -205,6 +206,17 @@ class Results:
             reason = peak.failure or "no complete iteration was left to measure it"
             self._anomalies.add("peak_usage_not_measured", reason)
         self._facts |= peak.facts
+
+    def _note_left_out(self) -> None:
+        """Record that only some of very many iterations are reported."""
+        tracker = self._session.run_time
+        self._anomalies.merge(tracker.irregularities_left_out)
+        self._anomalies.add(
+            "iterations_left_out",
+            f"to limit memory, one in {tracker.one_in} of {tracker.count:,} measured iterations is "
+            "reported",
+            tracker.left_out,
+        )
 
     def _note_end(self) -> None:
         session = self._session

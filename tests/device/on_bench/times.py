@@ -20,6 +20,7 @@ from tests.tracking.workloads import Workload, names
 from unified_prof.base.run_spec import OperationRecord, TrackedRun
 from unified_prof.errors import MeasuringError
 from unified_prof.tracking import launch_delay as lag_module
+from unified_prof.tracking import operations as operations_module
 from unified_prof.tracking.device_clock import EventClock, _places
 from unified_prof.tracking.torch_names import Anomalies
 
@@ -51,6 +52,26 @@ def test_operation_time_is_the_time_of_its_kernels(workload: Workload, kernel_us
     reached, timed = tracked.facts["intervals_reached_by_device"].split(" of ")
     assert int(timed) >= 4 * 20
     assert int(reached) < int(timed) / 10  # only while other processes had the CPU
+
+
+def test_times_are_read_while_the_program_runs_if_there_are_many(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations_module, "_MAX_RAW_ON_DEVICE", 0)
+    kept = []
+    forget = EventClock.forget
+
+    def noted(clock: EventClock) -> None:
+        kept.append(len(clock._events))
+        forget(clock)
+
+    monkeypatch.setattr(EventClock, "forget", noted)
+    bench.set_duration(3 * US)
+    tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=6)
+    assert len(tracked.iterations) == 6
+    assert {us for one in tracked.operations for us in forward_us(one)} == {3}
+    assert len(kept) >= 6
+    assert max(kept) < 200, "of one sample"
 
 
 def test_recomputed_time_is_the_time_of_recomputed_kernels(workload: Workload) -> None:
