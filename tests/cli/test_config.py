@@ -170,8 +170,9 @@ def test_settings_cannot_disable_commands(project: Path, monkeypatch: pytest.Mon
 UNTRUSTED = {
     "writes or replaces a file": "output force no-backup keep log-file",
     "runs a program, or passes it arguments": (
-        "until-sure self-test base-python new-python module npu msprof-arg pid dask"
+        "until-sure self-test base-python new-python module npu msprof-arg pid dask allow-run"
     ),
+    "lets agents read a directory": "root",
     "connects to an address": "store scheduler",
     "copies local files into a report": "embed-source",
     "turns off a protection": "raw",

@@ -27,6 +27,7 @@ from unified_prof.cli.command import (
 )
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
+from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
@@ -194,7 +195,7 @@ def advise(
             )
             of_run = () if overview is None or estimate else _findings(overview)
             if rank is not None:
-                path = report_ranks.rank_report(overview, path, rank)
+                path = rank_runs.rank_report(overview, path, rank)
             elif overview is not None and overview.run.file.parent == path:
                 # A cluster summary may be read without its ranks' recordings.
                 print_findings(of_run[:top] if shape == "json" else of_run, None)

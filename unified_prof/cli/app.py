@@ -201,6 +201,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Analyze a multi-rank run: stragglers, collective waits, slow links.",
     ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),
+    "mcp": ("agents", "Answer questions of coding agents about reports: an MCP server on stdio."),
+    "schema": (
+        "agents",
+        "Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.",
+    ),
     "doctor": ("doctor", "Show which backends can run on this machine, and what is installed."),
 }
 

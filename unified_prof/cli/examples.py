@@ -88,5 +88,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "db create": (("uprof db create empty.db --schema latest", "tables without rows"),),
     "db recover": (("uprof db recover RUN", "partial reports of a killed run"),),
+    "mcp": (
+        ("uprof mcp --root runs/", "read-only, one directory"),
+        ("uprof mcp --root . --allow-run", "may profile scripts, too"),
+    ),
+    "schema": (("uprof schema report", "of `uprof report --format json`"),),
     "doctor": (("uprof doctor --json", "for a bug report"),),
 }

@@ -13,6 +13,7 @@ from unified_prof.cli import output as printing
 from unified_prof.cli import report_ranks
 from unified_prof.cli.command import option
 from unified_prof.errors import OutputError, UsageError
+from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
@@ -200,7 +201,7 @@ def render_reports(
                 report_ranks.open_ranks(path, quiet=quiet, needed=rank is not None)
             )
         if rank is not None:
-            path = report_ranks.rank_report(overview, path, rank)
+            path = rank_runs.rank_report(overview, path, rank)
             overview = None
         reports = None
         if overview is None or len(overview.run.read) <= report_ranks.MAX_RANK_REPORTS:

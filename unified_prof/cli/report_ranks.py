@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unified_prof.base import streams
 from unified_prof.cli import output
-from unified_prof.errors import StoreError, UprofError, UsageError
+from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
-    from unified_prof.cluster.stored_run import RankRecord
-    from unified_prof.cluster.summary import RunSummary
     from unified_prof.explain.api import Opened
     from unified_prof.report.formats import Format, ReportRequest
 
@@ -26,112 +23,24 @@ MAX_RANK_REPORTS = 4
 
 @contextmanager
 def open_ranks(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overview | None]:
-    """Yield the ranks of a directory as one run, or None if it does not hold a multi-rank run.
-
-    A run written by `uprof cluster build` is read as it is; a directory of databases is combined in
-    memory if their rank numbers differ and they share groups.
+    """Yield the ranks of a directory as one run, see `rank_runs.open_ranks`.
 
     Args:
         path: Directory or file.
-        quiet: Show no progress.
+        quiet: Show neither progress nor hints.
         needed: If True, two recordings of one rank are an error.
-
-    Raises:
-        StoreError: The summary of a run is damaged.
-        UsageError: A run is needed, but two recordings have the same rank.
     """
-    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME, is_run_directory
 
-    if is_run_directory(path) or _is_summary(path):
-        from unified_prof.cluster.stored_run import open_run
+    def note(text: str) -> None:
+        if not quiet:
+            output.print_message(f"uprof: hint: {text}")
 
-        with open_run(path) as run:
-            yield _overview(run)
-        return
-    databases = _databases(path)
-    if len(databases) < 2:
-        yield None
-        return
-    from unified_prof.cluster.stored_run import StoredRun
-    from unified_prof.pipeline import cluster
-    from unified_prof.sqlite import skyline_writer
-    from unified_prof.sqlite.atomic import temporary_folder
-    from unified_prof.sqlite.reader import open_report
-
-    why: UprofError | None = None
-    with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
-        try:
-            summary: RunSummary | None = cluster.summary_of(databases, progress=progress)
-        except UprofError as err:
-            why = err
-            summary = None
-    if summary is None:  # two recordings of one rank, or none with a rank: not a run
-        if isinstance(why, UsageError):
-            text = f"{path} is not a multi-rank run: {why}"
-            if needed:
-                raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
-            if not quiet:
-                output.print_message(f"uprof: hint: {text}")
-        yield None
-        return
-    if summary.ranks_read < 2 or not summary.tables["GROUP"]:
-        yield None
-        return
-    with temporary_folder() as folder:
-        file = folder / SUMMARY_FILE_NAME
-        skyline_writer.write_cluster_summary(file, summary.tables, {})
-        with open_report(file) as report:
-            yield _overview(StoredRun(path, report))
-
-
-def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
-    """Return the report of one rank.
-
-    Raises:
-        StoreError: The report is missing.
-        UsageError: There is no such rank, or no run.
-    """
-    if overview is None:
-        raise not_a_run_error(path, "omit --rank")
-    return recording_of(overview, overview.rank(rank).rank)
-
-
-def recording_of(overview: Overview, rank: RankRecord) -> Path:
-    """Return the path of a rank's recording: as recorded, or next to the run.
-
-    Raises:
-        StoreError: The recording is missing.
-    """
-    run = overview.run
-    if rank.file is None:
-        raise StoreError(
-            f"rank {rank.rank} of {run.path} has no recording",
-            hint=rank.why or "",
-            slug="rank-without-recording",
-        )
-    named = Path(rank.file)
-    for candidate in (named, run.file.parent / named, run.file.parent.parent / named):
-        if candidate.exists():
-            return candidate
-    raise StoreError(
-        f"the recording of rank {rank.rank} is missing: {rank.file}",
-        hint=f"restore it, or build {run.path} again",
-        slug="rank-without-recording",
-    )
-
-
-def not_a_run_error(path: Path, otherwise: str) -> UsageError:
-    """Return the error for a path that is not a run, with a hint or `otherwise`."""
-    from unified_prof.cluster.rank_partial import completion_hint
-
-    hint = completion_hint(path) if path.is_dir() else None
-    if hint is None and len(_inputs(path)) > 1 and not _databases(path):
-        hint = f"build a run from its recordings: `uprof cluster build {path} -o RUN`"
-    return UsageError(
-        f"{path} is not a multi-rank run",
-        hint=hint or otherwise,
-        slug="not-several-ranks",
-    )
+    with ExitStack() as stack:
+        with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+            overview = stack.enter_context(
+                rank_runs.open_ranks(path, progress=progress, note=note, needed=needed)
+            )
+        yield overview
 
 
 def produce(
@@ -139,67 +48,17 @@ def produce(
 ) -> str:
     """Render a run, followed by the reports of its ranks if there are few."""
     from unified_prof.report import cluster_document, formats
+    from unified_prof.report.figures import figures_document
 
     own = formats.ClusterRequest(
         top=request.top, full_names=request.full_names, width=request.width, color=request.color
     )
     if shape.name == "json":
-        told: dict[str, Any] = {"cluster": cluster_document.run_fields(overview)}
-        if reports is not None:
-            told |= json.loads(shape.text(reports, request))
-        return output.json_text(told)
+        told = figures_document(()) if reports is None else json.loads(shape.text(reports, request))
+        return output.json_text(told | {"cluster": cluster_document.run_fields(overview)})
     text = formats.produce_cluster(shape, overview, own)
     if reports is None or shape.name == "html":
         return text
     if shape.name == "csv":
         return shape.text(reports, request)
     return f"{text}\n{shape.text(reports, request)}"
-
-
-def _overview(run: Any) -> Overview:
-    from unified_prof.cluster.overview import Overview
-
-    return Overview(run)
-
-
-def _is_summary(path: Path) -> bool:
-    from unified_prof.schema.catalogue import CLUSTER
-    from unified_prof.sqlite.detect import detect
-    from unified_prof.sqlite.fingerprint import is_database
-
-    if path.is_dir() or not is_database(path):
-        return False
-    try:
-        return detect(path).family == CLUSTER
-    except StoreError:
-        return False
-
-
-def _databases(path: Path) -> list[str]:
-    """Return the databases below a directory that may belong to ranks, by file name only."""
-    from unified_prof.sqlite.fingerprint import is_database
-
-    return [location for location in _inputs(path) if is_database(Path(location))]
-
-
-def _is_of_one_process(path: Path) -> bool:
-    """Return True if the file names show that one process wrote the directory (the usual case)."""
-    others = 0
-    with os.scandir(path) as entries:
-        for entry in entries:
-            with suppress(OSError):  # a link to itself
-                if entry.is_dir() and not entry.name.startswith("."):
-                    return False
-            others += not entry.name.startswith(("run_time.", "memory.", ".")) and (
-                entry.name != "run.json"
-            )
-    return others < 2
-
-
-def _inputs(path: Path) -> list[str]:
-    """Return the databases and recordings below a directory."""
-    if not path.is_dir() or _is_of_one_process(path):
-        return []
-    from unified_prof.pipeline.cluster_inputs import inputs_of
-
-    return [one.location for one in inputs_of([str(path)])[0]]

@@ -16,6 +16,7 @@ from unified_prof.cli import report_input, report_ranks
 from unified_prof.cli.command import AsJson, Force, Group, Quiet, ReportPath, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
+from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
     from unified_prof.explain.api import Opened
@@ -203,7 +204,7 @@ def timelines(
     with ExitStack() as stack:
         overview = stack.enter_context(report_ranks.open_ranks(path, quiet=quiet, needed=True))
         if overview is None:
-            raise report_ranks.not_a_run_error(
+            raise rank_runs.not_a_run_error(
                 path, "leave out --ranks and --step, which apply to cluster runs"
             )
         numbers = wanted.ranks if wanted.ranks is not None else ranks_of_interest(overview)
@@ -211,7 +212,7 @@ def timelines(
         found: list[tuple[str, OverTime]] = []
         for rank in chosen:
             window = step_window(overview.run, rank, wanted.step)
-            file = report_ranks.recording_of(overview, rank)
+            file = rank_runs.recording_of(overview, rank)
             ready = report_input.reports_of(
                 file, convert=convert, quiet=quiet, several=False, output=output
             )

@@ -252,7 +252,7 @@ def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], ope
                 for one in changes
             ],
             "reports": [
-                {"path": one.path, "family": one.family, **_supposed_fields(one.supposed)}
+                {"path": one.path, "family": one.family, **what_if_fields(one.supposed)}
                 for one in reports
             ],
             "coverage": coverage_fields(opened.coverage),
@@ -260,7 +260,8 @@ def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], ope
     )
 
 
-def _supposed_fields(one: WhatIfResult) -> dict[str, Any]:
+def what_if_fields(one: WhatIfResult) -> dict[str, Any]:
+    """Return an estimate as plain data; times are ns."""
     gain = one.gain
     return {
         "steps": one.steps,

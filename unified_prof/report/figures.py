@@ -237,7 +237,7 @@ def figures_document(reports: Iterable[Figures]) -> dict[str, Any]:
     return {
         "format": "uprof-report",
         "version": FORMAT_VERSION,
-        "reports": [_report(figures) for figures in reports],
+        "reports": [report_fields(figures) for figures in reports],
     }
 
 
@@ -278,7 +278,8 @@ def peak_parts(totals: Totals) -> dict[str, int]:
     return {**parts, rest: left}
 
 
-def _report(figures: Figures) -> dict[str, Any]:
+def report_fields(figures: Figures) -> dict[str, Any]:
+    """Return one report as plain data."""
     summary = figures.summary
     return {
         "path": summary.path,

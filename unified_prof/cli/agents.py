@@ -1,0 +1,67 @@
+"""Commands for programs: `uprof mcp` serves coding agents, `uprof schema` documents the JSON."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from unified_prof.cli import output
+from unified_prof.cli.command import Group, argument, option
+from unified_prof.errors import UsageError
+
+
+class Documented(str, Enum):
+    """Commands with documented JSON."""
+
+    REPORT = "report"
+    ADVISE = "advise"
+    WHAT_IF = "what-if"
+    DIFF = "diff"
+    GATE = "gate"
+    CLUSTER = "cluster"
+
+
+def register(app: Group) -> None:
+    """Register the commands."""
+    app.command("mcp")(mcp)
+    app.command("schema")(schema)
+
+
+def mcp(
+    *,
+    root: Annotated[
+        list[Path] | None,
+        option(
+            metavar="DIR",
+            help="Directory whose reports may be read. Repeatable.",
+            show_default="the current directory",
+        ),
+    ] = None,
+    allow_run: Annotated[
+        bool, option("--allow-run", help="Also offer a tool that profiles a script.")
+    ] = False,
+) -> None:
+    """Answer questions of coding agents about reports: an MCP server on stdio.
+
+    Reports and recordings are read only below the given directories; symbolic links that lead out
+    of them are refused. Nothing is written, except to uprof's cache and by --allow-run.
+    """
+    from unified_prof.integrations.mcp_server import make_server
+    from unified_prof.integrations.report_tools import ReportTools
+
+    roots = root or [Path()]
+    for one in roots:
+        if not one.is_dir():
+            raise UsageError(f"--root {one} is not a directory", slug="no-folder")
+    make_server(ReportTools(roots), allow_run=allow_run).run()
+
+
+def schema(command: Annotated[Documented, argument(metavar="COMMAND")]) -> None:
+    """Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.
+
+    Readers must ignore keys that they do not know: new keys do not change the version.
+    """
+    from unified_prof.report import contract
+
+    output.put_json(contract.schema(command.value))

@@ -1,0 +1,526 @@
+"""Tools of the MCP server: questions about reports, answered with bounded plain data.
+
+Nothing here depends on the MCP SDK. Times are ns or ms, sizes bytes, as the keys say. Paths are
+confined to the given directories; symbolic links that lead out of them are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unified_prof.base.redaction import redact
+from unified_prof.compare import device_diff, runs
+from unified_prof.compare import diff as tracked_diff
+from unified_prof.errors import CaptureError, UsageError
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.report_questions import Analysis, Change
+from unified_prof.explain.what_if import WITHOUT
+from unified_prof.pipeline import cache, rank_runs
+from unified_prof.recording import run_directory
+from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.report import cluster_document, device_documents, operation_difference
+from unified_prof.report.advice import what_if_fields
+from unified_prof.report.figures import collect_figures, coverage_fields, report_fields, row_fields
+from unified_prof.report.report_document import finding_summary
+
+# Maximum size of the rows of one answer, and length of one text in it.
+MAX_BYTES = 12_000
+_MAX_TEXT = 400
+_MAX_ROWS = 1_000
+# Maximum number of entries of a directory in which links are checked.
+_MAX_ENTRIES = 100_000
+_MAX_OUTPUT = 4_000
+_NS_PER_MS = 1e6
+_MAX_MS = 1e9
+
+Answer = dict[str, Any]
+
+
+class ReportTools:
+    """Answers about the reports below some directories.
+
+    Args:
+        roots: The directories.
+        run_timeout_s: Limit of `run`, s.
+    """
+
+    def __init__(self, roots: Sequence[Path], run_timeout_s: float = 3600) -> None:
+        self.roots = [root.resolve(strict=True) for root in roots]
+        self._run_timeout_s = run_timeout_s
+        # Reports in the cache that `convert` made.
+        self._converted: set[Path] = set()
+
+    def reports(self) -> list[str]:
+        """Return the files below the roots that are named like reports."""
+        found = [file for root in self.roots for file in run_directory.databases(root).files]
+        return [str(file) for file in found if self._is_inside(file.resolve())]
+
+    def open_report(self, path: str) -> Answer:
+        """Describe a report file or a directory of reports: kinds, ranks, breakdowns, facts.
+
+        Call this first. A recording of another profiler (a trace of torch.profiler, Nsight Systems,
+        rocprofv3, msprof) has to be converted with `convert` first.
+        """
+        place = self._inside(path)
+        if rank_runs.is_summary(place):
+            return {"is_multi_rank_run": True, "next": "cluster_findings"}
+        with open_reports(place) as opened:
+            rows = [
+                {
+                    "report": number,
+                    "path": one.summary.path,
+                    "family": one.summary.family,
+                    "revision": one.summary.revision,
+                    "clock": one.summary.clock,
+                    "breakdowns": list(one.summary.available),
+                    "facts": dict(one.summary.facts[:30]),
+                }
+                for number, one in enumerate(opened.analyses)
+            ]
+            coverage = coverage_fields(opened.coverage)
+        coverage["missing"] = page(coverage["missing"], size=2_000)
+        return {"is_multi_rank_run": len(rows) > 1, "coverage": coverage, **page(rows)}
+
+    def summary(self, path: str, report: int = 0) -> Answer:
+        """Return the headline of a report: step time, device time, idle reasons, memory, findings.
+
+        Args:
+            path: File or directory.
+            report: Number of the report in a directory, see open_report.
+        """
+        with self._analysis(path, report) as analysis:
+            figures = collect_figures(analysis, ())
+            fields = report_fields(figures)
+            findings = [] if figures.advice is None else figures.advice.findings
+        for name in ("breakdowns", "advice", "facts", "pmu", "step_trace"):
+            del fields[name]
+        fields["totals"] = _measured(fields["totals"])
+        for name in ("devices", "why_idle", "groups", "memory", "model_use", "anomalies"):
+            fields[name] = page(fields[name], size=1_500)
+        first = [
+            {
+                "id": f"finding {number}",
+                "kind": one.kind,
+                "cost_ms_per_step": one.cost_ms_per_step,
+                "text": finding_summary(one),
+            }
+            for number, one in enumerate(findings[:5], start=1)
+        ]
+        return {**_short(fields), "findings": first, "findings_in_all": len(findings)}
+
+    def findings(
+        self, path: str, report: int = 0, limit: int = 10, cursor: str | None = None
+    ) -> Answer:
+        """List why a step is slow, most expensive first: cost, evidence, confidence, what to try.
+
+        Rules whose data were not recorded are in `skipped`. For a multi-rank run, also ask
+        cluster_findings.
+        """
+        with self._analysis(path, report) as analysis:
+            advice = analysis.advice()
+        rows = []
+        for number, one in enumerate(advice.findings, start=1):
+            row = {"id": f"finding {number}", **one.document()}
+            for index, evidence in enumerate(row["evidence"], start=1):
+                evidence["id"] = f"finding {number}, evidence {index}"
+            rows.append(row)
+        skipped: dict[str, list[str]] = {}
+        for judged in advice.not_judged:
+            skipped.setdefault(judged.why, []).append(judged.kind)
+        return {
+            "steps": advice.steps,
+            "step_ms": advice.step_ms,
+            "statistic": advice.statistic,
+            "rules_without_findings": len(advice.judged),
+            "skipped": [{"why": why, "rules": len(rules)} for why, rules in skipped.items()],
+            **page(rows, limit, cursor),
+        }
+
+    def breakdown(
+        self,
+        path: str,
+        by: str = "operation",
+        report: int = 0,
+        contains: str = "",
+        limit: int = 20,
+        cursor: str | None = None,
+    ) -> Answer:
+        """Return time and memory by operation, kernel, module, line, step, idle reason, and others.
+
+        Args:
+            path: File or directory.
+            by: Breakdown; open_report lists those of a report.
+            report: Number of the report in a directory.
+            contains: Only rows whose name contains this text.
+            limit: Maximum number of rows.
+            cursor: `next_cursor` of the answer before.
+        """
+        _check_breakdown(by)
+        with self._analysis(path, report) as analysis:
+            found = analysis.breakdown(by)
+        rows = [
+            {"id": f"{by} {number}", **_measured(row_fields(found, row))}
+            for number, row in enumerate(found.rows, start=1)
+            if contains in row.name
+        ]
+        whole = {"by": by, "total_ns": found.total_ns, "size_bytes": found.size_bytes}
+        return {**whole, **page(rows, limit, cursor)}
+
+    def timeline_slice(
+        self,
+        path: str,
+        start_ms: float = 0.0,
+        duration_ms: float = 1.0,
+        report: int = 0,
+        track: str = "",
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Answer:
+        """List what ran in a part of the recording, in order of start, on each stream and thread.
+
+        Args:
+            path: File or directory.
+            start_ms: Begin of the part, ms after the recording's first event.
+            duration_ms: Length of the part.
+            report: Number of the report in a directory.
+            track: Only tracks whose device, process or name contains this text.
+            limit: Maximum number of rows.
+            cursor: `next_cursor` of the answer before.
+        """
+        with self._analysis(path, report) as analysis:
+            tracks = [one for one in analysis.tracks() if len(one)]
+        if not tracks:
+            raise UsageError(f"{path} has no timeline", slug="no-timeline")
+        if not (0 <= start_ms < _MAX_MS and 0 <= duration_ms < _MAX_MS):
+            raise UsageError(
+                f"start_ms and duration_ms: expected 0 to {_MAX_MS:g}", slug="wrong-option-value"
+            )
+        first = min(int(one.start_ns[0]) for one in tracks)
+        begin = first + round(start_ms * _NS_PER_MS)
+        end = begin + round(duration_ms * _NS_PER_MS)
+        rows = []
+        for one in tracks:
+            if track in f"{one.group} {one.name}":
+                chosen = one.take((one.start_ns < end) & (one.end_ns > begin))
+                for start, stop, label in zip(
+                    chosen.start_ns.tolist(),
+                    chosen.end_ns.tolist(),
+                    chosen.label.tolist(),
+                    strict=True,
+                ):
+                    place = f"{one.group}, {one.name}"
+                    name = one.labels[label]
+                    rows.append(
+                        (start, {"name": name, "track": place, "duration_ns": stop - start})
+                    )
+        rows.sort(key=lambda one: one[0])
+        named = [{"start_ms": (start - first) / _NS_PER_MS, **row} for start, row in rows]
+        last = max(int(one.end_ns.max()) for one in tracks)
+        return {"recorded_ms": (last - first) / _NS_PER_MS, **page(named, limit, cursor)}
+
+    def what_if(
+        self,
+        path: str,
+        faster: dict[str, float] | None = None,
+        without: list[str] | None = None,
+        report: int = 0,
+        limit: int = 10,
+    ) -> Answer:
+        """Estimate the step time if work were faster or gone; without changes, rank candidates.
+
+        Args:
+            path: File or directory.
+            faster: Name and factor, such as {"aten::mm": 2}; also host, communication, copies.
+            without: Names to remove, such as ["cudaStreamSynchronize"].
+            report: Number of the report in a directory.
+            limit: Maximum number of candidates.
+        """
+        changes = [Change(name, factor) for name, factor in (faster or {}).items()]
+        changes += [Change(name, WITHOUT) for name in without or ()]
+        with self._analysis(path, report) as analysis:
+            found = what_if_fields(analysis.what_if(changes, top=max(1, min(limit, 50))))
+        found["by_step"] = page(found["by_step"], size=3_000)
+        return {key: _short(value) for key, value in found.items()}
+
+    def compare(
+        self,
+        base: str,
+        new: str,
+        by: str = "operation",
+        limit: int = 15,
+        cursor: str | None = None,
+    ) -> Answer:
+        """Compare two runs: whole steps with their verdict, then the largest changes.
+
+        Args:
+            base: Report or directory of the baseline.
+            new: Report or directory of the candidate.
+            by: operation, module, line; for device recordings also class and kernel.
+            limit: Maximum number of rows.
+            cursor: `next_cursor` of the answer before.
+        """
+        before, after = [self._inside(base)], [self._inside(new)]
+        devices = device_diff.diff_recordings(before, after, (base, new))
+        if devices is not None:
+            found = device_documents.device_fields(devices)
+            tables = found.pop("breakdowns")
+        else:
+            if by not in ("operation", "module", "line"):
+                raise UsageError(f"no breakdown {by!r} of tracked runs", slug="no-breakdown")
+            both = tracked_diff.diff(runs.load(before), runs.load(after), by=by)  # type: ignore[arg-type]
+            found = operation_difference.difference_fields(both)
+            tables = {by: found.pop("changes")}
+            found["size_changes"] = page(found["size_changes"], size=2_000)
+            found["kernel_changes"] = page(found["kernel_changes"], size=2_000)
+        if by not in tables:
+            raise UsageError(
+                f"no breakdown {by!r}", hint=f"known: {', '.join(tables)}", slug="no-breakdown"
+            )
+        rows = [
+            {"id": f"{by} {number}", **{key: one for key, one in row.items() if key not in _NESTED}}
+            for number, row in enumerate(
+                sorted(tables[by], key=lambda row: -abs(row["delta_ns"] or 0)), start=1
+            )
+        ]
+        return {**_short(found), **page(rows, limit, cursor)}
+
+    def cluster_findings(self, path: str, limit: int = 10, cursor: str | None = None) -> Answer:
+        """List what slows a multi-rank run: slow ranks, links, hosts, stages, late launches.
+
+        `path` is a directory with a report per rank, or a run of `uprof cluster build`. Costs are
+        ms per step of the whole run.
+        """
+        place = self._inside(path)
+        with rank_runs.open_ranks(place, needed=True) as overview:
+            if overview is None:
+                raise rank_runs.not_a_run_error(place, "use findings for one report")
+            facts = cluster_document.run_facts(overview)
+            worst = [cluster_document.rank_fields(row) for row in overview.worst[:5]]
+            rows = [
+                {"id": f"finding {number}", **cluster_document.finding_fields(one)}
+                for number, one in enumerate(overview.run.findings, start=1)
+            ]
+        facts["ranks_missing"] = page(facts["ranks_missing"], size=2_000)
+        return {
+            "run": _short(facts),
+            "ranks_with_the_highest_cost": page(_short(worst), size=4_000),
+            **page(rows, limit, cursor),
+        }
+
+    def source_cost(
+        self,
+        path: str,
+        file: str = "",
+        line: int | None = None,
+        report: int = 0,
+        limit: int = 30,
+        cursor: str | None = None,
+    ) -> Answer:
+        """Return time and memory by source line, and the findings that name each line.
+
+        Args:
+            path: File or directory of the report.
+            file: Only lines of source files whose path ends with this text.
+            line: Only this line.
+            report: Number of the report in a directory.
+            limit: Maximum number of rows.
+            cursor: `next_cursor` of the answer before.
+        """
+        with self._analysis(path, report) as analysis:
+            found = analysis.breakdown("line")
+            findings = analysis.advice(quick=True).findings
+        rows = []
+        for row in found.rows:
+            name, _, number = row.name.rpartition(":")
+            if name.endswith(file) and line in (None, int(number) if number.isdecimal() else -1):
+                about = [
+                    {"id": f"finding {place}", "text": finding_summary(one)}
+                    for place, one in enumerate(findings, start=1)
+                    if row.name in one.text
+                    or any(row.name == evidence.get("line") for evidence in one.evidence)
+                ]
+                fields = _measured(row_fields(found, row))
+                rows.append({**fields, **({"findings": about} if about else {})})
+        return {"total_ns": found.total_ns, **page(rows, limit, cursor)}
+
+    def convert(self, path: str) -> Answer:
+        """Convert a recording of another profiler; returns the report to use in other tools.
+
+        Reports are written to uprof's cache; nothing is written beside the recording.
+        """
+        notes: list[str] = []
+        made = cache.reports_of(self._inside(path), note=notes.append)
+        if made.converted:
+            self._converted |= {made.path.resolve(), *(one.resolve() for _, one in made.converted)}
+        return {
+            "path": str(made.path),
+            "converted": [str(found.path) for found, _ in made.converted],
+            "unreadable": [{"path": one.what, "why": one.why} for one in made.missing],
+            "notes": notes,
+        }
+
+    def run(self, script: str, arguments: list[str] | None = None, backend: str = "auto") -> Answer:
+        """Profile a training script with `uprof run`; returns the directory of its reports.
+
+        Args:
+            script: Python script.
+            arguments: Arguments of the script.
+            backend: auto, cpu, cuda or npu.
+        """
+        file = self._inside(script)
+        if not file.is_file():
+            raise UsageError(f"{script} is not a file", slug="no-script")
+        command = ["run", "--json", "--backend", backend, "--", str(file), *(arguments or ())]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "unified_prof", *command],
+                cwd=file.parent,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self._run_timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CaptureError(
+                f"{script} did not end within {self._run_timeout_s:g} s", slug="round-failed"
+            ) from None
+        try:
+            result = json.loads(done.stdout)
+            target = str(file.parent / result["directory"])
+        except (ValueError, LookupError, TypeError):  # it failed before anything was measured
+            result = target = None
+        text = done.stderr[-_MAX_OUTPUT:].decode(errors="replace")
+        return {
+            "exit_code": done.returncode,
+            "path": target,
+            "result": _short(result),
+            "output": redact(text),
+        }
+
+    @contextmanager
+    def _analysis(self, path: str, report: int) -> Iterator[Analysis]:
+        with open_reports(self._inside(path)) as opened:
+            if not 0 <= report < len(opened.analyses):
+                raise UsageError(
+                    f"{path} has no report {report}",
+                    hint=f"reports: 0 to {len(opened.analyses) - 1}",
+                    slug="no-report",
+                )
+            yield opened.analyses[report]
+
+    def _is_inside(self, real: Path) -> bool:
+        return any(real.is_relative_to(root) for root in (*self.roots, *self._converted))
+
+    def _inside(self, path: str) -> Path:
+        """Return the path, relative to the first root.
+
+        Raises:
+            UsageError: It, or a link below it, leads out of the roots.
+        """
+        if not path or "\0" in path:
+            raise UsageError("the path is empty or has a null character", slug="empty-path")
+        given = self.roots[0] / path
+        real = given.resolve()
+        if not self._is_inside(real):
+            raise UsageError(
+                f"{path} is outside the directories of this server",
+                hint=f"allowed: {', '.join(map(str, self.roots))}",
+                slug="outside-roots",
+            )
+        entries = 0
+        for place, folders, files in os.walk(real):
+            for name in (*folders, *files):
+                entries += 1
+                one = Path(place, name)
+                if entries > _MAX_ENTRIES:
+                    raise UsageError(
+                        f"{path} has more than {_MAX_ENTRIES:,} entries", slug="outside-roots"
+                    )
+                if one.is_symlink() and not self._is_inside(one.resolve()):
+                    raise UsageError(
+                        f"{one} is a link to outside the directories of this server",
+                        slug="outside-roots",
+                    )
+        return real
+
+
+# Rows of a row of a comparison, which would exceed the size of an answer.
+_NESTED = frozenset({"shapes", "kernels"})
+
+
+def page(
+    rows: Sequence[Any], limit: int = _MAX_ROWS, cursor: str | None = None, *, size: int = MAX_BYTES
+) -> Answer:
+    """Return the rows from `cursor` on, at most `limit` and about `size` bytes.
+
+    Raises:
+        UsageError: The cursor is not one of an answer, or the limit is not 1 to _MAX_ROWS.
+    """
+    if not 1 <= limit <= _MAX_ROWS:
+        raise UsageError(f"limit {limit}: expected 1 to {_MAX_ROWS}", slug="wrong-cursor")
+    if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 12):
+        raise UsageError(
+            f"cursor {cursor[:40]!r} is not `next_cursor` of an answer", slug="wrong-cursor"
+        )
+    first = int(cursor or 0)
+    chosen: list[Any] = []
+    used = 0
+    for row in rows[first : first + limit]:
+        row = _short(row)
+        used += len(msgspec.json.encode(row))
+        if chosen and used > size:
+            break
+        chosen.append(row)
+    end = first + len(chosen)
+    return {
+        "rows": chosen,
+        "rows_in_all": len(rows),
+        "next_cursor": str(end) if end < len(rows) else None,
+    }
+
+
+def _short(value: Any) -> Any:
+    """Shorten long texts."""
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_TEXT else f"{value[:_MAX_TEXT]}…"
+    if isinstance(value, dict):
+        return {_short(key): _short(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(one) for one in value]
+    return value
+
+
+def _measured(fields: Answer) -> Answer:
+    """Leave out figures that were not measured."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _check_breakdown(by: str) -> None:
+    if by not in KINDS:
+        raise UsageError(
+            f"unknown breakdown {by!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
+        )
+
+
+# The tools, without `run`.
+READING_TOOLS = (
+    "open_report",
+    "summary",
+    "findings",
+    "breakdown",
+    "timeline_slice",
+    "what_if",
+    "compare",
+    "cluster_findings",
+    "source_cost",
+    "convert",
+)

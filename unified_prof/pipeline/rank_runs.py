@@ -1,0 +1,187 @@
+"""Directories of ranks as one multi-rank run, and the recording of each rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unified_prof.errors import StoreError, UprofError, UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.overview import Overview
+    from unified_prof.cluster.stored_run import RankRecord
+    from unified_prof.cluster.summary import RunSummary
+
+
+def _ignore(_: str) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def open_ranks(
+    path: Path,
+    *,
+    progress: Callable[[str], None] = _ignore,
+    note: Callable[[str], None] = _ignore,
+    needed: bool = False,
+) -> Iterator[Overview | None]:
+    """Yield the ranks of a directory as one run, or None if it does not hold a multi-rank run.
+
+    A run written by `uprof cluster build` is read as it is; a directory of databases is combined in
+    memory if their rank numbers differ and they share groups.
+
+    Args:
+        path: Directory or file.
+        progress: Called with a short description of the current step.
+        note: Called with a sentence if recordings do not belong to one run.
+        needed: If True, two recordings of one rank are an error.
+
+    Raises:
+        StoreError: The summary of a run is damaged.
+        UsageError: A run is needed, but two recordings have the same rank.
+    """
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
+
+    if is_summary(path):
+        from unified_prof.cluster.stored_run import open_run
+
+        with open_run(path) as run:
+            yield _overview(run)
+        return
+    databases = _databases(path)
+    if len(databases) < 2:
+        yield None
+        return
+    from unified_prof.cluster.stored_run import StoredRun
+    from unified_prof.pipeline import cluster
+    from unified_prof.sqlite import skyline_writer
+    from unified_prof.sqlite.atomic import temporary_folder
+    from unified_prof.sqlite.reader import open_report
+
+    why: UprofError | None = None
+    try:
+        summary: RunSummary | None = cluster.summary_of(databases, progress=progress)
+    except UprofError as err:
+        why, summary = err, None
+    if summary is None:  # two recordings of one rank, or none with a rank: not a run
+        if isinstance(why, UsageError):
+            text = f"{path} is not a multi-rank run: {why}"
+            if needed:
+                raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
+            note(text)
+        yield None
+        return
+    if summary.ranks_read < 2 or not summary.tables["GROUP"]:
+        yield None
+        return
+    with temporary_folder() as folder:
+        file = folder / SUMMARY_FILE_NAME
+        skyline_writer.write_cluster_summary(file, summary.tables, {})
+        with open_report(file) as report:
+            yield _overview(StoredRun(path, report))
+
+
+def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
+    """Return the report of one rank.
+
+    Raises:
+        StoreError: The report is missing.
+        UsageError: There is no such rank, or no run.
+    """
+    if overview is None:
+        raise not_a_run_error(path, "omit --rank")
+    return recording_of(overview, overview.rank(rank).rank)
+
+
+def recording_of(overview: Overview, rank: RankRecord) -> Path:
+    """Return the path of a rank's recording: as recorded, or next to the run.
+
+    Raises:
+        StoreError: The recording is missing.
+    """
+    run = overview.run
+    if rank.file is None:
+        raise StoreError(
+            f"rank {rank.rank} of {run.path} has no recording",
+            hint=rank.why or "",
+            slug="rank-without-recording",
+        )
+    named = Path(rank.file)
+    for candidate in (named, run.file.parent / named, run.file.parent.parent / named):
+        if candidate.exists():
+            return candidate
+    raise StoreError(
+        f"the recording of rank {rank.rank} is missing: {rank.file}",
+        hint=f"restore it, or build {run.path} again",
+        slug="rank-without-recording",
+    )
+
+
+def not_a_run_error(path: Path, otherwise: str) -> UsageError:
+    """Return the error for a path that is not a run, with a hint or `otherwise`."""
+    from unified_prof.cluster.rank_partial import completion_hint
+
+    hint = completion_hint(path) if path.is_dir() else None
+    if hint is None and len(_inputs(path)) > 1 and not _databases(path):
+        hint = f"build a run from its recordings: `uprof cluster build {path} -o RUN`"
+    return UsageError(
+        f"{path} is not a multi-rank run",
+        hint=hint or otherwise,
+        slug="not-several-ranks",
+    )
+
+
+def _overview(run: Any) -> Overview:
+    from unified_prof.cluster.overview import Overview
+
+    return Overview(run)
+
+
+def is_summary(path: Path) -> bool:
+    """Return True for a run of `uprof cluster build`, or its summary."""
+    from unified_prof.cluster.rank_partial import is_run_directory
+    from unified_prof.schema.catalogue import CLUSTER
+    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.fingerprint import is_database
+
+    if is_run_directory(path):
+        return True
+    if path.is_dir() or not is_database(path):
+        return False
+    try:
+        return detect(path).family == CLUSTER
+    except StoreError:
+        return False
+
+
+def _databases(path: Path) -> list[str]:
+    """Return the databases below a directory that may belong to ranks, by file name only."""
+    from unified_prof.sqlite.fingerprint import is_database
+
+    return [location for location in _inputs(path) if is_database(Path(location))]
+
+
+def _is_of_one_process(path: Path) -> bool:
+    """Return True if the file names show that one process wrote the directory (the usual case)."""
+    others = 0
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(OSError):  # a link to itself
+                if entry.is_dir() and not entry.name.startswith("."):
+                    return False
+            others += not entry.name.startswith(("run_time.", "memory.", ".")) and (
+                entry.name != "run.json"
+            )
+    return others < 2
+
+
+def _inputs(path: Path) -> list[str]:
+    """Return the databases and recordings below a directory."""
+    if not path.is_dir() or _is_of_one_process(path):
+        return []
+    from unified_prof.pipeline.cluster_inputs import inputs_of
+
+    return [one.location for one in inputs_of([str(path)])[0]]
