@@ -172,7 +172,7 @@ UNTRUSTED = {
     "runs a program, or passes it arguments": (
         "until-sure self-test base-python new-python module npu msprof-arg pid dask allow-run"
     ),
-    "lets agents read a directory": "root",
+    "lets other programs read a directory": "root run",
     "connects to an address": "store scheduler",
     "copies local files into a report": "embed-source",
     "turns off a protection": "raw",

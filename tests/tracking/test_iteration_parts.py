@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tracking.workloads import Workload, names
+from unified_prof.base.text import source_hash
 from unified_prof.tracking.device import HostClock
 from unified_prof.tracking.passes import DATA_LOADING, FORWARD, OPTIMIZER, READS, ZERO_GRAD, Passes
 
@@ -47,7 +48,7 @@ LINES = {
 
 
 def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) -> None:
-    workload.write("main.py", TRAINING)
+    script = workload.write("main.py", TRAINING)
     tracked = workload.tracked("main.py", scope="project")
     for iteration in tracked.iterations:
         assert iteration.parts_ms.keys() == LINES.keys() - {"forward", "backward"}
@@ -57,6 +58,8 @@ def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) 
     assert json.loads(tracked.facts["part_lines"]) == {
         part: f"main.py:{line}" for part, line in LINES.items()
     }
+    hashes = json.loads(tracked.facts["source_hashes"])
+    assert hashes == {"main.py": source_hash(script.read_bytes().replace(b"\n", b"\r\n"))}
     assert tracked.facts["data_loader_workers"] == "0"
     assert json.loads(tracked.facts["optimizers"]) == [
         {"class": "AdamW", "foreach": False, "fused": False}

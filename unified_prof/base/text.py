@@ -10,6 +10,7 @@ nanoseconds above 2**53 ns (104 days after 1970). All unit conversions are exact
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from decimal import Decimal
 from typing import Any
@@ -18,6 +19,11 @@ from typing import Any
 _ACTIVE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 # Surrogates for the bytes 0x80 to 0xff of file names that are not UTF-8 (PEP 383).
 _FIRST_RAW_BYTE, _LAST_RAW_BYTE = 0xDC80, 0xDCFF
+
+
+def source_hash(content: bytes) -> str:
+    """Return a hash of a source file, independent of its line ends."""
+    return hashlib.blake2b(content.replace(b"\r\n", b"\n"), digest_size=8).hexdigest()
 
 
 def printable(text: str) -> str:

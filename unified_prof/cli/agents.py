@@ -1,4 +1,4 @@
-"""Commands for programs: `uprof mcp` serves coding agents, `uprof schema` documents the JSON."""
+"""Commands for programs: `mcp` serves coding agents, `lsp` editors, `schema` documents JSON."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Documented(str, Enum):
 def register(app: Group) -> None:
     """Register the commands."""
     app.command("mcp")(mcp)
+    app.command("lsp")(lsp)
     app.command("schema")(schema)
 
 
@@ -55,6 +56,29 @@ def mcp(
         if not one.is_dir():
             raise UsageError(f"--root {one} is not a directory", slug="no-folder")
     make_server(ReportTools(roots), allow_run=allow_run).run()
+
+
+def lsp(
+    *,
+    run: Annotated[
+        Path | None,
+        option(
+            metavar="FILE|DIR",
+            help="Report to show.",
+            show_default="the newest below the editor's folder",
+        ),
+    ] = None,
+) -> None:
+    """Show costs in the editor: a language server on stdio for Python files.
+
+    Lines with costs get hints, functions and classes their totals, findings are diagnostics. A file
+    that changed since the run is marked as stale.
+    """
+    from unified_prof.integrations.language_server import make_server
+
+    if run is not None and not run.exists():
+        raise UsageError(f"--run {run} does not exist", slug="no-such-file")
+    make_server(run).start_io()
 
 
 def schema(command: Annotated[Documented, argument(metavar="COMMAND")]) -> None:

@@ -202,6 +202,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),
     "mcp": ("agents", "Answer questions of coding agents about reports: an MCP server on stdio."),
+    "lsp": ("agents", "Show costs in the editor: a language server on stdio for Python files."),
     "schema": (
         "agents",
         "Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.",

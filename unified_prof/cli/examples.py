@@ -92,6 +92,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof mcp --root runs/", "read-only, one directory"),
         ("uprof mcp --root . --allow-run", "may profile scripts, too"),
     ),
+    "lsp": (("uprof lsp --run uprof_train_20260101_120000", "costs of this run"),),
     "schema": (("uprof schema report", "of `uprof report --format json`"),),
     "doctor": (("uprof doctor --json", "for a bug report"),),
 }

@@ -8,6 +8,8 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.base.run_spec import (
@@ -20,7 +22,7 @@ from unified_prof.base.run_spec import (
     TrackedRun,
     WeightRecord,
 )
-from unified_prof.base.text import ms_to_ns
+from unified_prof.base.text import ms_to_ns, source_hash
 from unified_prof.errors import CaptureError
 from unified_prof.tracking.assemble import (
     SelectedCalls,
@@ -39,6 +41,9 @@ from unified_prof.tracking.torch_names import OPERATIONS, Anomalies
 
 if TYPE_CHECKING:
     from unified_prof.tracking.session import Session
+
+# Limits of the source files whose hash is noted.
+_MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 4 << 20
 
 
 class Results:
@@ -90,6 +95,7 @@ class Results:
         self._note_device()
         if lines := {part: line for part, line in session.run_time.part_lines.items() if line}:
             self._facts["part_lines"] = json.dumps(lines)
+        self._note_sources((*operations, *weights, *activations))
         self._note_end()
         if session.spec.turns is not None:
             note_compiled(self._facts)
@@ -105,6 +111,16 @@ class Results:
             facts={**self._environment(), **self._facts, "scope": table.scope.name},
             regions=regions.records(times or saves, session.peak.region_peaks),
         )
+
+    def _note_sources(
+        self, records: Sequence[OperationRecord | WeightRecord | ActivationRecord]
+    ) -> None:
+        """Note a hash of each source file, by which an editor recognizes later changes."""
+        root = self._session.spec.project_root
+        files = sorted({frame.file_path for one in records for frame in one.frames})[:_MAX_SOURCES]
+        found = {file: digest for file in files if (digest := _source_hash(root / file))}
+        if found:
+            self._facts["source_hashes"] = json.dumps(found)
 
     def _note_set_up(self, *measured: tuple[Sequence[MeasuredIteration], str]) -> None:
         for found, what in measured:
@@ -298,3 +314,14 @@ def _processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@cache
+def _source_hash(path: Path) -> str | None:
+    """Return the hash of a source file when it is first asked for; None if it cannot be read."""
+    try:
+        if path.stat().st_size <= _MAX_SOURCE_BYTES:
+            return source_hash(path.read_bytes())
+    except OSError:  # code without a file, such as a notebook cell
+        pass
+    return None

@@ -1,0 +1,212 @@
+"""Costs of a run by source line, and their lines after the file was edited."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.recording import run_directory
+from unified_prof.recording.model import Finding
+
+# Directories that contain no runs, and limits of the search for the newest run.
+_IGNORED = frozenset({".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".tox"})
+_MAX_DEPTH, _MAX_ENTRIES = 4, 20_000
+_REPORT_NAMES = ("run_time", "memory", "msprof_")
+# Changed regions longer than this are not aligned: their lines have no costs.
+_MAX_ALIGNED_LINES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class LineCost:
+    """Cost of one source line per step; None is "not measured"."""
+
+    name: str  # Operation, or several: `linear (+1)`.
+    percent: float | None = None
+    total_ns: int | None = None
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    recomputed_ns: float | None = None
+    size_bytes: int | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCosts:
+    """Costs of a run by file and line."""
+
+    path: Path
+    recorded_at: float  # Unix time, s.
+    # File as recorded, relative to the project or absolute -> line (from 1) -> cost.
+    files: Mapping[str, Mapping[int, LineCost]]
+    # File -> hash of its content when it ran; empty for recordings of other profilers.
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    root: Path | None = None
+
+    def file_of(self, path: Path) -> str | None:
+        """Return the recorded name of a file, or None if the run has no costs of it."""
+        if self.root is not None and path.is_relative_to(self.root):
+            name = path.relative_to(self.root).as_posix()
+            return name if name in self.files else None
+        text = path.as_posix()
+        fitting = [name for name in self.files if f"/{text.lstrip('/')}".endswith(f"/{name}")]
+        return max(fitting, key=len, default=None)
+
+
+def read_source_costs(path: Path) -> SourceCosts:
+    """Return the costs by line of a report; of a directory of ranks, those of the first one.
+
+    Raises:
+        StoreError: The report cannot be read.
+        UsageError: It is not the report of a process.
+    """
+    with open_reports(path) as opened:
+        analysis = opened.analyses[0]
+        facts = dict(analysis.summary.facts)
+        files: dict[str, dict[int, LineCost]] = {}
+        for file, line, cost in _lines(analysis):
+            files.setdefault(file, {})[line] = cost
+    root = facts.get("project_root")
+    return SourceCosts(
+        path,
+        path.stat().st_mtime,
+        files,
+        _hashes(facts.get("source_hashes", "")),
+        None if root is None else Path(root),
+    )
+
+
+def _hashes(text: str) -> dict[str, str]:
+    """Return the hashes of a report, which may come from anybody."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(analysis: Analysis) -> Iterator[tuple[str, int, LineCost]]:
+    findings = analysis.advice(quick=True).findings
+    if "line" not in analysis.summary.available:
+        return
+    found = analysis.breakdown("line")
+    costs: dict[tuple[str, int], LineCost] = {}
+    for row in found.rows:
+        file, _, number = row.name.rpartition(":")
+        if file and number.isascii() and number.isdecimal():
+            place = file, int(number)
+            before = costs.get(place)
+            cost = LineCost(
+                row.detail or row.kind,
+                found.percent(row) if row.total_ns is not None else None,
+                row.total_ns,
+                row.forward_ns,
+                row.backward_ns,
+                row.extra.get("recomputed_ns"),
+                row.size_bytes,
+                tuple(one for one in findings if _names_line(one, row.name)),
+            )
+            costs[place] = cost if before is None else _merged(before, cost)
+    for (file, line), cost in costs.items():
+        yield file, line, cost
+
+
+def _names_line(finding: Finding, line: str) -> bool:
+    return any(row.get("line") == line for row in finding.evidence) or line in finding.text
+
+
+def _merged(one: LineCost, other: LineCost) -> LineCost:
+    """Return the cost of a line with a row for its operations and one for its weights."""
+    timed, sized = (one, other) if one.total_ns is not None else (other, one)
+    sizes = [size for size in (one.size_bytes, other.size_bytes) if size is not None]
+    return LineCost(
+        timed.name,
+        timed.percent,
+        timed.total_ns,
+        timed.forward_ns,
+        timed.backward_ns,
+        timed.recomputed_ns,
+        sum(sizes) if sizes else None,
+        timed.findings or sized.findings,
+    )
+
+
+def total(costs: Iterable[LineCost]) -> LineCost:
+    """Return the sum of the costs of several lines."""
+    costs = list(costs)
+
+    def summed(name: str) -> int | None:
+        values = [value for one in costs if (value := getattr(one, name)) is not None]
+        return sum(values) if values else None
+
+    return LineCost(
+        f"{len(costs)} lines",
+        summed("percent"),
+        summed("total_ns"),
+        summed("forward_ns"),
+        summed("backward_ns"),
+        summed("recomputed_ns"),
+        summed("size_bytes"),
+    )
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Return the newest report below a directory, or the directory of the reports of its run."""
+    newest: tuple[float, Path] | None = None
+    entries = 0
+    for place, folders, files in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        folders[:] = [one for one in folders if depth < _MAX_DEPTH and one not in _IGNORED]
+        entries += len(folders) + len(files)
+        if entries > _MAX_ENTRIES:
+            break
+        for name in files:
+            if name.startswith(_REPORT_NAMES) and name.endswith(run_directory.SUFFIXES):
+                try:
+                    time = Path(place, name).stat().st_mtime
+                except OSError:
+                    continue
+                if newest is None or time > newest[0]:
+                    is_database = name.startswith("msprof_")
+                    newest = time, Path(place, name) if is_database else Path(place)
+    return None if newest is None else newest[1]
+
+
+class LineMap:
+    """Lines of a file as it ran, in its current text.
+
+    Args:
+        before: Lines as they ran.
+        now: Current lines.
+    """
+
+    def __init__(self, before: Sequence[str], now: Sequence[str]) -> None:
+        head = 0
+        shorter = min(len(before), len(now))
+        while head < shorter and before[head] == now[head]:
+            head += 1
+        tail = 0
+        while tail < shorter - head and before[-1 - tail] == now[-1 - tail]:
+            tail += 1
+        # (first line before, first line now, number of lines), counted from 0, ascending.
+        self._blocks = [(0, 0, head)] if head else []
+        old, new = before[head : len(before) - tail], now[head : len(now) - tail]
+        if len(old) <= _MAX_ALIGNED_LINES and len(new) <= _MAX_ALIGNED_LINES:
+            found = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+            self._blocks += [(head + one.a, head + one.b, one.size) for one in found if one.size]
+        if tail:
+            self._blocks.append((len(before) - tail, len(now) - tail, tail))
+
+    def now(self, line: int) -> int | None:
+        """Return the current number of a line (from 1), None if it was changed or deleted."""
+        at = bisect_right(self._blocks, line - 1, key=lambda block: block[0]) - 1
+        if at < 0:
+            return None
+        first, moved, size = self._blocks[at]
+        return moved + line - first if line - 1 < first + size else None
