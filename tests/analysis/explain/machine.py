@@ -69,9 +69,13 @@ class Synchronize:
 
 @dataclass(frozen=True)
 class FetchBatch:
-    """Wait on the host for the next batch of a worker process that needs `ns` for each."""
+    """Wait on the host for the next batch of a worker process that needs `ns` for each.
+
+    Taking a batch that is ready takes `ready_ns`.
+    """
 
     ns: int
+    ready_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Execution:
             )
         elif isinstance(action, FetchBatch):
             batches += 1
-            begin, at = at, max(at + CALL_NS, batches * action.ns)
+            begin, at = at, max(at + max(CALL_NS, action.ready_ns), batches * action.ns)
             execution.operations.append((begin, at, FETCH))
         else:
             execution.steps.append((began, at))

@@ -35,8 +35,10 @@ from unified_prof.recording.source import Strings
 ) = range(10)
 # Range in which a DataLoader waits for a batch of its worker processes...
 _WORKERS = "_MultiProcessingDataLoaderIter.__next__"
-# ...if it takes at least this long; otherwise the batch was ready.
+# ...if it takes at least this long and this share of the time between two batches; otherwise the
+# batch was ready, and taking it from the queue takes its time.
 _FETCH_NS = 200_000
+_FETCH_SHARE = 0.02
 _IDLE_NS = 10_000  # Minimum idle time of a thread that may have waited for another thread.
 # Maximum time until a thread takes the next item of a queue that is not empty.
 _PICKED_UP_NS = 5_000
@@ -212,7 +214,9 @@ def _fetches(framework: Framework | None) -> Ints:
         return np.zeros(0, np.int64)
     ranges = framework.matching(lambda text: _WORKERS in text)
     lengths: Ints = framework.end_ns[ranges] - framework.start_ns[ranges]
-    return ranges[lengths >= _FETCH_NS]
+    starts = np.sort(framework.start_ns[ranges])
+    between = float(np.median(np.diff(starts))) if len(starts) > 1 else 0.0
+    return ranges[lengths >= max(_FETCH_NS, _FETCH_SHARE * between)]
 
 
 def _synchronising(
