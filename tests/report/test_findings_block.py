@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun
+from tests.analysis.builders import Device
+from tests.cli.test_report import uprof
 from unified_prof.explain.advice import registry
 from unified_prof.explain.api import open_reports
 from unified_prof.report import html_page as html
@@ -64,3 +66,23 @@ def test_expensive_rules_are_skipped_for_long_recordings(
     assert expensive.isdisjoint(quick.judged)
     assert expensive <= set(whole.judged)
     assert quick.findings == whole.findings
+
+
+@pytest.mark.parametrize(
+    ("gap_ns", "said"),
+    [
+        (1, "the device is busy 99.5 % of the time; 90.0 % of device time is in moe and add: only"),
+        (2_000, "the device is idle 91.4 % of the time"),
+    ],
+)
+def test_report_without_findings_says_what_takes_the_time(
+    tmp_path: Path, gap_ns: int, said: str
+) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        begin = 0
+        for name, length in (("moe", 400), ("add", 50), ("mul", 50)) * 3:
+            device.task(begin, begin + length, kernel=(name, name))
+            begin += length + gap_ns
+    shown = " ".join(uprof("report", tmp_path / "msprof_1.db").stdout.split())
+    assert "findings none (" in shown
+    assert said in shown

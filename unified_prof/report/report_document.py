@@ -98,6 +98,8 @@ _OTHER_TIME = "optimizer and other"
 _MAX_FINDINGS = 3
 # Findings are shortened to this many characters if clauses can be left out.
 _FINDING_LENGTH = 90
+# Without findings, the longest operations are named if they take this share of the time.
+_LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
 # Minimum share of an iteration from which waiting for a processor is mentioned.
@@ -122,7 +124,7 @@ def report_document(
     for figures in reports:
         document.title(report_title(figures.summary))
         _add_not_tracked(document, figures.summary)
-        _add_findings(document, figures.advice)
+        _add_findings(document, figures)
         _add_headline(document, figures)
         for selection in figures.selections:
             _add_breakdown(document, selection)
@@ -220,19 +222,48 @@ def _add_not_tracked(document: Document, summary: Summary) -> bool:
     return reason is not None
 
 
-def _add_findings(document: Document, advice: Advice | None) -> None:
-    """Add the most expensive findings in one line each, and where to find the others."""
+def _add_findings(document: Document, figures: Figures) -> None:
+    """Add the most expensive findings in one line each; without findings, what takes the time."""
+    advice = figures.advice
     if advice is None:
         return
     for finding in advice.findings[:_MAX_FINDINGS]:
         document.finding(finding_cost(finding, advice), finding_summary(finding))
     if not advice.findings:
         if advice.judged:
-            document.fact("findings", f"none ({names.format_number(len(advice.judged))} rules)")
+            rules = f"none ({names.format_number(len(advice.judged))} rules)"
+            document.fact("findings", "; ".join([rules, *_composition(figures)]))
     else:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
         document.note(f"`uprof advise` shows {more}evidence and what to try")
+
+
+def _composition(figures: Figures) -> list[str]:
+    """Say what takes the time: the device's work or its idle time, and the longest operations."""
+    said = []
+    devices = figures.summary.devices
+    if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
+        device = devices[0].share_basis
+        if 2 * device.busy_ns < window_ns:
+            return [
+                f"the device is idle {names.format_share(device.idle_ns, window_ns)} of the time"
+            ]
+        said.append(
+            f"the device is busy {names.format_share(device.busy_ns, window_ns)} of the time"
+        )
+    for selection in figures.selections[:1]:
+        rows, whole = selection.breakdown.rows, selection.breakdown.total_ns
+        timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
+        longest = timed[:_LONGEST_OPERATIONS]
+        taken = sum(row.total_ns or 0 for row in longest)
+        if whole and taken > _DOMINANT_SHARE * whole:
+            listed = " and ".join(names.readable_names([row.name for row in longest]))
+            said.append(
+                f"{names.format_share(taken, whole)} of {figures.summary.clock} time is in "
+                f"{names.neutral(listed)}: only faster ones help"
+            )
+    return said
 
 
 def finding_cost(finding: Finding, advice: Advice) -> str:
