@@ -179,6 +179,27 @@ def test_empty_encrypted_and_nested_archives_are_refused(content: bytes, tmp_pat
         decode(path)
 
 
+def test_zip_that_expands_a_thousand_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.zip"
+    path.write_bytes(zipped(bytes(70 << 20)))
+    with pytest.raises(RawFormatError, match="expands to more than 400 times its size"):
+        for _ in compression.Content(path).blocks():
+            pass
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zipped])
+def test_archive_in_a_compressed_file_is_copied_only_up_to_a_limit(
+    content: bytes, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(pack(zipped(content)))
+    assert decode(path)
+    monkeypatch.setattr(compression, "_MAX_INNER_ARCHIVE_BYTES", 1000)
+    with pytest.raises(RawFormatError, match="contains a zip archive of more than 1,000 bytes"):
+        for _ in compression.Content(path).blocks():
+            pass
+
+
 def test_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:

@@ -22,6 +22,7 @@ from tests.decoders.kineto.builders import call, complete, kernel, operation
 from tests.decoders.kineto.builders import write as write_trace
 from tests.decoders.memory_snapshot.test_snapshot import SHARED_TUPLES, SNAPSHOT
 from tests.decoders.nsys.builders import KERNELS
+from tests.hostile.archives import ARCHIVES
 from tests.hostile.formats import CONVERT, Command, Format, settings_file
 from tests.hostile.mutators import HOSTILE_NAMES
 from tests.pipeline.test_sources import MAKERS
@@ -353,4 +354,5 @@ ATTACKS: dict[str, Format] = {
         (("report", "../report.db"),),
         (),
     ),
+    **ARCHIVES,
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
-import shutil
 import tempfile
 import zipfile
 import zlib
@@ -45,14 +44,16 @@ _ZSTD_WINDOW = 1 << 27
 _ZSTD_INPUT_BYTES = 512
 # Maximum number of formats inside one another.
 _MAX_NESTED = 2
-_ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Files that archivers add to an archive.
 _ARCHIVER_FILES = ("__MACOSX/", ".DS_Store")
 _JSON = ".json"
 # Maximum ratio of output to input. Traces compress 10 to 60 times, repetitive ones some hundred
 # times; beyond these ratios a file would take time and disk space without limit.
-MAX_RATIO = {"gzip": 400}
+MAX_RATIO = {"gzip": 400, "zip": 400}
 MAX_OTHER_RATIO = 4000
+# Maximum size of a zip archive in another compressed file, of which a temporary copy is made.
+_MAX_INNER_ARCHIVE_BYTES = 1 << 30
 # Output from which on the ratio is checked.
 RATIO_CHECKED_FROM_BYTES = 64 << 20
 # Maximum size of compressed content that is held in memory.
@@ -189,12 +190,20 @@ class PieceReader(io.RawIOBase, IO[bytes]):
 
 @contextmanager
 def _seekable(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield the file, or a temporary copy if it is not seekable."""
-    if source.seekable():
+    """Yield the file, or a temporary copy if it is not seekable, or only slowly."""
+    if source.seekable() and not isinstance(source, zipfile.ZipExtFile):
         yield source
         return
     with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(source, copy, PIECE_BYTES)
+        size = 0
+        while piece := source.read(PIECE_BYTES):
+            size += len(piece)
+            if size > _MAX_INNER_ARCHIVE_BYTES:
+                raise UnreadableError(
+                    f"contains a zip archive of more than {_MAX_INNER_ARCHIVE_BYTES:,} bytes",
+                    hint="unpack it first",
+                )
+            copy.write(piece)
         copy.seek(0)
         yield copy
 
@@ -518,7 +527,7 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
             raise UnreadableError(
                 f"is a zip archive with the encrypted file {info.filename}", hint="unpack it first"
             )
-        if info.compress_type not in _ZIP_METHODS:
+        if info.compress_type not in ZIP_METHODS:
             raise UnreadableError(
                 f"is a zip archive whose {info.filename} is compressed with method"
                 f" {info.compress_type}; only 0 (stored) and 8 (deflated) are read",

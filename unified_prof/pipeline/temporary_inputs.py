@@ -14,15 +14,16 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 from unified_prof.decoders.compression import (
     MAX_RATIO,
     RATIO_CHECKED_FROM_BYTES,
+    ZIP_METHODS,
     Content,
     PieceReader,
     count_zip_files,
@@ -33,14 +34,17 @@ from unified_prof.decoders.compression import (
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.sqlite.atomic import temporary_folder
 
+_Entry = TypeVar("_Entry")
 # Path that stands for standard input.
 STANDARD_INPUT = Path("-")
 # Name of its temporary file, from which the name of the report is derived.
 NAME = "stdin"
 # Maximum bytes that are stored of standard input, and of an archive.
 MAX_BYTES = 64 << 30
-# Maximum files in an archive.
+# Maximum entries of an archive.
 _MAX_MEMBERS = 250_000
+# Maximum size of the headers of one entry of a tar archive; long names and attributes have some.
+_MAX_HEADER_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 # Errors of names that no file of the temporary directory can have.
 _UNSUITABLE_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EILSEQ)
@@ -138,9 +142,7 @@ class TemporaryInputs:
             target.mkdir()
             ratio_limit = MAX_RATIO["gzip"] * archive.stat().st_size
             bytes_left = min(MAX_BYTES, max(RATIO_CHECKED_FROM_BYTES, ratio_limit))
-            for number, member in enumerate(_members(archive)):
-                if number >= _MAX_MEMBERS:
-                    _raise_too_long(str(archive))
+            for member in _members(archive):
                 bytes_left -= _write(member, target, archive, bytes_left)
         except (
             *(tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError),
@@ -170,18 +172,44 @@ def _members(archive: Path) -> Iterator[_Member]:
         form = format_of(file.read(8))
         if form is not None and form.expand is None:
             with zipfile.ZipFile(file) as unzipped:
-                for info in unzipped.infolist():
+                for info in _limited(unzipped.infolist(), archive):
+                    if info.compress_type not in ZIP_METHODS:
+                        raise NotImplementedError(f"compression method {info.compress_type}")
                     if is_zip_file(info) and not stat.S_ISLNK(info.external_attr >> 16):
                         modified_s = time.mktime((*info.date_time, 0, 0, -1))
                         with unzipped.open(info) as content:
                             yield _Member(info.filename, modified_s, content)
             return
-    pieces = PieceReader(b"", Content(archive).blocks())
+    pieces = _TarContent(b"", Content(archive).blocks())
     with tarfile.open(fileobj=pieces, mode="r|") as tar:
-        for entry in tar:
+        for entry in _limited(tar, archive):
             content_or_none = tar.extractfile(entry) if entry.isreg() else None
             if content_or_none is not None:
+                pieces.header_bytes = -sys.maxsize
                 yield _Member(entry.name, entry.mtime, content_or_none)
+            pieces.header_bytes = 0
+
+
+def _limited(entries: Iterable[_Entry], archive: Path) -> Iterator[_Entry]:
+    for number, entry in enumerate(entries):
+        if number >= _MAX_MEMBERS:
+            _raise_too_long(str(archive))
+        yield entry
+
+
+class _TarContent(PieceReader):
+    """Content of a tar archive, in which the headers of an entry have a limited size."""
+
+    header_bytes = 0
+    """Number of bytes read since the last entry."""
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the beginning of `buffer` and return its length, 0 at the end."""
+        count = super().readinto(buffer)
+        self.header_bytes += count
+        if self.header_bytes > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"an entry has a header of {_MAX_HEADER_BYTES:,} bytes")
+        return count
 
 
 def _write(member: _Member, target: Path, archive: Path, max_bytes: int) -> int:

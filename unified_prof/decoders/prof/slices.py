@@ -9,10 +9,11 @@ size in its `.done` file is used. Symbolic links are not followed.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,10 @@ Records = NDArray[Any]
 _SAMPLE_RECORDS = 64
 # Maximum size of text files and dictionaries, which are read completely.
 _MAX_WHOLE_BYTES = 1 << 30
+# Maximum size of a line.
+_MAX_LINE_BYTES = 64 << 20
+# Size from which on a hole in a file is the end of its data.
+_MAX_HOLE_BYTES = 1 << 30
 _DONE_BYTES = 4096
 _RECORDED_SIZE = re.compile(rb"filesize:\s*(\d{1,15})\b")
 _SLICE = re.compile(r"(?P<name>.+)\.slice_(?P<index>\d{1,9})")
@@ -234,6 +239,11 @@ class RawFile:
             complete, newline, rest_of_piece = piece.tobytes().rpartition(b"\n")
             if not newline:
                 rest += rest_of_piece
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise RawFormatError(
+                        f"{self.paths[0]} has a line of more than {_MAX_LINE_BYTES >> 20} MiB",
+                        slug="damaged-recording",
+                    )
                 continue
             yield _non_empty_lines(rest + complete)
             rest = rest_of_piece
@@ -353,7 +363,9 @@ def scan(folder: Path) -> DataFolder:
         elif stat.S_ISREG(mode):
             match = _SLICE.fullmatch(path.name)
             name, index = (match["name"], int(match["index"])) if match else (path.name, 0)
-            streams.setdefault(_kind(name), []).append(Slice(path, size, index))
+            data = _bytes_before_hole(path, size)
+            lost_size = size if data < size else 0
+            streams.setdefault(_kind(name), []).append(Slice(path, data, index, lost_size))
         elif not stat.S_ISDIR(mode):
             links.append(path.name)
     unfinished, lost, files = [], [], {}
@@ -361,13 +373,35 @@ def scan(folder: Path) -> DataFolder:
         found.sort(key=lambda part: (part.index, part.path.name))
         unfinished += [part.path.name for part in found if part.path.name not in recorded]
         stream = tuple(
-            replace(part, recorded_size=recorded.get(part.path.name, 0)) for part in found
+            replace(part, recorded_size=max(part.recorded_size, recorded.get(part.path.name, 0)))
+            for part in found
         )
         lost += _losses(stream)
         files[kind] = RawFile(kind, (stream,))
     return DataFolder(
         folder, files, tuple(sorted(unfinished)), tuple(sorted(links)), tuple(sorted(lost))
     )
+
+
+def _bytes_before_hole(path: Path, size: int) -> int:
+    """Return the number of bytes before the first large hole of a sparse file.
+
+    A hole reads as zeros: that of a damaged file may have more than can be read.
+    """
+    if size <= _MAX_HOLE_BYTES or not hasattr(os, "SEEK_HOLE"):
+        return size
+    end = 0
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        while (hole := os.lseek(file.fileno(), end, os.SEEK_HOLE)) < size:
+            try:
+                end = os.lseek(file.fileno(), hole, os.SEEK_DATA)
+            except OSError:  # no data follows
+                end = size
+            if end - hole > _MAX_HOLE_BYTES:
+                return hole
+            if end == size:
+                break
+    return size
 
 
 def _recorded_size(done: Path) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof import sampling
+from unified_prof.decoders.prof import sampling, slices
 from unified_prof.decoders.prof.slices import RawFile, scan
+from unified_prof.errors import RawFormatError
 
 
 @settings(deadline=None)
@@ -61,6 +63,12 @@ def test_lines_are_joined_across_slices(tmp_path: Path) -> None:
     path = tmp_path / "escaped"
     path.mkdir()
     assert list(_file(path, b"caf\xe9\n").line_batches()) == [["caf\\xe9"]]
+
+
+def test_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_MAX_LINE_BYTES", 1000)
+    with pytest.raises(RawFormatError, match="has a line of more than"):
+        list(_file(tmp_path, bytes(5 << 20)).line_batches())
 
 
 def test_times_beyond_int64_are_limited() -> None:

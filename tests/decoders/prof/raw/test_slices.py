@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,6 +64,24 @@ def test_companion_files_are_no_data_and_missing_ones_are_reported(tmp_path: Pat
     data = scan(tmp_path)
     assert set(data.files) == {"hbm", "llc"}
     assert data.unfinished == ("llc.data.0.slice_0",)
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="the system does not tell holes")
+def test_slice_ends_at_its_first_large_hole(tmp_path: Path) -> None:
+    write_slices(tmp_path, "hbm.data.0", [b"1234", b"5678", b"90ab"])
+    with (tmp_path / "hbm.data.0.slice_1").open("r+b") as sparse:
+        sparse.truncate(1 << 40)
+        sparse.seek((1 << 40) - 4)
+        sparse.write(b"last")
+    data = scan(tmp_path)
+    file = data.get("hbm")
+    assert file is not None
+    raw = b"".join(piece.tobytes() for piece in file.pieces(RECORD))
+    assert raw.startswith(b"12345678")
+    assert raw.endswith(b"90ab")
+    assert len(raw) < 1 << 20, "the file system has blocks"
+    assert len(data.lost) == 1
+    assert f"expected {1 << 40}" in data.lost[0]
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
