@@ -167,6 +167,19 @@ def test_interruption_leaves_no_process() -> None:
 
 
 @linux
+def test_ctrl_c_does_not_reach_a_process_that_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    started = processes._start_process()
+    assert started.process.pid is not None
+    os.kill(started.process.pid, signal.SIGINT)
+    started.connection.send_bytes(pickle.dumps((signal.pthread_sigmask, (0, ()), {})))
+    success, blocked, _ = pickle.loads(started.connection.recv_bytes())
+    processes._end([started], terminate=False)
+    assert success
+    assert signal.SIGINT not in blocked, "programs that it starts can be interrupted"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@linux
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from unified_prof.base.signals import ended_by_signals
 from unified_prof.sqlite import atomic
 from unified_prof.sqlite.atomic import AtomicFile, replacing
 
@@ -168,3 +170,26 @@ def test_temporary_directory_is_removed_if_descriptors_run_out(tmp_path: Path) -
     )
     assert "Too many open files" in done.stderr
     assert names(tmp_path) == []
+
+
+def test_signal_during_the_removal_of_a_temporary_directory_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unlink = os.unlink
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        unlink(*arguments, **options)
+
+    def end() -> None:
+        with ended_by_signals(), atomic.temporary_folder() as folder:
+            made.append(folder)
+            (folder / "a").touch()
+            (folder / "b").touch()
+            monkeypatch.setattr(os, "unlink", interrupted)
+
+    made: list[Path] = []
+    with pytest.raises(SystemExit):
+        end()
+    assert not made[0].exists()

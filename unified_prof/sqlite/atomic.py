@@ -29,6 +29,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
+from unified_prof.base.signals import held_back
 from unified_prof.errors import OutputError
 
 # A writer's tag: process namespace, process id, start time.
@@ -92,8 +93,12 @@ def temporary_folder() -> Iterator[Path]:
             hint="set TMPDIR to a writable directory",
             slug="no-temporary-space",
         ) from err
-    with made as folder, spare:
-        yield Path(folder)
+    try:
+        yield Path(made.name)
+    finally:
+        with held_back():
+            spare.close()
+            made.cleanup()
 
 
 @cache

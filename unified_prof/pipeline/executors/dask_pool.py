@@ -21,7 +21,7 @@ from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from unified_prof.errors import EngineError, SystemLimitError
-from unified_prof.pipeline.executors.processes import WorkerDied, WorkerPool
+from unified_prof.pipeline.executors.processes import WorkerDied, WorkerPool, environment
 from unified_prof.sqlite.atomic import temporary_folder
 from unified_prof.version import VERSION
 
@@ -89,14 +89,16 @@ def local_pool(
 def _start_resource_tracker() -> None:
     """Let the helper process of multiprocessing outlive a SIGHUP for the process group.
 
-    It ignores SIGINT and SIGTERM. Without it, each process that ends prints a traceback.
+    It ignores SIGINT and SIGTERM. Without it, each process that ends prints a traceback. If this
+    process is killed, it removes the shared resources without a warning.
     """
-    if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        try:
-            resource_tracker.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    with environment("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker"):
+        if hasattr(signal, "SIGHUP"):  # not on Windows
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            try:
+                resource_tracker.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def _require_descriptors(workers: int) -> None:

@@ -300,27 +300,39 @@ def _start_process() -> _Process:
     context = multiprocessing.get_context("spawn")
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end,), daemon=True)
-    with _safe_path():
+    # Interpreters (3.11 or later) then import nothing from the current directory: it may contain
+    # downloaded recordings, and processes are spawned by `python -c`.
+    with environment("PYTHONSAFEPATH", "1"), _sigint_blocked():
         process.start()
     child_end.close()
     return _Process(process, parent_end)
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Have new interpreters (3.11 or later) import nothing from the current directory.
-
-    It may contain downloaded recordings, and processes are spawned by `python -c`.
-    """
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable for processes that start in the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ["PYTHONSAFEPATH"]
+            del os.environ[name]
         else:
-            os.environ["PYTHONSAFEPATH"] = before
+            os.environ[name] = before
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Let new processes not see Ctrl-C before `_serve` ignores it: their imports would raise."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
@@ -344,6 +356,8 @@ def _serve(connection: Connection) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the parent, which ends the processes
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with ended_by_signals():
         while True:
