@@ -5,8 +5,8 @@
 
 PART is one of:
 
-- `run`: `uprof run` of a small training, whose script samples its own process. Measured times are
-  kept until the end, so memory may grow by their size.
+- `run`: `uprof run` of a small training, whose script samples its own process. At most about
+  10,000 samples of such iterations are kept.
 - `reports`: reports of a tracked run and of a device recording through the Python API, read in turn
   in one process.
 - `ranks`: `uprof cluster build` and `cluster report` of 50 ranks and of --ranks ranks. Memory is
