@@ -216,3 +216,10 @@ def test_slowest_group_and_link_are_listed_first(tmp_path: Path) -> None:
 )
 def test_rank_numbers_are_abbreviated_as_ranges(numbers: list[int], words: str) -> None:
     assert format_ranges(numbers) == words
+
+
+def test_link_in_an_impossible_place_is_damage(run: Path) -> None:
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("UPDATE LINK SET across_hosts = 10")
+        db.commit()
+    refused(uprof("cluster", "report", run), 7, "is damaged: table LINK: Invalid enum value 10")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -116,7 +116,7 @@ class LinkRecord:
     src_rank: int
     dst_rank: int
     kind: str
-    across_hosts: int | None
+    across_hosts: Literal[0, 1] | None
     n: int
     bytes: int
     transfer_ns: int

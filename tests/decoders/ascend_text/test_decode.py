@@ -241,6 +241,18 @@ def test_invalid_times_are_refused(bad: float | str) -> None:
         time_ns(bad)
 
 
+def test_table_whose_last_line_has_no_end_is_counted(tmp_path: Path) -> None:
+    """A cut file may end in a complete header or row, whose last cell is shorter."""
+    folder = builders.write(tmp_path / "x")
+    path = folder / "ASCEND_PROFILER_OUTPUT" / "operator_memory.csv"
+    header, *lines = path.read_bytes().splitlines()
+    for cut in (header, b"\n".join([header, *lines])[:-1]):
+        path.write_bytes(cut)
+        count, detail = convert_into(folder, tmp_path).anomalies["cut_off"]
+        assert count == 1
+        assert detail.endswith("operator_memory.csv: the last line has no end")
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: (

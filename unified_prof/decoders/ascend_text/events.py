@@ -217,7 +217,7 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
     csv.field_size_limit(_MAX_CELL_CHARS)
     try:
         with path.open(encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
-            rows = csv.reader(_lines(file))
+            rows = csv.reader(_lines(file, path, sink))
             names = [cell.strip() for cell in next(rows, [])]
             if missing := [name for name in needed if name not in names]:
                 message = f"{path} has no column {', '.join(missing)}"
@@ -232,12 +232,16 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
         raise RawFormatError(f"{path}: cannot be read: {err}", slug="cannot-read") from err
 
 
-def _lines(file: TextIO) -> Iterator[str]:
+def _lines(file: TextIO, path: Path, sink: Sink) -> Iterator[str]:
     """Yield the lines of a file; a file without line ends would not fit into memory."""
+    last = "\n"
     while line := file.readline(_MAX_LINE_CHARS):
         if len(line) == _MAX_LINE_CHARS:
             raise csv.Error(f"a line has more than {_MAX_LINE_CHARS:,} characters")
+        last = line
         yield line
+    if not last.endswith(("\n", "\r")):
+        sink.anomaly("cut_off", 1, f"{path}: the last line has no end")
 
 
 def device_of(text: str) -> int | None:
