@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, SimulatedRun, partials_of, simulate
-from unified_prof.cluster import replay
-from unified_prof.cluster.rank_partial import limit_to_first_steps
+from unified_prof.cluster import idle_rules, replay
+from unified_prof.cluster.rank_partial import (
+    MARK_END,
+    MARK_START,
+    MARK_STEP,
+    limit_to_first_steps,
+)
 from unified_prof.cluster.rule_context import Segment, remove_excess
 from unified_prof.cluster.summary import summarize_run
 from unified_prof.recording.model import Finding
@@ -344,3 +352,39 @@ def test_experts_with_more_tokens_in_few_steps_are_no_finding() -> None:
 def test_excess_is_removed_from_segment_parts_in_proportion() -> None:
     segments = [Segment(20, ((3, 30), (4, 10))), Segment(60, ((5, 80),))]
     assert remove_excess(1, segments, 40) == {(1, 3): 7.5, (1, 4): 2.5, (1, 5): 30}
+
+
+@pytest.mark.parametrize(
+    ("mark", "parts", "text"),
+    [
+        # (lead, busy, tail) of 100 ns after a mark, in which the device is idle for the rest
+        (MARK_STEP, (60, 40, 0), "at the start of the step"),
+        (MARK_STEP, (10, 0, 0), "at the start of the step"),
+        (MARK_STEP, (10, 30, 60), "before its all_gather"),
+        (MARK_STEP, (10, 30, 0), "between kernels before its all_gather"),
+        (MARK_END, (10, 60, 30), "before its all_gather"),
+        (MARK_END, (40, 30, 30), "after its all_reduce"),
+    ],
+)
+def test_location_of_idle_time(mark: int, parts: tuple[int, int, int], text: str) -> None:
+    assert idle_rules._location(one_interval(mark, parts, MARK_START), (0, 0)) == text
+
+
+def test_location_of_idle_time_before_another_step() -> None:
+    context = one_interval(MARK_STEP, (10, 30, 60), MARK_STEP)
+    assert idle_rules._location(context, (0, 0)) == "after its first kernels"
+    context = one_interval(MARK_END, (10, 30, 60), None)
+    assert idle_rules._location(context, (0, 0)) == "after its all_reduce"
+
+
+def one_interval(mark: int, parts: tuple[int, int, int], following: int | None) -> Any:
+    """Return the context of one rank with an interval of 100 ns between two marks."""
+    what, ops = ([mark], [0]) if following is None else ([mark, following], [0, 1])
+    marks = {"what": what, "op": ops, "time": [0, 100], "lead": [0], "busy": [0], "tail": [0]}
+    marks |= {name: [ns] for name, ns in zip(("lead", "busy", "tail"), parts, strict=True)}
+    partial = SimpleNamespace(
+        marks={name: np.array(values) for name, values in marks.items()},
+        kinds=("all_reduce", "all_gather"),
+        communication={"kind": [0, 1], "group": [-1, -1]},
+    )
+    return SimpleNamespace(matched=SimpleNamespace(partials=[partial]), kernels="kernels")

@@ -582,3 +582,12 @@ def test_directory_without_recordings_is_refused(tmp_path: Path) -> None:
     shutil.copy(__file__, tmp_path)
     assert "not a recording" in str(find_error(tmp_path))
     assert "no such file" in str(find_error(tmp_path / "nowhere"))
+
+
+def test_damaged_rocpd_database_is_an_unreadable_recording(tmp_path: Path) -> None:
+    path = MAKERS["rocm"](tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    with pytest.raises(UprofError) as caught:
+        convert(path, tmp_path / "out.db")
+    assert caught.value.exit_code == 6

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.btree.test_scan import all_cells, integer, opened
+from tests.store.btree.test_scan import all_cells, create_table, integer, opened
 from unified_prof.arrays.grouping import MISSING
 from unified_prof.errors import StoreError, UprofError
 from unified_prof.sqlite import column_reader, integer_columns
 from unified_prof.sqlite.external_tables import foreign_tables
 from unified_prof.sqlite.pages import record_reader
-from unified_prof.sqlite.statements import row_id_name
+from unified_prof.sqlite.statements import reading, row_id_name
 
 _ROW_ID_NAMES = ("rowid", "OID", "_RowId_")
 _TYPES = ("", "INTEGER", "INT", "BIGINT", "TEXT", "VARCHAR(9)", "REAL", "NUMERIC", "BLOB")
@@ -34,6 +34,8 @@ _VALUES: tuple[Any, ...] = (
     *("-7", "y", "é漢", "a\0b", "", "long " * 900, b"", b"\xff\0", b"7" * 3000),
 )
 
+_DIGITS = "iif(x GLOB '[0-9]*', CAST(x AS INTEGER), NULL)"
+
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +43,17 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_reader, "_CHUNK_ROWS", 50)
 
 
-def build(path: Path, chance: random.Random) -> list[str]:
+def reserve(path: Path, chance: random.Random) -> None:
+    """Reserve bytes at the end of each page of an empty database, as encryption does."""
+    data = bytearray(path.read_bytes())
+    page_bytes = {1: 65536}.get(size := int.from_bytes(data[16:18], "big"), size)
+    data[20] = chance.randint(1, min(255, page_bytes - 480))
+    # Where the cells of the first page, which has none, would end.
+    data[105:107] = (page_bytes - data[20]).to_bytes(2, "big")
+    path.write_bytes(data)
+
+
+def build(path: Path, chance: random.Random, *, reserves: bool = False) -> list[str]:
     """Write a database with table t of any layout and return the names of its columns."""
     names = ["a", "b", "c d", *chance.sample(_ROW_ID_NAMES, chance.choice((0, 0, 1, 2, 3)))]
     chance.shuffle(names)
@@ -55,8 +67,8 @@ def build(path: Path, chance: random.Random) -> list[str]:
     if chance.random() < 0.2:
         columns.append(f"g INTEGER AS (1) {chance.choice(('STORED', 'VIRTUAL'))}")
     options = [*(["WITHOUT ROWID"] if keyless else []), *(["STRICT"] if strict else [])]
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.create_function("random", 0, lambda: chance.randrange(1 << 62))  # of the seed
+    with ExitStack() as stack:
+        db = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
         for name, values in {
             "page_size": (512, 1024, 4096, 8192, 65536),
             "auto_vacuum": (0, 0, 1, 2),
@@ -64,6 +76,12 @@ def build(path: Path, chance: random.Random) -> list[str]:
             "journal_mode": ("DELETE", "DELETE", "DELETE", "WAL"),
         }.items():
             db.execute(f"PRAGMA {name} = {chance.choice(values)}")
+        if reserves:
+            db.execute("VACUUM")
+            db.close()
+            reserve(path, chance)
+            db = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+        db.create_function("random", 0, lambda: chance.randrange(1 << 62))  # of the seed
         db.execute(f"CREATE TABLE t ({', '.join(columns)}) {', '.join(options)}")
         row_id = row_id_name(names) if not keyless and "PRIMARY" not in kinds[0] else None
         db.execute("BEGIN")
@@ -164,12 +182,39 @@ def test_any_database_gives_the_rows_of_sqlite(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(integer_columns, "_SMALL_BYTES", chance.choice((-1, 1 << 30)))
         path = Path(folder) / "a.db"
-        names = build(path, chance)
-        for expression in expressions(names):
+        names = build(path, chance, reserves=chance.random() < 0.25)
+        for expression in (*expressions(names), _DIGITS.replace("x", f'"{names[0]}"')):
             how = chance.choice(("whole", "pieces", "windows"))
             assert by_pages(path, expression, how) == by_sqlite(path, expression), expression
         for asked in requests(names):
             assert cells(path, **asked) == cells_by_sqlite(path, **asked), asked
+
+
+def test_negative_row_ids_are_no_digits(tmp_path: Path) -> None:
+    path = create_table(tmp_path / "a.db", [(at, at) for at in range(-9, 9)], columns="a")
+    expression = _DIGITS.replace("x", "rowid")
+    for how in ("whole", "pieces", "windows"):
+        assert by_pages(path, expression, how) == [MISSING] * 9 + [*range(9)]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_index_does_not_change_the_order_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """SQLite reads a covering index instead of the table if a query lets it."""
+    monkeypatch.setattr(integer_columns, "_SMALL_BYTES", (1 << 30) * small - 1)
+    rows = [(at, 500 - at, "x" * 99) for at in range(500)]
+    indexed = ["CREATE INDEX i ON t (a)"]
+    path = create_table(tmp_path / "a.db", rows, columns="a, d TEXT", after=indexed)
+    expected = [value for _, value, _ in rows]
+    for how in ("whole", "pieces", "windows"):
+        assert by_pages(path, "a", how) == expected
+    assert cells_by_sqlite(path, numbers={"a": 0}) == cells(path, numbers={"a": 0})
+    with opened(path) as db, reading(path):
+        what = integer_columns._wanted_columns(db, path, "t", {"a": "a"})
+        column_reader.check_order(db, what)
+        query = f"SELECT a FROM {column_reader.all_rows(db, what)}"
+        assert [value for (value,) in db.execute(query)] == expected
 
 
 def test_a_live_writer_is_never_seen_halfway(tmp_path: Path) -> None:
