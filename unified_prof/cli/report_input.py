@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from unified_prof.recording.source import Missing
     from unified_prof.report.formats import Format, ReportRequest
 
+# Output formats of Flight Recorder dumps.
+_DUMP_FORMATS = ("text", "markdown", "json")
+
 Convert = Annotated[
     bool,
     option(
@@ -193,6 +196,17 @@ def render_reports(
     Raises:
         UprofError: Same as the command `report`.
     """
+    from unified_prof.pipeline import flight_recorder  # imports NumPy
+
+    if dumps := flight_recorder.dump_files(path):
+        if request.by is not None or rank is not None or shape.name not in _DUMP_FORMATS:
+            text = f"{path} has Flight Recorder dumps, shown as {', '.join(_DUMP_FORMATS)}"
+            raise UsageError(text, hint="omit --by, --rank and --format", slug="no-breakdown")
+        found = flight_recorder.compare_dumps(path, dumps)
+        style = {"to_file": output is not None, "full_names": request.full_names}
+        is_json = shape.name == "json"
+        text = "" if is_json else printing.render(found.document(request.top), shape.name, **style)
+        return RenderedReport(text or printing.json_text(found.fields()), found.missing, False)
     with ExitStack() as stack:
         overview = None
         together = request.by is None and not convert and capture is None and shape.is_text

@@ -228,7 +228,7 @@ def test_hostile_pickle_takes_time_and_memory_in_proportion_to_its_size(
 ) -> None:
     path = tmp_path / "hostile.pickle"
     path.write_bytes(SNAPSHOT + rest)
-    with pytest.raises(RawFormatError, match="is not a memory snapshot"):
+    with pytest.raises(RawFormatError, match="a recording is plain data"):
         decode(path)
 
 

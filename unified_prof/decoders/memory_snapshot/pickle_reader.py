@@ -44,6 +44,8 @@ _FREE_ALLOCATIONS = 10_000
 # Maximum number of open marks, that is, of containers inside one another.
 _MAX_DEPTH = 1_000
 
+_PICKLE = b"\x80"
+
 _Unpickler: Any = pickle._Unpickler
 _Load = Callable[[Any], None]
 
@@ -93,7 +95,7 @@ def _counting(load: _Load) -> _Load:
     def count(unpickler: Any) -> None:
         unpickler.allocations_left -= 1
         if unpickler.allocations_left < 0 or len(unpickler.metastack) > _MAX_DEPTH:
-            raise _RefusedError("more objects than a snapshot of this size can have")
+            raise _RefusedError("more objects than a file of this size can have")
         load(unpickler)
 
     return count
@@ -115,18 +117,19 @@ _PlainUnpickler.dispatch = _dispatch()
 
 
 def load(path: Path) -> Any:
-    """Return the plain data of a pickle, compressed or not.
+    """Return the plain data of a pickle or a JSON file, compressed or not.
 
     Raises:
         RawFormatError: the file cannot be read, is damaged, or contains more than plain data.
     """
+    if not (compression.head_of(path) or b"").startswith(_PICKLE):
+        return compression.read_json(path)
     content = compression.read_content(path)
     try:
         return _PlainUnpickler(content).load()
     except _RefusedError as err:
         raise RawFormatError(
-            f"{path} is not a memory snapshot: the pickle contains {err}, and a snapshot"
-            " is plain data",
+            f"{path}: the pickle contains {err}, and a recording is plain data",
             hint="no code in it was run",
             slug="not-a-recording",
         ) from None

@@ -19,7 +19,6 @@ import numpy as np
 
 from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.base.text import NS_PER_US
-from unified_prof.decoders import compression
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu.call_chains import CallChains
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
@@ -412,7 +411,7 @@ class Replay:
 
 NAME = "memory_snapshot"
 
-_PICKLE = b"\x80"
+
 _DEVICES = range(2**31)
 _ANOMALY_DETAILS = {
     "no_times": "torch before 2.2 records no times: actions are numbered by microseconds",
@@ -444,8 +443,7 @@ def decode(
         RawFormatError: the file is not a snapshot, is damaged, or contains more than plain data.
     """
     progress("reading the snapshot")
-    is_pickle = (compression.head_of(path) or b"").startswith(_PICKLE)
-    snapshot = pickle_reader.load(path) if is_pickle else compression.read_json(path)
+    snapshot = pickle_reader.load(path)
     if not isinstance(snapshot, dict) or not (
         isinstance(snapshot.get("device_traces"), list)
         or isinstance(snapshot.get("segments"), list)

@@ -22,6 +22,7 @@ from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Matc
 from unified_prof.pipeline.sources.gpu import Kineto, MemorySnapshot, Nsys, Rocm
 
 __all__ = [
+    "FLIGHT_RECORDER",
     "SOURCES",
     "DecodeContext",
     "DecodeResult",
@@ -99,7 +100,19 @@ def _convert_encoding(path: Path) -> str:
 
 _RECORD_TRACE = "record a trace: torch.profiler.profile(...).export_chrome_trace(FILE)"
 
+# Not converted, but compared by `pipeline.flight_recorder`.
+FLIGHT_RECORDER = UnsupportedFormat(
+    "a Flight Recorder dump",
+    "compare the dumps of all ranks: uprof report DIR",
+    head=re.compile(
+        rb'\s*(?:\x80.{1,16}|\{\s*")(?:version|entries|pg_config|nccl_version|comm_lib_version)'
+        rb".*?(?:pg_config|pg_status|collective_seq_id|nccl_comm_state)",
+        re.DOTALL,
+    ),
+)
+
 UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
+    FLIGHT_RECORDER,
     UnsupportedFormat(
         "an Nsight Systems recording", _export_nsys, endings=(".nsys-rep", ".qdrep", ".qdstrm")
     ),
