@@ -36,7 +36,7 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ResourceError, ToolError
         from mcp.server.mcpserver.resources import FunctionResource
-        from mcp_types import ToolAnnotations
+        from mcp.types import ToolAnnotations
     except ImportError as err:
         raise UsageError(
             "the MCP SDK (2 or newer) is not installed",

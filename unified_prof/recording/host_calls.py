@@ -249,7 +249,8 @@ def _in_time(
 ) -> NDArray[np.int32] | None:
     """Sort the ranges of each thread by start; of equal starts, the longer range comes first."""
     for first, behind in pairwise(edges):
-        low = first
+        # A thread with one range is in order: reading it would unpack a whole block.
+        low = first if behind - first > 1 else behind
         while low < behind:
             high = min(low + _WINDOW, behind)
             rows = order[low:high]

@@ -35,6 +35,7 @@ _BETWEEN_EVENTS = re.compile(rb"(?<=\})\s*,\s*(?=\{\s*" + _EVENT_KEYS + rb")")
 _STRING_OR_NOT_A_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity)\b(?:\([^)]*\))?', re.IGNORECASE | re.DOTALL
 )
+_NOT_A_NUMBER = re.compile(rb"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
 _KEY_AFTER_ARRAY = re.compile(rb',\s*(?:"|$)')
 _CONTROL_TO_SPACE = bytes(32 if c < 32 else c for c in range(256))
@@ -365,6 +366,8 @@ def _repair(text: bytes) -> bytes:
         text = text.decode("utf-8", "replace").encode("utf-8")
     if b"\\" in text:
         text = _BAD_ESCAPE.sub(lambda m: m[0] if m[1] else rb"\\", text)
+    if not _NOT_A_NUMBER.search(text):  # replacing each string by itself is slow
+        return text
     return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
 
 
