@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from unified_prof.cli import command as cli_command
+from unified_prof.cli import process_tuning
 
 _FAULTS = """
 import resource, sys
 import numpy as np
-from unified_prof.cli import command as cli_command
+from unified_prof.cli import process_tuning
 if sys.argv[1] == "keep":
-    cli_command.keep_memory()
+    process_tuning.keep_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def some():
@@ -49,4 +49,4 @@ assert _faults("default") > 10 * _faults("keep") + 1000
 def test_other_c_libraries_are_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in (lambda _: object(), os.stat):
         monkeypatch.setattr(ctypes, "CDLL", library)
-        cli_command.keep_memory()
+        process_tuning.keep_memory()

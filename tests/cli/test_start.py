@@ -14,7 +14,7 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
-from unified_prof.cli import command as cli_command
+from unified_prof.cli import process_tuning
 
 HEAVY = ("pyarrow", "sqlalchemy", "torch")
 
@@ -90,9 +90,9 @@ def test_profiled_program_sees_default_gc_and_blas_settings(tmp_path: Path) -> N
 
 def test_raised_gc_thresholds_apply_only_within_the_block() -> None:
     with thresholds((700, 10, 10)):
-        with cli_command.reduced_garbage_collection():
+        with process_tuning.reduced_garbage_collection():
             assert gc.get_threshold()[0] > 100_000
-            cli_command.restore_garbage_collection()
+            process_tuning.restore_garbage_collection()
             assert gc.get_threshold()[0] == 700
             gc.set_threshold(5)  # set by the program
         assert gc.get_threshold()[0] == 5
@@ -100,7 +100,7 @@ def test_raised_gc_thresholds_apply_only_within_the_block() -> None:
 
 def test_disabled_garbage_collection_stays_disabled() -> None:
     with thresholds((0, 10, 10)):
-        with cli_command.reduced_garbage_collection():
+        with process_tuning.reduced_garbage_collection():
             assert gc.get_threshold()[0] == 0
         assert gc.get_threshold()[0] == 0
 
@@ -113,7 +113,7 @@ def test_blas_uses_one_thread_unless_the_user_sets_a_number(
     monkeypatch.delenv(name, raising=False)
     if wish is not None:
         monkeypatch.setenv(name, wish)
-    with cli_command.limit_blas_threads():
+    with process_tuning.limit_blas_threads():
         assert os.environ[name] == (wish or "1")
     assert os.environ.get(name) == wish
 
@@ -124,13 +124,13 @@ def test_objects_are_frozen_at_exit_only_if_no_program_ran(
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     with thresholds((700, 10, 10)):
-        with cli_command.reduced_garbage_collection():
-            cli_command.restore_garbage_collection()
-        cli_command.skip_exit_collection()
+        with process_tuning.reduced_garbage_collection():
+            process_tuning.restore_garbage_collection()
+        process_tuning.skip_exit_collection()
         assert frozen == []
-        with cli_command.reduced_garbage_collection():
+        with process_tuning.reduced_garbage_collection():
             pass
-        cli_command.skip_exit_collection()
+        process_tuning.skip_exit_collection()
         assert frozen == [True]
 
 

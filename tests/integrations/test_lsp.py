@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import memory_report, run_time_report
 from unified_prof.base.text import source_hash
-from unified_prof.integrations.source_costs import LineMap, newest_run, read_source_costs
+from unified_prof.integrations.source_costs import (
+    LineMap,
+    file_and_line,
+    names_line,
+    newest_run,
+    read_source_costs,
+)
+from unified_prof.recording.model import Finding
 
 pytest.importorskip("pygls")
 lsp = pytest.importorskip("lsprotocol.types")
@@ -264,6 +271,34 @@ def test_missing_and_damaged_runs_do_not_end_the_server(tmp_path: Path) -> None:
         assert list(await hints(client, uri)) == [LINEAR, RELU]
 
     edit(tmp_path, reload)
+
+
+def test_lines_are_those_of_python_and_the_editor() -> None:
+    """A form feed or a line separator within a line ends no line."""
+    from unified_prof.integrations.language_server import lines_of
+
+    assert lines_of("a\x0cb\r\nc\u2028d\re\n") == ["a\x0cb", "c\u2028d", "e", ""]
+
+
+def test_report_with_impossible_lines_is_read(tmp_path: Path) -> None:
+    run_time_report(
+        tmp_path / "run_time.sqlite",
+        [("add", 1.0, None, [("model.py", 2)])],
+        facts={"source_hashes": "[" * 100_000, "project_root": "\x01/../x"},
+    )
+    costs = read_source_costs(tmp_path)
+    assert list(costs.files["model.py"]) == [2]
+    assert costs.hashes == {}
+    assert file_and_line(f"model.py:{'9' * 5_000}") is None
+    assert file_and_line("model.py") is None
+
+
+def test_finding_names_whole_lines_only() -> None:
+    finding = Finding("kind", (), (), (), (), 1.0, "sum at src/model.py:12 and model.py:3")
+    assert names_line(finding, "src/model.py:12")
+    assert names_line(finding, "model.py:3")
+    assert not names_line(finding, "src/model.py:1")
+    assert not names_line(finding, "model.py:12")
 
 
 def test_newest_run_is_shown(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report.advice import add_advice
 from unified_prof.report.document import Column, Document
-from unified_prof.report.report_document import finding_cost, finding_summary
+from unified_prof.report.finding_lines import finding_cost, finding_summary
 from unified_prof.report.terminal import render_text
 
 

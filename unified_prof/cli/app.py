@@ -26,11 +26,13 @@ from unified_prof.cli import config
 from unified_prof.cli.command import (
     Group,
     Option,
+)
+from unified_prof.cli.output import put_error
+from unified_prof.cli.process_tuning import (
     limit_blas_threads,
     reduced_garbage_collection,
     restore_garbage_collection,
 )
-from unified_prof.cli.output import put_error
 from unified_prof.errors import (
     BUG_EXIT_CODE,
     OutputError,

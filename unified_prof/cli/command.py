@@ -1,4 +1,4 @@
-"""Basis of all commands: declaration of options, help screens, process tuning.
+"""Basis of all commands: declaration of options, and help screens.
 
 A command is a function whose parameters are annotated with `option(...)` or `argument(...)`. A
 parameter whose type is a dataclass stands for the fields of that dataclass. Types determine how
@@ -6,21 +6,15 @@ values are read: `bool` is a flag, `list` is repeatable, an Enum is a choice.
 
 Every option can also be set by a variable named after it (`UPROF_GATE_FORMAT` for `uprof gate
 --format`). Help has sections, and examples come before exit codes.
-
-Process tuning: imports create about 100,000 objects that are never freed, and Python's garbage
-collector visits them 120 times, which is a tenth of a small command's CPU time. NumPy's BLAS starts
-a thread per processor that uprof does not use. Both are restored before a user's program runs.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -542,79 +536,3 @@ def _metavar(kind: click.ParamType[Any]) -> str:
     if isinstance(kind, click.Choice):
         return "|".join(kind.choices)
     return {"integer": "N", "float": "NUMBER", "path": "PATH"}.get(kind.name, "TEXT")
-
-
-# New objects between two garbage collections; at most a few dozen MB of garbage.
-_GC_THRESHOLD = 200_000
-_THREADS = "OPENBLAS_NUM_THREADS"
-
-# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the maximum of the former.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20
-
-# Python's own thresholds while ours are active.
-_default_thresholds: tuple[int, int, int] | None = None
-# True if no user program has run in this process.
-_is_only_uprof = False
-
-
-@contextmanager
-def reduced_garbage_collection() -> Iterator[None]:
-    """Collect garbage rarely within the block, or until `restore_garbage_collection` is called."""
-    global _default_thresholds, _is_only_uprof
-    if _default_thresholds is None and gc.get_threshold()[0]:  # 0: collection is off
-        _default_thresholds, _is_only_uprof = gc.get_threshold(), True
-        gc.set_threshold(_GC_THRESHOLD, *_default_thresholds[1:])
-    try:
-        yield
-    finally:
-        _restore()
-
-
-def restore_garbage_collection() -> None:
-    """Restore Python's garbage collection before a user's program runs."""
-    global _is_only_uprof
-    _is_only_uprof = False
-    _restore()
-
-
-def _restore() -> None:
-    global _default_thresholds
-    if _default_thresholds is not None:
-        gc.set_threshold(*_default_thresholds)
-        _default_thresholds = None
-
-
-def skip_exit_collection() -> None:
-    """Skip the garbage collection at process exit; must be the last call."""
-    if _is_only_uprof:
-        gc.freeze()
-
-
-def keep_memory() -> None:
-    """Let the GNU C library keep freed memory until the process ends.
-
-    By default it returns freed memory to the kernel, which clears every page on the next
-    allocation: 5 % of a conversion's time. Peak memory does not change.
-    """
-    import ctypes
-
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # another C library
-        return
-    mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
-    mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
-
-
-@contextmanager
-def limit_blas_threads() -> Iterator[None]:
-    """Keep NumPy from starting BLAS threads on import; a number set by the user is kept."""
-    if _THREADS in os.environ:
-        yield
-        return
-    os.environ[_THREADS] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_THREADS, None)

@@ -80,7 +80,7 @@ def convert(
     json_: AsJson = False,
 ) -> None:
     """Convert recordings of other profilers to databases, without torch, CANN or a device."""
-    from unified_prof.cli.command import keep_memory
+    from unified_prof.cli.process_tuning import keep_memory
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
     keep_memory()

@@ -201,7 +201,11 @@ def render_reports(
     if dumps := flight_recorder.dump_files(path):
         if request.by is not None or rank is not None or shape.name not in _DUMP_FORMATS:
             text = f"{path} has Flight Recorder dumps, shown as {', '.join(_DUMP_FORMATS)}"
-            raise UsageError(text, hint="omit --by, --rank and --format", slug="no-breakdown")
+            raise UsageError(
+                text,
+                hint="omit --by and --rank, and choose one of these formats",
+                slug="no-breakdown",
+            )
         found = flight_recorder.compare_dumps(path, dumps)
         style = {"to_file": output is not None, "full_names": request.full_names}
         is_json = shape.name == "json"

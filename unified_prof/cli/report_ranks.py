@@ -54,7 +54,9 @@ def produce(
         top=request.top, full_names=request.full_names, width=request.width, color=request.color
     )
     if shape.name == "json":
-        told = figures_document(()) if reports is None else json.loads(shape.text(reports, request))
+        told = figures_document(()) | {"coverage": None}
+        if reports is not None:
+            told = json.loads(shape.text(reports, request))
         return output.json_text(told | {"cluster": cluster_document.run_fields(overview)})
     text = formats.produce_cluster(shape, overview, own)
     if reports is None or shape.name == "html":

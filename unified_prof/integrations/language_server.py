@@ -7,6 +7,7 @@ import atexit
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ from unified_prof.integrations.source_costs import (
     total,
 )
 from unified_prof.report import names
-from unified_prof.report.report_document import finding_summary
+from unified_prof.report.finding_lines import finding_summary
 from unified_prof.version import VERSION
 
 OPEN_PAGE = "uprof.openPage"
@@ -61,12 +62,12 @@ class OpenFile:
             else source_hash(text.encode()) != recorded
         )
         # The text that ran is not in the report: if the file has changed, lines may be wrong.
-        self._before = text.splitlines()
+        self._before = lines_of(text)
         self._now = self._before
 
     def edit(self, text: str) -> None:
         """Take the current text."""
-        self._now = text.splitlines()
+        self._now = lines_of(text)
         for name in ("marks", "scopes"):
             self.__dict__.pop(name, None)
 
@@ -107,6 +108,11 @@ class OpenFile:
         return len(self._now[line].encode("utf-16-le")) // 2
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text as Python and editors count them: not ended by form feeds."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
 def cost_text(cost: LineCost) -> str:
     """Return a cost in a few words: `linear 26.1 ms, 64 %, 6.3 MiB`."""
     parts = []
@@ -116,7 +122,7 @@ def cost_text(cost: LineCost) -> str:
         parts.append(names.format_percent(cost.percent))
     if cost.size_bytes:
         parts.append(names.format_size(cost.size_bytes))
-    return f"{names.neutral(cost.name)} {', '.join(parts)}"
+    return f"{names.neutral(cost.name)} {', '.join(parts)}".rstrip()
 
 
 def cost_table(cost: LineCost) -> str:
@@ -209,10 +215,10 @@ def make_server(run: Path | None = None) -> Any:
     def publish(uri: str) -> None:
         file = shown.files.get(uri)
         server.text_document_publish_diagnostics(
-            lsp.PublishDiagnosticsParams(uri, [*_diagnostics(file)] if file else [])
+            lsp.PublishDiagnosticsParams(uri, [*diagnostics(file)] if file else [])
         )
 
-    def _diagnostics(file: OpenFile) -> Iterator[Any]:
+    def diagnostics(file: OpenFile) -> Iterator[Any]:
         for mark in file.marks:
             for one in mark.cost.findings:
                 text = finding_summary(one) + (f"; try: {one.advice}" if one.advice else "")
@@ -328,6 +334,7 @@ class Pages:
 
     def __init__(self) -> None:
         self._served: dict[Path, tuple[subprocess.Popen[str], str]] = {}
+        self._lock = threading.Lock()
         atexit.register(self.close)
 
     def serve(self, run: Path) -> str:
@@ -336,28 +343,33 @@ class Pages:
         Raises:
             StoreError: The page cannot be made.
         """
-        if run in self._served and self._served[run][0].poll() is None:
+        with self._lock:  # two clicks make one page
+            if run not in self._served or self._served[run][0].poll() is not None:
+                self._served[run] = _start_page(run)
             return self._served[run][1]
-        command = [sys.executable, "-m", "unified_prof", "view", str(run), "--no-open", "--json"]
-        process = subprocess.Popen(
-            [*command, "--quiet"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        answer = ""
-        while not answer.endswith("}\n") and (line := process.stdout.readline()):
-            answer += line
-        if not answer:
-            raise StoreError(
-                f"the page of {run} could not be made", hint=f"uprof view {run}", slug="no-report"
-            )
-        self._served[run] = process, str(json.loads(answer)["url"])
-        return self._served[run][1]
 
     def close(self) -> None:
         """End all servers."""
         for process, _ in self._served.values():
             process.terminate()
+
+
+def _start_page(run: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start `uprof view`; return its process and the address of the page."""
+    command = [sys.executable, "-m", "unified_prof", "view", str(run), "--no-open", "--json"]
+    process = subprocess.Popen(
+        [*command, "--quiet"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    answer = ""
+    while not answer.endswith("}\n") and (line := process.stdout.readline()):
+        answer += line
+    if not answer:
+        raise StoreError(
+            f"the page of {run} could not be made", hint=f"uprof view {run}", slug="no-report"
+        )
+    return process, str(json.loads(answer)["url"])

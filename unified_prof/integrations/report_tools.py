@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from unified_prof.base.redaction import redact
 from unified_prof.compare import device_diff, runs
@@ -24,13 +25,15 @@ from unified_prof.errors import CaptureError, UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis, Change
 from unified_prof.explain.what_if import WITHOUT
+from unified_prof.integrations.source_costs import file_and_line, names_line
 from unified_prof.pipeline import cache, rank_runs
 from unified_prof.recording import run_directory
 from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.model import Row
 from unified_prof.report import cluster_document, device_documents, operation_difference
 from unified_prof.report.advice import what_if_fields
 from unified_prof.report.figures import collect_figures, coverage_fields, report_fields, row_fields
-from unified_prof.report.report_document import finding_summary
+from unified_prof.report.finding_lines import finding_summary
 
 # Maximum size of the rows of one answer, and length of one text in it.
 MAX_BYTES = 12_000
@@ -167,13 +170,14 @@ class ReportTools:
         _check_breakdown(by)
         with self._analysis(path, report) as analysis:
             found = analysis.breakdown(by)
-        rows = [
-            {"id": f"{by} {number}", **_measured(row_fields(found, row))}
-            for number, row in enumerate(found.rows, start=1)
-            if contains in row.name
-        ]
+        chosen = [one for one in enumerate(found.rows, start=1) if contains in one[1].name]
+
+        def fields(numbered: tuple[int, Row]) -> Answer:
+            number, row = numbered
+            return {"id": f"{by} {number}", **_measured(row_fields(found, row))}
+
         whole = {"by": by, "total_ns": found.total_ns, "size_bytes": found.size_bytes}
-        return {**whole, **page(rows, limit, cursor)}
+        return {**whole, **page(chosen, limit, cursor, show=fields)}
 
     def timeline_slice(
         self,
@@ -207,25 +211,30 @@ class ReportTools:
         first = min(int(one.start_ns[0]) for one in tracks)
         begin = first + round(start_ms * _NS_PER_MS)
         end = begin + round(duration_ms * _NS_PER_MS)
-        rows = []
-        for one in tracks:
-            if track in f"{one.group} {one.name}":
-                chosen = one.take((one.start_ns < end) & (one.end_ns > begin))
-                for start, stop, label in zip(
-                    chosen.start_ns.tolist(),
-                    chosen.end_ns.tolist(),
-                    chosen.label.tolist(),
-                    strict=True,
-                ):
-                    place = f"{one.group}, {one.name}"
-                    name = one.labels[label]
-                    rows.append(
-                        (start, {"name": name, "track": place, "duration_ns": stop - start})
-                    )
-        rows.sort(key=lambda one: one[0])
-        named = [{"start_ms": (start - first) / _NS_PER_MS, **row} for start, row in rows]
+        chosen = [
+            one.take((one.start_ns < end) & (one.end_ns > begin))
+            for one in tracks
+            if track in f"{one.group} {one.name}"
+        ]
+        starts = np.concatenate([np.zeros(0, np.int64), *(one.start_ns for one in chosen)])
+        heads = np.cumsum([0, *map(len, chosen)])
+
+        def fields(row: int) -> Answer:
+            number = int(np.searchsorted(heads, row, side="right")) - 1
+            one, at = chosen[number], row - int(heads[number])
+            return {
+                "start_ms": (int(one.start_ns[at]) - first) / _NS_PER_MS,
+                "name": one.labels[int(one.label[at])],
+                "track": f"{one.group}, {one.name}",
+                "duration_ns": int(one.end_ns[at] - one.start_ns[at]),
+            }
+
         last = max(int(one.end_ns.max()) for one in tracks)
-        return {"recorded_ms": (last - first) / _NS_PER_MS, **page(named, limit, cursor)}
+        order: list[int] = np.argsort(starts, kind="stable").tolist()
+        return {
+            "recorded_ms": (last - first) / _NS_PER_MS,
+            **page(order, limit, cursor, show=fields),
+        }
 
     def what_if(
         self,
@@ -340,13 +349,12 @@ class ReportTools:
             findings = analysis.advice(quick=True).findings
         rows = []
         for row in found.rows:
-            name, _, number = row.name.rpartition(":")
-            if name.endswith(file) and line in (None, int(number) if number.isdecimal() else -1):
+            name, number = file_and_line(row.name) or (row.name, None)
+            if name.endswith(file) and line in (None, number):
                 about = [
                     {"id": f"finding {place}", "text": finding_summary(one)}
                     for place, one in enumerate(findings, start=1)
-                    if row.name in one.text
-                    or any(row.name == evidence.get("line") for evidence in one.evidence)
+                    if names_line(one, row.name)
                 ]
                 fields = _measured(row_fields(found, row))
                 rows.append({**fields, **({"findings": about} if about else {})})
@@ -458,9 +466,21 @@ _NESTED = frozenset({"shapes", "kernels"})
 
 
 def page(
-    rows: Sequence[Any], limit: int = _MAX_ROWS, cursor: str | None = None, *, size: int = MAX_BYTES
+    rows: Sequence[Any],
+    limit: int = _MAX_ROWS,
+    cursor: str | None = None,
+    *,
+    size: int = MAX_BYTES,
+    show: Callable[[Any], Answer] = lambda row: row,
 ) -> Answer:
     """Return the rows from `cursor` on, at most `limit` and about `size` bytes.
+
+    Args:
+        rows: All rows.
+        limit: Maximum number of rows to return.
+        cursor: `next_cursor` of the answer before.
+        size: Maximum size of the rows as JSON, but for the first.
+        show: Returns the fields of a row; called only for those returned.
 
     Raises:
         UsageError: The cursor is not one of an answer, or the limit is not 1 to _MAX_ROWS.
@@ -475,7 +495,7 @@ def page(
     chosen: list[Any] = []
     used = 0
     for row in rows[first : first + limit]:
-        row = _short(row)
+        row = _short(show(row))
         used += len(msgspec.json.encode(row))
         if chosen and used > size:
             break

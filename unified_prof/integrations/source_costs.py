@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ _MAX_DEPTH, _MAX_ENTRIES = 4, 20_000
 _REPORT_NAMES = ("run_time", "memory", "msprof_")
 # Changed regions longer than this are not aligned: their lines have no costs.
 _MAX_ALIGNED_LINES = 2_000
+_MAX_DIGITS = 10  # Longer line numbers are damage.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,7 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, int, LineCost]]:
     found = analysis.breakdown("line")
     costs: dict[tuple[str, int], LineCost] = {}
     for row in found.rows:
-        file, _, number = row.name.rpartition(":")
-        if file and number.isascii() and number.isdecimal():
-            place = file, int(number)
+        if (place := file_and_line(row.name)) is not None:
             before = costs.get(place)
             cost = LineCost(
                 row.detail or row.kind,
@@ -110,15 +110,25 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, int, LineCost]]:
                 row.backward_ns,
                 row.extra.get("recomputed_ns"),
                 row.size_bytes,
-                tuple(one for one in findings if _names_line(one, row.name)),
+                tuple(one for one in findings if names_line(one, row.name)),
             )
             costs[place] = cost if before is None else _merged(before, cost)
     for (file, line), cost in costs.items():
         yield file, line, cost
 
 
-def _names_line(finding: Finding, line: str) -> bool:
-    return any(row.get("line") == line for row in finding.evidence) or line in finding.text
+def file_and_line(name: str) -> tuple[str, int] | None:
+    """Return the parts of `file:line`, the name of a row by line; None for other names."""
+    file, _, number = name.rpartition(":")
+    is_line = number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS
+    return (file, int(number)) if file and is_line else None
+
+
+def names_line(finding: Finding, line: str) -> bool:
+    """Return True if a finding names `file:line` in its evidence or text."""
+    if any(row.get("line") == line for row in finding.evidence):
+        return True
+    return re.search(rf"(?<![\w./\\-]){re.escape(line)}(?!\d)", finding.text) is not None
 
 
 def _merged(one: LineCost, other: LineCost) -> LineCost:
@@ -146,7 +156,7 @@ def total(costs: Iterable[LineCost]) -> LineCost:
         return sum(values) if values else None
 
     return LineCost(
-        f"{len(costs)} lines",
+        f"{len(costs)} line{'s' * (len(costs) != 1)}",
         summed("percent"),
         summed("total_ns"),
         summed("forward_ns"),

@@ -170,13 +170,24 @@ class _Reports(TypedDict):
     format: Literal["uprof-report"]
     version: int
     reports: list[Report]
-    coverage: Coverage
+    coverage: Coverage | None
 
 
 class ReportDocument(_Reports, total=False):
     """Output of `uprof report --format json`; `cluster` if it is a multi-rank run."""
 
     cluster: ClusterDocument
+
+
+class HangDocument(TypedDict):
+    """Output of `uprof report --json` for Flight Recorder dumps of all ranks."""
+
+    version: int
+    ranks: list[int]
+    absent: list[int]
+    unread: list[str]
+    findings: list[Finding]
+    last_calls: list[dict[str, str]]
 
 
 class ReportFindings(Findings):
@@ -530,7 +541,7 @@ class OneRank(TypedDict):
 
 # Command -> version and shapes of its documents.
 DOCUMENTS: Mapping[str, tuple[int, tuple[type, ...]]] = {
-    "report": (FORMAT_VERSION, (ReportDocument,)),
+    "report": (FORMAT_VERSION, (ReportDocument, HangDocument)),
     "advise": (FORMAT_VERSION, (AdviceDocument,)),
     "what-if": (FORMAT_VERSION, (WhatIfDocument,)),
     "diff": (
@@ -542,7 +553,6 @@ DOCUMENTS: Mapping[str, tuple[int, tuple[type, ...]]] = {
 }
 # Documents in which NaN and infinity become null.
 _FINITE = ("diff", "gate")
-_WITH_FIGURES = "BreakdownRow"
 
 
 def schema(command: str) -> dict[str, Any]:

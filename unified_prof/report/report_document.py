@@ -6,7 +6,6 @@ Anomalies are stored under stable slugs; slugs that are hard to understand have 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -19,11 +18,9 @@ from unified_prof.recording.collectives import device_name
 from unified_prof.recording.idle import IN_WORDS, REASONS, IdleReasons
 from unified_prof.recording.model import (
     THEN,
-    Advice,
     Anomaly,
     DeviceTime,
     Distribution,
-    Finding,
     ModelUse,
     Row,
     Summary,
@@ -34,9 +31,8 @@ from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
+from unified_prof.report.finding_lines import add_findings
 from unified_prof.report.terminal import render_text
-
-_PARENTHESES = re.compile(r" \([^()]*\)")
 
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
 _ANOMALY_NAMES = {
@@ -94,12 +90,6 @@ _FAMILIES = {
     "msprof": "msprof database",
 }
 _OTHER_TIME = "optimizer and other"
-# Number of findings shown above the figures of a report.
-_MAX_FINDINGS = 3
-# Findings are shortened to this many characters if clauses can be left out.
-_FINDING_LENGTH = 90
-# Without findings, the longest operations are named if they take this share of the time.
-_LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
 # Minimum share of an iteration from which waiting for a processor is mentioned.
@@ -124,7 +114,7 @@ def report_document(
     for figures in reports:
         document.title(report_title(figures.summary))
         _add_not_tracked(document, figures.summary)
-        _add_findings(document, figures)
+        add_findings(document, figures)
         _add_headline(document, figures)
         for selection in figures.selections:
             _add_breakdown(document, selection)
@@ -220,74 +210,6 @@ def _add_not_tracked(document: Document, summary: Summary) -> bool:
     if reason is not None:
         document.warning("the workload was not tracked", reason)
     return reason is not None
-
-
-def _add_findings(document: Document, figures: Figures) -> None:
-    """Add the most expensive findings in one line each; without findings, what takes the time."""
-    advice = figures.advice
-    if advice is None:
-        return
-    for finding in advice.findings[:_MAX_FINDINGS]:
-        document.finding(finding_cost(finding, advice), finding_summary(finding))
-    if not advice.findings:
-        if advice.judged:
-            rules = f"none ({names.format_number(len(advice.judged))} rules)"
-            document.fact("findings", "; ".join([rules, *_composition(figures)]))
-    else:
-        left_out = len(advice.findings) - _MAX_FINDINGS
-        more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
-        document.note(f"`uprof advise` shows {more}evidence and what to try")
-
-
-def _composition(figures: Figures) -> list[str]:
-    """Say what takes the time: the device's work or its idle time, and the longest operations."""
-    said = []
-    devices = figures.summary.devices
-    if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
-        device = devices[0].share_basis
-        if 2 * device.busy_ns < window_ns:
-            return [
-                f"the device is idle {names.format_share(device.idle_ns, window_ns)} of the time"
-            ]
-        said.append(
-            f"the device is busy {names.format_share(device.busy_ns, window_ns)} of the time"
-        )
-    for selection in figures.selections[:1]:
-        rows, whole = selection.breakdown.rows, selection.breakdown.total_ns
-        timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
-        longest = timed[:_LONGEST_OPERATIONS]
-        taken = sum(row.total_ns or 0 for row in longest)
-        if whole and taken > _DOMINANT_SHARE * whole:
-            listed = " and ".join(names.readable_names([row.name for row in longest]))
-            said.append(
-                f"{names.format_share(taken, whole)} of {figures.summary.clock} time is in "
-                f"{names.neutral(listed)}: only faster ones help"
-            )
-    return said
-
-
-def finding_cost(finding: Finding, advice: Advice) -> str:
-    """Return the time per step that fixing a finding saves, and its share of the step."""
-    if not finding.cost_ms_per_step:
-        return names.NOT_MEASURED
-    cost = names.format_duration(finding.cost_ms_per_step * 1e6)
-    if not advice.step_ms:
-        return cost
-    unit = "/step" if advice.steps else ""
-    return f"{cost}{unit} ({names.format_share(finding.cost_ms_per_step, advice.step_ms)})"
-
-
-def finding_summary(finding: Finding) -> str:
-    """Return a finding without its cost, shortened to the clauses that fit in one line."""
-    clauses = [one for one in finding.text.split("; ") if not one.startswith("saves ")]
-    text = clauses[0] if clauses else finding.text
-    if len(text) > _FINDING_LENGTH:
-        text = _PARENTHESES.sub("", text)
-    for clause in clauses[1:]:
-        if len(text) + len(clause) + 2 > _FINDING_LENGTH:
-            break
-        text = f"{text}; {clause}"
-    return f"{text} ({finding.sure})"
 
 
 def _add_headline(document: Document, figures: Figures) -> None:

@@ -320,7 +320,7 @@ def _processors() -> int:
 def _source_hash(path: Path) -> str | None:
     """Return the hash of a source file when it is first asked for; None if it cannot be read."""
     try:
-        if path.stat().st_size <= _MAX_SOURCE_BYTES:
+        if path.is_file() and path.stat().st_size <= _MAX_SOURCE_BYTES:
             return source_hash(path.read_bytes())
     except OSError:  # code without a file, such as a notebook cell
         pass

@@ -1,0 +1,88 @@
+"""The first lines of a report: a line per finding with its cost, or what takes the time."""
+
+from __future__ import annotations
+
+import re
+
+from unified_prof.recording.model import Advice, Finding
+from unified_prof.report import names
+from unified_prof.report.document import Document
+from unified_prof.report.figures import Figures
+
+_PARENTHESES = re.compile(r" \([^()]*\)")
+# Number of findings shown above the figures of a report.
+_MAX_FINDINGS = 3
+# Findings are shortened to this many characters if clauses can be left out.
+_FINDING_LENGTH = 90
+# Without findings, the longest operations are named if they take this share of the time.
+_LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
+
+
+def add_findings(document: Document, figures: Figures) -> None:
+    """Add the most expensive findings in one line each; without findings, what takes the time."""
+    advice = figures.advice
+    if advice is None:
+        return
+    for finding in advice.findings[:_MAX_FINDINGS]:
+        document.finding(finding_cost(finding, advice), finding_summary(finding))
+    if not advice.findings:
+        if advice.judged:
+            rules = f"none ({names.format_number(len(advice.judged))} rules)"
+            document.fact("findings", "; ".join([rules, *_composition(figures)]))
+    else:
+        left_out = len(advice.findings) - _MAX_FINDINGS
+        more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
+        document.note(f"`uprof advise` shows {more}evidence and what to try")
+
+
+def _composition(figures: Figures) -> list[str]:
+    """Say what takes the time: the device's work or its idle time, and the longest operations."""
+    said = []
+    devices = figures.summary.devices
+    if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
+        device = devices[0].share_basis
+        if 2 * device.busy_ns < window_ns:
+            return [
+                f"the device is idle {names.format_share(device.idle_ns, window_ns)} of the time"
+            ]
+        said.append(
+            f"the device is busy {names.format_share(device.busy_ns, window_ns)} of the time"
+        )
+    for selection in figures.selections[:1]:
+        rows, whole = selection.breakdown.rows, selection.breakdown.total_ns
+        timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
+        longest = timed[:_LONGEST_OPERATIONS]
+        taken = sum(row.total_ns or 0 for row in longest)
+        if whole and taken > _DOMINANT_SHARE * whole:
+            listed = " and ".join(names.readable_names([row.name for row in longest]))
+            # Elsewhere, operations are only a part of the time.
+            claim = ": only faster ones help" if said else ""
+            said.append(
+                f"{names.format_share(taken, whole)} of {figures.summary.clock} time is in "
+                f"{names.neutral(listed)}{claim}"
+            )
+    return said
+
+
+def finding_cost(finding: Finding, advice: Advice) -> str:
+    """Return the time per step that fixing a finding saves, and its share of the step."""
+    if not finding.cost_ms_per_step:
+        return names.NOT_MEASURED
+    cost = names.format_duration(finding.cost_ms_per_step * 1e6)
+    if not advice.step_ms:
+        return cost
+    unit = "/step" if advice.steps else ""
+    return f"{cost}{unit} ({names.format_share(finding.cost_ms_per_step, advice.step_ms)})"
+
+
+def finding_summary(finding: Finding) -> str:
+    """Return a finding without its cost, shortened to the clauses that fit in one line."""
+    clauses = [one for one in finding.text.split("; ") if not one.startswith("saves ")]
+    text = clauses[0] if clauses else finding.text
+    if len(text) > _FINDING_LENGTH:
+        text = _PARENTHESES.sub("", text)
+    for clause in clauses[1:]:
+        if len(text) + len(clause) + 2 > _FINDING_LENGTH:
+            break
+        text = f"{text}; {clause}"
+    return f"{text} ({finding.sure})"
