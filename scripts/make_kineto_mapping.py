@@ -376,6 +376,18 @@ MAPPINGS: tuple[TableMapping, ...] = (
         "Calls of at least 0.5 ms.",
     ),
     TableMapping(
+        "UPROF_COVERAGE",
+        (),
+        {
+            "kind": "`trace`, or a kind of event",
+            "unit": "`bytes` or `events`",
+            "total": "decompressed size, or number of events",
+            "decoded": "the rest of `total`",
+            "skipped": "damaged events, bytes after the last complete event",
+            "without_table": "events of other phases, such as `C`",
+        },
+    ),
+    TableMapping(
         "UPROF_TRACE_EVENTS",
         (Kind.OTHER, Kind.INSTANT, Kind.UNKNOWN),
         _TIMES

@@ -216,7 +216,7 @@ def test_tables_with_other_keys_are_left_to_sqlite() -> None:
         if (layout := views.layout(revision, table)) and not can_be_pages(spec := layout.spec)
     }
     names = (
-        "ANOMALIES GAP_SAMPLES GPU_DEVICES ITERATION_PARTS MODULES RECOMPUTATION REGION_COUNTS"
-        " REGION_ENTRIES RUN RUN_TIME_SAMPLES"
+        "ANOMALIES COVERAGE GAP_SAMPLES GPU_DEVICES ITERATION_PARTS MODULES RECOMPUTATION"
+        " REGION_COUNTS REGION_ENTRIES RUN RUN_TIME_SAMPLES"
     )
     assert left == {f"UPROF_{name}" for name in names.split()}

@@ -105,6 +105,13 @@ class Tables(Protocol):
     def columns(self, table: str) -> Collection[str]:
         """Return the column names of `table`; empty if it does not exist."""
 
+    def count(self, table: str) -> int:
+        """Return the number of rows of `table`; 0 if it does not exist.
+
+        Raises:
+            UprofError: The file is damaged.
+        """
+
     def slices(
         self,
         table: str,

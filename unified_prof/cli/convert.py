@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from unified_prof.base import streams
+from unified_prof.base.coverage import coverage_text
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Group, Quiet, argument, option
 from unified_prof.pipeline.sources import SOURCES
@@ -145,6 +146,8 @@ def _summary(outcome: Outcome) -> Iterator[str]:
         width = max((len(name) for name in conversion.rows), default=0)
         for table, rows in sorted(conversion.rows.items()):
             yield f"  {table:{width}}  {rows:>12,} rows"
+    if conversion.coverage:
+        yield f"  decoded {coverage_text(conversion.coverage)}"
     for name, (count, detail) in sorted(conversion.anomalies.items()):
         yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
     total = sum(conversion.seconds.values())
@@ -180,5 +183,6 @@ def _record(outcome: Outcome) -> dict[str, Any]:
             name: {"count": count, "detail": detail}
             for name, (count, detail) in sorted(conversion.anomalies.items())
         },
+        "coverage": [part._asdict() for part in conversion.coverage],
         "cpu_seconds": {name: round(seconds, 4) for name, seconds in conversion.seconds.items()},
     }

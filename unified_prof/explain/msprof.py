@@ -40,7 +40,12 @@ from unified_prof.recording.model import (
     Totals,
 )
 from unified_prof.recording.recording import Recording, breakdown_spec
-from unified_prof.recording.source import Source, file_anomalies, recorded_anomalies
+from unified_prof.recording.source import (
+    Source,
+    file_anomalies,
+    recorded_anomalies,
+    recorded_coverage,
+)
 from unified_prof.recording.stacks import Stacks
 from unified_prof.recording.steps import StepTrace, step_of
 from unified_prof.recording.timeline import Timeline
@@ -95,6 +100,7 @@ class MsprofAnalysis(Analysis):
             ),
             not_measured=tuple(self._not_measured(totals)),
             available=self._available,
+            coverage=recorded_coverage(recording.source),
         )
 
     def breakdown(self, by: By) -> Breakdown:

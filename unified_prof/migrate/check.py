@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from unified_prof.base import coverage
 from unified_prof.base.columns import NO_TEXT, OLD_NO_DOMAIN
+from unified_prof.base.coverage import CoveredPart, coverage_text
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import SchemaSpec, TableSpec
 from unified_prof.schema.msprof import Reference, references
@@ -26,7 +28,7 @@ class Finding:
 
     is_problem: bool
     kind: str
-    """damage, schema, incomplete, dangling, enum, interval or duplicate."""
+    """damage, schema, incomplete, dangling, enum, interval, duplicate, anomaly or coverage."""
 
     message: str
     count: int
@@ -332,6 +334,14 @@ def _contents(db: sqlite3.Connection, detection: Detection) -> Iterator[Finding]
     if facts.has("UPROF_ANOMALIES", "name", "count", "detail"):
         for name, count, detail in db.execute("SELECT name, count, detail FROM UPROF_ANOMALIES"):
             yield note("anomaly", f"{name}: {detail}", count)
+    if facts.has(coverage.TABLE, *CoveredPart._fields):
+        columns = ", ".join(CoveredPart._fields)
+        parts = map(CoveredPart._make, db.execute(f"SELECT {columns} FROM {coverage.TABLE}"))
+        for part in parts:
+            if part.total != sum(part[-3:]):
+                yield problem("coverage", f"parts of {part.kind} do not add up to {part.total}")
+            elif part.decoded < part.total:
+                yield note("coverage", coverage_text([part]))
 
 
 def _skyline(db: sqlite3.Connection, detection: Detection, facts: Facts) -> Iterator[Finding]:

@@ -15,7 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from unified_prof.base import coverage
 from unified_prof.base.columns import Column, Ledger, Sink, Strings
+from unified_prof.base.coverage import CoveredPart
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import analysis_db, discovery, output_paths, outputs
 from unified_prof.pipeline.discovery import FoundRecording
@@ -36,6 +38,7 @@ class CountingSink(Sink):
         self.rows: dict[str, int] = {}
         """Number of rows by table, without empty tables."""
         self.anomalies = Ledger()
+        self.coverage: list[CoveredPart] = []
 
     @property
     def strings(self) -> Strings:
@@ -45,7 +48,10 @@ class CountingSink(Sink):
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
         """Count and write a batch; see `columns.Sink.write`."""
         count = self._sink.write(table, columns)
-        if count:
+        if table == coverage.TABLE:
+            rows = zip(*(columns[name] for name in CoveredPart._fields), strict=True)
+            self.coverage += [CoveredPart(*row) for row in rows]
+        elif count:
             self.rows[table] = self.rows.get(table, 0) + count
         return count
 
@@ -74,6 +80,8 @@ class Conversion:
     """Skipped or unknown data with count and first example, as in UPROF_ANOMALIES."""
     seconds: Mapping[str, float]
     """CPU time by stage, in order."""
+    coverage: Sequence[CoveredPart] = ()
+    """How much of each kind of data was decoded, as in UPROF_COVERAGE."""
 
 
 def convert(
@@ -193,6 +201,7 @@ def _write(
         sink.rows,
         dict(writer.anomalies),
         stages.seconds,
+        sink.coverage,
     )
 
 

@@ -23,8 +23,8 @@ from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
 MAX_DEPTH = 64
 # Maximum files and directories below one directory, which take about half a minute.
 MAX_ENTRIES = 250_000
-# Maximum kinds of skipped files that are listed.
-_MAX_SKIPPED_KINDS = 8
+# Maximum skipped files of a kind that are named.
+_MAX_NAMES = 100
 
 _SQLITE = b"SQLite format 3\0"
 _Report = Callable[[str], None]
@@ -298,11 +298,12 @@ class _Search:
         kinds = sorted(self._skipped.items(), key=lambda item: -len(item[1]))
         if kinds:
             count = sum(len(files) for _, files in kinds)
-            shown, more = kinds[:_MAX_SKIPPED_KINDS], len(kinds) - _MAX_SKIPPED_KINDS
-            text = "; ".join(f"{kind}: {_first_of(names)}" for kind, names in shown)
-            yield f"{count:,} other files in {self._directory} are not recordings: {text}" + (
-                f"; {more:,} more kinds" if more > 0 else ""
+            text = "; ".join(
+                f"{kind}: {', '.join(names[:_MAX_NAMES])}"
+                + (f" and {len(names) - _MAX_NAMES:,} more" if names[_MAX_NAMES:] else "")
+                for kind, names in kinds
             )
+            yield f"{count:,} other files in {self._directory} are not recordings: {text}"
         for size, ranks in self._ranks.items():
             missing = sorted(set(range(min(size, MAX_ENTRIES))) - ranks)
             if len(ranks) > 1 and missing:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.coverage import CoveredPart
 from unified_prof.base.display import Displayed
 from unified_prof.recording.breakdown_kinds import By
 
@@ -285,6 +286,7 @@ class Summary:
     anomalies: tuple[Anomaly, ...]
     not_measured: tuple[NotMeasured, ...]
     available: tuple[By, ...]  # The breakdowns that this report has.
+    coverage: tuple[CoveredPart, ...] = ()  # How much of a converted recording was decoded.
 
 
 # Confidence of a finding: certain: measured; likely: measured, cause inferred; possible: one of

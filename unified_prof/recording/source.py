@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import NOT_AVAILABLE, Ledger
+from unified_prof.base.coverage import CoveredPart
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.recording.model import Anomaly
 
@@ -63,6 +64,18 @@ def recorded_anomalies(source: Source) -> list[Anomaly]:
         )
         for name, count, detail in rows
     ]
+
+
+def recorded_coverage(source: Source) -> tuple[CoveredPart, ...]:
+    """Return how much of the recording was decoded; empty if the report was not converted."""
+    if "UPROF_COVERAGE" not in source.tables:
+        return ()
+    columns = ", ".join(CoveredPart._fields)
+    rows = source.rows(f"SELECT {columns} FROM UPROF_COVERAGE ORDER BY kind, unit")
+    return tuple(
+        CoveredPart(str(kind), str(unit), *(max(0, n) if type(n) is int else 0 for n in sizes))
+        for kind, unit, *sizes in rows
+    )
 
 
 def recorded_facts(source: Source) -> list[tuple[str, str]]:

@@ -51,6 +51,17 @@ def _plus(**properties: dict[str, Any]) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema={"properties": properties, "required": list(properties)})
 
 
+class Decoded(TypedDict):
+    """How much of one kind of data in a recording was decoded; see `UPROF_COVERAGE`."""
+
+    kind: str
+    unit: str
+    total: int
+    decoded: int
+    skipped: int
+    without_table: int
+
+
 class Coverage(TypedDict):
     """Reports or ranks that were expected, and those that could not be read."""
 
@@ -164,6 +175,7 @@ class Report(TypedDict):
     anomalies: list[Anomaly]
     not_measured: list[NotMeasured]
     available: list[str]
+    decoded: list[Decoded]
 
 
 class _Reports(TypedDict):

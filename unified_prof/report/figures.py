@@ -320,6 +320,7 @@ def report_fields(figures: Figures) -> dict[str, Any]:
         "anomalies": [asdict(one) for one in summary.anomalies],
         "not_measured": [asdict(one) for one in summary.not_measured],
         "available": list(summary.available),
+        "decoded": [part._asdict() for part in summary.coverage],
     }
 
 

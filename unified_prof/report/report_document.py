@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
+from unified_prof.base.coverage import coverage_text
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
 from unified_prof.recording.breakdown_kinds import KINDS
@@ -174,9 +175,7 @@ def report_title(summary: Summary) -> str:
 
 
 # Data without a place in the database or in the chosen schema revision: expected, so no warning.
-_EXPECTED_ANOMALIES = frozenset(
-    {"table_not_in_schema", "column_not_in_schema", "file_without_table"}
-)
+_EXPECTED_ANOMALIES = frozenset({"table_not_in_schema", "column_not_in_schema"})
 
 
 def anomaly_name(name: str) -> str:
@@ -270,6 +269,8 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     known += [value for name, value in summary.facts if name.startswith("device ")][:1]
     if known:
         lines.append(("recorded on", ", ".join(known)))
+    if any(part.decoded < part.total for part in summary.coverage):
+        lines.append(("decoded", names.neutral(coverage_text(summary.coverage))))
     return lines
 
 

@@ -38,6 +38,18 @@ class Anomaly(UprofBase):
     detail: Mapped[str | None] = mapped_column(doc="description of the first occurrence")
 
 
+class Coverage(UprofBase):
+    """Size of one kind of data in a converted recording; the last three columns add up to it."""
+
+    __tablename__ = "UPROF_COVERAGE"
+    kind: Mapped[str] = mapped_column(primary_key=True, doc="kind of file, table or event")
+    unit: Mapped[str] = mapped_column(primary_key=True, doc="bytes, rows or events")
+    total: Mapped[int] = mapped_column(doc="size in the recording, decompressed")
+    decoded: Mapped[int] = mapped_column(doc="decoded to rows, names or times of this database")
+    skipped: Mapped[int] = mapped_column(doc="damaged, inconsistent or not evaluated")
+    without_table: Mapped[int] = mapped_column(doc="of a kind that no decoder reads")
+
+
 class Iteration(UprofBase):
     """A measured iteration of a Skyline run."""
 

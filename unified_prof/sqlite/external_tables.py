@@ -259,6 +259,10 @@ class _DatabaseTables:
     def columns(self, table: str) -> Collection[str]:
         return self._columns.get(table, ())
 
+    def count(self, table: str) -> int:
+        with reading(self._path):
+            return int(self._db.execute(f"SELECT count(*) FROM main.{quoted(table)}").fetchone()[0])
+
     def slices(
         self,
         table: str,

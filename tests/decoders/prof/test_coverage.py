@@ -13,9 +13,9 @@ from unified_prof.decoders.prof.coverage import (
     DECODED,
     UNDECODED,
     WITHOUT_TABLE,
-    report_coverage,
     undecoded,
     why_not_decoded,
+    write_coverage,
 )
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
@@ -116,9 +116,7 @@ def test_unknown_kind_is_reported(tmp_path: Path) -> None:
     assert undecoded(ProfDirectory(path)) == ("device 0: tomorrow: unknown kind of file",)
 
 
-def test_files_without_a_table_are_reported_with_their_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_without_a_table_are_reported_with_their_size(tmp_path: Path) -> None:
     path = generate(tmp_path, Recipe(operators=1)).path
     for name, content in (
         ("l2_cache.data.0.slice_0", b"x" * 1500),
@@ -126,12 +124,12 @@ def test_files_without_a_table_are_reported_with_their_size(
         ("dvpp.data.0.slice_0", b"x"),
     ):
         (path / "device_0" / "data" / name).write_bytes(content)
-    reported: list[tuple[str, int, str]] = []
     sink = MemorySink()
-    monkeypatch.setattr(sink, "anomaly", lambda *anomaly: reported.append(anomaly))
-    report_coverage(ProfDirectory(path), sink)
-    detail = "device 0: dvpp (1 bytes); device 0: l2_cache (1,500 bytes)"
-    assert reported == [("file_without_table", 2, detail)]
+    write_coverage(ProfDirectory(path), sink)
+    rows = sink.tables()["UPROF_COVERAGE"]
+    lost = dict(zip(rows["kind"].tolist(), rows["without_table"].tolist(), strict=True))
+    found = {kind: size for kind, size in lost.items() if size}
+    assert found == {"device 0: dvpp": 1, "device 0: l2_cache": 1500}
 
 
 def test_kinds_of_the_reference_list_are_known(shared: Path) -> None:

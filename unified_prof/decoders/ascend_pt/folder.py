@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import Sink
+from unified_prof.base.coverage import Coverage
 from unified_prof.decoders.prof import directory
 from unified_prof.decoders.prof.directory import Control, ProfDirectory
 from unified_prof.errors import RawFormatError
@@ -100,6 +101,24 @@ class AscendFolder:
         """Return the names of unknown files in FRAMEWORK/."""
         known = (*_FILES, PARAMETERS)
         return [name for name in self._framework if not name.startswith(known)]
+
+    def write_coverage(self, covered: Container[str], sink: Sink) -> None:
+        """Write the size of all raw files that are not `covered` yet."""
+        coverage = Coverage()
+        for name in self._framework:
+            kind = f"{FRAMEWORK}/{name}"
+            if kind not in covered and (path := self.path / kind).is_file():
+                size = path.stat().st_size
+                is_decoded = name.startswith(_FILES)
+                lost = {"skipped" if is_decoded else "without_table": size}
+                coverage.add(kind, "bytes", size, **lost)
+        for path in sorted(self.path.iterdir()):
+            if path in (self._info_file, self.path / METADATA) and path.is_file():
+                coverage.add(path.name, "bytes", path.stat().st_size)
+            elif _PROF.match(path.name) and path != self.prof:
+                sizes = [file.lstat().st_size for file in path.rglob("*") if file.is_file()]
+                coverage.add(path.name, "bytes", sum(sizes), without_table=sum(sizes))
+        coverage.write(sink)
 
     @cached_property
     def info(self) -> Control:
@@ -298,7 +317,7 @@ def read_records(
     Raises:
         RawFormatError: the file cannot be read.
     """
-    number = 0
+    number = read = 0
     for data, starts, ends, kinds in _pieces(path, sink):
         if other := int((kinds != kind).sum()):
             first = int(kinds[np.argmax(kinds != kind)])
@@ -306,7 +325,9 @@ def read_records(
         chosen = kinds == kind
         part = _Piece(path, data, starts[chosen], ends[chosen], number + np.flatnonzero(chosen))
         number += len(kinds)
+        read += int((ends - starts)[chosen].sum()) + _HEAD.size * int(chosen.sum())
         yield from _batches(part, layouts, wanted, sink)
+    _write_coverage(path, read, sink)
 
 
 def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
@@ -323,7 +344,14 @@ def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
         rest = path.stat().st_size % layout.itemsize
     if rest:
         sink.anomaly(CUT_OFF, 1, f"{path}: {rest} bytes at the end are not a complete record")
+    _write_coverage(path, records.nbytes, sink)
     return records
+
+
+def _write_coverage(path: Path, read: int, sink: Sink) -> None:
+    coverage, size = Coverage(), path.stat().st_size
+    coverage.add(f"{FRAMEWORK}/{path.name}", "bytes", size, skipped=max(size - read, 0))
+    coverage.write(sink)
 
 
 def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:

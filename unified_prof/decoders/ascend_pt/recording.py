@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import Ints
+from unified_prof.base import coverage
 from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Stage, Strings
 from unified_prof.decoders.ascend_pt import folder as files
 from unified_prof.decoders.ascend_pt import memory, tables
@@ -18,7 +19,7 @@ from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of, epoch_ns, read_flat
 from unified_prof.decoders.ascend_pt.operators import Operators, read_frames, string_ids
 from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.prof.coverage import report_coverage
+from unified_prof.decoders.prof.coverage import report_coverage, write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
@@ -43,6 +44,8 @@ class RecordingSink(Sink):
         self._calls: list[dict[str, Ints]] = []
         self._marks: list[dict[str, Ints]] = []
         self._allocations: list[dict[str, Ints]] = []
+        self.covered: set[str] = set()
+        """Files whose coverage was written."""
 
     @property
     def strings(self) -> Strings:
@@ -70,6 +73,8 @@ class RecordingSink(Sink):
                 self._marks.append({name: values[chosen] for name, values in rows.items()})
         elif table == "NPU_OP_MEM":
             self._allocations.append(_rows(columns, _ALLOCATIONS))
+        elif table == coverage.TABLE:
+            self.covered.update(columns["kind"])  # type: ignore[arg-type]
         return self._sink.write(table, columns)
 
     def launches(self) -> dict[str, Ints]:
@@ -133,6 +138,7 @@ def decode(path: Path, sink: Sink, stage: Stage = lambda _: nullcontext()) -> De
         folder.problems.append(("undecoded_data", f"{files.FRAMEWORK}/{name}"))
     for name, detail in folder.problems:
         sink.anomaly(name, 1, detail)
+    folder.write_coverage(recorder.covered, sink)
     devices = () if prof is None else tuple(device.device_id for device in prof.devices)
     return Decoded(folder.rank, framework.operators, framework.connections, devices)
 
@@ -150,6 +156,7 @@ def _decode_prof(folder: AscendFolder, sink: Sink, stage: Stage) -> ProfDirector
         prof = ProfDirectory(folder.prof)
         report_coverage(prof, sink)
         decode_recording(prof, sink, stage)
+        write_coverage(prof, sink)
     except RawFormatError as err:
         if not folder.has_framework:
             raise

@@ -173,7 +173,7 @@ class Export:
     trace: Path
 
     @property
-    def _has_tables(self) -> bool:
+    def has_tables(self) -> bool:
         """True if the tables belong to the trace, which is not the case for a renamed trace."""
         return self.trace.name == TRACE
 
@@ -185,11 +185,11 @@ class Export:
     def file(self, name: str) -> Path | None:
         """Return the path of a table, None if it is missing."""
         path = self.folder / name
-        return path if self._has_tables and path.is_file() else None
+        return path if self.has_tables and path.is_file() else None
 
     def others(self) -> list[str]:
         """Return the names of unknown tables in the directory."""
-        if not self._has_tables:
+        if not self.has_tables:
             return []
         known = {TRACE, KERNELS, ALLOCATIONS, TOTALS, MODULES} | DERIVED
         names = (child.name for child in self.folder.iterdir())

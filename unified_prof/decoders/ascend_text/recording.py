@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.base.columns import Sink, Stage
+from unified_prof.base.coverage import Coverage
 from unified_prof.decoders.ascend_pt.folder import AscendFolder
 from unified_prof.decoders.ascend_text import events as files
 from unified_prof.decoders.ascend_text import host as lanes
@@ -82,6 +83,14 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
         ):
             _part(sink, export.file(name), write)
     _write_session(trace, around, sink)
+    coverage, taken = Coverage(), {export.trace, *map(export.file, (*tables, files.KERNELS))}
+    for path in sorted(export.folder.iterdir()) if export.has_tables else [export.trace]:
+        if path.is_file() and path.suffix != ".db":
+            size = path.stat().st_size
+            coverage.add(path.name, "bytes", size, without_table=0 if path in taken else size)
+    lost = trace.events - trace.shown - trace.damaged
+    coverage.add("trace", "events", trace.events, skipped=trace.damaged, without_table=lost)
+    coverage.write(sink)
     for name in export.others():
         sink.anomaly("undecoded_data", 1, f"{export.folder / name}")
     if around.prof is not None or around.has_framework:
@@ -101,7 +110,7 @@ class _Trace:
         self.device = Device(enums)
         self.counters = Counters()
         self.events = 0
-        self.shown = 0
+        self.shown = self.damaged = 0
         self.first_ns: int | None = None
         self.last_ns: int | None = None
 
@@ -116,6 +125,7 @@ class _Trace:
                 try:
                     known = self._take(event)
                 except ValueError as err:
+                    self.damaged += 1
                     sink.anomaly("damaged_event", 1, f"{path}: {event.name!r}: {err}")
                     continue
                 if known:

@@ -206,6 +206,8 @@ class Parts:
         """First start and last end of all events, in ns."""
         self.counts: dict[str, int] = defaultdict(int)
         """Events by kind."""
+        self.skipped: Counter[str] = Counter()
+        """Damaged events by kind."""
         self.activity: Counter[int] = Counter()
         """Number of host events by thread."""
         self.forward_threads: dict[tuple[int, int], int] = {}
@@ -258,6 +260,7 @@ class Parts:
         if valid.any():
             self.extend_span(int(start[valid].min()), int(end[valid].max()))
         self.counts[what] += len(rows)
+        self.skipped[what] += int(np.count_nonzero(~valid))
         return rows, valid
 
     def count_skipped(self, anomaly: str, rows: Bools, what: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Sink, ints
+from unified_prof.base.coverage import Coverage
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import Collective, Collectives
 from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
@@ -199,6 +200,9 @@ class Collector(Fields):
         self._phases = Phases(sink.anomaly)
         self.calling: set[int] = set()
         """Numbers of threads with runtime calls."""
+        self._unpaired = 0  # begin and end events, less the complete events
+        self.unsupported = 0
+        """Number of events of phases without a table, such as counters."""
         self.has_memory_in_use = False
         """True if allocator events contain the memory in use."""
         self.forward_of: dict[tuple[int, int], int] = {}
@@ -239,11 +243,13 @@ class Collector(Fields):
         for key, members in groups.items():
             if key[0] in PHASES:
                 phased = True
+                self._unpaired += len(members)
                 continue
             kind = self._kinds[key]
             self.counts[kind.value] += len(members)
-            if collect := self._collect.get(kind):
-                collect(kind, members)
+            before = self.dropped
+            self._collect[kind](kind, members)
+            self.skipped[kind.value] += self.dropped - before
         if phased:
             self._add_complete(self._phases.complete([e for e in events if e.ph in PHASES]))
 
@@ -252,6 +258,20 @@ class Collector(Fields):
         self._add_complete(self._phases.rest(self.span[1] if self.span else 0))
         if self.forward_of:
             self._find_forward_threads()
+
+    def add_coverage(self, coverage: Coverage) -> None:
+        """Add the events of the file by kind."""
+        unknown = Kind.UNKNOWN.value
+        counts = {kind: count for kind, count in self.counts.items() if kind != unknown}
+        coverage.add_events(counts, self.skipped)
+        coverage.add(
+            unknown,
+            "events",
+            self.counts[unknown],
+            skipped=self.skipped[unknown],
+            without_table=self.unsupported,
+        )
+        coverage.add("end", "events", self._unpaired, skipped=self._phases.skipped)
 
     def _find_forward_threads(self) -> None:
         """Find the thread for each `Fwd thread id`, a number that only torch uses."""
@@ -266,6 +286,7 @@ class Collector(Fields):
 
     def _add_complete(self, events: tuple[list[ev.Event], list[ev.Event]]) -> None:
         nested, asynchronous = events
+        self._unpaired -= len(nested) + len(asynchronous)
         if nested:
             self.add(nested)
         if asynchronous:
@@ -440,7 +461,7 @@ class Collector(Fields):
         rows["total_allocated"] = self.ids([a.total_allocated for a in args])
         rows["total_reserved"] = self.ids([a.total_reserved for a in args])
         self.has_memory_in_use |= bool((rows["total_allocated"] != MISSING).any())
-        self.count_invalid("memory_event_without_size", size == 0, events)
+        self.count_invalid("memory_event_without_size", valid & (size == 0), events)
         self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
         self.allocations.append(rows[valid & (size != 0)])
 
@@ -469,6 +490,7 @@ class Collector(Fields):
         if rest:
             first = next(event for event in events if event.ph != "X")
             self.sink.anomaly("unsupported_event", rest, f"phase {first.ph!r}, {first.name!r}")
+            self.unsupported += rest
 
     def _labels(self, _: Kind, events: list[ev.Event]) -> None:
         for event in events:

@@ -321,6 +321,7 @@ class Phases:
         self._anomaly = anomaly
         self._begun: dict[tuple[Any, ...], list[Event]] = {}
         self._open = 0
+        self.skipped = 0
 
     def complete(self, events: Sequence[Event]) -> _Complete:
         """Add begin and end events in file order; return those now complete (see `_Complete`)."""
@@ -332,6 +333,7 @@ class Phases:
                     self._open += 1
                     self._begun.setdefault(key, []).append(_copy(event))
                 else:
+                    self.skipped += 1
                     self._anomaly("too_many_open_events", 1, f"{event.name!r}, skipped")
             elif begun := self._begun.get(key):
                 self._open -= 1
@@ -339,6 +341,7 @@ class Phases:
                 if not begun:
                     del self._begun[key]
             else:
+                self.skipped += 1
                 self._anomaly("end_without_begin", 1, f"{event.name!r}, skipped")
         return done
 

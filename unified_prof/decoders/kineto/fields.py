@@ -179,6 +179,7 @@ class Fields(Parts):
     """Converts events of one trace to columns, and adds them to its rows."""
 
     labels: Labels
+    dropped = 0  # damaged events
 
     def timed(
         self, events: list[ev.Event], dtype: np.dtype[Any], *, instant: bool = False
@@ -212,6 +213,8 @@ class Fields(Parts):
             event = events[int(np.argmax(invalid))]
             detail = f"{event.cat} {event.name!r}, {action}"
             self.sink.anomaly(name, int(np.count_nonzero(invalid)), detail)
+            if action == "skipped":
+                self.dropped += int(np.count_nonzero(invalid))
 
     def arguments(self, events: list[ev.Event], kind: type[Args]) -> list[Args]:
         """Return the arguments of all events; unreadable arguments are counted and left empty."""

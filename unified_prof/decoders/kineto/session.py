@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.base.columns import Sink
+from unified_prof.base.coverage import Coverage
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.decoders.gpu import host_tables, task_tables
 from unified_prof.decoders.gpu.host_tables import NO_RANK, UNKNOWN_NAME
@@ -242,6 +243,10 @@ def decode(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
         facts = _write_metadata(parts, reader.metadata, base_ns, listed)
+        coverage = Coverage()
+        coverage.add("trace", "bytes", reader.size_bytes, skipped=reader.skipped_bytes)
+        parts.add_coverage(coverage)
+        coverage.write(sink)
         return GpuRecording(
             events=reader.events_read,
             counts=dict(parts.counts),

@@ -60,6 +60,8 @@ class TraceReader:
         self.events_read = 0
         self.cut_off = False
         """True if the file is incomplete; set after the last slice."""
+        self.skipped_bytes = 0
+        """Unreadable events, and what follows the last complete event of a truncated file."""
         self._path = path
         self._count = count
         self._slice_bytes = slice_bytes
@@ -69,6 +71,11 @@ class TraceReader:
         self._buffer = bytearray()  # within the events it begins with the `[` or `,` before one
         self._exhausted = False
         self._offset = 0  # position of the buffer in the decompressed file
+
+    @property
+    def size_bytes(self) -> int:
+        """Decompressed size that was read."""
+        return self._offset + len(self._buffer)
 
     def slices(self) -> Iterator[list[Event]]:
         """Yield all events in file order, a few thousand at a time.
@@ -148,6 +155,7 @@ class TraceReader:
         text = bytes(self._buffer[1:])
         unpadded = text.rstrip(b"\0")  # left by a system crash during writing
         if len(unpadded) < len(text):
+            self.skipped_bytes += len(text) - len(unpadded)
             self.cut_off, text = True, unpadded
         for rest in (text, _repair(text)):
             for close in _closing_brackets(rest):
@@ -193,8 +201,9 @@ class TraceReader:
             events = _decode_list(text.removesuffix(b",")) if text else []
         except _FAILED:
             self.cut_off = True
-            last = _last_match_start(_BETWEEN_EVENTS, text)
-            return [] if last is None else self._decode_pieces(text[:last])
+            last = _last_match_start(_BETWEEN_EVENTS, text) or 0
+            self.skipped_bytes += len(text) - last
+            return self._decode_pieces(text[:last]) if last else []
         # A list of events needs no closing bracket: programs append to it until they are killed.
         self.cut_off = self.cut_off or is_object
         return events
@@ -246,6 +255,7 @@ class TraceReader:
             else:
                 if pieces[index].strip():
                     self._count("malformed_event", 1, repr(pieces[index][:120]))
+                    self.skipped_bytes += len(pieces[index])
                 index += 1
         return events
 

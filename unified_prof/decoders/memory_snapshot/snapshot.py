@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.base.columns import NOT_AVAILABLE, Sink
+from unified_prof.base.coverage import Coverage
 from unified_prof.base.text import NS_PER_US
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu.call_chains import CallChains
@@ -264,6 +265,8 @@ class RowBatch:
 # Largest time whose nanoseconds fit into 64 bits.
 MAX_US = 2**62 // NS_PER_US
 # Actions without a size, which become no rows.
+# Anomalies of actions that are skipped, and of actions without a table.
+_LOST = ("malformed_entry", "unknown_action")
 _IGNORED_ACTIONS = frozenset({"snapshot", "workspace_snapshot"})
 
 
@@ -299,7 +302,9 @@ class Replay:
         tables: SnapshotTables,
         stacks: CallStacks,
         anomalies: Counter[str],
+        coverage: Coverage,
     ) -> None:
+        self.coverage = coverage
         self.actions: Counter[str] = Counter()
         self._device = device
         self._sink = sink
@@ -313,6 +318,7 @@ class Replay:
         """Replay `history`; `segments` is the final state of the allocator."""
         totals = totals_before(history, segments)
         has_times = any("time_us" in entry for entry in history)
+        malformed, unknown = (self._anomalies[name] for name in _LOST)
         self._anomalies["no_times"] += 0 if has_times else len(history)
         for number, entry in enumerate(history):
             action = entry.get("action")
@@ -335,6 +341,13 @@ class Replay:
                 self._out_of_memory(now, size, entry)
             elif action not in _IGNORED_ACTIONS:
                 self._anomalies["unknown_action"] += 1
+        self.coverage.add(
+            "actions",
+            "events",
+            len(history),
+            skipped=self._anomalies[_LOST[0]] - malformed,
+            without_table=self._anomalies[_LOST[1]] - unknown,
+        )
         for block in (*self._awaiting_free.values(), *self._live.values()):
             self._write(block)
         self._write_older_blocks(segments, self._live.keys() | self._awaiting_free.keys())
@@ -469,14 +482,16 @@ def _replay_devices(
     stacks = CallStacks(sink)
     anomalies: Counter[str] = Counter()
     actions: Counter[str] = Counter()
+    coverage = Coverage()
     devices = sorted(segments.keys() | histories.keys())
     for device in devices:
-        replay = Replay(device, sink, tables, stacks, anomalies)
+        replay = Replay(device, sink, tables, stacks, anomalies, coverage)
         replay.run(histories.get(device, []), segments.get(device, []))
         actions += replay.actions
     _write_annotations(snapshot.get("external_annotations"), tables, anomalies)
     tables.flush()
     stacks.write()
+    coverage.write(sink)
     if not histories:
         detail = (
             "only the memory in use at the end is known; call "

@@ -283,6 +283,11 @@ class ParquetTables:
             self._columns[table] = names
         return self._columns[table]
 
+    def count(self, table: str) -> int:
+        """Return the number of rows of `table`."""
+        with self._open(table) as file:
+            return int(file.metadata.num_rows)
+
     def slices(
         self,
         table: str,

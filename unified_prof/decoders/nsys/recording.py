@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unified_prof.base.columns import MISSING, Sink, Tables
+from unified_prof.base.coverage import CountedTables, Coverage
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.rows import GpuRecording, Parts
@@ -43,17 +44,11 @@ _GPU_COLUMNS = (
     *("smCount", "totalMemory", "memoryBandwidth", "clockRate", "l2CacheSize"),
     *("computeMajor", "computeMinor"),
 )
-_READ = frozenset(
-    (
-        *(calls.KERNELS, calls.COPIES, calls.SETS, calls.GRAPHS, ranges.RANGES),
-        *(calls.CALLS, calls.WAITS, calls.EVENTS, *other_events.OVERHEADS, *other_events.LIBRARIES),
-        *(other_events.DIAGNOSTICS, other_events.MEMORY, other_events.METRICS),
-        *"StringIds ThreadNames PROCESSES ANALYSIS_DETAILS ANALYSIS_FILE ProcessStreams".split(),
-        *"EXPORT_META_DATA NVTX_PAYLOAD_SCHEMAS NVTX_PAYLOAD_SCHEMA_ENTRIES".split(),
-        *"NVTX_PAYLOAD_ENUMS NVTX_PAYLOAD_ENUM_ENTRIES NVTX_PAYLOAD_TYPES NVTX_SCOPES".split(),
-    )
+# Tables of names, constants and settings, which no event table would hold.
+_DESCRIPTIVE = (
+    *("ENUM_", "TARGET_INFO_", "META_DATA_", "EXPORT_META_DATA", "ANALYSIS_", "StringIds"),
+    *("NVTX_PAYLOAD_", "NVTX_SCOPES", "ProcessStreams", "sqlite_"),
 )
-_DESCRIPTIVE_PREFIXES = ("ENUM_", "TARGET_INFO_", "META_DATA_", "sqlite_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +126,6 @@ def _write_metadata(
         rank=rank,
     )
     host_tables.write_device_properties(parts.sink, properties)
-    _report_unread(tables, parts)
     exported = dict(_pairs(tables, "META_DATA_EXPORT"))
     return {
         "decoder": "nsys",
@@ -203,20 +197,6 @@ def name_threads(fields: Fields) -> None:
                 fields.name_thread(packed, text)
 
 
-def _report_unread(tables: Tables, parts: Parts) -> None:
-    unread = sorted(
-        table
-        for table in tables.names
-        if table not in _READ
-        and not table.startswith(_DESCRIPTIVE_PREFIXES)
-        and next(iter(tables.slices(table, {})), None) is not None
-    )
-    if unread:
-        parts.sink.anomaly("table_not_read", len(unread), ", ".join(unread)[:2000])
-    for place, count in tables.unreadable.items():
-        parts.sink.anomaly("unreadable_number", count, place)
-
-
 NAME = "nsys"
 
 _ONE_OF = (calls.KERNELS, calls.COPIES, calls.GRAPHS, ranges.RANGES, calls.CALLS)
@@ -247,6 +227,7 @@ def decode(
             f"{', '.join(_ONE_OF)})",
             slug="empty-recording",
         )
+    tables = counted = CountedTables(tables)
     session = times(tables)
     texts = Texts(tables)
     try:
@@ -277,6 +258,10 @@ def decode(
                 progress=progress,
             )
             facts = _write_metadata(fields, session, nvtx.categories)
+            coverage = Coverage()
+            coverage.add_events(parts.counts, parts.skipped)
+            counted.write_coverage(coverage, sink, _DESCRIPTIVE)
+            coverage.write(sink)
             return GpuRecording(
                 events=sum(parts.counts.values()),
                 counts=dict(parts.counts),

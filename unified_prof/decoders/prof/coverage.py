@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from unified_prof.base.columns import Sink
-from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
+from unified_prof.base.coverage import Coverage
+from unified_prof.decoders.prof.directory import (
+    CONTROL_FILES,
+    DeviceDirectory,
+    PartDirectory,
+    ProfDirectory,
+)
 from unified_prof.decoders.prof.slices import DataFolder
 
 # Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950.
@@ -74,19 +84,42 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
 
 
 def report_coverage(prof: ProfDirectory, sink: Sink) -> None:
-    """Count data that is not decoded and files without a table as anomalies."""
+    """Count data that has a table but is not decoded as anomalies."""
     for what in undecoded(prof):
         sink.anomaly("undecoded_data", 1, what)
-    parts = [] if prof.host is None else [("host", prof.host.data)]
-    parts += [(f"device {device.device_id}", device.data) for device in prof.devices]
-    without_table = [
-        f"{name}: {kind} ({file.size_bytes:,} bytes)"
-        for name, data in parts
-        for kind, file in sorted(data.files.items())
-        if file.size_bytes and _NO_TABLE.fullmatch(_AGEING.sub("", kind, count=1))
-    ]
-    if without_table:
-        sink.anomaly("file_without_table", len(without_table), "; ".join(without_table))
+
+
+def write_coverage(prof: ProfDirectory, sink: Sink) -> None:
+    """Write the bytes of each kind of file in all parts, after everything was decoded."""
+    coverage = Coverage()
+    parts: list[tuple[str, PartDirectory]] = []
+    parts += [] if prof.host is None else [("host", prof.host)]
+    parts += [(f"device {device.device_id}", device) for device in prof.devices]
+    for name, part in parts:
+        kinds = {
+            path: _AGEING.sub("", kind, count=1)
+            for kind, file in part.data.files.items()
+            for path in file.paths
+        }
+        for folder, _, files in os.walk(part.path):
+            for path in (Path(folder, file) for file in files):
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                kind, size = kinds.get(path), status.st_size
+                skipped = without_table = 0
+                if kind is None:
+                    is_known = path.name.startswith(CONTROL_FILES) or path.suffix == ".done"
+                    kind = "control files" if is_known else "other files"
+                    without_table = 0 if is_known else size
+                elif kind in DECODED:
+                    skipped = max(size - part.data.read.get(path, 0), 0)
+                else:
+                    without_table = size
+                coverage.add(
+                    f"{name}: {kind}", "bytes", size, skipped=skipped, without_table=without_table
+                )
+    coverage.write(sink)
 
 
 def why_not_decoded(kind: str) -> str | None:
@@ -115,7 +148,8 @@ def _files(data: DataFolder) -> list[str]:
 def _has_unknown_collectives(device: DeviceDirectory) -> bool:
     file = device.data.get("aicpu")
     return file is not None and any(
-        np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in file.pieces("aicpu")
+        np.any(piece["type"] == _UNKNOWN_COLLECTIVE)
+        for piece in replace(file, read={}).pieces("aicpu")  # does not decode them
     )
 
 

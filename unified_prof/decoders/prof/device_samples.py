@@ -504,7 +504,7 @@ def _scheduler_samples(
         files.insert(0, "stars_soc")
     clock = None
     for file_name in files:
-        for piece in sampling.pieces(device, file_name, layout):
+        for piece in sampling.pieces(device, file_name, layout, STARS_MAGIC):
             wanted = (piece["w0"] & _FUNCTION_BITS == function) & (piece["magic"] == STARS_MAGIC)
             if wanted.any():
                 clock = clock or sampling.device_clock(device, f"{file_name}.data")

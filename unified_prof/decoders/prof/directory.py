@@ -179,7 +179,14 @@ def positive_decimal(text: str) -> Decimal | None:
     return value if plain else None
 
 
-_NAMES = ("info.json", "sample.json", "start_info", "end_info", "host_start.log", "dev_start.log")
+CONTROL_FILES = (
+    "info.json",
+    "sample.json",
+    "start_info",
+    "end_info",
+    "host_start.log",
+    "dev_start.log",
+)
 
 
 def find_control(folder: Path, name: str, *, required: bool = True) -> Path | None:
@@ -325,7 +332,7 @@ class PartDirectory:
         self.unfinished = [
             path / name
             for name in sorted(names)
-            if name.startswith(_NAMES)
+            if name.startswith(CONTROL_FILES)
             and not name.endswith(".done")
             and f"{name}.done" not in names
         ]

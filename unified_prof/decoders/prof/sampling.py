@@ -23,11 +23,13 @@ _MAX_INT64_DIGITS = 19
 _LATEST_US = MAX_NS // 2000
 
 
-def pieces(part: PartDirectory, file_name: str, layout: str) -> Iterator[Rows]:
-    """Yield the records of a data file in chunks; nothing if the file is missing."""
+def pieces(
+    part: PartDirectory, file_name: str, layout: str, magic: int | None = None
+) -> Iterator[Rows]:
+    """Yield the records of a data file in chunks; nothing if it is missing (see `RawFile`)."""
     file = part.data.get(file_name)
     if file is not None:
-        yield from file.pieces(layout)
+        yield from file.pieces(layout, magic=magic)
 
 
 def pieces_by_moment(

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,8 @@ class RawFile:
     name: str
     streams: tuple[tuple[Slice, ...], ...]
     """Streams of consecutive slices; usually there is one."""
+    read: dict[Path, int] = field(default_factory=dict, compare=False)
+    """Bytes in valid records that were read so far, by file."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -206,11 +208,24 @@ class RawFile:
                         head = head[: source.fill(head.data)]
                     skip = _most_plausible(head, record, candidates, magic)
                 size = sum(part.size for part in run) - skip
-                yield from _read(paths, skip, size, record, per_piece)
+                taken = 0
+                for piece in _read(paths, skip, size, record, per_piece):
+                    bad = 0 if magic is None else np.count_nonzero(piece["magic"] != magic)
+                    taken += (len(piece) - int(bad)) * record.itemsize
+                    self._note_read(run, taken)
+                    yield piece
+
+    def _note_read(self, run: Sequence[Slice], size: int) -> None:
+        for part in run:
+            found = min(part.size, size)
+            self.read[part.path] = max(self.read.get(part.path, 0), found)
+            size -= found
 
     def by_slice(self) -> list[RawFile]:
         """Return every slice as a separate file."""
-        return [RawFile(self.name, ((part,),)) for stream in self.streams for part in stream]
+        return [
+            RawFile(self.name, ((part,),), self.read) for stream in self.streams for part in stream
+        ]
 
     def read_bytes(self) -> bytes:
         """Return the bytes of all slices; use for text files and dictionaries.
@@ -224,9 +239,12 @@ class RawFile:
                 slug="damaged-recording",
             )
         try:
-            return b"".join(path.read_bytes() for path in self.paths)
+            text = b"".join(path.read_bytes() for path in self.paths)
         except OSError as err:
             raise _unreadable(err, self.paths[0]) from err
+        for stream in self.streams:
+            self._note_read(stream, len(text))
+        return text
 
     def lines(self) -> list[str]:
         r"""Return the text lines of all slices; undecodable bytes are replaced by `\xNN`."""
@@ -334,13 +352,16 @@ class DataFolder:
     """Symbolic links and other non-regular files, which are not read."""
     lost: tuple[str, ...]
     """Descriptions of lost ends of slices and of gaps between slices."""
+    read: dict[Path, int] = field(default_factory=dict, compare=False)
+    """Bytes in valid records that were read so far, by file."""
 
     def get(self, *names: str) -> RawFile | None:
         """Return the files with these names as one `RawFile`; None if all are missing."""
         found = [self.files[name] for name in names if name in self.files]
         if not found:
             return None
-        return RawFile(found[0].name, tuple(stream for file in found for stream in file.streams))
+        streams = tuple(stream for file in found for stream in file.streams)
+        return RawFile(found[0].name, streams, self.read)
 
     def host_file(self, kind: str) -> RawFile | None:
         """Return a host record file such as `compact.task_track`: unaging, then aging slices."""
@@ -369,6 +390,7 @@ def scan(folder: Path) -> DataFolder:
         elif not stat.S_ISDIR(mode):
             links.append(path.name)
     unfinished, lost, files = [], [], {}
+    read: dict[Path, int] = {}
     for kind, found in streams.items():
         found.sort(key=lambda part: (part.index, part.path.name))
         unfinished += [part.path.name for part in found if part.path.name not in recorded]
@@ -377,9 +399,9 @@ def scan(folder: Path) -> DataFolder:
             for part in found
         )
         lost += _losses(stream)
-        files[kind] = RawFile(kind, (stream,))
+        files[kind] = RawFile(kind, (stream,), read)
     return DataFolder(
-        folder, files, tuple(sorted(unfinished)), tuple(sorted(links)), tuple(sorted(lost))
+        folder, files, tuple(sorted(unfinished)), tuple(sorted(links)), tuple(sorted(lost)), read
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unified_prof.base.columns import MISSING, Cells, Sink, Tables
+from unified_prof.base.columns import MISSING, Cells, Tables
 from unified_prof.decoders import compression
 from unified_prof.errors import RawFormatError
 
@@ -70,6 +70,10 @@ class JsonTables:
         """Return the column names of `table`."""
         rows = self._tables.get(table)
         return tuple(rows[0]) if rows else ()
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of `table`."""
+        return len(self._tables.get(table, ()))
 
     def slices(
         self,
@@ -326,32 +330,11 @@ def _mappings(values: Any) -> Iterable[Mapping[str, Any]]:
 
 PREFIX = "rocpd_"
 _SESSION = re.compile(r"rocpd_metadata(.*)", re.DOTALL)
-_READ = frozenset(
-    "metadata string info_node info_process info_thread info_agent info_queue info_stream "
-    "info_kernel_symbol info_code_object info_pmc event region kernel_dispatch memory_copy "
-    "memory_allocate arg track pmc_event sample".split()
-)
 
 
 def sessions_of(tables: Tables) -> list[str]:
     """Return the suffix of the table names for each session."""
     return [match[1] for name in tables.names if (match := _SESSION.fullmatch(name))]
-
-
-def report_unread(tables: Tables, sessions: list[str], sink: Sink) -> None:
-    """Count tables and values that were not decoded as anomalies."""
-    unread = set()
-    for name in tables.names:
-        for session in sorted(sessions, key=len, reverse=True):
-            if name.startswith(PREFIX) and name.endswith(session):
-                plain = name.removesuffix(session).removeprefix(PREFIX)
-                if plain not in _READ and next(iter(tables.slices(name, {})), None) is not None:
-                    unread.add(PREFIX + plain)
-                break
-    if unread:
-        sink.anomaly("table_not_read", len(unread), ", ".join(sorted(unread))[:2000])
-    for place, count in tables.unreadable.items():
-        sink.anomaly("unreadable_number", count, place)
 
 
 class SessionTables:

@@ -10,12 +10,13 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Ints, distinct_rows
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Sink, Tables
+from unified_prof.base.coverage import CountedTables, Coverage
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.rows import NO_TIME, GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
-from unified_prof.decoders.rocm.json_tables import SessionTables, report_unread, sessions_of
+from unified_prof.decoders.rocm.json_tables import PREFIX, SessionTables, sessions_of
 from unified_prof.decoders.rocm.session import (
     Regions,
     Session,
@@ -25,6 +26,11 @@ from unified_prof.decoders.rocm.session import (
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
 
+# Tables of names, which no event table would hold.
+_DESCRIPTIVE = (
+    "string metadata track arg info_node info_process info_thread info_agent info_queue "
+    "info_stream info_kernel_symbol info_code_object info_pmc"
+).split()
 _INT32 = range(-(2**31), 2**31)
 _GEOMETRY = (
     *("grid_size_x", "grid_size_y", "grid_size_z"),
@@ -167,6 +173,7 @@ def decode(
     if not sessions:
         message = f"{path}: has no table rocpd_metadata and is not a rocpd database"
         raise RawFormatError(message, slug="not-a-recording")
+    tables = CountedTables(tables)
     progress("reading events")
     with Parts(sink) as parts:
         devices: dict[int, dict[str, Any]] = {}
@@ -191,7 +198,10 @@ def decode(
             parts, 0, has_column=has_column, data_types=data_types, progress=progress
         )
         sink.anomaly("relative_times", 1, "rocprofv3 does not record the start of its clock")
-        report_unread(tables, sessions, sink)
+        coverage = Coverage()
+        coverage.add_events(parts.counts, parts.skipped)
+        tables.write_coverage(coverage, sink, [f"{PREFIX}{name}" for name in _DESCRIPTIVE])
+        coverage.write(sink)
         first, last = parts.span
         names = {number: properties.get("name") for number, properties in devices.items()}
         host_tables.write_metadata(

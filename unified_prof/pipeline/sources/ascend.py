@@ -62,13 +62,14 @@ class Prof(Source):
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Write all tables that the recording has data for; see `decoders.prof`."""
-        from unified_prof.decoders.prof.coverage import report_coverage
+        from unified_prof.decoders.prof.coverage import report_coverage, write_coverage
         from unified_prof.decoders.prof.directory import ProfDirectory
         from unified_prof.decoders.prof.recording import decode_recording
 
         prof = ProfDirectory(path)
         report_coverage(prof, sink)
         decode_recording(prof, sink, context.stage)
+        write_coverage(prof, sink)
         return DecodeResult()
 
     def identity(self, path: Path) -> Mapping[str, str]:
