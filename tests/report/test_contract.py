@@ -14,6 +14,7 @@ from tests.analysis.builders import memory_report, run_time_report, training_ste
 from tests.cli.test_report import refused, uprof
 from tests.cluster import ranks
 from tests.pipeline.test_flight_recorder import call, dump, waits, write
+from tests.report.on_page import embedded_data
 from unified_prof.report import contract
 
 
@@ -81,6 +82,59 @@ def test_document_is_as_its_schema_says(
     assert sorted(set(unknown_keys(document, schema, schema["$defs"]))) == []
 
 
+def mutations(value: Any, shapes: set[str]) -> Iterator[Any]:
+    """Yield a document with one key missing or one value of a wrong type, once per kind of object.
+
+    Objects whose keys are data (facts, figures) may lack any key, and have others.
+    """
+    if isinstance(value, list):
+        for at, one in enumerate(value):
+            yield from ([*value[:at], other, *value[at + 1 :]] for other in mutations(one, shapes))
+    elif isinstance(value, dict) and str(sorted(value)) not in shapes:
+        shapes.add(str(sorted(value)))
+        for key, one in value.items():
+            yield {name: other for name, other in value.items() if name != key}
+            yield value | {key: {"": [0]} if isinstance(one, str | int | None) else "text"}
+            yield from (value | {key: other} for other in mutations(one, shapes))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_changed_document_is_refused(
+    command: tuple[str, ...], inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    name, *words = command
+    document = json.loads(uprof(*words, "--json").stdout)
+    valid = jsonschema.Draft202012Validator(contract.schema(name)).is_valid
+    assert valid(document)
+    changed = [*mutations(document, set())]
+    accepted = [one for one in changed if valid(one)]
+    assert len(changed) >= 25
+    # Keys of facts and figures are data: any of them may be missing.
+    assert len(accepted) <= max(15, 0.15 * len(changed)), len(accepted)
+
+
+@pytest.mark.parametrize("report", ["base", "device.db"])
+def test_figures_in_the_page_are_as_the_schema_says(
+    report: str, inputs: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    assert uprof("report", inputs / report, "-o", page).returncode == 0
+    definitions = contract.schema("report")["$defs"]
+    unknown = dict.fromkeys(definitions["BreakdownRow"]["properties"])  # left out of the page
+    valid = jsonschema.Draft202012Validator({"$ref": "#/$defs/Report", "$defs": definitions})
+    reports = embedded_data(page.read_text())["reports"]
+    for one in reports:
+        for breakdown in one["figures"]["breakdowns"].values():
+            # Shortened names are for tables.
+            breakdown["rows"] = [
+                {key: value for key, value in (unknown | row).items() if key != "short"}
+                for row in breakdown["rows"]
+            ]
+        valid.validate(one["figures"])
+    assert reports
+
+
 def unknown_keys(value: Any, schema: Any, shapes: dict[str, Any], path: str = "") -> Iterator[str]:
     """Yield the keys of a valid document that its schema does not name."""
     if "anyOf" in schema:
@@ -112,7 +166,7 @@ def unknown_keys(value: Any, schema: Any, shapes: dict[str, Any], path: str = ""
 
 def test_unknown_keys_and_wrong_types_are_found() -> None:
     schema = contract.schema("report")
-    row = dict.fromkeys(contract.BreakdownRow.__annotations__, None)
+    row = dict.fromkeys(schema["$defs"]["BreakdownRow"]["properties"], None)
     row |= {"name": "a", "kind": "operation", "count": 1, "busy_ns": 3}
     shape = {"$ref": "#/$defs/BreakdownRow", "$defs": schema["$defs"]}
     jsonschema.validate(row, shape)

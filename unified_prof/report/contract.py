@@ -1,4 +1,4 @@
-"""Shapes of the JSON documents that uprof prints, and the JSON Schemas derived from them.
+"""JSON Schemas of the documents that uprof prints, derived from the classes that it prints.
 
 Times end with `_ns` or `_ms`, sizes with `_bytes`; null is "not measured". Objects may get further
 keys without a new version: readers must ignore keys that they do not know.
@@ -7,10 +7,13 @@ keys without a new version: readers must ignore keys that they do not know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from types import GenericAlias
+from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import msgspec
 
+from unified_prof.base.coverage import CoveredPart
+from unified_prof.cluster.overview import GroupRow, StepRow
 from unified_prof.cluster.stored_run import (
     STEP_PARTS,
     BlameRecord,
@@ -20,548 +23,273 @@ from unified_prof.cluster.stored_run import (
     RankRecord,
 )
 from unified_prof.compare.comparable import Waiting
+from unified_prof.compare.device_tables import Amount
 from unified_prof.compare.gate import Check, Effort, Limits, Outcome
 from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange
 from unified_prof.compare.statistics import Comparison, Verdict
 from unified_prof.errors import UsageError
+from unified_prof.explain.report_questions import Candidate
+from unified_prof.recording import model
 from unified_prof.recording.idle import IdleReasons
-from unified_prof.recording.model import (
-    Anomaly,
-    Clock,
-    Distribution,
-    Finding,
-    ModelUse,
-    NotJudged,
-    NotMeasured,
-    PmuFigure,
-    Totals,
-)
-from unified_prof.recording.source import Missing
+from unified_prof.recording.source import Coverage, Missing
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report.cluster_document import CLUSTER_FORMAT_VERSION, RankOperationRow
 from unified_prof.report.figures import FORMAT_VERSION
 from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION
 
-_COUNT, _NUMBER = {"type": "integer"}, {"type": "number"}
-_OPTIONAL = {"type": ["integer", "null"]}
 
-
-def _plus(**properties: dict[str, Any]) -> msgspec.Meta:
-    """Return an annotation for a dataclass that is printed with further properties."""
-    return msgspec.Meta(extra_json_schema={"properties": properties, "required": list(properties)})
-
-
-class Decoded(TypedDict):
-    """How much of one kind of data in a recording was decoded; see `UPROF_COVERAGE`."""
-
-    kind: str
-    unit: str
-    total: int
-    decoded: int
-    skipped: int
-    without_table: int
-
-
-class Coverage(TypedDict):
-    """Reports or ranks that were expected, and those that could not be read."""
-
-    unit: str
-    expected: int
-    whole: int
-    missing: list[Missing]
-
-
-class Findings(TypedDict):
-    """Findings of one recording, most expensive first, and the rules that were skipped."""
-
-    steps: int
-    step_ms: float | None
-    pauses: int
-    paused_ms: float
-    complete: bool
-    findings: list[Finding]
-    not_judged: list[NotJudged]
-    judged: list[str]
-
-
-class BreakdownRow(TypedDict):
-    """Everything recorded under one key; further keys are figures of this breakdown."""
-
-    name: str
-    kind: str
-    detail: str | None
-    count: int
-    total_ns: int | None
-    percent: float | None
-    average_ns: float | None
-    forward_ns: int | None
-    backward_ns: int | None
-    size_bytes: int | None
-    weight_bytes: int | None
-    gradient_bytes: int | None
-    activation_bytes: int | None
-    allocated_bytes: int | None
-
-
-class Breakdown(TypedDict):
-    """Time and memory of a report by one key."""
-
-    total_ns: int | None
-    size_bytes: int | None
-    rows_left_out: int
-    rows: list[BreakdownRow]
-
-
-class Group(TypedDict):
-    """Communication group."""
-
-    label: str
-    kind: str
-    title: str | None
-    name: str
-    ranks: list[int] | None
-
-
-class DeviceParts(TypedDict):
-    """Time of a device by kind of task."""
-
-    window_ns: int
-    compute_ns: int
-    communication_ns: int | None
-    overlap_ns: int | None
-    copy_ns: int
-    busy_ns: int
-    idle_ns: int
-
-
-class Device(DeviceParts):
-    """Time of a device in its window and, if known, in its steps."""
-
-    device: str
-    tasks: int
-    steps: DeviceParts | None
-
-
-class Memory(TypedDict):
-    """Counter of memory over time."""
-
-    name: str
-    device: str
-    unit: str
-    samples: int
-    max: float
-    mean: float
-
-
-class Report(TypedDict):
-    """One report of a process."""
-
-    path: str
-    family: str
-    revision: str
-    clock: Clock
-    facts: dict[str, str]
-    totals: Annotated[Totals, _plus(peak_parts_bytes={"additionalProperties": _COUNT})]
-    devices: list[Device]
-    step_trace: list[StepTrace]
-    why_idle: list[IdleReasons]
-    advice: Findings | None
-    model_use: list[ModelUse]
-    groups: list[Group]
-    launch_delay: Distribution | None
-    breakdowns: dict[str, Breakdown]
-    pmu: list[PmuFigure]
-    memory: list[Memory]
-    anomalies: list[Anomaly]
-    not_measured: list[NotMeasured]
-    available: list[str]
-    decoded: list[Decoded]
-
-
-class _Reports(TypedDict):
-    format: Literal["uprof-report"]
-    version: int
-    reports: list[Report]
-    coverage: Coverage | None
-
-
-class ReportDocument(_Reports, total=False):
-    """Output of `uprof report --format json`; `cluster` if it is a multi-rank run."""
-
-    cluster: ClusterDocument
-
-
-class HangDocument(TypedDict):
-    """Output of `uprof report --json` for Flight Recorder dumps of all ranks."""
-
-    version: int
-    ranks: list[int]
-    absent: list[int]
-    unread: list[str]
-    findings: list[Finding]
-    last_calls: list[dict[str, str]]
-
-
-class ReportFindings(Findings):
-    """Findings of one report."""
-
-    path: str
-    family: str
-    findings_left_out: int
-
-
-class AdviceDocument(TypedDict):
-    """Output of `uprof advise --json`."""
-
-    format: Literal["uprof-advice"]
-    version: int
-    run: list[Finding]
-    reports: list[ReportFindings]
-    coverage: Coverage | None
-
-
-class AssumedChange(TypedDict):
-    """Assumed change; factor null: removed."""
-
-    name: str
-    factor: float | None
-
-
-class StepGain(TypedDict):
-    """Length of one step, as recorded and with the changes."""
-
-    step: str | None
-    before_ns: int
-    after_ns: int
-
-
-class Worth(TypedDict):
-    """Gain if an item of the critical path were twice as fast, or a synchronizing call gone."""
-
-    name: str
-    kind: str
-    on_path_ns: int
-    gain_ns: int
-    gain_per_step_ns: float
-
-
-class Estimate(TypedDict):
-    """Estimated step time of one report; without changes, the most valuable ones (`worth`)."""
-
-    path: str
-    family: str
-    steps: int
-    before_ns: int
-    after_ns: int | None
-    gain_ns: int | None
-    gain_per_step_ns: float | None
-    changed_ns: int | None
-    by_step: list[StepGain]
-    worth: list[Worth]
-    limits: list[str]
-
-
-class WhatIfDocument(TypedDict):
-    """Output of `uprof advise --what-if --json`."""
-
-    format: Literal["uprof-what-if"]
-    version: int
-    changes: list[AssumedChange]
-    reports: list[Estimate]
-    coverage: Coverage
-
-
-# Comparison of whole iterations; verdict null: the devices differ.
-MetricChange = Annotated[Comparison, _plus(verdict={"enum": [*get_args(Verdict), None]})]
-
-
-class NetChange(TypedDict):
-    """Time of all operations per step, and the sums of what became slower and faster."""
-
-    base_ns: float
-    new_ns: float
-    delta_ns: float
-    slower_ns: float
-    faster_ns: float
-
-
-class _Difference(TypedDict):
-    format_version: int
-    base: str
-    new: str
-    warnings: list[str]
-    left_out: list[str]
-    identical: bool
-    totals: dict[str, MetricChange]
-    operations: NetChange
-
-
-OperationChange = Annotated[Change, _plus(delta_ns=_NUMBER)]
-
-
-SizeDifference = Annotated[SizeChange, _plus(delta_bytes=_COUNT)]
-
-
-KernelDifference = Annotated[KernelChange, _plus(delta_ns=_NUMBER)]
-
-
-class OperationDifference(_Difference):
-    """Comparison of two tracked workloads."""
-
-    waiting: Waiting | None
-    changes: list[OperationChange]
-    size_changes: list[SizeDifference]
-    kernel_changes: list[KernelDifference]
-
-
-class RecordedSide(TypedDict):
-    """One side of a comparison of device recordings."""
-
-    devices: list[str]
-    device_count: int
-    recordings: int
-    versions: dict[str, str]
-    steps: int | None
-    divided_by: int
-    window_ns: int
-    work_ns: int
-    outside_steps_ns: int
-
-
-class PartChange(TypedDict):
-    """Change of one part of the device time."""
-
-    name: str
-    base_total_ns: int
-    new_total_ns: int
-    base_ns: float
-    new_ns: float
-    delta_ns: float
-    ratio: float | None
-
-
-class SideAmount(TypedDict):
-    """Work of one side under one key."""
-
-    calls: int
-    runs: int
-    total_ns: int
-    per_step_ns: float
-
-
-_DeviceRow = TypedDict(
-    "_DeviceRow",
-    {"class": str, "base_name": str, "new_name": str, "modules": list[str], "lines": list[str]},
-    total=False,
+def _shape(
+    name: str, *sources: Any, doc: str = "", without: str = "", optional: str = "", **fields: Any
+) -> Any:
+    """Return the shape of an object: the fields of the classes that it prints, and others.
+
+    Args:
+        name: Name in the schema.
+        sources: Classes whose fields it has, or type -> names of fields.
+        doc: Description; empty: that of the first class.
+        without: Fields of the classes that are not printed.
+        optional: Fields that may be missing.
+        fields: Name -> type; `[T]` is a list of T, `{str: T}` an object whose keys are data.
+    """
+    kinds: dict[str, Any] = {}
+    for one in sources:
+        if isinstance(one, dict):
+            kinds |= {key: kind for kind, names in one.items() for key in names.split()}
+        else:
+            kinds |= get_type_hints(one)
+    kinds = {
+        key: _kind(kind) for key, kind in (kinds | fields).items() if key not in without.split()
+    }
+    maybe = {key: (Union[kinds[key], msgspec.UnsetType], msgspec.UNSET) for key in optional.split()}  # noqa: UP007
+    made = [(key, *maybe.get(key, (kind,))) for key, kind in kinds.items()]
+    about = {"__doc__": doc or sources[0].__doc__}
+    return msgspec.defstruct(name, made, namespace=about, module=__name__, kw_only=True)
+
+
+def _kind(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return GenericAlias(list, (_kind(kind[0]),))
+    if isinstance(kind, dict):
+        ((key, one),) = kind.items()
+        return GenericAlias(dict, (key, _kind(one)))
+    return kind
+
+
+def _output_of(command: str) -> str:
+    return f"Output of `uprof {command}`."
+
+
+_INT, _FLOAT, _STR = int | None, float | None, str | None
+_PARTS = {_INT: " ".join(STEP_PARTS)}
+
+_RANK = _shape("Rank", RankRecord, _PARTS, steps=int, span_ns=_INT, blame=BlameRecord | None)
+_LINK = _shape("Link", LinkRecord, ratio=_FLOAT)
+_ABSENT = _shape("MissingRank", {int: "rank", str: "status", _STR: "file why"}, doc="Missing rank.")
+_RUN = _shape(
+    "Run",
+    {str: "path layout", int: "world_size ranks_read hosts steps clock_islands"},
+    doc="Facts about a multi-rank run.",
+    ranks_missing=[_ABSENT],
+    devices=[str],
+    vendors=[str],
+    mean_step={str: _INT},
+    facts={str: str},
+)
+_STEP = _shape(
+    "Step", StepRow, _PARTS, {_INT: "span_ns longest_ns most_compute_ns"}, without="parts"
+)
+_CLUSTER = _shape(
+    "ClusterDocument",
+    doc=_output_of("cluster report --json"),
+    version=int,
+    run=_RUN,
+    findings=[FindingRecord],
+    ranks=[_RANK],
+    steps=[_STEP],
+    groups=[
+        _shape(
+            "Collectives",
+            GroupRow,
+            {_INT: "transfer_ns wait_ns setup_ns", list[int] | None: "slowest_group"},
+        )
+    ],
+    links=[_LINK],
+)
+_ONE_STEP = _shape(
+    "OneStep",
+    {int: "version step", _RUN: "run"},
+    doc=_output_of("cluster report --step N --json"),
+    ranks=[_RANK],
+)
+_ONE_RANK = _shape(
+    "OneRank",
+    {int: "version", _RUN: "run", _RANK: "rank"},
+    doc=_output_of("cluster report --rank N --json"),
+    steps=[_shape("StepOfRank", _PARTS, doc="Step of a rank.", step=int, span_ns=_INT)],
+    groups=[GroupRecord],
+    links=[_LINK],
+    operations=[RankOperationRow],
 )
 
+_COVERAGE = _shape("Coverage", Coverage, missing=[_shape("Missing", Missing, rank=_INT)])
+_BREAKDOWN_ROW = _shape(
+    "BreakdownRow", model.Row, {_FLOAT: "percent average_ns", _INT: "size_bytes"}, without="extra"
+)
+_BREAKDOWN = _shape(
+    "Breakdown", model.Breakdown, without="by whole_ns", rows_left_out=int, rows=[_BREAKDOWN_ROW]
+)
+_PARTS_OF_STEPS = _shape("DeviceParts", model.DeviceTime, without="device tasks steps", idle_ns=int)
+_GROUP = {str: "label kind name", _STR: "title", list[int] | None: "ranks"}
+_MEMORY = {str: "name device unit", int: "samples", float: "max mean"}
+_REPORT = _shape(
+    "Report",
+    model.Summary,
+    without="coverage",
+    decoded=[_shape("Decoded", CoveredPart)],
+    facts={str: str},
+    totals=_shape("Totals", model.Totals, peak_parts_bytes={str: int}),
+    devices=[_shape("Device", model.DeviceTime, idle_ns=int, steps=_PARTS_OF_STEPS | None)],
+    step_trace=[StepTrace],
+    why_idle=[IdleReasons],
+    advice=model.Advice | None,
+    model_use=[model.ModelUse],
+    groups=[_shape("Group", _GROUP, doc="Communication group.")],
+    launch_delay=model.Distribution | None,
+    breakdowns={str: _BREAKDOWN},
+    pmu=[model.PmuFigure],
+    memory=[_shape("Memory", _MEMORY, doc="Memory over time.")],
+)
+_REPORTS = _shape(
+    "ReportDocument",
+    {Literal["uprof-report"]: "format", int: "version", _COVERAGE | None: "coverage"},
+    doc=_output_of("report --json"),
+    reports=[_REPORT],
+    cluster=_CLUSTER,
+    optional="cluster",
+)
+_HANG = _shape(
+    "HangDocument",
+    {int: "version", list[int]: "ranks absent", list[str]: "unread"},
+    doc=_output_of("report --json DIR, of Flight Recorder dumps"),
+    findings=[model.Finding],
+    last_calls=[{str: str}],
+)
+_ADVICE = _shape(
+    "AdviceDocument",
+    {Literal["uprof-advice"]: "format", int: "version", _COVERAGE | None: "coverage"},
+    doc=_output_of("advise --json"),
+    run=[model.Finding],
+    reports=[_shape("ReportFindings", model.Advice, path=str, family=str, findings_left_out=int)],
+)
+_ESTIMATE = _shape(
+    "Estimate",
+    {str: "path family", int: "steps before_ns", _INT: "after_ns gain_ns changed_ns"},
+    doc="Step time of one report with the changes; without changes, what is worth one.",
+    gain_per_step_ns=_FLOAT,
+    by_step=[_shape("StepGain", {_STR: "step", int: "before_ns after_ns"}, doc="One step.")],
+    worth=[_shape("Worth", Candidate, gain_per_step_ns=float)],
+    limits=[str],
+)
+_WHAT_IF = _shape(
+    "WhatIfDocument",
+    {Literal["uprof-what-if"]: "format", int: "version", _COVERAGE: "coverage"},
+    doc=_output_of("advise --what-if --json"),
+    changes=[_shape("AssumedChange", {str: "name", _FLOAT: "factor"}, doc="Factor null: removed.")],
+    reports=[_ESTIMATE],
+)
 
-class _DevicePeaks(_DeviceRow, total=False):
-    ratio_of_peaks: float | None
-    peaks_uncertain: bool
-    shapes: list[DeviceRow]
-    kernels: list[DeviceRow]
-
-
-class DeviceRow(_DevicePeaks):
-    """Change of one operation, kernel, module, line or class of device work."""
-
-    name: str
-    side: str
-    base: SideAmount | None
-    new: SideAmount | None
-    delta_ns: float
-    ratio: float | None
-
-
-class DeviceDifference(_Difference):
-    """Comparison of two device recordings."""
-
-    compared: Literal["devices"]
-    same_devices: bool
-    sides: dict[Literal["base", "new"], RecordedSide]
-    parts: list[PartChange]
-    breakdowns: dict[str, list[DeviceRow]]
-
-
-class WorkloadDifferences(TypedDict):
-    """Comparison of several workloads."""
-
-    format_version: int
-    workloads: dict[str, Any]
-    geometric_mean: dict[str, MetricChange]
-
-
-class GateDocument(TypedDict):
-    """Output of `uprof gate --json`."""
-
-    format_version: int
-    base: str
-    new: str
-    outcome: Outcome
-    exit_code: int
-    limits: Limits
-    waiting: Waiting | None
-    effort: Effort | None
-    checks: list[Check]
-
-
-class WorkloadVerdict(TypedDict):
-    """Verdict on one of several workloads."""
-
-    base: str
-    new: str
-    outcome: Outcome
-    waiting: Waiting | None
-    checks: list[Check]
-
-
-class WorkloadVerdicts(TypedDict):
-    """Output of `uprof gate --json` for several workloads."""
-
-    format_version: int
-    outcome: Outcome
-    exit_code: int
-    limits: Limits
-    effort: Effort | None
-    workloads: dict[str, WorkloadVerdict]
-    geometric_mean: list[Check]
-
-
-class MissingRank(TypedDict):
-    """Rank without complete figures."""
-
-    rank: int
-    status: str
-    file: str | None
-    why: str | None
-
-
-class _Parts(TypedDict):
-    compute_ns: int | None
-    communication_ns: int | None
-    exposed_communication_ns: int | None
-    wait_ns: int | None
-    exposed_wait_ns: int | None
-    setup_ns: int | None
-    bubble_ns: int | None
-    input_late_ns: int | None
-    idle_ns: int | None
-
-
-class RunFacts(TypedDict):
-    """Facts about a multi-rank run."""
-
-    path: str
-    world_size: int
-    ranks_read: int
-    ranks_missing: list[MissingRank]
-    hosts: int
-    layout: str
-    devices: list[str]
-    vendors: list[str]
-    steps: int
-    clock_islands: int
-    mean_step: dict[str, int | None]
-    facts: dict[str, str]
-
-
-# Rank: identity, mean parts of its steps, cost to other ranks.
-RankFields = Annotated[
-    RankRecord,
-    _plus(
-        steps=_COUNT,
-        **dict.fromkeys(("span_ns", *STEP_PARTS), _OPTIONAL),
-        blame={"anyOf": [{"$ref": "#/$defs/BlameRecord"}, {"type": "null"}]},
-    ),
-]
-
-
-class StepFields(_Parts):
-    """One step over all ranks."""
-
-    step: int
-    ranks: int
-    span_ns: int | None
-    longest_ns: int | None
-    longest_rank: int
-    most_compute_ns: int | None
-    most_compute_rank: int
-
-
-class Collectives(TypedDict):
-    """Collectives of one kind, size and kind of group."""
-
-    group_kind: str
-    size: int
-    groups: int
-    kind: str
-    bytes: int | None
-    per_step: float
-    incomplete: int
-    transfer_ns: int | None
-    wait_ns: int | None
-    setup_ns: int | None
-    bus_gb_per_s: float | None
-    slowest_group: list[int] | None
-    slowest_gb_per_s: float | None
-
-
-# Link, and the ratio of its bandwidth to that of comparable links.
-LinkFields = Annotated[LinkRecord, _plus(ratio={"type": ["number", "null"]})]
-
-
-class ClusterDocument(TypedDict):
-    """Output of `uprof cluster report --format json`; times are per step."""
-
-    version: int
-    run: RunFacts
-    findings: list[FindingRecord]
-    ranks: list[RankFields]
-    steps: list[StepFields]
-    groups: list[Collectives]
-    links: list[LinkFields]
-
-
-class OneStep(TypedDict):
-    """Output of `uprof cluster report --step N --format json`."""
-
-    version: int
-    run: RunFacts
-    step: int
-    ranks: list[RankFields]
-
-
-class StepOfRank(_Parts):
-    """One step of a rank."""
-
-    step: int
-    span_ns: int | None
-
-
-class OneRank(TypedDict):
-    """Output of `uprof cluster report --rank N --format json`."""
-
-    version: int
-    run: RunFacts
-    rank: RankFields
-    steps: list[StepOfRank]
-    groups: list[GroupRecord]
-    links: list[LinkFields]
-    operations: list[RankOperationRow]
-
+_METRIC = _shape("MetricChange", Comparison, verdict=Verdict | None)
+_NET = _shape(
+    "NetChange",
+    {float: "base_ns new_ns delta_ns slower_ns faster_ns"},
+    doc="All operations per step, and the sums of what became slower and faster.",
+)
+_DIFFERENCE = _shape(
+    "Difference",
+    {int: "format_version", str: "base new", list[str]: "warnings left_out", bool: "identical"},
+    doc="Comparison.",
+    totals={str: _METRIC},
+    operations=_NET,
+)
+_OPERATIONS = _shape(
+    "OperationDifference",
+    _DIFFERENCE,
+    doc=_output_of("diff --json, of tracked workloads"),
+    waiting=Waiting | None,
+    changes=[_shape("OperationChange", Change, delta_ns=float)],
+    size_changes=[_shape("SizeDifference", SizeChange, delta_bytes=int)],
+    kernel_changes=[_shape("KernelDifference", KernelChange, delta_ns=float)],
+)
+_AMOUNT = _shape("SideAmount", Amount, per_step_ns=float)
+_ROW = _shape(
+    "DeviceRow",
+    {
+        str: "name side class base_name new_name",
+        _AMOUNT | None: "base new",
+        float: "delta_ns",
+        _FLOAT: "ratio ratio_of_peaks",
+        bool: "peaks_uncertain",
+        list[str]: "modules lines",
+        "list[_ROW]": "shapes kernels",
+    },
+    doc="One operation, kernel, module, line or class of device work.",
+    optional="class base_name new_name modules lines ratio_of_peaks peaks_uncertain shapes kernels",
+)
+_SIDE = _shape(
+    "RecordedSide",
+    {int: "device_count recordings divided_by window_ns work_ns outside_steps_ns", _INT: "steps"},
+    doc="One side.",
+    devices=[str],
+    versions={str: str},
+)
+_PART = _shape(
+    "PartChange",
+    {str: "name", int: "base_total_ns new_total_ns", float: "base_ns new_ns delta_ns"},
+    doc="One part of the device time.",
+    ratio=_FLOAT,
+)
+_DEVICES = _shape(
+    "DeviceDifference",
+    _DIFFERENCE,
+    {Literal["devices"]: "compared", bool: "same_devices"},
+    doc=_output_of("diff --json, of device recordings"),
+    sides={Literal["base", "new"]: _SIDE},
+    parts=[_PART],
+    breakdowns={str: [_ROW]},
+)
+_EITHER = [{"$ref": f"#/$defs/{one.__name__}"} for one in (_OPERATIONS, _DEVICES)]
+_WORKLOADS = _shape(
+    "WorkloadDifferences",
+    doc=_output_of("diff --json, of several workloads"),
+    format_version=int,
+    workloads={str: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": _EITHER})]},
+    geometric_mean={str: _METRIC},
+)
+_VERDICT = _shape(
+    "WorkloadVerdict",
+    {str: "base new", Outcome: "outcome", Waiting | None: "waiting"},
+    doc="Verdict on one of several workloads.",
+    checks=[Check],
+)
+_JUDGED = {int: "format_version exit_code", Limits: "limits", Effort | None: "effort"}
+_GATE = _shape("GateDocument", _VERDICT, _JUDGED, doc=_output_of("gate --json"))
+_GATES = _shape(
+    "WorkloadVerdicts",
+    _JUDGED,
+    doc=_output_of("gate --json, of several workloads"),
+    outcome=Outcome,
+    workloads={str: _VERDICT},
+    geometric_mean=[Check],
+)
 
 # Command -> version and shapes of its documents.
-DOCUMENTS: Mapping[str, tuple[int, tuple[type, ...]]] = {
-    "report": (FORMAT_VERSION, (ReportDocument, HangDocument)),
-    "advise": (FORMAT_VERSION, (AdviceDocument,)),
-    "what-if": (FORMAT_VERSION, (WhatIfDocument,)),
-    "diff": (
-        DIFFERENCE_FORMAT_VERSION,
-        (OperationDifference, DeviceDifference, WorkloadDifferences),
-    ),
-    "gate": (DIFFERENCE_FORMAT_VERSION, (GateDocument, WorkloadVerdicts)),
-    "cluster": (CLUSTER_FORMAT_VERSION, (ClusterDocument, OneStep, OneRank)),
+DOCUMENTS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
+    "report": (FORMAT_VERSION, (_REPORTS, _HANG)),
+    "advise": (FORMAT_VERSION, (_ADVICE,)),
+    "what-if": (FORMAT_VERSION, (_WHAT_IF,)),
+    "diff": (DIFFERENCE_FORMAT_VERSION, (_OPERATIONS, _DEVICES, _WORKLOADS)),
+    "gate": (DIFFERENCE_FORMAT_VERSION, (_GATE, _GATES)),
+    "cluster": (CLUSTER_FORMAT_VERSION, (_CLUSTER, _ONE_STEP, _ONE_RANK)),
 }
 # Documents in which NaN and infinity become null.
 _FINITE = ("diff", "gate")
@@ -580,17 +308,15 @@ def schema(command: str) -> dict[str, Any]:
             slug="unknown-format",
         )
     version, shapes = DOCUMENTS[command]
-    found, definitions = msgspec.json.schema_components(
-        (*shapes, BlameRecord), ref_template="#/$defs/{name}"
-    )
+    found, definitions = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
     for name, one in definitions.items():
         _complete(one, finite=command in _FINITE)
-        if name == BreakdownRow.__name__:
+        if name == _BREAKDOWN_ROW.__name__:
             one["additionalProperties"] = {"type": ["number", "null"]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"uprof {command}, version {version}",
-        "anyOf": list(found[: len(shapes)]),
+        "anyOf": list(found),
         "$defs": definitions,
     }
 

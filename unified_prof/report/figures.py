@@ -243,14 +243,8 @@ def figures_document(reports: Iterable[Figures]) -> dict[str, Any]:
 
 def coverage_fields(coverage: Coverage) -> dict[str, Any]:
     """Return present and missing reports as plain data."""
-    return {
-        "unit": coverage.unit,
-        "expected": coverage.expected,
-        "whole": coverage.whole,
-        "missing": [
-            {"what": one.what, "rank": one.rank, "why": one.why} for one in coverage.missing
-        ],
-    }
+    missing = [asdict(one) | {"rank": one.rank} for one in coverage.missing]
+    return asdict(coverage) | {"missing": missing}
 
 
 def peak_parts(totals: Totals) -> dict[str, int]:
@@ -326,14 +320,9 @@ def report_fields(figures: Figures) -> dict[str, Any]:
 
 def advice_fields(advice: Advice) -> dict[str, Any]:
     """Return findings and skipped rules as plain data."""
-    return {
-        "steps": advice.steps,
-        "step_ms": advice.step_ms,
-        "pauses": advice.pauses,
-        "paused_ms": advice.paused_ms,
-        "complete": advice.complete,
+    return asdict(advice) | {
         "findings": [one.document() for one in advice.findings],
-        "not_judged": [{"kind": one.kind, "why": one.why} for one in advice.not_judged],
+        "not_judged": [asdict(one) for one in advice.not_judged],
         "judged": list(advice.judged),
     }
 
