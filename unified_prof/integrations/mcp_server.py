@@ -19,7 +19,9 @@ _INSTRUCTIONS = (
     "profilers. Begin with open_report, then summary and findings; use breakdown, source_cost, "
     "timeline_slice and what_if for details, compare for two runs, cluster_findings for many "
     "ranks. Figures have their unit in the key; null or a missing key is not measured. Cite the "
-    "ids of findings and rows. If next_cursor is not null, pass it to get more rows."
+    "ids of findings and rows. Arguments of most tools: path, a file or directory; report, the "
+    "number of a report in a directory, see open_report; limit, the maximum number of rows; "
+    "cursor, next_cursor of the answer before if it is not null, for more rows."
 )
 _CONVERT = "if it is a recording of another profiler, use the tool convert"
 # Maximum number of reports listed as resources; others are read by their path.

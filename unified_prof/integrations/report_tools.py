@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,12 +94,7 @@ class ReportTools:
         return {"is_multi_rank_run": len(rows) > 1, "coverage": coverage, **page(rows)}
 
     def summary(self, path: str, report: int = 0) -> Answer:
-        """Return the headline of a report: step time, device time, idle reasons, memory, findings.
-
-        Args:
-            path: File or directory.
-            report: Number of the report in a directory, see open_report.
-        """
+        """Return the headline of a report: step, device and idle time, memory, first findings."""
         with self._analysis(path, report) as analysis:
             figures = collect_figures(analysis, ())
             fields = report_fields(figures)
@@ -109,15 +104,14 @@ class ReportTools:
         fields["totals"] = _measured(fields["totals"])
         for name in ("devices", "why_idle", "groups", "memory", "model_use", "anomalies"):
             fields[name] = page(fields[name], size=1_500)
-        first = [
-            {
-                "id": f"finding {number}",
-                "kind": one.kind,
-                "cost_ms_per_step": one.cost_ms_per_step,
-                "text": finding_summary(one),
-            }
-            for number, one in enumerate(findings[:5], start=1)
-        ]
+        first = _numbered(
+            "finding",
+            (
+                {name: getattr(one, name) for name in ("kind", "cost_ms_per_step")}
+                | {"text": finding_summary(one)}
+                for one in findings[:5]
+            ),
+        )
         return {**_short(fields), "findings": first, "findings_in_all": len(findings)}
 
     def findings(
@@ -130,12 +124,9 @@ class ReportTools:
         """
         with self._analysis(path, report) as analysis:
             advice = analysis.advice()
-        rows = []
-        for number, one in enumerate(advice.findings, start=1):
-            row = {"id": f"finding {number}", **one.document()}
-            for index, evidence in enumerate(row["evidence"], start=1):
-                evidence["id"] = f"finding {number}, evidence {index}"
-            rows.append(row)
+        rows = _numbered("finding", (one.document() for one in advice.findings))
+        for row in rows:
+            row["evidence"] = _numbered(f"{row['id']}, evidence", row["evidence"])
         skipped: dict[str, list[str]] = {}
         for judged in advice.not_judged:
             skipped.setdefault(judged.why, []).append(judged.kind)
@@ -159,15 +150,10 @@ class ReportTools:
     ) -> Answer:
         """Return time and memory by operation, kernel, module, line, step, idle reason, and others.
 
-        Args:
-            path: File or directory.
-            by: Breakdown; open_report lists those of a report.
-            report: Number of the report in a directory.
-            contains: Only rows whose name contains this text.
-            limit: Maximum number of rows.
-            cursor: `next_cursor` of the answer before.
+        open_report lists the values of `by`; `contains` selects rows whose name contains a text.
         """
-        _check_breakdown(by)
+        if by not in KINDS:
+            raise no_breakdown(by, KINDS)
         with self._analysis(path, report) as analysis:
             found = analysis.breakdown(by)
         chosen = [one for one in enumerate(found.rows, start=1) if contains in one[1].name]
@@ -191,14 +177,8 @@ class ReportTools:
     ) -> Answer:
         """List what ran in a part of the recording, in order of start, on each stream and thread.
 
-        Args:
-            path: File or directory.
-            start_ms: Begin of the part, ms after the recording's first event.
-            duration_ms: Length of the part.
-            report: Number of the report in a directory.
-            track: Only tracks whose device, process or name contains this text.
-            limit: Maximum number of rows.
-            cursor: `next_cursor` of the answer before.
+        `start_ms` counts from the recording's first event; `track` selects tracks whose device,
+        process or name contains a text.
         """
         with self._analysis(path, report) as analysis:
             tracks = [one for one in analysis.tracks() if len(one)]
@@ -246,12 +226,8 @@ class ReportTools:
     ) -> Answer:
         """Estimate the step time if work were faster or gone; without changes, rank candidates.
 
-        Args:
-            path: File or directory.
-            faster: Name and factor, such as {"aten::mm": 2}; also host, communication, copies.
-            without: Names to remove, such as ["cudaStreamSynchronize"].
-            report: Number of the report in a directory.
-            limit: Maximum number of candidates.
+        `faster` has factors by name, such as {"aten::mm": 2}, also of host, communication, copies;
+        `without` lists names to remove, such as ["cudaStreamSynchronize"].
         """
         changes = [Change(name, factor) for name, factor in (faster or {}).items()]
         changes += [Change(name, WITHOUT) for name in without or ()]
@@ -270,12 +246,8 @@ class ReportTools:
     ) -> Answer:
         """Compare two runs: whole steps with their verdict, then the largest changes.
 
-        Args:
-            base: Report or directory of the baseline.
-            new: Report or directory of the candidate.
-            by: operation, module, line; for device recordings also class and kernel.
-            limit: Maximum number of rows.
-            cursor: `next_cursor` of the answer before.
+        `base` and `new` are files or directories; `by` is operation, module or line, for device
+        recordings also class or kernel.
         """
         before, after = [self._inside(base)], [self._inside(new)]
         devices = device_diff.diff_recordings(before, after, (base, new))
@@ -284,23 +256,19 @@ class ReportTools:
             tables = found.pop("breakdowns")
         else:
             if by not in ("operation", "module", "line"):
-                raise UsageError(f"no breakdown {by!r} of tracked runs", slug="no-breakdown")
+                raise no_breakdown(by, ("operation", "module", "line"))
             both = tracked_diff.diff(runs.load(before), runs.load(after), by=by)  # type: ignore[arg-type]
             found = operation_difference.difference_fields(both)
             tables = {by: found.pop("changes")}
             found["size_changes"] = page(found["size_changes"], size=2_000)
             found["kernel_changes"] = page(found["kernel_changes"], size=2_000)
         if by not in tables:
-            raise UsageError(
-                f"no breakdown {by!r}", hint=f"known: {', '.join(tables)}", slug="no-breakdown"
-            )
-        rows = [
-            {"id": f"{by} {number}", **{key: one for key, one in row.items() if key not in _NESTED}}
-            for number, row in enumerate(
-                sorted(tables[by], key=lambda row: -abs(row["delta_ns"] or 0)), start=1
-            )
-        ]
-        return {**_short(found), **page(rows, limit, cursor)}
+            raise no_breakdown(by, tables)
+        largest = sorted(tables[by], key=lambda row: -abs(row["delta_ns"] or 0))
+        for row in largest:  # rows of a row would exceed the size of an answer
+            row.pop("shapes", None)
+            row.pop("kernels", None)
+        return {**_short(found), **page(_numbered(by, largest), limit, cursor)}
 
     def cluster_findings(self, path: str, limit: int = 10, cursor: str | None = None) -> Answer:
         """List what slows a multi-rank run: slow ranks, links, hosts, stages, late launches.
@@ -314,10 +282,8 @@ class ReportTools:
                 raise rank_runs.not_a_run_error(place, "use findings for one report")
             facts = cluster_document.run_facts(overview)
             worst = [cluster_document.rank_fields(row) for row in overview.worst[:5]]
-            rows = [
-                {"id": f"finding {number}", **cluster_document.finding_fields(one)}
-                for number, one in enumerate(overview.run.findings, start=1)
-            ]
+            found = map(cluster_document.finding_fields, overview.run.findings)
+            rows = _numbered("finding", found)
         facts["ranks_missing"] = page(facts["ranks_missing"], size=2_000)
         return {
             "run": _short(facts),
@@ -336,13 +302,7 @@ class ReportTools:
     ) -> Answer:
         """Return time and memory by source line, and the findings that name each line.
 
-        Args:
-            path: File or directory of the report.
-            file: Only lines of source files whose path ends with this text.
-            line: Only this line.
-            report: Number of the report in a directory.
-            limit: Maximum number of rows.
-            cursor: `next_cursor` of the answer before.
+        `file` selects source files whose path ends with a text, `line` one line of them.
         """
         with self._analysis(path, report) as analysis:
             found = analysis.breakdown("line")
@@ -379,10 +339,7 @@ class ReportTools:
     def run(self, script: str, arguments: list[str] | None = None, backend: str = "auto") -> Answer:
         """Profile a training script with `uprof run`; returns the directory of its reports.
 
-        Args:
-            script: Python script.
-            arguments: Arguments of the script.
-            backend: auto, cpu, cuda or npu.
+        `arguments` are those of the script; `backend` is auto, cpu, cuda or npu.
         """
         file = self._inside(script)
         if not file.is_file():
@@ -461,10 +418,6 @@ class ReportTools:
         return real
 
 
-# Rows of a row of a comparison, which would exceed the size of an answer.
-_NESTED = frozenset({"shapes", "kernels"})
-
-
 def page(
     rows: Sequence[Any],
     limit: int = _MAX_ROWS,
@@ -508,6 +461,11 @@ def page(
     }
 
 
+def _numbered(name: str, rows: Iterable[Answer]) -> list[Answer]:
+    """Return the rows with ids to cite: `finding 1`, `finding 2`, ..."""
+    return [{"id": f"{name} {number}", **row} for number, row in enumerate(rows, start=1)]
+
+
 def _short(value: Any) -> Any:
     """Shorten long texts."""
     if isinstance(value, str):
@@ -524,23 +482,14 @@ def _measured(fields: Answer) -> Answer:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _check_breakdown(by: str) -> None:
-    if by not in KINDS:
-        raise UsageError(
-            f"unknown breakdown {by!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
-        )
+def no_breakdown(by: str, known: Iterable[str]) -> UsageError:
+    """Return the error for an unknown breakdown."""
+    hint = f"known: {', '.join(known)}"
+    return UsageError(f"no breakdown {by!r}", hint=hint, slug="no-breakdown")
 
 
 # The tools, without `run`.
-READING_TOOLS = (
-    "open_report",
-    "summary",
-    "findings",
-    "breakdown",
-    "timeline_slice",
-    "what_if",
-    "compare",
-    "cluster_findings",
-    "source_cost",
-    "convert",
+_OTHERS = ("reports", "run")
+READING_TOOLS = tuple(
+    name for name in vars(ReportTools) if not name.startswith("_") and name not in _OTHERS
 )

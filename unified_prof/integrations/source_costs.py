@@ -7,9 +7,10 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
@@ -37,6 +38,9 @@ class LineCost:
     recomputed_ns: float | None = None
     size_bytes: int | None = None
     findings: tuple[Finding, ...] = ()
+
+
+_FIGURES = tuple(one.name for one in fields(LineCost) if one.name not in ("name", "findings"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,37 +137,18 @@ def names_line(finding: Finding, line: str) -> bool:
 
 def _merged(one: LineCost, other: LineCost) -> LineCost:
     """Return the cost of a line with a row for its operations and one for its weights."""
-    timed, sized = (one, other) if one.total_ns is not None else (other, one)
-    sizes = [size for size in (one.size_bytes, other.size_bytes) if size is not None]
-    return LineCost(
-        timed.name,
-        timed.percent,
-        timed.total_ns,
-        timed.forward_ns,
-        timed.backward_ns,
-        timed.recomputed_ns,
-        sum(sizes) if sizes else None,
-        timed.findings or sized.findings,
-    )
+    timed = one if one.total_ns is not None else other
+    return replace(total((one, other)), name=timed.name, findings=one.findings or other.findings)
 
 
 def total(costs: Iterable[LineCost]) -> LineCost:
     """Return the sum of the costs of several lines."""
     costs = list(costs)
-
-    def summed(name: str) -> int | None:
-        values = [value for one in costs if (value := getattr(one, name)) is not None]
-        return sum(values) if values else None
-
-    return LineCost(
-        f"{len(costs)} line{'s' * (len(costs) != 1)}",
-        summed("percent"),
-        summed("total_ns"),
-        summed("forward_ns"),
-        summed("backward_ns"),
-        summed("recomputed_ns"),
-        summed("size_bytes"),
-    )
+    sums: dict[str, Any] = {}
+    for name in _FIGURES:
+        known = [value for one in costs if (value := getattr(one, name)) is not None]
+        sums[name] = sum(known) if known else None
+    return LineCost(f"{len(costs)} line{'s' * (len(costs) != 1)}", **sums)
 
 
 def newest_run(folder: Path) -> Path | None:
