@@ -26,6 +26,12 @@ _INSTRUCTIONS = (
 _CONVERT = "if it is a recording of another profiler, use the tool convert"
 # Maximum number of reports listed as resources; others are read by their path.
 _MAX_RESOURCES = 200
+# Maximum length of an error, which may quote an argument.
+_MAX_TEXT = 400
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
 def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
@@ -56,7 +62,9 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
             except UprofError as err:
                 hint = _CONVERT if err.slug == "not-a-report" else err.hint
                 hint = f" ({hint})" if hint else ""
-                raise kind(f"{err}{hint} [uprof:{err.slug}]") from None
+                raise kind(f"{_brief(str(err))}{_brief(hint)} [uprof:{err.slug}]") from None
+            except OSError as err:  # a file that vanished, a name that is too long
+                raise kind(f"cannot read: {err.strerror} [uprof:cannot-read]") from None
 
         return call
 
@@ -71,6 +79,11 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
             structured_output=False,
         )
         described(tool)
+        # By default, the SDK ignores arguments that a tool does not have.
+        made = server._tool_manager.get_tool(name)
+        made.fn_metadata.arg_model.model_config["extra"] = "forbid"
+        made.fn_metadata.arg_model.model_rebuild(force=True)
+        made.parameters["additionalProperties"] = False
     for path in tools.reports()[:_MAX_RESOURCES]:
         server.add_resource(
             FunctionResource(

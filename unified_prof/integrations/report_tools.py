@@ -42,6 +42,7 @@ _MAX_ROWS = 1_000
 # Maximum number of entries of a directory in which links are checked.
 _MAX_ENTRIES = 100_000
 _MAX_OUTPUT = 4_000
+_MAX_CANDIDATES = 50
 _NS_PER_MS = 1e6
 _MAX_MS = 1e9
 
@@ -232,8 +233,9 @@ class ReportTools:
         changes = [Change(name, factor) for name, factor in (faster or {}).items()]
         changes += [Change(name, WITHOUT) for name in without or ()]
         with self._analysis(path, report) as analysis:
-            found = what_if_fields(analysis.what_if(changes, top=max(1, min(limit, 50))))
+            found = what_if_fields(analysis.what_if(changes, top=_MAX_CANDIDATES))
         found["by_step"] = page(found["by_step"], size=3_000)
+        found["worth"] = page(found["worth"], limit)
         return {key: _short(value) for key, value in found.items()}
 
     def compare(
