@@ -202,6 +202,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "cluster",
         "Analyze a multi-rank run: stragglers, collective waits, slow links.",
     ),
+    "check": (
+        "check",
+        "Check that a recording is decoded completely, or compare a database with it by table.",
+    ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),
     "mcp": ("agents", "Answer questions of coding agents about reports: an MCP server on stdio."),
     "lsp": ("agents", "Show costs in the editor: a language server on stdio for Python files."),

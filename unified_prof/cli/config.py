@@ -27,7 +27,7 @@ _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 # are accepted on the command line and in UPROF_* variables only.
 PROJECT_SETTINGS = frozenset(
     """
-    ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with
+    against ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with
     batch-size batch-sizes by convert critical-path debug delay dry-run duration exporter family
     faster format full-names ge-api history host-sys host-sys-usage host-sys-usage-freq ids idle
     include iterations jobs json l2 last layout llc-profiling max-regress measure memory metric

@@ -20,6 +20,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof convert recordings/ -o databases/ --jobs 4", "all in a directory"),
         ("uprof convert - -o run.db", "read from a pipe"),
     ),
+    "check": (
+        ("uprof check PROF_000001_20260101", "is anything skipped?"),
+        ("uprof check PROF_000001_20260101 --against x.db", "compare msprof's"),
+    ),
     "report": (
         ("uprof report RUN", "most expensive operations first"),
         ("uprof report RUN --by module --top 10", "group by module"),

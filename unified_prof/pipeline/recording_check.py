@@ -1,0 +1,339 @@
+"""Checks a recording, and compares the database of another exporter with its raw data.
+
+The recording is converted to the revision of the other database. Ids, which exporters may choose,
+are replaced by what they refer to; then the rows of each table are compared as multisets. Rules
+that hold in every correct database, and values that one side lacks, decide which side the raw data
+supports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from unified_prof.arrays import intervals
+from unified_prof.base.columns import (
+    HOST_ONLY_CONNECTION,
+    NO_CONNECTION,
+    NO_NUMBER,
+    NOT_AVAILABLE,
+    TYPE_INVALID,
+    TYPE_NOT_AVAILABLE,
+)
+from unified_prof.base.coverage import CoveredPart
+from unified_prof.migrate.check import Finding
+from unified_prof.migrate.check import check as check_database
+from unified_prof.pipeline.convert import Conversion, convert
+from unified_prof.schema import catalogue, msprof
+from unified_prof.sqlite.atomic import temporary_folder
+from unified_prof.sqlite.reader import Report, open_report
+from unified_prof.sqlite.statements import quoted
+
+RECORDING, DATABASE = "recording", "database"
+# Rows of a table that are kept to find the columns that differ, and rows that are shown.
+_MAX_KEPT, _MAX_SHOWN = 10_000, 3
+# Rows with equal times that a row is compared with.
+_MAX_TRIED = 100
+_ROWS = 1 << 14
+_SEPARATOR = "\x1f"
+# Cells that mean unknown in some column.
+_UNKNOWN = frozenset(
+    (
+        *("NULL", "''", "'?'", f"'{NOT_AVAILABLE}'"),
+        *map(str, (NO_CONNECTION, NO_NUMBER, TYPE_NOT_AVAILABLE, TYPE_INVALID)),
+    )
+)
+# Columns that only number rows.
+_NUMBERS = frozenset(
+    (
+        *(("CANN_API", "connectionId"), ("OVERLAP_ANALYSIS", "id")),
+        *(("COMMUNICATION_OP", "opId"), ("TASK", "globalTaskId")),
+    )
+)
+# Text that replaces an id, computed from the row it refers to.
+_LABELS = {
+    "TASK.globalTaskId": (
+        "deviceId || '.' || streamId || '.' || taskId || '.' || contextId || '@' || min(startNs)"
+    ),
+    "CANN_API.connectionId": "min(type || '@' || startNs || '/' || globalTid)",
+    "COMMUNICATION_OP.opId": "min(deviceId || '@' || startNs || '-' || endNs)",
+    "STRING_IDS.id": "min(value)",
+}
+
+
+@dataclass(slots=True)
+class TableCheck:
+    """Comparison of one table."""
+
+    table: str
+    rows: dict[str, int]
+    """Rows of each side."""
+    only: dict[str, int] = field(default_factory=lambda: {RECORDING: 0, DATABASE: 0})
+    """Rows that only one side has."""
+    columns: list[str] = field(default_factory=list)
+    """Columns in which rows with equal times differ."""
+    examples: dict[str, list[str]] = field(default_factory=lambda: {RECORDING: [], DATABASE: []})
+    supports: str | None = None
+    """Side that the raw data supports, None if undecided."""
+    reasons: list[str] = field(default_factory=list)
+    records_without_row: int = 0
+    """Rows of the recording to which no row of the database has equal times."""
+    rows_without_record: int = 0
+    """The opposite."""
+
+    @property
+    def agrees(self) -> bool:
+        """True if both sides have the same rows."""
+        return not any(self.only.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingCheck:
+    """Result of a check."""
+
+    conversion: Conversion
+    findings: Sequence[Finding]
+    """Problems in the converted database."""
+    tables: Sequence[TableCheck]
+    """Tables of both databases; empty if only the recording was checked."""
+
+    @property
+    def lost(self) -> list[CoveredPart]:
+        """Kinds of data of which a part was skipped."""
+        return [part for part in self.conversion.coverage if part.skipped]
+
+    @property
+    def passes(self) -> bool:
+        """True if nothing was skipped and all tables agree."""
+        return not (self.lost or self.findings or any(not one.agrees for one in self.tables))
+
+
+def check_recording(
+    path: Path, database: Path | None = None, progress: Callable[[str], None] = lambda _: None
+) -> RecordingCheck:
+    """Convert a recording in a temporary directory, check it, and compare it with `database`.
+
+    Raises:
+        UprofError: the recording or the database cannot be read.
+    """
+    with temporary_folder() as folder:
+        schema = "latest"
+        if database is not None:
+            with open_report(database) as other:
+                schema = other.revision or schema
+        conversion = convert(path, folder / "recording.db", schema=schema, progress=progress)
+        problems = [one for one in check_database(conversion.database).findings if one.is_problem]
+        tables: list[TableCheck] = []
+        if database is not None:
+            progress("comparing tables")
+            with open_report(conversion.database) as ours, open_report(database) as other:
+                is_complete = not any(part.skipped for part in conversion.coverage)
+                sides = {RECORDING: ours, DATABASE: other}
+                tables = _compared(sides, schema, is_complete=is_complete)
+        return RecordingCheck(conversion, problems, tables)
+
+
+def _compared(sides: Mapping[str, Report], revision: str, *, is_complete: bool) -> list[TableCheck]:
+    known = catalogue.load(catalogue.MSPROF, "latest").tables | catalogue.extension_tables()
+    names = sorted(
+        name
+        for name in known
+        if not name.startswith(("UPROF_", "ENUM_"))
+        and name not in ("STRING_IDS", "META_DATA", "CONNECTION_IDS", "PYTORCH_CALLCHAINS")
+        and any(name in side.tables for side in sides.values())
+    )
+    broken = {side: _broken_rules(report) for side, report in sides.items()}
+    found = []
+    for name in names:
+        columns = [c for c in known[name].column_names if (name, c) not in _NUMBERS]
+        result = _compare(name, columns, sides, revision)
+        if any(result.rows.values()):
+            rules = {side: found_rules.get(name, {}) for side, found_rules in broken.items()}
+            found.append(_judged(result, rules, is_complete=is_complete))
+    return found
+
+
+def _rows(
+    report: Report, table: str, columns: Sequence[str], revision: str
+) -> Iterator[tuple[str, int]]:
+    """Yield distinct rows with labels in place of ids, in order, and their number."""
+    if table not in report.tables:
+        return
+    targets = {
+        one.column: f"{one.target_table}.{one.target_column}"
+        for one in msprof.references(revision)
+        if one.table == table
+    }
+    labels, joins, cells = [], [], []
+    for number, column in enumerate(columns):
+        target = targets.get(column, "")
+        cell = f"t.{quoted(column)}"
+        if target in _LABELS and target.partition(".")[0] in (*report.tables, table):
+            origin, _, key = target.partition(".")
+            labels.append(
+                f"l{number} AS MATERIALIZED (SELECT {key} AS id, {_LABELS[target]} AS label"
+                f" FROM {origin} GROUP BY {key})"
+            )
+            joins.append(f"LEFT JOIN l{number} ON l{number}.id = {cell}")
+            rest = f"CASE WHEN {cell} >= {HOST_ONLY_CONNECTION} THEN {cell} ELSE '?' END"
+            cell = f"CASE WHEN {cell} IS NULL THEN NULL ELSE coalesce(l{number}.label, {rest}) END"
+        cells.append(
+            f"CASE typeof({cell}) WHEN 'real' THEN printf('%.12g', {cell}) ELSE quote({cell}) END"
+        )
+    row = f" || char({ord(_SEPARATOR)}) || ".join(cells)
+    distinct = "min(1, count(*))" if table == "AICORE_FREQ" else "count(*)"
+    sql = (
+        (f"WITH {', '.join(labels)} " if labels else "")
+        + f"SELECT {row} AS row, {distinct} AS number FROM {quoted(table)} t {' '.join(joins)}"
+        + " GROUP BY 1 ORDER BY 1"
+    )
+    for part in report.parts(sql, rows=_ROWS):
+        yield from zip(map(str, part["row"].tolist()), part["number"].tolist(), strict=True)
+
+
+def _compare(
+    table: str, columns: Sequence[str], sides: Mapping[str, Report], revision: str
+) -> TableCheck:
+    result = TableCheck(table, dict.fromkeys(sides, 0))
+    kept: dict[str, list[list[str]]] = {side: [] for side in sides}
+
+    def stream(side: str) -> Iterator[tuple[str, str, int]]:
+        for row, number in _rows(sides[side], table, columns, revision):
+            yield row, side, number
+
+    for row, same in groupby(merge(*map(stream, sides)), key=lambda one: one[0]):
+        counts = dict.fromkeys(sides, 0)
+        for _, side, number in same:
+            counts[side] += number
+            result.rows[side] += number
+        for side, count in counts.items():
+            if more := max(0, count - min(counts.values())):
+                result.only[side] += more
+                kept[side] += [row.split(_SEPARATOR)] * min(more, _MAX_KEPT - len(kept[side]))
+    for side, rows in kept.items():
+        result.examples[side] = [", ".join(row) for row in rows[:_MAX_SHOWN]]
+    _find_columns(result, columns, kept)
+    return result
+
+
+def _find_columns(
+    result: TableCheck, columns: Sequence[str], kept: Mapping[str, list[list[str]]]
+) -> None:
+    """Pair rows with equal times; find the columns that differ, and values one side lacks."""
+    times = [at for at, name in enumerate(columns) if name in msprof.times(result.table)]
+    others = defaultdict(list)
+    for row in kept[DATABASE]:
+        others[tuple(row[at] for at in times)].append(row)
+    different: Counter[str] = Counter()
+    unpaired = dict.fromkeys(kept, 0)
+    lacks: dict[str, Counter[str]] = {side: Counter() for side in kept}
+    for row in kept[RECORDING]:
+        candidates = others[tuple(row[at] for at in times)]
+        if not candidates:
+            unpaired[RECORDING] += 1
+            continue
+        other = max(candidates[:_MAX_TRIED], key=lambda one: sum(map(str.__eq__, one, row)))
+        candidates.remove(other)
+        for name, ours, theirs in zip(columns, row, other, strict=True):
+            if ours != theirs:
+                different[name] += 1
+                if (ours in _UNKNOWN) != (theirs in _UNKNOWN):
+                    lacks[RECORDING if ours in _UNKNOWN else DATABASE][name] += 1
+    result.columns = [name for name, _ in different.most_common()]
+    unpaired[DATABASE] = sum(map(len, others.values()))
+    result.records_without_row, result.rows_without_record = unpaired.values()
+    for side, names in lacks.items():
+        result.reasons += [
+            f"the {side} lacks {name} of {count:,} rows" for name, count in names.items()
+        ]
+
+
+def _judged(
+    result: TableCheck, broken: Mapping[str, Mapping[str, int]], *, is_complete: bool
+) -> TableCheck:
+    """Set the side that the raw data supports: it breaks fewer rules and lacks fewer values.
+
+    If no rule tells, and the recording was decoded completely, rows need a record.
+    """
+    if result.agrees:
+        return result
+    votes: Counter[str] = Counter()
+    for rule in sorted({*broken[RECORDING], *broken[DATABASE]}):
+        counts = {side: broken[side].get(rule, 0) for side in (RECORDING, DATABASE)}
+        if counts[RECORDING] != counts[DATABASE]:
+            worse = max(counts, key=lambda side: counts[side])
+            votes[worse] += 1
+            result.reasons.append(f"{rule}: {counts[worse]:,} times in the {worse}")
+    if not votes:
+        lacking = [reason.split()[1] for reason in result.reasons]
+        votes.update(dict.fromkeys(lacking, 1))
+        for count, text in (
+            (result.records_without_row, "records without a row in the database"),
+            (result.rows_without_record, "rows of the database without a record"),
+        ):
+            if count and is_complete:
+                votes[DATABASE] += 1
+                result.reasons.append(f"{count:,} {text}")
+    if votes[RECORDING] != votes[DATABASE]:
+        result.supports = DATABASE if votes[RECORDING] > votes[DATABASE] else RECORDING
+    return result
+
+
+def _broken_rules(report: Report) -> dict[str, dict[str, int]]:
+    """Return how often a database breaks each rule, by table."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    tasks = (
+        "COMMUNICATION_TASK_INFO i JOIN (SELECT globalTaskId, min(startNs) AS startNs,"
+        " max(endNs) AS endNs, max(connectionId) AS launch FROM TASK GROUP BY globalTaskId) t"
+        " USING (globalTaskId)"
+    )
+    for tables, rule, sql in (
+        (
+            ("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO"),
+            "tasks of one launch call in several collectives of a group",
+            f"SELECT 1 FROM {tasks} WHERE launch >= 0 GROUP BY launch, groupName"
+            " HAVING count(DISTINCT opId) > 1",
+        ),
+        (
+            ("COMMUNICATION_OP",),
+            "collectives without the time of their tasks",
+            f"SELECT 1 FROM COMMUNICATION_OP o JOIN (SELECT opId, min(startNs) AS first,"
+            f" max(endNs) AS last FROM {tasks} GROUP BY opId) USING (opId)"
+            " WHERE first <> o.startNs OR last <> o.endNs",
+        ),
+        (
+            ("TASK", "COMMUNICATION_OP", "COMMUNICATION_TASK_INFO"),
+            "kernels and collective tasks without launch",
+            "SELECT 1 FROM TASK JOIN (SELECT globalTaskId FROM COMPUTE_TASK_INFO UNION"
+            " SELECT globalTaskId FROM COMMUNICATION_TASK_INFO) USING (globalTaskId)"
+            " WHERE connectionId NOT IN (SELECT connectionId FROM CANN_API)",
+        ),
+    ):
+        ((count,),) = report.rows(f"SELECT count(*) FROM ({sql})")
+        for table in tables:
+            found[table][rule] = count
+    rule = "exposed communication during computation"
+    found["OVERLAP_ANALYSIS"][rule] = _exposed_during_compute(report)
+    found["OVERLAP_ANALYSIS"] |= found["COMMUNICATION_OP"]  # it is computed from them
+    return found
+
+
+def _exposed_during_compute(report: Report) -> int:
+    compute_type, exposed_type = 0, 2
+    cells = report.columns(
+        "SELECT deviceId, CAST(startNs AS INTEGER) AS s, CAST(endNs AS INTEGER) AS e, type"
+        f" FROM OVERLAP_ANALYSIS WHERE type IN ({compute_type}, {exposed_type})"
+    )
+    count = 0
+    for device in set(cells["deviceId"].tolist()):
+        sets: list[Any] = []
+        for kind in (compute_type, exposed_type):
+            rows = (cells["deviceId"] == device) & (cells["type"] == kind)
+            sets.append(intervals.merge(cells["s"][rows], cells["e"][rows]))
+        count += len(intervals.intersect(*sets))
+    return count
