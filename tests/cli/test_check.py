@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.analysis.builders import run_time_report
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
+from unified_prof.errors import UsageError
 from unified_prof.pipeline.convert import convert
 
 
@@ -177,6 +179,19 @@ def test_damaged_recording_supports_the_database(
     code, document = check(damaged, "--against", database)
     assert code == 1
     assert differing(document)["TASK"] == "database"
+
+
+def test_directory_of_recordings_and_other_reports_are_refused(
+    recording: Path, tmp_path: Path
+) -> None:
+    run_time_report(tmp_path / "x.sqlite")
+    for arguments, text in (
+        ([recording.parent], "not one recording"),
+        ([recording, "--against", tmp_path / "x.sqlite"], "expected msprof"),
+    ):
+        result = CliRunner().invoke(app, ["check", *map(str, arguments)])
+        assert isinstance(result.exception, UsageError)
+        assert text in str(result.exception)
 
 
 def test_database_that_is_no_report_is_refused(recording: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _EPILOG = (
     "Exit codes: 0 nothing was skipped and all tables agree; 1 data was skipped or tables differ; "
-    "6 recording unreadable; 7 database unreadable."
+    "6 recording unreadable; 7 database unreadable; 8 its revision is unknown."
 )
 
 

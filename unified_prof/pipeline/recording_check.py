@@ -26,8 +26,10 @@ from unified_prof.base.columns import (
     TYPE_NOT_AVAILABLE,
 )
 from unified_prof.base.coverage import CoveredPart
+from unified_prof.errors import UsageError
 from unified_prof.migrate.check import Finding
 from unified_prof.migrate.check import check as check_database
+from unified_prof.pipeline import sources
 from unified_prof.pipeline.convert import Conversion, convert
 from unified_prof.schema import catalogue, msprof
 from unified_prof.sqlite.atomic import temporary_folder
@@ -121,11 +123,18 @@ def check_recording(
     Raises:
         UprofError: the recording or the database cannot be read.
     """
+    if path.is_dir() and sources.find_source(path) is None:
+        raise UsageError(
+            f"{path} is not one recording: check each by itself", slug="several-recordings"
+        )
     with temporary_folder() as folder:
         schema = "latest"
         if database is not None:
             with open_report(database) as other:
-                schema = other.revision or schema
+                if other.family != catalogue.MSPROF or other.revision is None:
+                    what = f"{database} is a report of family {other.family}, expected msprof"
+                    raise UsageError(what, slug="wrong-kind-of-report")
+                schema = other.revision
         conversion = convert(path, folder / "recording.db", schema=schema, progress=progress)
         problems = [one for one in check_database(conversion.database).findings if one.is_problem]
         tables: list[TableCheck] = []
