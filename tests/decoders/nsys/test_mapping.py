@@ -56,6 +56,19 @@ def test_operation_launch_and_kernel_are_joined(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
+def test_synchronizations_belong_to_the_device_of_their_context(tmp_path: Path) -> None:
+    """Nsight Systems writes device 0 for the synchronizations of all devices."""
+    other = {"deviceId": 1, "contextId": 2, "streamId": 15}
+    sync = {**copy(30, 40, 3), "contextId": 2, "streamId": 15, "syncType": 3}
+    tables: Tables = {
+        "StringIds": strings("gemm", "cudaLaunchKernel"),
+        KERNELS: [kernel(10, 20, 1), kernel(10, 20, 2, **other)],
+        WAITS: [sync, {**copy(30, 40, 4), "syncType": 3}],
+    }
+    sink = decode_tables(tmp_path, tables)
+    assert sink.rows("UPROF_GPU_SYNCS", "deviceId", "streamId") == [(1, 15), (0, 7)]
+
+
 def test_correlation_ids_are_scoped_to_their_process(tmp_path: Path) -> None:
     other = packed(200)
     tables = {

@@ -106,7 +106,7 @@ def read_waits(fields: Fields) -> None:
         for kind in np.unique(kinds).tolist():
             name = _WAIT_NAMES.get(kind, "Synchronize")
             rows["kind"][kinds == kind] = parts.names[name]
-        rows["device"] = fields.devices(packed, cells["deviceId"])
+        rows["device"] = fields.devices_of_contexts(packed, cells["contextId"], cells["deviceId"])
         rows["stream"] = _or_missing(cells["streamId"])
         rows["context"] = cells["contextId"]
         rows["correlation"] = fields.correlations(processes, cells["correlationId"])
@@ -144,7 +144,9 @@ class _EventRecords:
             timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
             rows, valid = fields.timed(timed, r.SYNC, "event_record")
             rows["kind"] = fields.parts.names[_RECORD]
-            rows["device"] = fields.devices(packed, cells["deviceId"])
+            rows["device"] = fields.devices_of_contexts(
+                packed, cells["contextId"], cells["deviceId"]
+            )
             rows["stream"] = streams
             rows["context"] = cells["contextId"]
             rows["correlation"] = correlations
@@ -317,6 +319,7 @@ class Tasks:
         rows["device"] = fields.devices(packed, cells["deviceId"])
         rows["stream"] = cells["streamId"]
         rows["context"] = cells["contextId"]
+        fields.note_contexts(packed, cells["contextId"], rows["device"])
         rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
         rows["process"] = fields.process_ids(packed)
         rows["graph_node"] = cells["graphNodeId"]

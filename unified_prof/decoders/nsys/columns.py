@@ -80,6 +80,7 @@ class Fields:
         self._threads: dict[int, int] = {}
         self._processes: dict[int, int] = {}
         self._pids: dict[int, int | str] = {}
+        self._contexts: dict[tuple[int, int], int] = {}
         self._devices = _device_map(tables)
 
     def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
@@ -188,6 +189,23 @@ class Fields:
         devices = ordinals.copy()
         for (pid, ordinal), device in self._devices.items():
             devices[(pids == pid) & (ordinals == ordinal)] = device
+        return devices
+
+    def note_contexts(self, packed: Ints, contexts: Ints, devices: Ints) -> None:
+        """Note the devices of CUDA contexts, as device tasks have them."""
+        changes = np.ones(len(packed), bool)
+        changes[1:] = (contexts[1:] != contexts[:-1]) | (packed[1:] != packed[:-1])
+        rows = np.flatnonzero(changes)
+        pids = (packed[rows] >> _THREAD_BITS) & _LOW_BITS
+        keys = zip(pids.tolist(), contexts[rows].tolist(), strict=True)
+        self._contexts.update(zip(keys, devices[rows].tolist(), strict=True))
+
+    def devices_of_contexts(self, packed: Ints, contexts: Ints, ordinals: Ints) -> Ints:
+        """Return GPU numbers of synchronizations, which Nsight Systems records for device 0."""
+        devices = self.devices(packed, ordinals).copy()
+        pids = (packed >> _THREAD_BITS) & _LOW_BITS
+        for (pid, context), device in self._contexts.items():
+            devices[(pids == pid) & (contexts == context)] = device
         return devices
 
     def small(self, values: Ints, what: str) -> Ints:
