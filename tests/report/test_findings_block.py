@@ -60,12 +60,12 @@ def test_expensive_rules_are_skipped_for_long_recordings(
     with open_reports(recording(tmp_path / "run.db", every=50 * US)) as opened:
         (analysis,) = opened.analyses
         quick, whole = analysis.advice(quick=True), analysis.advice()
-    expensive = {"small_kernels", "casts_and_copies", "unfused_attention"}
+    expensive = {"casts_and_copies", "unfused_attention"}
     assert not quick.complete
     assert whole.complete
     assert expensive.isdisjoint(quick.judged)
     assert expensive <= set(whole.judged)
-    assert quick.findings == whole.findings
+    assert [one.kind for one in quick.findings] == [one.kind for one in whole.findings]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.errors import UsageError
 from unified_prof.explain.schedule import builder, graph
 from unified_prof.explain.schedule.builder import Scheduled
@@ -34,17 +36,35 @@ _TASK_CLASSES = ("kernel", "communication", "copy")
 CLASSES = (*_TASK_CLASSES, "host", "input", "synchronising")
 
 
+_ALWAYS = IntervalSet(np.array([-(1 << 62)]), np.array([1 << 62]))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
     """Parts of a recording that take less time."""
 
-    work: NDArray[np.bool_] | None = None  # Mask of `Recording.work`; None: no device tasks.
+    # Selected share of each row of `Recording.work` (a mask, or 0 to 1; more than 1 includes idle
+    # time before the task); None: no device tasks.
+    work: NDArray[Any] | None = None
     # Rows of `Recording.framework` whose host time, nested calls included, is selected.
     ranges: Ints = field(default_factory=lambda: _NO_ROWS)
     # Rows of `Recording.host_calls`, likewise. If a synchronizing call is removed, its thread does
     # not wait.
     calls: Ints = field(default_factory=lambda: _NO_ROWS)
-    host: bool = False  # True: all host time except input, between calls as well.
+    # All host time except input within these intervals, between calls as well.
+    host: IntervalSet = intervals.EMPTY
+    # True: also the usual gaps between tasks that were launched in these intervals, as in a graph.
+    gaps: bool = False
+
+    def __or__(self, other: Selection) -> Selection:
+        work = [one.work for one in (self, other) if one.work is not None]
+        return Selection(
+            np.maximum(*work) if len(work) > 1 else next(iter(work), None),
+            np.union1d(self.ranges, other.ranges),
+            np.union1d(self.calls, other.calls),
+            intervals.union(self.host, other.host),
+            self.gaps or other.gaps,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +90,79 @@ class Gain:
         return self.gain_ns / self.steps
 
 
-_schedules: WeakKeyDictionary[Recording, list[Scheduled | None]] = WeakKeyDictionary()
+_schedules: WeakKeyDictionary[Recording, dict[int, Scheduled | None]] = WeakKeyDictionary()
 
 
-def schedule_of(recording: Recording) -> Scheduled | None:
-    """Return the schedule of a recording, cached; None if nothing has known times."""
-    cached = _schedules.get(recording)
-    if cached is None:
-        cached = _schedules[recording] = [builder.build_schedule(recording)]
-    return cached[0]
+def schedule_of(recording: Recording, max_tasks: int | None = None) -> Scheduled | None:
+    """Return the schedule of a recording, cached; None if nothing has known times.
+
+    If there are more than `max_tasks` tasks, only the first steps (at least one) are in it.
+    """
+    cached = _schedules.setdefault(recording, {})
+    key = min(max_tasks or builder.MAX_TASKS, len(recording.work))
+    if key not in cached:
+        cached[key] = builder.build_schedule(recording, max_tasks)
+    return cached[key]
+
+
+class Replay:
+    """The schedule of a recording with changes, which accumulate."""
+
+    def __init__(self, recording: Recording, scheduled: Scheduled) -> None:
+        self._recording, self._scheduled = recording, scheduled
+        schedule = scheduled.schedule
+        self._task_ns = schedule.takes_ns.astype(np.float64)
+        self._lag = schedule.edges.lag_ns.astype(np.float64)
+
+    def change(self, selection: Selection, factor: float = WITHOUT) -> None:
+        """Make parts of the recording faster by a factor.
+
+        Raises:
+            UsageError: The factor is not above 0.
+        """
+        if not factor > 0:
+            raise UsageError(
+                f"invalid factor {factor:g}: it must be greater than 0", slug="wrong-option-value"
+            )
+        scheduled, saved = self._scheduled, 1 - 1 / factor
+        edges, moments = scheduled.schedule.edges, scheduled.task_moments[: scheduled.tasks.work]
+        if selection.work is not None:
+            share = selection.work[scheduled.tasks.row].astype(np.float64)
+            self._task_ns[moments] -= scheduled.schedule.takes_ns[moments] * share * saved
+        self._lag -= _host_ns(self._recording, scheduled, selection) * saved
+        if selection.gaps:
+            begin = scheduled.schedule.time_ns[edges.source]
+            gaps = (edges.kind == graph.STREAM) & (intervals.holding(selection.host, begin) >= 0)
+            self._lag[gaps] -= edges.lag_ns[gaps] * saved
+        if factor == WITHOUT and len(selection.calls):
+            self._lag[_wait_edges(scheduled, selection.calls)] = -np.inf
+        if len(np.intersect1d(selection.ranges, scheduled.host.fetches)):
+            # Faster input: workers no longer keep their recorded pace.
+            self._lag[edges.kind == graph.FETCHED] = -np.inf
+
+    def gain(self) -> Gain:
+        """Return the time saved by all changes so far."""
+        scheduled, schedule = self._scheduled, self._scheduled.schedule
+        edges = schedule.edges
+        task_ns: Ints = np.rint(self._task_ns).astype(np.int64)
+        removed = np.isneginf(self._lag)
+        lag: Ints = np.rint(np.where(removed, 0, np.maximum(self._lag, 0))).astype(np.int64)
+        # A removed dependency never decides, however late its source is.
+        span = int(schedule.time_ns[-1] - schedule.time_ns[0]) + int(task_ns.max(initial=0)) + 1
+        lag[removed] = -span
+        after = scheduled.steps_ns(schedule.replay(task_ns, lag))
+        before = scheduled.steps_ns()
+        on_host = edges.kind == graph.HOST
+        saved = int((schedule.takes_ns - task_ns).sum()) + int((edges.lag_ns - lag)[on_host].sum())
+        return Gain(
+            before_ns=int(before.sum()),
+            after_ns=int(after.sum()),
+            steps=len(before),
+            by_step_ns=tuple(
+                zip(scheduled.step_names, before.tolist(), after.tolist(), strict=True)
+            ),
+            changed_ns=saved,
+        )
 
 
 def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Gain | None:
@@ -90,42 +174,10 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
     scheduled = schedule_of(recording)
     if scheduled is None:
         return None
-    schedule, edges = scheduled.schedule, scheduled.schedule.edges
-    task_ns, lag = schedule.takes_ns.astype(np.float64), edges.lag_ns.astype(np.float64)
+    replay = Replay(recording, scheduled)
     for selection, factor in changes:
-        if not factor > 0:
-            raise UsageError(
-                f"invalid factor {factor:g}: it must be greater than 0", slug="wrong-option-value"
-            )
-        if selection.work is not None:
-            moments = scheduled.task_moments[: scheduled.tasks.work][
-                selection.work[scheduled.tasks.row]
-            ]
-            task_ns[moments] /= factor
-        lag -= _host_ns(recording, scheduled, selection) * (1 - 1 / factor)
-        if factor == WITHOUT and len(selection.calls):
-            lag[_wait_edges(scheduled, selection.calls)] = -np.inf
-        if len(np.intersect1d(selection.ranges, scheduled.host.fetches)):
-            # Faster input: workers no longer keep their recorded pace.
-            lag[edges.kind == graph.FETCHED] = -np.inf
-    new_task_ns: Ints = np.rint(task_ns).astype(np.int64)
-    removed = np.isneginf(lag)
-    new_lag: Ints = np.rint(np.where(removed, 0, np.maximum(lag, 0))).astype(np.int64)
-    # A removed dependency never decides, however late its source is.
-    span = int(schedule.time_ns[-1] - schedule.time_ns[0]) + int(new_task_ns.max(initial=0)) + 1
-    new_lag[removed] = -span
-    after = scheduled.steps_ns(schedule.replay(new_task_ns, new_lag))
-    before = scheduled.steps_ns()
-    on_host = edges.kind == graph.HOST
-    saved = int((schedule.takes_ns - new_task_ns).sum())
-    saved += int((edges.lag_ns - new_lag)[on_host].sum())
-    return Gain(
-        before_ns=int(before.sum()),
-        after_ns=int(after.sum()),
-        steps=len(before),
-        by_step_ns=tuple(zip(scheduled.step_names, before.tolist(), after.tolist(), strict=True)),
-        changed_ns=saved,
-    )
+        replay.change(selection, factor)
+    return replay.gain()
 
 
 def _host_ns(
@@ -139,12 +191,12 @@ def _host_ns(
     thread = scheduled.host.thread[point[edges.source[rows]]]
     start = scheduled.schedule.time_ns[edges.source[rows]] + skew
     end = scheduled.schedule.time_ns[edges.target[rows]] + skew
-    if selection.host:
+    length = in_ranges_ns(recording, selection, thread, start, end)
+    if len(selection.host):
         fetching = in_ranges_ns(recording, select(recording, "input"), thread, start, end)
-        result[rows] = np.maximum(edges.lag_ns[rows] - fetching, 0)
-    else:
-        length = in_ranges_ns(recording, selection, thread, start, end)
-        result[rows] = np.minimum(length, edges.lag_ns[rows])
+        within = np.minimum(intervals.covered(selection.host, start, end), edges.lag_ns[rows])
+        length = np.maximum(length, within - fetching)
+    result[rows] = np.minimum(length, edges.lag_ns[rows])
     return result
 
 
@@ -177,6 +229,25 @@ def _wait_edges(scheduled: Scheduled, calls: Ints) -> Ints:
     return np.flatnonzero(waiting)
 
 
+def share_before(recording: Recording, selection: Selection, until_ns: int) -> float:
+    """Return the share of the selected time or calls that begins before a timestamp."""
+    calls, framework, work = recording.host_calls, recording.framework, recording.work
+    weights, starts = [], []
+    if selection.work is not None:
+        weights.append(selection.work * work.duration_ns.to_array())
+        starts.append(work.start_ns.to_array())
+    if len(selection.host):
+        weights.append(selection.host.end_ns - selection.host.start_ns)
+        starts.append(selection.host.start_ns)
+    for table, rows in ((calls, selection.calls), (framework, selection.ranges)):
+        if table is not None and len(rows) and not weights:
+            weights.append(table.end_ns[rows] - table.start_ns[rows])
+            starts.append(table.start_ns[rows])
+    weight, start = np.concatenate(weights or [_NO_ROWS]), np.concatenate(starts or [_NO_ROWS])
+    total = float(weight.sum())
+    return float(weight[start < until_ns].sum()) / total if total else 0.0
+
+
 def select(recording: Recording, name: str) -> Selection:
     """Return the parts of a recording that a name selects.
 
@@ -191,12 +262,13 @@ def select(recording: Recording, name: str) -> Selection:
         if name in _TASK_CLASSES:
             return Selection(work=recording.work.kind == KINDS.index(name))
         if name == "host":
-            return Selection(host=True)
+            return Selection(host=_ALWAYS)
         if name == "input":
             framework = recording.framework
             return Selection(ranges=_NO_ROWS if framework is None else framework.matching(is_input))
         scheduled = schedule_of(recording)
-        return Selection(calls=_NO_ROWS if scheduled is None else scheduled.host.waits.call)
+        waits = None if scheduled is None else scheduled.host.waits
+        return Selection(calls=_NO_ROWS if waits is None else waits.call[~waits.full])
     on_host = name.startswith("host:")
     wanted = name.removeprefix("host:")
     work = np.zeros(len(recording.work), bool) if on_host else _matching_work(recording, wanted)
@@ -221,15 +293,20 @@ def without(recording: Recording, name: str) -> Selection:
     if selection.work is not None:
         ranges, calls = _matching_ranges(recording, name), _matching_calls(recording, name)
         selection = Selection(work=selection.work, ranges=ranges, calls=calls)
-    scheduled, framework = schedule_of(recording), recording.framework
-    if scheduled is None or framework is None or not len(selection.ranges):
+    if not len(selection.ranges):
         return selection
-    waits, table = scheduled.host.waits.call, recording.host_calls
+    return selection | without_ranges(recording, selection.ranges)
+
+
+def without_ranges(recording: Recording, ranges: Ints) -> Selection:
+    """Return the selection to remove for ranges: host time, and waits of calls in them."""
+    scheduled, selection = schedule_of(recording), Selection(ranges=ranges)
+    if scheduled is None:
+        return selection
+    table, waits = recording.host_calls, scheduled.host.waits.call[~scheduled.host.waits.full]
     start, end = table.start_ns[waits], table.end_ns[waits]
-    ranges_only = Selection(ranges=selection.ranges)
-    inside = in_ranges_ns(recording, ranges_only, table.thread[waits], start, end)
-    waits = waits[inside >= end - start]
-    return replace(selection, calls=np.union1d(selection.calls, waits))
+    inside = in_ranges_ns(recording, selection, table.thread[waits], start, end)
+    return replace(selection, calls=waits[inside >= end - start])
 
 
 def _matching_work(recording: Recording, pattern: str) -> NDArray[np.bool_]:

@@ -340,6 +340,8 @@ class Advice(Displayed):
     steps: int = 0  # Number of analyzed steps; 0: the window of a recording without steps.
     step_ms: float | None = None  # Time of a step by `statistic`, ms; None: not measured.
     statistic: Literal["average", "median"] = "average"
+    # Time per step that is saved without all causes, ms; costs never add up to more. None: unknown.
+    together_ms: float | None = None
     # Number of gaps not analyzed, because a pause without steps looks like a slow host.
     pauses: int = 0
     paused_ms: float = 0.0  # Total time of these gaps on the device with the highest total, ms.

@@ -112,6 +112,10 @@ def advice_document(
 def add_advice(document: Document, advice: Advice, *, top: int | None) -> None:
     """Add the findings of one report."""
     document.fact("analyzed", _analyzed_part(advice))
+    if advice.together_ms and sum(bool(one.cost_ms_per_step) for one in advice.findings) > 1:
+        saved = names.format_duration(advice.together_ms * 1e6)
+        share = names.format_share(advice.together_ms, advice.step_ms or 0.0)
+        document.fact("all together", f"save up to {saved}{_unit(advice)} ({share})")
     if not advice.findings:
         document.line(_NO_FINDINGS)
     for place, found in enumerate(advice.findings[:top], start=1):
@@ -156,9 +160,12 @@ def _excluded_part(advice: Advice) -> str:
 def _heading(found: Finding, advice: Advice) -> str:
     cost = ""
     if found.cost_ms_per_step:
-        a_step = " per step" if advice.steps else " of the recorded time"
-        cost = f"{names.format_duration(found.cost_ms_per_step * 1e6)}{a_step}, "
+        cost = f"{names.format_duration(found.cost_ms_per_step * 1e6)}{_unit(advice)}, "
     return f"{found.kind}: {cost}{found.sure}"
+
+
+def _unit(advice: Advice) -> str:
+    return " per step" if advice.steps else " of the recorded time"
 
 
 def _skipped_by_reason(advice: Advice) -> list[str]:

@@ -37,6 +37,7 @@ CONCEPTS: Mapping[str, str] = {
 HEADINGS: Mapping[str, str] = {
     "2x faster": "Gain per step if this were twice as fast.",
     "activations": "Memory of tensors saved for the backward pass.",
+    "all together": "Saving without the causes of all findings.",
     "allocated": "Memory that an operation allocated; not all of it was in use at once.",
     "analyzed": "Steps or window that the rules analyzed.",
     "attainable": "Ratio that the peaks of both devices allow.",

@@ -175,9 +175,9 @@ def test_unfused_optimizer_costs_the_gaps_between_updates(tmp_path: Path) -> Non
     finding = findings_by_kind(write_optimizer(tmp_path / "run.db", name="add_kernel"))[
         "unfused_optimizer"
     ]
-    # 1 µs before the first launch, 4 µs from an update to the next launch, 119 times;
-    # and 2 µs of launch latency each.
-    assert saving_ns(finding) == US + 119 * 4 * US + 120 * 2 * US
+    # The kernels (too short to fill the device), the Python between them, and the latency of each
+    # launch; not the usual gap of 1 µs between two kernels of a host that is ahead.
+    assert saving_ns(finding) == pytest.approx((119 * 8 + 5 - 120) * US, rel=0.06)
     assert finding.figures["kernels"] == 4 * 120
 
 

@@ -110,8 +110,14 @@ class Execution:
         ]
 
 
-def run(program: Sequence[Action], *, noise: int = 0) -> Execution:
-    """Execute a program; `noise` is the largest random delay, from a fixed seed."""
+def run(program: Sequence[Action], *, noise: int = 0, queue: int | None = None) -> Execution:
+    """Execute a program.
+
+    Args:
+        program: What the host does.
+        noise: Largest random delay, from a fixed seed.
+        queue: Number of launches that the queue holds; the next one waits until a task ends.
+    """
     random = np.random.default_rng(17)
     execution = Execution()
     at, number, began = 1_000, 0, 0
@@ -135,7 +141,9 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Execution:
             begin = at
             at += action.before_ns
             launched = at
-            connection = call("cudaLaunchKernel")
+            ended = sorted(kernel[1] for kernel in execution.kernels)
+            freed = ended[-queue] if queue is not None and len(ended) >= queue else 0
+            connection = call("cudaLaunchKernel", max(CALL_NS, freed + RETURN_NS - at))
             start = max(
                 launched + LATENCY_NS + delay,
                 free.get(action.stream, 0) + GAP_NS,

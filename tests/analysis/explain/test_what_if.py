@@ -74,6 +74,38 @@ def test_faster_kernel_gains_nothing_if_the_host_is_the_bottleneck() -> None:
     assert faster_host.gain_ns > 0.45 * faster_host.before_ns
 
 
+@pytest.mark.parametrize("factor", [1.5, 2.0, 4.0])
+def test_faster_kernel_frees_a_full_launch_queue(tmp_path: Path, factor: float) -> None:
+    """Launches wait for queue space: no synchronizing call shows that the host waits."""
+    turn: list[Action] = [Launch("mm_1", 600 * US), Launch("relu_1", 200 * US)]
+    program: list[Action] = [*turn * 40, EndStep(), *turn * 40, EndStep()]
+    before, after = (
+        machine.run(changed, queue=16)
+        for changed in (program, machine.with_faster_kernel(program, "mm_1", factor))
+    )
+    with open_report(machine.write(before, tmp_path / "a.db")) as report:
+        recording = Recording(report)
+        found = gain(recording, [(select(recording, "mm_1"), factor)])
+    assert found is not None
+    true_ns = sum(before.step_ns) - sum(after.step_ns)
+    assert found.gain_ns == pytest.approx(true_ns, rel=0.01)
+
+
+def test_synchronization_waits_for_tasks_launched_before_the_recording_began(
+    tmp_path: Path,
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for at in range(5):
+            run.kernel(at * 1000 * US, (at * 1000 + 990) * US)
+        run.api(10 * US, 4995 * US, "cudaStreamSynchronize")
+        run.kernel(5020 * US, 5100 * US, launched=5010 * US, name="last")
+    with open_report(tmp_path / "run.db") as report:
+        recording = Recording(report)
+        found = gain(recording, [(select(recording, "add_kernel"), 2.0)])
+    assert found is not None
+    assert found.gain_ns == pytest.approx(5 * 495 * US, rel=0.02)
+
+
 def test_faster_collective_gains_only_its_exposed_time() -> None:
     program: list[Action] = [
         Launch("mm_1", 50 * US),

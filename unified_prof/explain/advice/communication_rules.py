@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs
 from unified_prof.base.text import NS_PER_S, scaled
 from unified_prof.explain import kernel_classes
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MIN_SHARE,
@@ -22,9 +23,10 @@ from unified_prof.explain.advice.idle_segments import (
     percent,
     plural,
 )
+from unified_prof.explain.what_if import Selection
 from unified_prof.recording import collectives
-from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.model import Evidence, Finding
+from unified_prof.recording.calls import COMMUNICATION, KERNEL
+from unified_prof.recording.model import Evidence
 
 EXPOSED_SHARE = 0.10  # Minimum share of the time; the last bucket of a step usually costs less.
 # Size of the last bucket of a step that nothing can overlap (DDP's default bucket_cap_mb).
@@ -54,6 +56,12 @@ class _Collectives:
         self.size = messages.size_bytes[self.rows]
         self.intervals = context.clip(self.start, self.end)
         self.exposed = intervals.subtract(self.intervals, context.compute)
+        self._context = context
+
+    @property
+    def alone_ns(self) -> Ints:
+        """Exposed time of each message."""
+        return intervals.covered(self.exposed, self.start, self.end)
 
     @property
     def length(self) -> Ints:
@@ -82,6 +90,21 @@ class _Collectives:
             result[rows[enough]] = fastest[as_large - 1][enough]
         return result
 
+    def saving(self, saved_ns: NDArray[Any]) -> Selection | None:
+        """Return the change by which messages are shorter; None if their launches are unknown.
+
+        Without launches, the recording does not show which tasks wait for a message.
+        """
+        tasks, recording = self._context.tasks, self._context.recording
+        rows = np.flatnonzero(tasks.kind == COMMUNICATION)
+        task = Lookup(tasks.start_ns[rows]).rows(self.start)
+        saved, known = np.zeros(len(rows)), task >= 0
+        launches = recording.host_calls.launching(recording.work.connection[tasks.row[rows]])
+        if not len(recording.host_calls) or not (launches >= 0).any():
+            return None
+        np.maximum.at(saved, task[known], saved_ns[known])
+        return self._context.saving(rows, saved)
+
     def evidence(self, selected: Flags | None = None) -> list[Evidence]:
         """Return the kinds and sizes of messages with the longest total time."""
         rows = self.rows if selected is None else self.rows[selected]
@@ -106,7 +129,7 @@ class _Collectives:
 _BYTES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
-def exposed_communication(context: DeviceContext) -> Iterator[Finding]:
+def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     """Find communication without overlap with compute, except one last bucket per step."""
     messages = _Collectives(context)
     exposed = messages.exposed.total_ns
@@ -124,6 +147,7 @@ def exposed_communication(context: DeviceContext) -> Iterator[Finding]:
     }
     if transfer_ns < (1 - WAITING_SHARE) * known_ns:
         waiting = 1 - transfer_ns / known_ns
+        waited = np.where(known, 1 - transfer / np.maximum(messages.length, 1), 0.0)
         yield context.finding(
             "waiting_for_ranks",
             exposed * waiting,
@@ -133,11 +157,14 @@ def exposed_communication(context: DeviceContext) -> Iterator[Finding]:
             advice="analyze all ranks together: `uprof cluster build` names the straggling rank, "
             "host or link",
             sure="possible",
+            change=messages.saving(messages.alone_ns * waited),
+            least=0.0,
             figures=figures,
             evidence=messages.evidence(),
         )
         return
-    bucket_ns = _last_buckets_ns(context, messages)
+    exempt_ns = _last_buckets_ns(context, messages)
+    bucket_ns = int(exempt_ns.sum())
     cost = exposed - bucket_ns
     if context.share(cost) < WARN_SHARE:
         return
@@ -153,13 +180,17 @@ def exposed_communication(context: DeviceContext) -> Iterator[Finding]:
         advice="overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use "
         "gradient accumulation or a separate stream, or change the parallelization",
         sure="likely" if known_ns > exposed / 2 else "possible",
+        change=messages.saving(messages.alone_ns - exempt_ns),
+        least=WARN_SHARE,
         figures={**figures, "last_bucket_ns": bucket_ns},
         evidence=messages.evidence(),
     )
 
 
-def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
-    """Return the exposed time of the last bucket of each step, which cannot be overlapped.
+def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> Ints:
+    """Return the exposed time of each message that is the last bucket of a step, 0 for others.
+
+    Nothing can overlap a last bucket.
 
     At most one bucket per step counts: the first `BUCKET_BYTES` of a larger message, or the median
     length of the messages if the size is unknown. A message does not count if a kernel of its step
@@ -168,8 +199,7 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
     steps = context.windows
     step = np.searchsorted(steps.start_ns, messages.start, side="right") - 1
     last = Runs(step).last
-    if not len(last):
-        return 0
+    result = np.zeros(len(step), np.int64)
     start, end = messages.start[last], messages.end[last]
     follows = intervals.covered(context.compute, end, steps.end_ns[step[last]]) > 0
     last, start, end = last[~follows], start[~follows], end[~follows]
@@ -177,12 +207,13 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> int:
     bucket = np.where(
         size > 0,
         length * np.minimum(1.0, BUCKET_BYTES / np.maximum(size, 1)),
-        np.minimum(length, np.median(messages.length)),
+        np.minimum(length, np.median(messages.length) if len(last) else 0),
     )
-    return int(np.minimum(bucket, intervals.covered(messages.exposed, start, end)).sum())
+    result[last] = np.minimum(bucket, intervals.covered(messages.exposed, start, end))
+    return result
 
 
-def small_buckets(context: DeviceContext) -> Iterator[Finding]:
+def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     """Find many messages that are so small that latency dominates."""
     messages = _Collectives(context)
     size = messages.size
@@ -198,9 +229,9 @@ def small_buckets(context: DeviceContext) -> Iterator[Finding]:
     ).total_ns
     rate = float(np.median(size[large] / np.maximum(messages.length[large], 1)))
     # Time beyond the transfer is waiting, which larger messages would have as well.
-    transfer = messages.transfer_ns()[small]
-    transfer_ns = int(np.where(transfer >= 0, transfer, messages.length[small]).sum())
-    cost = min(exposed, transfer_ns) - float(size[small].sum()) / rate
+    transfer = messages.transfer_ns()
+    transfer_ns = np.where(transfer >= 0, transfer, messages.length)
+    cost = min(exposed, int(transfer_ns[small].sum())) - float(size[small].sum()) / rate
     if context.share(cost) < WARN_SHARE:
         return
     yield context.finding(
@@ -210,6 +241,8 @@ def small_buckets(context: DeviceContext) -> Iterator[Finding]:
         f"for {percent(context.share(exposed))} of the time; large messages reach {rate:.1f} GB/s",
         advice="send larger messages: larger buckets, one flat buffer, fewer reductions",
         sure="likely",
+        change=messages.saving(np.where(small, transfer_ns - size / rate, 0)),
+        least=WARN_SHARE,
         figures={
             "small": count,
             "messages": len(size),
@@ -292,7 +325,7 @@ def _transfers(context: DeviceContext) -> _Transfers:
     return _Transfers(tasks.start_ns[row], tasks.duration_ns[row], *columns)
 
 
-def unaligned_messages(context: DeviceContext) -> Iterator[Finding]:
+def unaligned_messages(context: DeviceContext) -> Iterator[Cause]:
     """Find SDMA transfers whose sizes are not a multiple of the SDMA block size."""
     sdma = _transfers(context).sdma
     is_unaligned = (sdma.size_bytes > ALIGNED_BYTES) & (sdma.size_bytes % ALIGNED_BYTES != 0)
@@ -322,7 +355,7 @@ def unaligned_messages(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-def link_contention(context: DeviceContext) -> Iterator[Finding]:
+def link_contention(context: DeviceContext) -> Iterator[Cause]:
     """Find SDMA transfers that are slower while matrix kernels run."""
     sdma = _transfers(context).sdma
     sdma = sdma.take(sdma.size_bytes >= LARGE_BYTES)
@@ -353,7 +386,7 @@ def link_contention(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-def retransmission(context: DeviceContext) -> Iterator[Finding]:
+def retransmission(context: DeviceContext) -> Iterator[Cause]:
     """Find RDMA transfers of 4 s or more: messages were retransmitted."""
     transfers = _transfers(context)
     rdma = transfers.take(transfers.transport == _RDMA)

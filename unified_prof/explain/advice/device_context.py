@@ -21,27 +21,27 @@ from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MAX_STEP_MEDIANS,
+    MIN_SHARE,
     MIN_STEPS_WITH_WARM_UP,
     NO_IDLE,
     PAUSE_SHARE,
     Flags,
     IdleSegments,
     describe_run,
-    duration,
     evidence_row,
     host_bound_masks,
 )
-from unified_prof.recording.calls import COPY, KINDS
+from unified_prof.explain.what_if import Selection
+from unified_prof.recording.calls import KINDS
 from unified_prof.recording.communication import TimeSlice
 from unified_prof.recording.framework import OTHER_PASS
-from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
+from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
-from unified_prof.recording.tasks import FOREVER
 
-WINDOW = 2 * BLOCK  # Device tasks processed at a time.
+WINDOW = 2 * BLOCK  # Labels of tasks looked up at a time.
 
 LATE_NS = 1_000_000  # A launch latency above this has another cause.
 # A function or call is named with a gap if it covers at least this share of it...
@@ -104,20 +104,40 @@ class HostCode:
         return self.texts[int(self.number[rows[length[rows].argmin()]])] if len(rows) else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Cause:
+    """A finding with the change whose gain is its cost.
+
+    Attributes:
+        finding: The finding. Its cost is an estimate, without the dependencies of the schedule.
+        change: What takes no time once the cause is removed; None: the estimate is the cost.
+        least: Minimum gain as a share of the analyzed time.
+        outside_ns: Part of the estimate in steps that are not analyzed.
+    """
+
+    finding: Finding
+    change: Selection | None
+    least: float
+    outside_ns: float = 0.0
+
+
 class DeviceContext:
     """Inputs of the advice rules for one device (device=None: host-only recording).
 
     Attributes:
+        analyzed: Indices of the analyzed steps.
         device_id: Number of the device in the tables; None if the recording has only one.
+        quick: True if only cheap rules run, because the recording is large.
         claimed: Idle time that the findings so far explain; later rules leave it out.
     """
 
-    def __init__(self, recording: Recording, device: str | None) -> None:
+    def __init__(self, recording: Recording, device: str | None, *, quick: bool = False) -> None:
         self.recording = recording
+        self.quick = quick
         self.device = device
         self.device_id = None if device is None else recording.device_numbers[device]
         self.claimed = intervals.EMPTY
-        self._analyzed = analyzed_steps(recording.steps)
+        self.analyzed = analyzed_steps(recording.steps)
 
     def claim(self, explained: IntervalSet) -> None:
         """Record that a finding explains the idle time within some intervals."""
@@ -126,22 +146,22 @@ class DeviceContext:
     @cached_property
     def steps(self) -> tuple[int, ...]:
         """Numbers of the analyzed steps; empty if no steps were recorded."""
-        names = [self.recording.steps[at][0] for at in self._analyzed]
+        names = [self.recording.steps[at][0] for at in self.analyzed]
         return tuple(
             int(name) if name.isdecimal() else at
-            for at, name in zip(self._analyzed, names, strict=True)
+            for at, name in zip(self.analyzed, names, strict=True)
         )
 
     @cached_property
     def windows(self) -> IntervalSet:
         """Interval of each analyzed step, or the whole window. Intervals may touch."""
         recording = self.recording
-        if self._analyzed:
+        if self.analyzed:
             if self.device is not None:
                 steps = recording.step_windows[self.device]
-                begin, end = steps.start_ns[self._analyzed], steps.end_ns[self._analyzed]
+                begin, end = steps.start_ns[self.analyzed], steps.end_ns[self.analyzed]
             else:
-                times = [recording.steps[at][1:] for at in self._analyzed]
+                times = [recording.steps[at][1:] for at in self.analyzed]
                 begin, end = np.array(times, np.int64).T
             return IntervalSet(begin, end)
         if self.device is not None:
@@ -160,7 +180,7 @@ class DeviceContext:
         Loading, compiling and pauses between phases look like a very slow host. Input waits and
         late kernels are not pauses.
         """
-        if self._analyzed or self.device is None:
+        if self.analyzed or self.device is None:
             return intervals.EMPTY
         window = self.recording.devices[self.device].window
         begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -185,7 +205,13 @@ class DeviceContext:
     @property
     def step_count(self) -> int:
         """Number of steps by which costs are divided."""
-        return max(len(self._analyzed), 1)
+        return max(len(self.analyzed), 1)
+
+    @cached_property
+    def host_window(self) -> IntervalSet:
+        """Union of the analyzed steps on the host, which may be ahead of the device."""
+        times = [self.recording.steps[at][1:] for at in self.analyzed]
+        return intervals.merge(*np.array(times, np.int64).T) if times else self.window
 
     def share(self, time_ns: float) -> float:
         """Return a time as a share of the analyzed time."""
@@ -279,14 +305,6 @@ class DeviceContext:
         for rows in self.recording.work.in_time(self.device_id):
             yield rows.start_ns[self.is_analyzed(rows.start_ns)]
 
-    def host_bound_ns(self, before: Flags | None = None) -> int:
-        """Return the host-bound time in total, or before given tasks (mask of `work`)."""
-        total = 0
-        for idle, host_bound in self.host_bound_windows():
-            selected = host_bound if before is None else host_bound & before[idle.task]
-            total += int(idle.length_ns[selected].sum())
-        return total
-
     def idle_where(self, condition: Callable[[IdleSegments], Flags]) -> IdleSegments:
         """Return the idle segments for which a condition on windows holds."""
         parts = [idle.take(condition(idle)) for idle in self.idle_windows()]
@@ -337,123 +355,12 @@ class DeviceContext:
             result = {name: column[order] for name, column in result.items()}
         return DeviceTasks(**result)
 
-    @cached_property
-    def awaited(self) -> IntervalSet:
-        """Intervals in which the host waits for the device, so that shorter tasks shorten the step.
-
-        Tasks before a gap caused by the host or by input do not count, because the host would not
-        be earlier. Tasks before a synchronization do, as do tasks whose launch call blocks, such as
-        copies from pageable memory.
-        """
-        gaps = self._host_gaps()
-        if gaps is None:
-            return self.window
-        begin, end, synced = gaps
-        since = np.concatenate((self.window.start_ns[:1], end[:-1])) if len(begin) else begin
-        unawaited = intervals.merge(since[~synced], begin[~synced])
-        return intervals.subtract(self.window, intervals.subtract(unawaited, self._blocking_copies))
-
-    @cached_property
-    def _blocking_copies(self) -> IntervalSet:
-        """Intervals of copies whose launch call blocked for most of their time."""
-        calls, tasks = self.recording.host_calls, self.tasks
-        copies = np.flatnonzero(tasks.kind == COPY)
-        if not len(calls) or not len(copies):
-            return intervals.EMPTY
-        call = calls.launching(self.recording.work.connection[tasks.row[copies]])
-        copies, call = copies[call >= 0], call[call >= 0]
-        start, end = tasks.start_ns[copies], tasks.end_ns[copies]
-        overlap = np.minimum(calls.end_ns[call], end) - np.maximum(calls.start_ns[call], start)
-        blocking = 2 * overlap >= end - start
-        return intervals.merge(start[blocking], end[blocking])
-
-    def _host_gaps(self) -> tuple[Ints, Ints, Flags] | None:
-        """Return the gaps in which the host or a synchronization was involved.
-
-        Returns begins, ends and a mask of gaps caused by a synchronization; None if there is no
-        gap.
-        """
-        # Adjacent segments are one gap, in two windows as well.
-        last: list[NDArray[Any]] | None = None
-        parts: list[list[NDArray[Any]]] = []
-        for idle, host_bound in self.host_bound_windows():
-            if not len(idle.start_ns):
-                continue
-            first = np.append(True, idle.start_ns[1:] != idle.end_ns[:-1])
-            gap = np.cumsum(first) - 1
-            count = int(gap[-1]) + 1
-            is_of_host, synced = np.zeros(count, bool), np.zeros(count, bool)
-            is_of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | host_bound]] = True
-            synced[gap[idle.reason == SYNCHRONISING]] = True
-            end = idle.end_ns[np.append(np.flatnonzero(first)[1:], len(gap)) - 1]
-            gaps: list[NDArray[Any]] = [idle.start_ns[first], end, is_of_host, synced]
-            if last is not None and last[1][0] == gaps[0][0]:
-                gaps[0][0] = last[0][0]
-                is_of_host[0] |= last[2][0]
-                synced[0] |= last[3][0]
-            elif last is not None:
-                gaps = [np.concatenate(pair) for pair in zip(last, gaps, strict=True)]
-            parts.append([column[:-1] for column in gaps])
-            last = [column[-1:] for column in gaps]
-        if last is None:
-            return None
-        begin, end, is_of_host, synced = (
-            np.concatenate(column) for column in zip(*parts, last, strict=True)
-        )
-        kept = is_of_host | synced
-        return begin[kept], end[kept], synced[kept]
-
-    def gain(self, selected: Flags) -> int:
-        """Return the time that removing some tasks saves, without time that other tasks hide."""
-        tasks = self.tasks
-        removed = intervals.merge(tasks.start_ns[selected], tasks.end_ns[selected])
-        others = intervals.merge(tasks.start_ns[~selected], tasks.end_ns[~selected])
-        exposed = intervals.subtract(removed, others)
-        return intervals.intersect(exposed, self.awaited).total_ns
-
-    def gains(self, rows: Ints, saved_ns: NDArray[Any]) -> int:
-        """Return the time saved if each task took some time less."""
-        counted = np.minimum(saved_ns, self._exposed_ns[rows])
-        return int(np.maximum(counted, 0).sum())
-
-    @cached_property
-    def _exposed_ns(self) -> Ints:
-        """Time of each task in which nothing else ran and the host waited for the device."""
-        tasks = self.tasks
-        exposed = intervals.intersect(self._single_task, self.awaited)
-        result = np.zeros(len(tasks), np.int64)
-        if len(exposed):
-            for low in range(0, len(tasks), WINDOW):
-                rows = slice(low, low + WINDOW)
-                start = tasks.start_ns[rows]
-                result[rows] = intervals.covered(
-                    exposed, start, start + tasks.packed_length_ns[rows]
-                )
-        return result
-
-    @property
-    def _single_task(self) -> IntervalSet:
-        """Intervals in which exactly one task ran."""
-        tasks = self.tasks
-        begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        open_start, open_end = begins[0], ends[0]
-        for low in range(0, len(tasks), WINDOW):
-            high = low + WINDOW
-            starts = tasks.start_ns[low:high]
-            start = np.concatenate((open_start, starts))
-            end = np.concatenate((open_end, starts + tasks.packed_length_ns[low:high]))
-            # A task that is still running continues in the next window.
-            until = int(tasks.start_ns[high]) if high < len(tasks) else FOREVER
-            edges = np.concatenate((start, np.minimum(end, until)))
-            order = np.argsort(edges, kind="stable")
-            edges = edges[order]
-            level = np.cumsum(np.where(order < len(start), 1, -1))
-            single = np.flatnonzero((level[:-1] == 1) & (edges[1:] > edges[:-1]))
-            begins.append(edges[single])
-            ends.append(edges[single + 1])
-            open_end = end[end > until]
-            open_start = np.full(len(open_end), until)
-        return intervals.merge(np.concatenate(begins), np.concatenate(ends))
+    def saving(self, rows: Ints, saved_ns: NDArray[Any] | None = None) -> Selection:
+        """Return the change by which some tasks take less time; by default, no time at all."""
+        share = np.zeros(len(self.recording.work), np.float64)
+        length = np.maximum(self.tasks.length_ns[rows], 1)
+        share[self.tasks.row[rows]] = 1 if saved_ns is None else np.maximum(saved_ns, 0) / length
+        return Selection(work=share)
 
     @cached_property
     def task_row(self) -> NDArray[np.int32]:
@@ -611,24 +518,26 @@ class DeviceContext:
         *,
         advice: str,
         sure: Sureness,
+        change: Selection | None = None,
+        least: float = MIN_SHARE,
+        outside_ns: float = 0.0,
         figures: Mapping[str, Any] | None = None,
         evidence: Iterable[Evidence] = (),
         steps: Sequence[int] | None = None,
-    ) -> Finding:
-        """Return a finding of this device; its cost is appended to the text."""
-        per_step = cost_ns / self.step_count
-        unit = "per step" if self._analyzed else "of the recorded time"
-        return Finding(
+    ) -> Cause:
+        """Return a finding of this device with the change that removes its cause."""
+        finding = Finding(
             kind=kind,
             **describe_run(self.facts),
             steps=self.steps if steps is None else tuple(steps),
-            cost_ms_per_step=round(per_step / 1e6, 6),
-            text=f"{text}; saves up to {duration(per_step)} {unit}" if cost_ns else text,
+            cost_ms_per_step=cost_ns / self.step_count / 1e6,
+            text=text,
             figures=dict(figures or {}),
             advice=advice,
             sure=sure,
             evidence=tuple(evidence),
         )
+        return Cause(finding, change, least, outside_ns)
 
 
 def analyzed_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:

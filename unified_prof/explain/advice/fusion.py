@@ -9,11 +9,12 @@ import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.explain import kernel_classes
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.explain.advice.kernel_rules import layout_kernels
 from unified_prof.explain.advice.idle_segments import WARN_SHARE, percent, plural
+from unified_prof.explain.what_if import Selection
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import LAUNCHED
-from unified_prof.recording.model import Finding
 
 OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time between them included.
 # Minimum kernels (or operations) per step; foreach and fused optimizers need a few dozen.
@@ -29,7 +30,7 @@ _MULTI_TENSOR = re.compile(r"multi_tensor|fused|foreach|apply_?(?:adam|momentum)
 _STEP = re.compile(r"^Optimizer\.step")
 
 
-def unfused_optimizer(context: DeviceContext) -> Iterator[Finding]:
+def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     """Find many small kernels of an optimizer.
 
     A fused optimizer saves the host-bound time before them; if the host is ahead, the gaps between
@@ -50,19 +51,26 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Finding]:
     rows = np.flatnonzero(selected)
     launched = np.zeros(len(work), bool)
     launched[tasks.row[rows]] = True
-    host_bound_ns = gap_ns = 0
+    host_bound_ns = 0
+    gap_ns = np.zeros(len(work), np.int64)
     for idle, host_bound in context.host_bound_windows():
         before = launched[idle.task] & (idle.task >= 0)
         gap = before & ~host_bound & (idle.reason == LAUNCHED) & (idle.length_ns <= LAUNCH_GAP_NS)
         host_bound_ns += int(idle.length_ns[before & host_bound].sum())
-        gap_ns += int(idle.length_ns[gap].sum())
+        np.add.at(gap_ns, idle.task[gap], idle.length_ns[gap])
     length = tasks.length_ns[rows]
     tail = np.minimum(length, TAIL_NS)
-    kernel_ns = context.gains(rows, tail + TRAFFIC_SHARE * (length - tail))
-    cost = host_bound_ns + gap_ns + kernel_ns
+    saved_ns = tail + TRAFFIC_SHARE * (length - tail) + gap_ns[tasks.row[rows]]
+    framework = context.recording.framework
+    assert framework is not None
+    ranges = framework.matching(lambda name: bool(_STEP.match(name)))
+    change = context.saving(rows, saved_ns) | Selection(
+        ranges=ranges[intervals.holding(context.host_window, framework.start_ns[ranges]) >= 0]
+    )
+    cost = host_bound_ns + saved_ns.sum()
     busy_ns = context.clip(tasks.start_ns[rows], tasks.end_ns[rows]).total_ns
-    share = context.share(busy_ns + host_bound_ns + gap_ns)
-    if share < OPTIMIZER_SHARE or context.share(cost) < WARN_SHARE:
+    share = context.share(busy_ns + host_bound_ns + int(gap_ns.sum()))
+    if share < OPTIMIZER_SHARE:
         return
     yield context.finding(
         "unfused_optimizer",
@@ -73,19 +81,20 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Finding]:
         advice="pass fused=True or foreach=True to the optimizer (torch_npu: NpuFusedAdamW and "
         "others)",
         sure="certain" if 2 * host_bound_ns > cost else "likely",
+        change=change,
+        least=WARN_SHARE,
         figures={
             "kernels": count,
             "busy_ns": busy_ns,
             "idle_ns": host_bound_ns,
-            "gap_ns": gap_ns,
-            "kernel_ns": kernel_ns,
+            "gap_ns": int(gap_ns.sum()),
             "share": round(share, 4),
         },
         evidence=context.evidence(rows),
     )
 
 
-def _unfused_on_host(context: DeviceContext) -> Iterator[Finding]:
+def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     """Find many operations of an optimizer with Python between them, without device tasks."""
     framework = context.recording.framework
     assert framework is not None
@@ -129,7 +138,7 @@ _FUSIBLE = (
 )
 
 
-def unfused_elementwise(context: DeviceContext) -> Iterator[Finding]:
+def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     """Find chains of memory-bound kernels on a GPU in a program without torch.compile.
 
     One kernel per chain would move the bytes of the longest kernel of the chain.
@@ -138,6 +147,8 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Finding]:
         return
     tasks = context.tasks
     selected = context.in_class(*_FUSIBLE) & (tasks.kind == KERNEL) & ~context.in_optimizer
+    # `casts_and_copies` has these: avoiding them saves more than fusing them.
+    selected &= ~layout_kernels(context)
     kernel_ns = int(tasks.length_ns[tasks.kind == KERNEL].sum())
     share = int(tasks.length_ns[selected].sum()) / kernel_ns if kernel_ns else 0.0
     if share < ELEMENTWISE_SHARE:
@@ -155,20 +166,17 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Finding]:
     stays = np.append(True, np.diff(chain[first]) != 0)
     removed = np.ones(len(rows), bool)
     removed[first[stays]] = False
-    mask = np.zeros(len(tasks), bool)
-    mask[rows[removed]] = True
-    cost = context.gain(mask)
-    if context.share(cost) < WARN_SHARE:
-        return
     yield context.finding(
         "unfused_elementwise",
-        cost,
+        tasks.length_ns[rows[removed]].sum(),
         f"unfused element-wise kernels: {plural(len(rows), 'memory-bound kernel')} (element-wise, "
         f"casts, reductions, normalization), {percent(share)} of kernel time, in "
         f"{plural(int(stays.sum()), 'chain')}",
         advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, "
         "dropout and residual)",
         sure="possible",
+        change=context.saving(rows[removed]),
+        least=WARN_SHARE,
         figures={
             "kernels": len(rows),
             "chains": int(stays.sum()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
-from unified_prof.explain.advice.device_context import COVERED_SHARE, DeviceContext
+from unified_prof.explain.advice.device_context import COVERED_SHARE, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     NO_IDLE,
@@ -24,23 +25,23 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
+from unified_prof.explain.what_if import Selection
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, is_input, is_synchronising
-from unified_prof.recording.model import Evidence, Finding
+from unified_prof.recording.model import Evidence
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 # A launch takes 5 to 10 µs on the host: shorter kernels cannot keep the host ahead.
 SMALL_NS = 10_000
 LONG_NS = 1_000_000  # Longer gaps are not caused by launching: the host does something else.
 LATENCY_SHARE = 0.05  # Minimum share of launch latency in host-bound time to be mentioned.
-MANY_LAUNCHES = 100  # Minimum number of launches per step for the rule to apply.
 
 _GRAPHS = "CUDA graphs (ACL graphs) if shapes are static"
 _FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, {_GRAPHS}"
 _COMPILED = f'torch.compile(mode="reduce-overhead"), {_GRAPHS}, a larger batch'
 
 
-def host_bound(context: DeviceContext) -> Iterator[Finding]:
+def host_bound(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time before tasks that the host had not launched yet."""
     if context.share(context.max_idle_ns(HOST, LAUNCHED)) < IDLE_SHARE:
         return
@@ -73,6 +74,12 @@ def host_bound(context: DeviceContext) -> Iterator[Finding]:
             text += f", most in {rows[0]['name']}"
             text += f" at {rows[0]['line']}" if "line" in rows[0] else ""
             advice = "make this code faster, or run it less often or in another thread"
+    elif not context.quick and (launches := _single_launches(context)).are_short:
+        text += (
+            f"; {plural(launches.kernels // context.step_count, 'kernel')} per step "
+            f"({duration(launches.kernel_ns / launches.kernels)} each) take "
+            f"{duration(launches.launch_ns / launches.kernels)} each to launch"
+        )
     if latency_ns >= LATENCY_SHARE * cost:
         text += f"; {percent(latency_ns / cost)} of it is the latency of launches to an idle device"
     if context.profiler_overhead:
@@ -83,6 +90,10 @@ def host_bound(context: DeviceContext) -> Iterator[Finding]:
         text,
         advice=advice,
         sure="likely" if context.profiler_overhead else "certain",
+        change=Selection(
+            host=intervals.subtract(context.host_window, context.claimed), gaps=True
+        ),
+        least=WARN_SHARE,
         figures={
             "idle_ns": cost,
             "gaps": gaps,
@@ -183,49 +194,31 @@ def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> E
     return {"name": frame["name"], "line": f"{frame['file']}:{frame['line']}"}
 
 
-def small_kernels(context: DeviceContext) -> Iterator[Finding]:
-    """Find kernels that are shorter than their launches, in host-bound steps."""
-    if context.share(context.max_idle_ns(HOST, LAUNCHED)) < IDLE_SHARE:
-        return
-    if context.share(context.host_bound_ns()) < IDLE_SHARE:
-        return
-    tasks = context.tasks
+@dataclass(frozen=True, slots=True)
+class _SingleLaunches:
+    """Kernels that have a launch call of their own."""
+
+    kernels: int
+    kernel_ns: int
+    launch_ns: int
+
+    @property
+    def are_short(self) -> bool:
+        """True if launching them takes longer than running them."""
+        return self.kernel_ns < min(SMALL_NS * self.kernels, self.launch_ns)
+
+
+def _single_launches(context: DeviceContext) -> _SingleLaunches:
+    """Return the kernels with a launch call of their own; a graph launches many with one call."""
+    tasks, calls = context.tasks, context.recording.host_calls
     kernels = np.flatnonzero(tasks.kind == KERNEL)
-    calls = context.recording.host_calls
     launch = calls.launching(context.recording.work.connection[tasks.row[kernels]])
     kernels, launch = kernels[launch >= 0], launch[launch >= 0]
-    # A graph launches many kernels with one call, at no cost per kernel.
     _, number, launched = np.unique(launch, return_inverse=True, return_counts=True)
     single = launched[number] == 1
     kernels, launch = kernels[single], launch[single]
-    if len(kernels) < MANY_LAUNCHES * context.step_count:
-        return
-    kernel_ns = int(tasks.length_ns[kernels].sum())
     launch_ns = int((calls.end_ns - calls.start_ns)[launch].sum())
-    if kernel_ns >= SMALL_NS * len(kernels) or launch_ns <= kernel_ns:
-        return
-    launched_rows = np.zeros(len(context.recording.work), bool)
-    launched_rows[tasks.row[kernels]] = True
-    cost = min(context.host_bound_ns(launched_rows), launch_ns - kernel_ns)
-    yield context.finding(
-        "small_kernels",
-        cost,
-        f"{len(kernels) // context.step_count:,} kernels per step take "
-        f"{kernel_ns / len(kernels) / 1e3:.1f} µs each, but "
-        f"{launch_ns / len(kernels) / 1e3:.1f} µs to launch",
-        advice=_COMPILED
-        if context.is_compiled
-        else "launch fewer kernels: torch.compile, fused or foreach operations and optimizers; "
-        "CUDA graphs (ACL graphs) if all steps launch the same",
-        sure="certain",
-        figures={
-            "kernels": len(kernels),
-            "kernel_ns": kernel_ns,
-            "launch_ns": launch_ns,
-            "mean_ns": round(kernel_ns / len(kernels)),
-        },
-        evidence=context.evidence(kernels),
-    )
+    return _SingleLaunches(len(kernels), int(tasks.length_ns[kernels].sum()), launch_ns)
 
 
 WAIT_SHARE = 0.10  # Minimum share of a step (TraceML's threshold).
@@ -234,7 +227,7 @@ WAIT_SHARE = 0.10  # Minimum share of a step (TraceML's threshold).
 LONG_WAIT_NS = 10_000_000
 
 
-def input_wait(context: DeviceContext) -> Iterator[Finding]:
+def input_wait(context: DeviceContext) -> Iterator[Cause]:
     """Find time in which the program only waits for the next batch."""
     framework = context.recording.framework
     assert framework is not None
@@ -252,6 +245,7 @@ def input_wait(context: DeviceContext) -> Iterator[Finding]:
     share = context.share(cost)
     if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
+    fetching = framework.matching(is_input)
     subject = "the program" if context.device is None else "the device"
     yield context.finding(
         "input_wait",
@@ -261,6 +255,12 @@ def input_wait(context: DeviceContext) -> Iterator[Finding]:
         advice="use more workers (DataLoader num_workers, prefetch_factor, persistent_workers), "
         "or make batches cheaper to load",
         sure="certain",
+        change=Selection(
+            ranges=fetching[
+                intervals.holding(context.host_window, framework.start_ns[fetching]) >= 0
+            ]
+        ),
+        least=WARN_SHARE,
         figures={
             "wait_ns": cost,
             "wait_share": round(share, 4),
@@ -302,7 +302,7 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
 BLOCKED_SHARE, RETURN_NS = 0.9, 100_000
 
 
-def late_work(context: DeviceContext) -> Iterator[Finding]:
+def late_work(context: DeviceContext) -> Iterator[Cause]:
     """Find launch latencies of a millisecond or more on an idle device."""
     idle, blocking = _late_gaps(context)
     idle = idle.take(blocking < 0)
@@ -330,7 +330,7 @@ def late_work(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-def unrecorded_work(context: DeviceContext) -> Iterator[Finding]:
+def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     """Find gaps with pending tasks during which the host waits for the device.
 
     The host waits until the gap ends. The device probably ran tasks that were not recorded, such

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.explain import kernel_classes
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
-    MIN_SHARE,
     Flags,
     percent,
     plural,
@@ -27,8 +26,9 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
+from unified_prof.explain.what_if import Selection
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.model import Evidence, Finding
+from unified_prof.recording.model import Evidence
 from unified_prof.recording.recording import Recording
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
@@ -50,7 +50,7 @@ _NO_WEIGHTS = re.compile(
 _FUSED = re.compile(r"flash|fmha|efficient_attention|FlashAttention", re.IGNORECASE)
 
 
-def unfused_attention(context: DeviceContext) -> Iterator[Finding]:
+def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
     """Find matmul, softmax, matmul on one stream, with the kernels between them."""
     tasks = context.tasks
     kernels = np.flatnonzero(tasks.kind == KERNEL)
@@ -75,20 +75,21 @@ def unfused_attention(context: DeviceContext) -> Iterator[Finding]:
         patterns += 1
         between[kernels[before + 1 : after]] = True
         pattern[kernels[before : after + 1]] = True
-    cost = context.gain(between) if patterns else 0
     share = context.share(context.clip(tasks.start_ns[pattern], tasks.end_ns[pattern]).total_ns)
-    if share < PATTERN_SHARE or context.share(cost) < MIN_SHARE:
+    if share < PATTERN_SHARE:
         return
+    rows = np.flatnonzero(between)
     yield context.finding(
         "unfused_attention",
-        cost,
+        tasks.length_ns[rows].sum(),
         f"unfused attention: {times(patterns)} ({percent(share)} of the time), scores "
         "are written to memory between two matmuls",
         advice="use torch.nn.functional.scaled_dot_product_attention or flash attention "
         "(torch_npu.npu_fusion_attention) if the attention weights are not needed",
         sure="likely",
+        change=context.saving(rows),
         figures={"patterns": patterns, "share": round(share, 4)},
-        evidence=context.evidence(np.flatnonzero(between)),
+        evidence=context.evidence(rows),
     )
 
 
@@ -104,23 +105,28 @@ def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
 COMPUTE_SHARE = 0.05  # Minimum share of kernel time (MindStudio advisor's threshold).
 
 
-def casts_and_copies(context: DeviceContext) -> Iterator[Finding]:
+def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
     """Find copy, cast and transpose kernels outside the optimizer."""
-    layout = context.matches(context.operator, kernel_classes.LAYOUT_OPERATION)
-    layout |= context.matches(context.kernel, kernel_classes.LAYOUT_KERNEL)
-    layout &= ~context.matches(context.operator, kernel_classes.NPU_FORMAT_OPERATOR)
-    layout &= ~context.in_optimizer
     yield from _avoidable_kernels(
         context,
         "casts_and_copies",
         "copies and casts",
-        layout,
+        layout_kernels(context),
         advice="use one layout (channels_last) and one dtype; avoid .contiguous() and .to() "
         "inside the step",
     )
 
 
-def format_conversions(context: DeviceContext) -> Iterator[Finding]:
+def layout_kernels(context: DeviceContext) -> Flags:
+    """Return a mask of copy, cast and transpose kernels outside the optimizer."""
+    layout: Flags = context.matches(context.operator, kernel_classes.LAYOUT_OPERATION)
+    layout |= context.matches(context.kernel, kernel_classes.LAYOUT_KERNEL)
+    layout &= ~context.matches(context.operator, kernel_classes.NPU_FORMAT_OPERATOR)
+    layout &= ~context.in_optimizer
+    return layout
+
+
+def format_conversions(context: DeviceContext) -> Iterator[Cause]:
     """Find TransData, Cast and similar kernels on an NPU."""
     yield from _avoidable_kernels(
         context,
@@ -135,22 +141,22 @@ def format_conversions(context: DeviceContext) -> Iterator[Finding]:
 
 def _avoidable_kernels(
     context: DeviceContext, kind: str, title: str, selected: Flags, *, advice: str
-) -> Iterator[Finding]:
+) -> Iterator[Cause]:
     """Find kernels that could be avoided altogether."""
     selected = selected & (context.tasks.kind == KERNEL)
     share = _kernel_share(context, selected)
-    cost = context.gain(selected)
-    if share < COMPUTE_SHARE or context.share(cost) < MIN_SHARE:
+    if share < COMPUTE_SHARE:
         return
-    count = int(selected.sum())
+    rows = np.flatnonzero(selected)
     yield context.finding(
         kind,
-        cost,
-        f"{title}: {plural(count, 'kernel')}, {percent(share)} of kernel time",
+        context.tasks.length_ns[rows].sum(),
+        f"{title}: {plural(len(rows), 'kernel')}, {percent(share)} of kernel time",
         advice=advice,
         sure="likely",
-        figures={"kernels": count, "share_of_compute": round(share, 4)},
-        evidence=context.evidence(np.flatnonzero(selected)),
+        change=context.saving(rows),
+        figures={"kernels": len(rows), "share_of_compute": round(share, 4)},
+        evidence=context.evidence(rows),
     )
 
 
@@ -171,15 +177,19 @@ ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 _SHAPE = re.compile(r"\[([\d,]+)\]")
 
 
-def _saving_share(context: DeviceContext) -> float:
-    """Return the share of all kernel time that could be saved in the analyzed steps."""
+def _saving_of_all(context: DeviceContext, saved_ns: float) -> Selection:
+    """Return the change by which all kernels together take less time.
+
+    Roofline rows cover the whole recording, so each kernel saves the same share.
+    """
     work = context.recording.work
-    selected = work.kind == KERNEL
+    kernels = work.kind == KERNEL
     if context.device_id is not None:
-        selected &= work.device == context.device_id
-    total_ns = int(work.duration_ns[selected].sum())
-    kernels = np.flatnonzero(context.tasks.kind == KERNEL)
-    return context.gains(kernels, context.tasks.length_ns[kernels]) / total_ns if total_ns else 0.0
+        kernels &= work.device == context.device_id
+    total_ns = int(work.duration_ns[kernels].sum())
+    rows = np.flatnonzero(context.tasks.kind == KERNEL)
+    length = context.tasks.length_ns[rows]
+    return context.saving(rows, length * (saved_ns / total_ns if total_ns else 0.0))
 
 
 def _roofline_rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
@@ -193,7 +203,7 @@ def _roofline_rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
     return rows, sum(row.total_ns for row in rows)
 
 
-def inefficient_operation(context: DeviceContext) -> Iterator[Finding]:
+def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     """Find expensive operations that run far below the roofline."""
     rows, total_ns = _roofline_rows(context)
     slow = [
@@ -207,10 +217,7 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Finding]:
     ]
     if not slow:
         return
-    part = _saving_share(context)
-    cost = sum(row.above_target_ns or 0.0 for row in slow) * part
-    if context.share(cost) < MIN_SHARE:
-        return
+    saved_ns = sum(row.above_target_ns or 0.0 for row in slow)
     worst = max(slow, key=lambda row: row.above_target_ns or 0.0)
     unaligned = [row for row in slow if is_misaligned(row)]
     limit = f"peak {worst.peak.name} TFLOP/s" if worst.peak else "the peak"
@@ -219,7 +226,7 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Finding]:
     verb = "operation runs" if len(slow) == 1 else "operations run"
     yield context.finding(
         "inefficient_operation",
-        cost,
+        saved_ns,
         f"{len(slow)} {verb} far below the roofline: {worst.name} {worst.shapes} "
         f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
         advice="pad inner dimensions to a multiple of 8 (16 for 8-bit types)"
@@ -227,7 +234,8 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Finding]:
         else "check shapes, layout (channels_last) and dtype: larger batch, fusion, another "
         "kernel (torch.backends.cudnn.benchmark, max-autotune)",
         sure="likely",
-        figures={"operations": len(slow), "misaligned": len(unaligned), "part": round(part, 4)},
+        change=_saving_of_all(context, saved_ns),
+        figures={"operations": len(slow), "misaligned": len(unaligned)},
         evidence=_roofline_evidence(slow),
     )
 
@@ -243,7 +251,7 @@ def is_misaligned(row: RooflineRow) -> bool:
     return any(size % ALIGNED[row.cost.dtype] for shape in matrices for size in shape[-2:])
 
 
-def full_precision(context: DeviceContext) -> Iterator[Finding]:
+def full_precision(context: DeviceContext) -> Iterator[Cause]:
     """Find fp32 matrix kernels on a device with low-precision matrix units.
 
     Without shapes or peaks, the dtype is derived from kernel names, and the saving is unknown.
@@ -276,22 +284,20 @@ def full_precision(context: DeviceContext) -> Iterator[Finding]:
         compute_ns = row.cost.flops / (MATRIX_TARGET * low.rate) * 1e9
         memory_ns = row.cost.moved_bytes / 2 / (MEMORY_TARGET * memory.rate) * 1e9
         saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
-    cost = saved * _saving_share(context)
-    if context.share(cost) < MIN_SHARE:
-        return
     yield context.finding(
         "full_precision",
-        cost,
+        saved,
         f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
         f"the matrix units reach {low.rate / 1e12:,.0f} TFLOP/s in {low.name}",
         advice=_lower_precision(device),
         sure="likely",
+        change=_saving_of_all(context, saved),
         figures={"full_precision_ns": full_ns, "operations": len(full), "type": low.name},
         evidence=_roofline_evidence(full),
     )
 
 
-def _full_precision_by_name(context: DeviceContext) -> Iterator[Finding]:
+def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
     selected = matrix_kernels(context)
     selected &= context.matches(context.kernel, kernel_classes.FULL_PRECISION_KERNEL)
     share = _kernel_share(context, selected)
@@ -365,7 +371,7 @@ _FEW_BLOCKS = re.compile(
 )
 
 
-def low_occupancy(context: DeviceContext) -> Iterator[Finding]:
+def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels with fewer blocks than multiprocessors."""
     tasks = context.tasks
     table = context.recording.source.integers(
@@ -380,17 +386,17 @@ def low_occupancy(context: DeviceContext) -> Iterator[Finding]:
     rows = np.flatnonzero(few)
     kernel_ns = context.clip(tasks.start_ns[rows], tasks.end_ns[rows]).total_ns
     lost = tasks.length_ns[rows] * (1 - blocks[rows])
-    cost = context.gains(rows, lost)
-    if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE or context.share(cost) < MIN_SHARE:
+    if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE:
         return
     yield context.finding(
         "low_occupancy",
-        cost,
+        lost.sum(),
         f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than multiprocessors, "
         f"{percent(context.share(kernel_ns))} of the time",
         advice="increase parallelism: larger batch, fusion, torch.compile, or independent "
         "kernels on several streams",
         sure="possible",
+        change=context.saving(rows, lost),
         figures={"kernels": len(rows), "kernel_ns": kernel_ns},
         evidence=context.evidence(rows, lost.astype(np.int64)),
     )

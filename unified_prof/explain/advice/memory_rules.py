@@ -12,12 +12,13 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, duration, percent, times
 from unified_prof.explain.advice.wait_rules import COMPILATION, host_ranges
+from unified_prof.explain.what_if import Selection
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS
-from unified_prof.recording.model import Evidence, Finding
+from unified_prof.recording.model import Evidence
 
 PRESSURE = 0.92  # Minimum share of the device's memory (TraceML's threshold).
 # Minimum variation; servers fill the memory on purpose, with a constant amount.
@@ -76,7 +77,7 @@ def _device_bytes(context: DeviceContext) -> int | None:
     return int(sizes[0]) if len(sizes) else None
 
 
-def memory_pressure(context: DeviceContext) -> Iterator[Finding]:
+def memory_pressure(context: DeviceContext) -> Iterator[Cause]:
     """Find a device whose memory is nearly full, and the lines that hold most of it."""
     memory, device_bytes = _allocator_states(context), _device_bytes(context)
     assert device_bytes is not None
@@ -135,7 +136,7 @@ def _lines_in_use(context: DeviceContext, at_ns: int) -> list[Evidence]:
     ]
 
 
-def memory_fragmentation(context: DeviceContext) -> Iterator[Finding]:
+def memory_fragmentation(context: DeviceContext) -> Iterator[Cause]:
     """Find memory that the allocator reserves but never uses."""
     memory, device_bytes = _allocator_states(context), _device_bytes(context)
     assert device_bytes is not None
@@ -163,7 +164,7 @@ def memory_fragmentation(context: DeviceContext) -> Iterator[Finding]:
 _MALLOC, _FREE, _LAUNCH = 1, 2, 3
 
 
-def allocation_retries(context: DeviceContext) -> Iterator[Finding]:
+def allocation_retries(context: DeviceContext) -> Iterator[Cause]:
     """Find failed allocations after which the allocator empties its cache and retries."""
     calls = context.recording.host_calls
     ids, number = calls.names
@@ -201,6 +202,8 @@ def allocation_retries(context: DeviceContext) -> Iterator[Finding]:
         advice="reduce memory use: smaller batch, activation checkpointing, "
         "expandable_segments:True",
         sure="likely",
+        change=Selection(host=retries),
+        least=0.0,
         figures={"retries": len(begins), "idle_ns": cost},
     )
 
@@ -223,7 +226,7 @@ TREND, LONG_RUN = 0.08, 100
 _DELIBERATE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)
 
 
-def slow_steps(context: DeviceContext) -> Iterator[Finding]:
+def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     """Find individual steps that are much longer than the median."""
     begin, end = _step_windows(context)
     length = end - begin
@@ -233,7 +236,9 @@ def slow_steps(context: DeviceContext) -> Iterator[Finding]:
     slow = np.flatnonzero((length > SLOW_MEDIANS * median) & ~_is_deliberate(context))
     if not len(slow):
         return
-    cost = float((length[slow] - median).sum())
+    excess_ns = length - median
+    cost = float(excess_ns[slow].sum())
+    outside = slow[~np.isin(slow + 1, context.analyzed)]
     longest = int(slow[int(length[slow].argmax())])
     names = [name for name, _, _ in context.recording.steps][1:]
     grown, growth_ns = _largest_growth(context, begin, end, longest, median)
@@ -257,6 +262,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Finding]:
             "grew": grown,
             "compile_ns": compile_ns,
         },
+        outside_ns=float(excess_ns[outside].sum()) * context.step_count / len(length),
         evidence=[
             {"name": f"step {names[at]}", "count": 1, "total_ns": int(length[at])}
             for at in slow[np.argsort(-length[slow], kind="stable")][:EVIDENCE_ROWS].tolist()
@@ -265,7 +271,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-def steps_grow(context: DeviceContext) -> Iterator[Finding]:
+def steps_grow(context: DeviceContext) -> Iterator[Cause]:
     """Find steps that become longer over time."""
     begin, end = _step_windows(context)
     length = end - begin

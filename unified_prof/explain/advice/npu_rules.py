@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MAX_STEP_MEDIANS,
@@ -32,10 +32,11 @@ from unified_prof.explain.advice.kernel_rules import highest_ratio, matrix_kerne
 from unified_prof.explain.basic_breakdowns import join_names
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
+from unified_prof.explain.what_if import Selection
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN
-from unified_prof.recording.model import Evidence, Finding
+from unified_prof.recording.model import Evidence
 
 LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
 DROP_SHARE = 0.05  # Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
@@ -54,27 +55,30 @@ _RATIO = re.compile(
 )
 
 
-def ai_cpu(context: DeviceContext) -> Iterator[Finding]:
+def ai_cpu(context: DeviceContext) -> Iterator[Cause]:
     """Find operators that ran on an AI CPU because no AI core kernel supports them."""
     selected = on_ai_cpu(context)
-    cost = context.gain(selected)
-    if context.share(cost) < WARN_SHARE or int(context.tasks.length_ns[selected].max()) < LONG_NS:
+    rows = np.flatnonzero(selected)
+    length = context.tasks.length_ns[rows]
+    share = context.share(int(length.sum()))
+    if share < WARN_SHARE or int(length.max()) < LONG_NS:
         return
-    count = int(selected.sum())
     yield context.finding(
         "ai_cpu",
-        cost,
-        f"AI CPU: {plural(count, 'operator')} on AI CPUs instead of AI cores, "
-        f"{percent(context.share(cost))} of the time without overlap",
+        length.sum(),
+        f"AI CPU: {plural(len(rows), 'operator')} on AI CPUs instead of AI cores, "
+        f"{percent(share)} of the time",
         advice="change the dtype (avoid float64, int64, complex) or the form (index, nonzero, "
         "unique) of these operators",
         sure="likely",
-        figures={"tasks": count, "alone_ns": cost},
-        evidence=context.evidence(np.flatnonzero(selected)),
+        change=context.saving(rows),
+        least=WARN_SHARE,
+        figures={"tasks": len(rows), "task_ns": int(length.sum())},
+        evidence=context.evidence(rows),
     )
 
 
-def frequency_drop(context: DeviceContext) -> Iterator[Finding]:
+def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
     """Find AI cores that compute below the highest clock of their chip."""
     table = context.recording.source.integers(
         "AICORE_FREQ", {"device": "deviceId", "at": "timestampNs", "mhz": "CAST(freq AS INTEGER)"}
@@ -95,17 +99,18 @@ def frequency_drop(context: DeviceContext) -> Iterator[Finding]:
     lost = np.where(clock > IDLE_CLOCK * highest, 1 - clock / highest, 0.0)
     length = context.tasks.length_ns[rows]
     lost_share = float((lost * length).sum() / length.sum())
-    cost = context.gains(rows, lost * length)
-    if lost_share < DROP_SHARE or not cost:
+    if lost_share < DROP_SHARE:
         return
     mean = float((clock * length).sum() / length.sum())
     yield context.finding(
         "frequency_drop",
-        cost,
+        (lost * length).sum(),
         f"clock drop: the AI cores run at a mean of {mean:,.0f} MHz; the maximum "
         f"of this {'chip' if chip_mhz else 'recording'} is {highest:,} MHz",
         advice="check temperature, power limit and neighboring devices (npu-smi info)",
         sure="certain" if chip_mhz else "likely",
+        change=context.saving(rows, lost * length),
+        least=0.0,
         figures={
             "mean_mhz": round(mean),
             "highest_mhz": highest,
@@ -123,7 +128,7 @@ def _long_kernels(context: DeviceContext) -> tuple[Ints, Ints]:
     return rows, info[rows].astype(np.int64)
 
 
-def idle_cores(context: DeviceContext) -> Iterator[Finding]:
+def idle_cores(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels whose blocks do not use all cores."""
     cubes, vectors = _cores(context)
     rows, info = _long_kernels(context)
@@ -140,23 +145,23 @@ def idle_cores(context: DeviceContext) -> Iterator[Finding]:
     idle = np.where((blocks > 0) & on_cores, 1 - blocks / (cores * rounds), 0.0)
     rows, idle = rows[idle >= TAIL_SHARE], idle[idle >= TAIL_SHARE]
     lost = idle * context.tasks.length_ns[rows]
-    cost = context.gains(rows, lost)
-    if context.share(cost) < MIN_SHARE:
+    if not len(rows):
         return
     yield context.finding(
         "idle_cores",
-        cost,
+        lost.sum(),
         f"idle cores: {plural(len(rows), 'kernel')} with blocks that do not fill {cubes} cube and "
         f"{vectors} vector cores",
         advice="choose sizes (batch, heads, hidden) that divide evenly among the cores, or tune "
         "the tiling",
         sure="possible",
+        change=context.saving(rows, lost),
         figures={"kernels": len(rows), "cubes": cubes, "vectors": vectors},
         evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
-def no_pipe_busy(context: DeviceContext) -> Iterator[Finding]:
+def no_pipe_busy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels without a busy pipe, bound neither by compute nor by memory."""
     rows, _ = _long_kernels(context)
     ratio = highest_ratio(context, _RATIO)[rows]
@@ -164,18 +169,19 @@ def no_pipe_busy(context: DeviceContext) -> Iterator[Finding]:
     rows, ratio = rows[idle], ratio[idle]
     length = context.tasks.length_ns[rows]
     lost = (1 - ratio) * length
-    cost = context.gains(rows, lost)
-    if context.share(cost) < WARN_SHARE:
+    if not len(rows):
         return
     yield context.finding(
         "no_pipe_busy",
-        cost,
+        lost.sum(),
         f"no busy pipe: {plural(len(rows), 'long kernel')} ({duration(int(length.sum()))}) "
         f"with every pipe busy for less than {percent(BUSY_PIPE)}, bound neither by compute nor "
         "by memory",
         advice="use larger or aligned shapes (inner dimensions in multiples of 256), fused "
         "operators, a tuned tiling",
         sure="possible",
+        change=context.saving(rows, lost),
+        least=WARN_SHARE,
         figures={"kernels": len(rows), "lost_ns": int(lost.sum())},
         evidence=context.evidence(rows, lost.astype(np.int64)),
     )
@@ -285,7 +291,7 @@ def non_overlapping(begins: Ints, length: int) -> Ints:
     return np.array(selected, np.int64)
 
 
-def fusible_sequences(context: DeviceContext) -> Iterator[Finding]:
+def fusible_sequences(context: DeviceContext) -> Iterator[Cause]:
     """Find sequences of kernels that repeat more than five times."""
     kernels = _Kernels(context)
     sequences = list(_most_expensive(kernels))
@@ -312,6 +318,7 @@ def fusible_sequences(context: DeviceContext) -> Iterator[Finding]:
         advice="use torch.compile on the module, or a fused operation (torch_npu: npu_rms_norm, "
         "npu_swiglu, npu_rotary_mul and others)",
         sure="possible",
+        change=_without_sequences(kernels, sequences),
         figures={
             "sequences": [sequence.figures(kernels) for sequence in sequences],
             "elapsed_ns": elapsed_ns,
@@ -319,6 +326,29 @@ def fusible_sequences(context: DeviceContext) -> Iterator[Finding]:
         },
         evidence=[sequence.evidence(kernels) for sequence in sequences],
     )
+
+
+def _without_sequences(kernels: _Kernels, sequences: Sequence[_Sequence]) -> Selection | None:
+    """Return the change by which only the longest kernel of each occurrence stays.
+
+    Returns None if launches are unknown: the gaps between the kernels are part of the saving.
+    """
+    context, change = kernels.context, Selection()
+    calls, work = context.recording.host_calls, context.recording.work
+    for sequence in sequences:
+        places = sequence.begins + np.arange(sequence.length)[:, None]
+        length = kernels.length_ns[places]
+        busy, longest = length.sum(axis=0), length.max(axis=0)
+        # Each occurrence saves what its kernels take beyond the longest one.
+        saved_ns = length * ((busy - longest) / np.maximum(busy, 1))
+        rows = kernels.row[places]
+        change |= context.saving(rows.ravel(), saved_ns.ravel())
+        call = calls.launching(work.connection[context.tasks.row[rows]].ravel())
+        if not len(calls) or (call < 0).any():
+            return None
+        launched = calls.start_ns[call].reshape(rows.shape)
+        change |= Selection(host=context.clip(launched.min(axis=0), launched.max(axis=0)))
+    return change
 
 
 class _Kernels:

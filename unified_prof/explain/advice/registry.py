@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
+from unified_prof.arrays import intervals
+from unified_prof.explain import what_if
 from unified_prof.explain.advice import (
     communication_rules,
     fusion,
@@ -17,7 +21,10 @@ from unified_prof.explain.advice import (
     npu_rules,
     wait_rules,
 )
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.explain.advice.idle_segments import WARN_SHARE, duration
+from unified_prof.explain.schedule.builder import Scheduled
+from unified_prof.explain.what_if import Replay, Selection, schedule_of
 from unified_prof.recording.model import Advice, Finding, NotJudged
 from unified_prof.recording.recording import Recording
 
@@ -118,7 +125,7 @@ def _has_no_host(context: DeviceContext) -> bool:
 class Rule:
     """An advice rule: a generator of at most a few findings of its kind, and what it requires."""
 
-    evaluate: Callable[[DeviceContext], Iterator[Finding]]
+    evaluate: Callable[[DeviceContext], Iterator[Cause]]
     lacks: Lacks = device
     cheap: bool = False  # True if it only uses data that every report reads.
 
@@ -141,30 +148,29 @@ _MEMORY = both(
     memory_rules.lacks_size,
 )
 _NPU = npu("only NPUs have AI CPUs, cores and pipes")
-_SHORT = npu("host_bound and small_kernels cover short kernels there")
+_SHORT = npu("host_bound covers short kernels there")
 
-# Rules that explain idle time by a specific cause come before those for the rest of it.
-# Skipped rules are listed in this order.
+# Rules for a specific cause come before those for the rest of the same time: each cause costs what
+# it gains after those before it. Skipped rules are listed in this order.
 RULES: tuple[Rule, ...] = (
     Rule(wait_rules.garbage_collection, _COLLECTIONS, cheap=True),
     Rule(memory_rules.allocation_retries, host),
     Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
     Rule(wait_rules.compile_stalls, host_in_steps, cheap=True),
+    Rule(host_rules.input_wait, framework, cheap=True),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
-    Rule(host_rules.input_wait, framework, cheap=True),
+    Rule(fusion.unfused_optimizer, framework),
     Rule(host_rules.host_bound, launches, cheap=True),
-    Rule(host_rules.small_kernels, launches),
     Rule(host_rules.unrecorded_work, host, cheap=True),
     Rule(host_rules.late_work, host, cheap=True),
-    Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
+    Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(wait_rules.exposed_copies),
     Rule(wait_rules.pageable_copies, _COPY_KINDS),
     Rule(kernel_rules.casts_and_copies),
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
-    Rule(fusion.unfused_optimizer, framework),
     Rule(npu_rules.fusible_sequences, _SHORT),
     Rule(fusion.unfused_elementwise, both(device, framework)),
     Rule(memory_rules.slow_steps, steps, cheap=True),
@@ -183,7 +189,10 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
 )
 
-QUICK_TASKS = 200_000  # Up to this many tasks, all rules together take a tenth of a report's time.
+# Up to this many tasks, all rules together take a tenth of a report's time.
+QUICK_TASKS = 200_000
+# If there are more, only the first steps are replayed.
+REPLAYED_TASKS = 50_000
 
 
 def advise(recording: Recording, *, quick: bool = False) -> Advice:
@@ -191,43 +200,128 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
 
     Args:
         recording: Recording to analyze.
-        quick: If True, evaluate only cheap rules for a large recording.
+        quick: If True, evaluate only cheap rules for a large recording, and estimate costs.
     """
     only_cheap = quick and len(recording.tasks) > QUICK_TASKS
-    contexts = _contexts(recording)
-    findings: list[Finding] = []
+    contexts = _contexts(recording, only_cheap)
+    causes: list[Cause] = []
     skipped: list[NotJudged] = []
-    silent: list[str] = []
+    evaluated: list[str] = []
     for rule in RULES:
         if only_cheap and not rule.cheap:
             continue
         missing = [rule.lacks(context) for context in contexts]
-        by_device = [
-            list(rule.evaluate(context))
-            for context, why in zip(contexts, missing, strict=True)
-            if why is None
-        ]
-        findings += _merge_devices(by_device)
-        if not by_device:
+        if None in missing:
+            evaluated.append(rule.kind)
+            causes += _merge_devices(
+                [
+                    list(rule.evaluate(context))
+                    for context, why in zip(contexts, missing, strict=True)
+                    if why is None
+                ]
+            )
+        else:
             why = min(filter(None, missing), default="the recording is empty")
             skipped.append(NotJudged(rule.kind, why))
-        elif not any(by_device):
-            silent.append(rule.kind)
-    steps = max((len(context.steps) for context in contexts), default=0)
+    longest = max(contexts, key=lambda context: context.analyzed_ns, default=None)
+    findings: list[Finding] = []
+    together_ms: float | None = None
+    if longest is not None and causes:
+        scheduled = None if only_cheap else schedule_of(recording, REPLAYED_TASKS)
+        findings, together_ms = _priced(causes, longest, scheduled)
     pauses = max(
         (context.pauses for context in contexts), key=lambda context: context.total_ns, default=None
     )
-    step_ns = max((context.analyzed_ns / context.step_count for context in contexts), default=0.0)
+    step_ns = 0.0 if longest is None else longest.analyzed_ns / longest.step_count
+    found = {finding.kind for finding in findings}
     return Advice(
         findings=tuple(ranked(findings)),
         not_judged=tuple(skipped),
-        judged=tuple(silent),
-        steps=steps,
+        judged=tuple(kind for kind in evaluated if kind not in found),
+        steps=max((len(context.steps) for context in contexts), default=0),
         step_ms=round(step_ns / 1e6, 6) if step_ns else None,
+        together_ms=together_ms,
         pauses=0 if pauses is None else len(pauses),
         paused_ms=0.0 if pauses is None else round(pauses.total_ns / 1e6, 6),
         complete=not only_cheap,
     )
+
+
+def _priced(
+    causes: list[Cause], context: DeviceContext, scheduled: Scheduled | None
+) -> tuple[list[Finding], float]:
+    """Return the findings that save time, with their costs, and the gain of all together, ms.
+
+    The cost of a finding is what the replayed schedule gains without its cause, alone or after
+    the causes before it, whichever is less: costs never add up to more than the joint gain.
+    """
+    per_step, step_ms = 1e6 * context.step_count, context.analyzed_ns / context.step_count / 1e6
+    findings = []
+    joint = None if scheduled is None else Replay(context.recording, scheduled)
+    is_per_step = bool(context.steps)
+    has_launches = scheduled is not None and bool((scheduled.tasks.call >= 0).any())
+    joint_ms = measured_ms = 0.0
+    for cause in causes:
+        cost = cause.finding.cost_ms_per_step
+        change = cause.change
+        if change is not None and change.work is None and not has_launches:
+            change = None  # The recording does not show which tasks wait for the host.
+        if change is not None and not _is_even(context, change, scheduled):
+            change = None
+        if scheduled is None or joint is None or change is None:
+            outside_ms = cause.outside_ns / per_step
+            cost = max(cost - outside_ms, 0.0)
+            # Other findings explain what makes an analyzed step long.
+            cost = max(cost - joint_ms, 0.0) if outside_ms else min(cost, step_ms - joint_ms)
+            measured_ms, cost = measured_ms + cost, cost + outside_ms
+        else:
+            scale = context.analyzed_ns / max(_replayed_ns(context, scheduled), 1) / per_step
+            alone = Replay(context.recording, scheduled)
+            alone.change(change)
+            alone_ms = alone.gain().gain_ns * scale
+            joint.change(change)
+            after_ms = max(joint.gain().gain_ns * scale, joint_ms)
+            added_ms, joint_ms = after_ms - joint_ms, after_ms
+            cost, least_ms = min(alone_ms, added_ms), cause.least * step_ms
+            if cost <= least_ms:
+                # Others explain this time, or hide it as long as they are not fixed.
+                if alone_ms <= least_ms and added_ms > max(least_ms, WARN_SHARE * step_ms):
+                    findings.append(_only_together(cause.finding, added_ms, is_per_step))
+                continue
+        findings.append(_with_cost(cause.finding, cost, is_per_step))
+    return findings, round(min(joint_ms + measured_ms, step_ms), 6)
+
+
+def _is_even(context: DeviceContext, change: Selection, scheduled: Scheduled | None) -> bool:
+    """Return False if the replayed first steps of a long recording do not represent a change."""
+    if scheduled is None or not scheduled.is_partial:
+        return True
+    expected = _replayed_ns(context, scheduled) / context.analyzed_ns
+    inside = what_if.share_before(context.recording, change, int(scheduled.step_end_ns[-1]))
+    return expected / 2 <= inside <= 2 * expected
+
+
+def _replayed_ns(context: DeviceContext, scheduled: Scheduled) -> int:
+    """Return the length of the analyzed time that is in the schedule."""
+    until = int(scheduled.step_end_ns[-1])
+    return intervals.clip(context.window, int(context.window.start_ns[0]), until).total_ns
+
+
+def _with_cost(finding: Finding, cost_ms: float, is_per_step: bool) -> Finding:
+    """Return a finding with its cost, which is appended to its text."""
+    saves = f"; saves up to {_saving(cost_ms, is_per_step)}" if cost_ms else ""
+    return replace(finding, cost_ms_per_step=round(cost_ms, 6), text=finding.text + saves)
+
+
+def _only_together(finding: Finding, added_ms: float, is_per_step: bool) -> Finding:
+    """Return a finding that saves time only if the causes of others are removed as well."""
+    saves = f"saves time only together with others, then up to {_saving(added_ms, is_per_step)}"
+    figures = {**finding.figures, "together_ms_per_step": round(added_ms, 6)}
+    return replace(finding, cost_ms_per_step=0.0, text=f"{finding.text}; {saves}", figures=figures)
+
+
+def _saving(time_ms: float, is_per_step: bool) -> str:
+    return f"{duration(time_ms * 1e6)} {'per step' if is_per_step else 'of the recorded time'}"
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
@@ -237,26 +331,29 @@ def ranked(findings: list[Finding]) -> list[Finding]:
     )
 
 
-def _contexts(recording: Recording) -> list[DeviceContext]:
+def _contexts(recording: Recording, quick: bool) -> list[DeviceContext]:
     if recording.clock == "device":
-        return [DeviceContext(recording, name) for name in recording.devices]
-    return [DeviceContext(recording, None)] if recording.clock == "host" else []
+        return [DeviceContext(recording, name, quick=quick) for name in recording.devices]
+    return [DeviceContext(recording, None, quick=quick)] if recording.clock == "host" else []
 
 
-def _merge_devices(by_device: list[list[Finding]]) -> list[Finding]:
+def _merge_devices(by_device: list[list[Cause]]) -> list[Cause]:
     """Merge the findings of one rule on several devices, by kind."""
     if len(by_device) < 2:
-        return [finding for findings in by_device for finding in findings]
-    by_kind: dict[str, list[Finding]] = {}
-    for findings in by_device:
-        for kind in dict.fromkeys(finding.kind for finding in findings):
-            same_kind = [finding for finding in findings if finding.kind == kind]
-            by_kind.setdefault(kind, []).append(ranked(same_kind)[0])
+        return [cause for causes in by_device for cause in causes]
+    by_kind: dict[str, list[Cause]] = {}
+    for causes in by_device:
+        for cause in causes:
+            by_kind.setdefault(cause.finding.kind, []).append(cause)
     merged = []
-    for findings in by_kind.values():
-        first, others = ranked(findings)[0], len(findings) - 1
+    for causes in by_kind.values():
+        first, others = max(causes, key=lambda one: one.finding.cost_ms_per_step), len(causes) - 1
+        finding = first.finding
         if others:
             devices = "another device" if others == 1 else f"{others} other devices"
-            first = replace(first, text=f"{first.text}; the same on {devices}")
-        merged.append(replace(first, figures={**first.figures, "devices": len(findings)}))
+            finding = replace(finding, text=f"{finding.text}; the same on {devices}")
+        finding = replace(finding, figures={**finding.figures, "devices": len(causes)})
+        changes = [cause.change for cause in causes if cause.change is not None]
+        change = reduce(or_, changes) if changes else None
+        merged.append(replace(first, finding=finding, change=change))
     return merged

@@ -10,7 +10,7 @@ import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import MISSING, Frame, Ints
-from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MIN_SHARE,
@@ -22,9 +22,10 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
+from unified_prof.explain.what_if import Selection, without_ranges
 from unified_prof.recording.calls import COPY, KERNEL
 from unified_prof.recording.idle import INPUT, SYNCHRONISING, is_synchronising
-from unified_prof.recording.model import Evidence, Finding, Sureness
+from unified_prof.recording.model import Evidence, Sureness
 from unified_prof.recording.source import possible
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
@@ -57,7 +58,7 @@ def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
     return copies & ~early if size[early].sum() > SET_UP_SHARE * size[copies].sum() else copies
 
 
-def exposed_copies(context: DeviceContext) -> Iterator[Finding]:
+def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     """Find copies between host and device without overlap."""
     tasks, size = context.tasks, _copy_bytes(context)
     copies = (tasks.kind == COPY) & context.matches(context.operator, _WITH_HOST)
@@ -68,6 +69,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Finding]:
     cost = intervals.intersect(exposed, context.window).total_ns
     if context.share(cost) < WARN_SHARE:
         return
+    alone_ns = intervals.covered(exposed, tasks.start_ns[copies], tasks.end_ns[copies])
     yield context.finding(
         "exposed_copies",
         cost,
@@ -76,6 +78,8 @@ def exposed_copies(context: DeviceContext) -> Iterator[Finding]:
         advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
         "keep the data on the device",
         sure="certain",
+        change=context.saving(np.flatnonzero(copies), alone_ns),
+        least=WARN_SHARE,
         figures={
             "exposed_ns": cost,
             "exposed_share": round(context.share(cost), 4),
@@ -86,7 +90,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Finding]:
     )
 
 
-def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
+def pageable_copies(context: DeviceContext) -> Iterator[Cause]:
     """Find large copies to the device from pageable memory."""
     recording, tasks = context.recording, context.tasks
     table = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
@@ -107,20 +111,21 @@ def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
     length = np.maximum(tasks.length_ns, 1)
     measured = bool(pinned.any())
     rate = float(np.median(size[pinned] / length[pinned])) if measured else PINNED_GB_PER_S
-    cost = context.gains(pageable, length[pageable] - size[pageable] / rate)
-    if not len(pageable) or context.share(cost) < MIN_SHARE:
+    saved_ns = np.maximum(length[pageable] - size[pageable] / rate, 0)
+    if not len(pageable) or context.share(saved_ns.sum()) < MIN_SHARE:
         return
     moved = int(size[pageable].sum())
     pageable_rate = moved / int(length[pageable].sum())
     reference = "pinned copies of this run" if measured else "pinned copies over PCIe 4.0"
     yield context.finding(
         "pageable_copies",
-        cost,
+        saved_ns.sum(),
         f"pageable copies: {len(pageable):,} copies of over 1 MiB to the device reach "
         f"{pageable_rate:.1f} GB/s, {reference} reach {rate:.1f} GB/s",
         advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
         "non_blocking=True",
         sure="likely" if measured else "possible",
+        change=context.saving(pageable, saved_ns),
         figures={
             "copies": len(pageable),
             "moved_bytes": moved,
@@ -134,7 +139,7 @@ def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
 LONG_PAUSE_NS = 1_000_000  # Minimum length of one collection (MindStudio advisor's threshold).
 
 
-def garbage_collection(context: DeviceContext) -> Iterator[Finding]:
+def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     """Find garbage collections of a millisecond or more during idle time."""
     table = context.recording.source.integers(
         "GC_RECORD", {"start": "startNs", "duration": "endNs - startNs"}
@@ -157,6 +162,7 @@ def garbage_collection(context: DeviceContext) -> Iterator[Finding]:
         advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
         "gc.disable() and gc.collect() every n steps on all ranks",
         sure="certain",
+        change=Selection(host=intervals.intersect(intervals.merge(start, start + length), context.host_window)),
         figures={"pauses": len(pauses), "longest_ns": longest, "idle_ns": cost},
     )
 
@@ -211,20 +217,21 @@ COMPILATION = _Stall(
 )
 
 
-def allocation_stalls(context: DeviceContext) -> Iterator[Finding]:
+def allocation_stalls(context: DeviceContext) -> Iterator[Cause]:
     """Find device memory allocations and frees through the driver during idle time."""
     yield from _stalls(context, _ALLOCATION)
 
 
-def compile_stalls(context: DeviceContext) -> Iterator[Finding]:
+def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
     """Find compilation or loading of kernels and graphs after warm-up."""
     yield from _stalls(context, COMPILATION)
     yield from _stalls(context, _NPU_COMPILATION)
 
 
-def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Finding]:
+def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
     start, end, number, texts = host_ranges(context, stall.names)
     stalls = intervals.subtract(context.clip(start, end), context.claimed)
+    on_host = intervals.intersect(intervals.merge(start, end), context.host_window)
     # Without steps, the beginning of the program counts as warm-up.
     if not context.steps or context.share(stalls.total_ns) < stall.min_share:
         return
@@ -241,6 +248,8 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Finding]:
         f"{percent(context.share(cost))} of the time",
         advice=stall.advice,
         sure=stall.sure,
+        change=Selection(host=intervals.subtract(on_host, context.claimed)),
+        least=stall.min_share,
         figures={"calls": len(rows), "calls_ns": stalls.total_ns, "idle_ns": cost},
         evidence=_ranges_by_name(texts, number[rows], (end - start)[rows], start[rows]),
     )
@@ -299,6 +308,7 @@ _SYNC_OPERATION = re.compile(
 )
 # A launch call that returns within this time after its kernel has waited for it.
 RETURN_NS = 20_000
+LAUNCH_CALL_NS = 10_000  # Usual maximum length of a launch call of a profiled program.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,7 +337,7 @@ def _sync_gaps(context: DeviceContext) -> _SyncGaps:
     return _SyncGaps(sync, task, start, end, end - start - intervals.covered(other, start, end))
 
 
-def synchronising_calls(context: DeviceContext) -> Iterator[Finding]:
+def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time between the return of a synchronization and the next task."""
     if not context.max_idle_ns(SYNCHRONISING):
         return
@@ -352,6 +362,8 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Finding]:
         advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
         "the step), or read them every n steps",
         sure="certain" if context.steps else "possible",
+        change=_without_waits(context, gaps),
+        least=WARN_SHARE,
         figures={
             "idle_ns": cost,
             "idle_share": round(share, 4),
@@ -361,6 +373,19 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Finding]:
         },
         evidence=rows,
     )
+
+
+def _without_waits(context: DeviceContext, gaps: _SyncGaps) -> Selection:
+    """Return the change without the synchronizations before some gaps, and their operations."""
+    recording, sync = context.recording, context.recording.idle_time.host.sync
+    calls, framework = recording.host_calls, recording.framework
+    rows = np.flatnonzero(calls.matching(recording.strings, is_synchronising))
+    rows = rows[np.isin(intervals.holding(sync, calls.start_ns[rows]), np.unique(gaps.sync))]
+    if framework is None:
+        return Selection(calls=rows)
+    around = np.unique(framework.places_at(calls.thread[rows], calls.start_ns[rows]))
+    around = around[around >= 0]
+    return without_ranges(recording, around[framework.is_operation(around)]) | Selection(calls=rows)
 
 
 def _is_step_boundary(context: DeviceContext, gaps: _SyncGaps) -> Flags:
@@ -403,7 +428,7 @@ def _syncs_by_name(context: DeviceContext, gaps: _SyncGaps) -> list[Evidence]:
     return [evidence_row(name, count, time, line=line) for (name, line), (count, time) in longest]
 
 
-def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
+def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
     """Find programs that wait for the device after most launches, as in debugging modes.
 
     Either a synchronization follows the launch, or the launch call returns after its kernel.
@@ -420,11 +445,13 @@ def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
     order = order[launching[order] | is_sync[order]]
     same_thread = calls.thread[order[1:]] == calls.thread[order[:-1]]
     followed = int((launching[order[:-1]] & is_sync[order[1:]] & same_thread).sum())
-    kernels = np.flatnonzero((row >= 0) & (tasks.kind == KERNEL))
+    # Shorter kernels may end before their launch call returns by itself.
+    long = tasks.length_ns >= LAUNCH_CALL_NS
+    kernels = np.flatnonzero((row >= 0) & (tasks.kind == KERNEL) & long)
     after_end = calls.end_ns[row[kernels]] - tasks.end_ns[kernels]
     waiting = (after_end >= 0) & (after_end <= RETURN_NS)
-    returned = len(np.unique(row[kernels[waiting]]))
-    share = max(followed, returned) / launches
+    returned, judged = len(np.unique(row[kernels[waiting]])), len(np.unique(row[kernels]))
+    share = max(followed / launches, returned / judged if judged >= MIN_LAUNCHES else 0.0)
     if share <= BLOCKING_SHARE:
         return
     if followed >= returned:
@@ -436,6 +463,7 @@ def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
         if 2 * by_operations > cost:
             return
         idle = intervals.merge(gaps.start_ns, gaps.end_ns)
+        change = _without_waits(context, gaps)
         text = "are followed by a synchronization"
     else:
         host_bound = [idle.take(mask) for idle, mask in context.host_bound_windows()]
@@ -445,6 +473,9 @@ def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
         )
         idle = intervals.subtract(idle, context.claimed)
         cost, evidence = idle.total_ns, list(context.evidence(kernels[waiting]))
+        # Without the wait, a launch call returns when its kernel begins.
+        blocked = tasks.start_ns[kernels[waiting]], calls.end_ns[row[kernels[waiting]]]
+        change = Selection(host=context.clip(*blocked))
         text = "return only after their kernel"
     context.claim(idle)
     yield context.finding(
@@ -455,6 +486,7 @@ def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
         advice="unset CUDA_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING and similar, or remove "
         "synchronize() from the loop",
         sure="likely",
+        change=change,
         figures={"launches": launches, "followed": max(followed, returned), "idle_ns": cost},
         evidence=evidence,
     )

@@ -36,6 +36,7 @@ class Scheduled:
     step_ends: Ints  # Moment at which each step has ended on the host and on all devices.
     steps_left_out: int  # Number of steps of a long recording that are not analyzed.
     step_begins: Ints  # Moment at which each step begins on the host, NOWHERE if unknown.
+    is_partial: bool  # True if the recording is long and only its beginning is scheduled.
 
     @cached_property
     def task_of_moment(self) -> Ints:
@@ -57,8 +58,11 @@ class Scheduled:
         if time_ns is None:
             return self.step_end_ns - self.step_begin_ns
         ends = np.maximum.accumulate(time_ns[self.step_ends])
-        begins = np.where(self.step_begins >= 0, time_ns[self.step_begins], self.step_begin_ns)
-        done = np.concatenate((begins[:1], ends[:-1]))
+        done = np.concatenate((self.step_begin_ns[:1], ends[:-1]))
+        # A step whose begin is unknown follows the one before it as in the recording.
+        recorded = np.concatenate((self.step_begin_ns[:1], self.step_end_ns[:-1]))
+        unknown = done + self.step_begin_ns - recorded
+        begins = np.where(self.step_begins >= 0, time_ns[self.step_begins], unknown)
         result: Ints = np.maximum(ends - np.maximum(begins, done), 0)
         return result
 
@@ -69,15 +73,23 @@ def _inverse(moments: Ints, count: int) -> Ints:
     return result
 
 
-def build_schedule(recording: Recording) -> Scheduled | None:
-    """Return the schedule of a recording, or None without device tasks and host data."""
-    steps_analyzed, until_ns = _analyzed(recording)
+def build_schedule(recording: Recording, max_tasks: int | None = None) -> Scheduled | None:
+    """Return the schedule of a recording, or None without device tasks and host data.
+
+    Args:
+        recording: Recording to schedule.
+        max_tasks: Of more tasks, only the first steps (at least one) are scheduled.
+    """
+    steps_analyzed, until_ns = _analyzed(recording, max_tasks or MAX_TASKS)
     tasks = device.load_tasks(recording, until_ns)
     launched = np.flatnonzero(tasks.call >= 0)
     calls = rising(tasks.call[launched])
     done = np.zeros(len(calls), np.int64)
     np.maximum.at(done, np.searchsorted(calls, tasks.call[launched]), tasks.end_ns[launched])
-    threads = host.load_moments(recording, calls, done, steps_analyzed, tasks.skew_ns, until_ns)
+    blocked, freed_by = device.blocked_launches(recording, tasks)
+    threads = host.load_moments(
+        recording, calls, done, steps_analyzed, blocked, tasks.skew_ns, until_ns
+    )
     if not len(tasks) and not len(threads):
         return None
     names, begin, end = _steps(recording, steps_analyzed, tasks, threads)
@@ -87,13 +99,18 @@ def build_schedule(recording: Recording) -> Scheduled | None:
     takes = np.concatenate((np.zeros(points, np.int64), tasks.takes_ns, np.zeros(steps, np.int64)))
     launches = np.append(threads.launched_by, NOWHERE)[tasks.call]
     edges = [*threads.edges, *device.edges(recording, tasks, launches, points)]
-    which, awaited = device.waited_for(recording, tasks, threads.waits.call, threads.waits.own)
-    ends = threads.waits.end[which]
+    waits = threads.waits
+    which, awaited = device.waited_for(recording, tasks, waits.call, waits.own)
+    is_sync, full = ~waits.full[which], np.flatnonzero(waits.full)
+    freed_by = freed_by[np.searchsorted(blocked, waits.call[full])]
+    which = np.concatenate((which[is_sync], full))
+    awaited = np.concatenate((awaited[is_sync], freed_by))
+    ends = waits.end[which]
     returned = threads.time_ns[ends] - tasks.end_ns[awaited]
     # The usual time to return is that after the last awaited task of calls that waited.
     order = np.lexsort((tasks.end_ns[awaited], ends))
     last = order[Runs(ends[order]).last]
-    begins = threads.time_ns[threads.waits.begin[which[last]]]
+    begins = threads.time_ns[waits.begin[which[last]]]
     waited = last[tasks.end_ns[awaited[last]] > begins]
     usual = int(np.median(returned[waited])) if len(waited) else 0
     lag = np.clip(returned, 0, usual)
@@ -129,19 +146,22 @@ def build_schedule(recording: Recording) -> Scheduled | None:
         step_ends=place[points + count :],
         steps_left_out=len(recording.steps) - len(steps_analyzed),
         step_begins=begins,
+        is_partial=until_ns is not None,
     )
 
 
-def _analyzed(recording: Recording) -> tuple[list[tuple[str, int, int]], int | None]:
+def _analyzed(
+    recording: Recording, max_tasks: int
+) -> tuple[list[tuple[str, int, int]], int | None]:
     """Return the steps to analyze, and the time to analyze until, if the recording is long."""
     steps, work = recording.steps, recording.work
-    if len(work) <= MAX_TASKS:
+    if len(work) <= max_tasks:
         return steps, None
     start = work.start_ns.to_array()
     if not steps:
-        return steps, int(np.partition(start, MAX_TASKS)[MAX_TASKS])
+        return steps, int(np.partition(start, max_tasks)[max_tasks])
     done = np.cumsum(np.bincount(np.maximum(step_of(start, steps), 0), minlength=len(steps)))
-    many = max(int(np.searchsorted(done, MAX_TASKS, side="right")), 1)
+    many = max(int(np.searchsorted(done, max_tasks, side="right")), 1)
     return steps[:many], None if many == len(steps) else steps[many][1]
 
 

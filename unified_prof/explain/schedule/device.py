@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, by_key
+from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, by_key, distinct
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import host_calls
@@ -178,16 +178,17 @@ def edges(recording: Recording, tasks: ScheduledTasks, launches: Ints, first: in
     moment = tasks.moment_ns
     after = np.flatnonzero(before != NOWHERE)
     gap = moment[after] - tasks.end_ns[before[after]]
-    # Usual gaps and latencies are those of tasks that waited for nothing else.
-    queued = (tasks.launch_ns[after] < tasks.end_ns[before[after]]) & (gap < _CLOSE_NS)
-    usual_gap = _usual(gap[queued], 1_000)
-    awaited = _awaited(recording, tasks, before, usual_gap)
+    # Usual gaps and latencies are those of tasks that waited for nothing else: a task was queued if
+    # its launch had arrived at the device before the task before it ended.
     known = np.flatnonzero(launches != NOWHERE)
     delay = moment[known] - tasks.launch_ns[known]
     until = np.append(tasks.end_ns, 0)[before]
+    arrived = tasks.launch_ns + _usual_latency(tasks, known, delay, until)
+    queued = (arrived[after] < tasks.end_ns[before[after]]) & (gap < _CLOSE_NS)
+    usual_gap = _usual(gap[queued], 1_000)
+    awaited = _awaited(recording, tasks, before, usual_gap)
     np.maximum.at(until, awaited.target, tasks.end_ns[awaited.source])
-    idle = (until[known] <= tasks.launch_ns[known]) & (delay >= 0)
-    usual_delay = min(_usual(delay[idle], 5_000), _MAX_LATENCY_NS)
+    usual_delay = _usual_latency(tasks, known, delay, until)
     lag = np.minimum(gap, usual_gap)
     between = [
         Edges.uniform(before[after], after, lag, behind=True, kind=graph.STREAM),
@@ -198,6 +199,12 @@ def edges(recording: Recording, tasks: ScheduledTasks, launches: Ints, first: in
     lag = np.clip(delay, 0, usual_delay)
     launched = Edges.uniform(launches[known], known + first, lag, behind=False, kind=graph.LAUNCH)
     return [launched, *(one.moved(first) for one in between)]
+
+
+def _usual_latency(tasks: ScheduledTasks, known: Ints, delay: Ints, until: Ints) -> int:
+    """Return the usual time from a launch to its task if the device is idle since `until`."""
+    idle = (until[known] <= tasks.launch_ns[known]) & (delay >= 0)
+    return min(_usual(delay[idle], 5_000), _MAX_LATENCY_NS)
 
 
 def _usual(values: Ints, otherwise: int) -> int:
@@ -359,7 +366,8 @@ def waited_for(
     `own` is a mask of calls that wait for their own task.
     """
     calls = recording.host_calls
-    known = np.flatnonzero(tasks.call >= 0)
+    launched_ns = _latest_launches(recording, tasks)
+    known = np.flatnonzero(launched_ns < _NEVER)
     known = known[np.argsort(tasks.end_ns[known], kind="stable")]
     result: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
@@ -371,7 +379,7 @@ def waited_for(
         for _ in range(TRIES):
             at = rows[last[looking]]
             selected = tasks.call[at] == call[which[looking]]
-            before = tasks.launched_ns[at] < begin[looking]
+            before = launched_ns[at] < begin[looking]
             fits = np.where(own[which[looking]], selected, selected | before)
             result.append((which[looking[fits]], at[fits]))
             last[looking[~fits]] -= 1
@@ -404,6 +412,59 @@ def waited_for(
     )
 
 
+_NEVER = np.iinfo(np.int64).max
+
+
+def _latest_launches(recording: Recording, tasks: ScheduledTasks) -> Ints:
+    """Return the latest possible launch of each task; _NEVER if unknown.
+
+    A task without a recorded launch, before others of its stream whose launches are recorded, was
+    launched before the recording began.
+    """
+    known = np.flatnonzero(tasks.call >= 0)
+    streams, number = distinct(tasks.stream)
+    last = np.full(len(streams), np.iinfo(np.int64).min)
+    np.maximum.at(last, number[known], tasks.moment_ns[known])
+    before = (tasks.call < 0) & (tasks.moment_ns < last[number])
+    first_ns = int(recording.host_calls.start_ns.to_array().min(initial=_NEVER))
+    return np.where(tasks.call >= 0, tasks.launched_ns, np.where(before, first_ns - 1, _NEVER))
+
+
+# A launch call of this length may wait for a full launch queue; the shorter limit is for so many
+# queued tasks (CUDA queues about 1,000)...
+_BLOCKED_NS, _BLOCKED_AT_DEPTH_NS, _DEPTH = 200_000, 20_000, 500
+_FREED_NS = 100_000  # ...until this time after a task ended.
+
+
+def blocked_launches(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints, Ints]:
+    """Return the launch calls that wait because the launch queue is full, and what frees it.
+
+    They take long and return soon after the end of a task, while earlier tasks are still queued or
+    run. Launches of graphs take long by themselves.
+
+    Returns:
+        Rows of the calls, and the last task that ended before each of them returned.
+    """
+    calls = recording.host_calls
+    rows = np.flatnonzero(
+        calls.matching(recording.strings, lambda text: bool(_LAUNCH.search(text or "")))
+        & calls.is_valid
+    )
+    length = calls.end_ns[rows] - calls.start_ns[rows]
+    rows, length = (values[length >= _BLOCKED_AT_DEPTH_NS] for values in (rows, length))
+    if not len(rows) or not len(tasks):
+        return rows[:0], rows[:0]
+    begin, end = calls.start_ns[rows] - tasks.skew_ns, calls.end_ns[rows] - tasks.skew_ns
+    by_end = np.argsort(tasks.end_ns, kind="stable")
+    last = np.searchsorted(tasks.end_ns[by_end], end, side="right") - 1
+    freed_by = by_end[np.maximum(last, 0)]
+    depth = np.searchsorted(np.sort(tasks.launch_ns), begin) - (last + 1)
+    found = length >= np.where(depth >= _DEPTH, _BLOCKED_AT_DEPTH_NS, _BLOCKED_NS)
+    found &= (depth > 0) & (last >= 0) & (end - tasks.end_ns[freed_by] <= _FREED_NS)
+    return rows[found], freed_by[found]
+
+
+_LAUNCH = re.compile("^(?!.*graph).*launch", re.IGNORECASE)
 # Up to this many streams, a wait for a device waits for the last task of each stream.
 _STREAMS = 64
 _WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)

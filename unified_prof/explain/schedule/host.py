@@ -47,12 +47,13 @@ _RETURNS_NS = 5_000  # Maximum duration of a synchronizing call without a wait.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Synchronizing calls: row of the host calls, moments of begin and end."""
+    """Synchronizing calls and blocked launches: row of the calls, moments of begin and end."""
 
     call: Ints
     begin: Ints
     end: Ints
     own: NDArray[np.bool_]  # True if the call waits for its own task: a copy.
+    full: NDArray[np.bool_]  # True if the call launches, and waits for a full launch queue.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +115,7 @@ def load_moments(
     launching: Ints,
     done_ns: Ints,
     steps: Sequence[tuple[str, int, int]],
+    blocked: Ints,
     skew_ns: int,
     until_ns: int | None = None,
 ) -> Host:
@@ -124,13 +126,16 @@ def load_moments(
         launching: Distinct calls that launched tasks.
         done_ns: End of the last task of each of them.
         steps: Name, begin and end of each step.
+        blocked: Launch calls (rows of the calls) that wait because the launch queue is full.
         skew_ns: Host clock minus device clock; moments use the device clock.
         until_ns: Leave out synchronizing calls from this time on.
     """
     calls, framework = recording.host_calls, recording.framework
     points = _Points(skew_ns)
     launches = points.add(calls.thread[launching], calls.start_ns[launching], _LAUNCH)
+    blocked = blocked[np.isin(calls.thread[blocked], calls.thread[launching])]
     syncs = _synchronising(calls, recording.strings, launching, framework)
+    syncs = np.concatenate((np.setdiff1d(syncs, blocked), blocked))
     if until_ns is not None:
         syncs = syncs[calls.start_ns[syncs] < until_ns]
     begins = points.add(calls.thread[syncs], calls.start_ns[syncs], _SYNC_BEGIN)
@@ -198,6 +203,7 @@ def load_moments(
             begin=begin_at,
             end=end_at,
             own=np.repeat([False, True], [len(syncs), len(copies)]),
+            full=np.isin(np.concatenate((syncs, launching[copies])), blocked),
         ),
         step_ends=place[step_ends],
         step_begins=place[step_begins],
