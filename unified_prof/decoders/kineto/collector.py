@@ -336,7 +336,11 @@ class Collector(Fields):
             )
         return numbers
 
-    def _frames(self, _: Kind, events: list[ev.Event]) -> None:
+    def _frames(self, kind: Kind, events: list[ev.Event]) -> None:
+        collections = [event for event in events if event.name == ev.COLLECTION_NAME]
+        if collections:
+            self._garbage_collections(kind, collections)
+            events = [event for event in events if event.name != ev.COLLECTION_NAME]
         rows, valid = self.timed(events, r.FRAME)
         rows["thread"] = self.thread_numbers(events)
         frames = self.chains.frames

@@ -241,6 +241,8 @@ _WITHOUT_ARGUMENTS = ("python_function", "python_gc")
 _FLOWS = ("ac2g", "async")
 # Flows from a forward operation to its backward node.
 FORWARD_FLOW = "fwdbwd"
+# Name of garbage collections, which torch 2.13 writes with the category of Python functions.
+COLLECTION_NAME = "Python GC"
 
 _Fields = list[Any]
 _PLACE: _Fields = [("name", Scalar, ""), ("pid", Scalar, None), ("tid", Scalar, None)]

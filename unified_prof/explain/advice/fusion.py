@@ -10,8 +10,8 @@ import numpy as np
 from unified_prof.arrays import intervals
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
-from unified_prof.explain.advice.kernel_rules import layout_kernels
 from unified_prof.explain.advice.idle_segments import WARN_SHARE, percent, plural
+from unified_prof.explain.advice.kernel_rules import layout_kernels
 from unified_prof.explain.what_if import Selection
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import LAUNCHED
@@ -129,7 +129,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
 
 
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
-ELEMENTWISE_SHARE = 0.25
+ELEMENTWISE_SHARE = 0.20
 _FUSIBLE = (
     kernel_classes.ELEMENT_WISE,
     kernel_classes.CAST,

@@ -90,9 +90,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         text,
         advice=advice,
         sure="likely" if context.profiler_overhead else "certain",
-        change=Selection(
-            host=intervals.subtract(context.host_window, context.claimed), gaps=True
-        ),
+        change=Selection(host=intervals.subtract(context.host_window, context.claimed), gaps=True),
         least=WARN_SHARE,
         figures={
             "idle_ns": cost,

@@ -193,6 +193,8 @@ RULES: tuple[Rule, ...] = (
 QUICK_TASKS = 200_000
 # If there are more, only the first steps are replayed.
 REPLAYED_TASKS = 50_000
+# Minimum share of the time for a possible cause that saves time only together with others.
+UNSURE_HIDDEN_SHARE = 0.10
 
 
 def advise(recording: Recording, *, quick: bool = False) -> Advice:
@@ -285,7 +287,8 @@ def _priced(
             cost, least_ms = min(alone_ms, added_ms), cause.least * step_ms
             if cost <= least_ms:
                 # Others explain this time, or hide it as long as they are not fixed.
-                if alone_ms <= least_ms and added_ms > max(least_ms, WARN_SHARE * step_ms):
+                hidden = WARN_SHARE if cause.finding.sure != "possible" else UNSURE_HIDDEN_SHARE
+                if alone_ms <= least_ms and added_ms > max(least_ms, hidden * step_ms):
                     findings.append(_only_together(cause.finding, added_ms, is_per_step))
                 continue
         findings.append(_with_cost(cause.finding, cost, is_per_step))

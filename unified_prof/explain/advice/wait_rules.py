@@ -70,11 +70,14 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < WARN_SHARE:
         return
     alone_ns = intervals.covered(exposed, tasks.start_ns[copies], tasks.end_ns[copies])
+    pageable = _of_memory(context, copies, _PAGEABLE)[copies]
+    is_pageable = 2 * int(alone_ns[pageable].sum()) > cost
+    memory = "; most of it is from or to pageable memory" if is_pageable else ""
     yield context.finding(
         "exposed_copies",
         cost,
         f"exposed copies: {plural(int(copies.sum()), 'copy', 'copies')} between host and "
-        f"device, {percent(context.share(cost))} of the time without overlap",
+        f"device, {percent(context.share(cost))} of the time without overlap{memory}",
         advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
         "keep the data on the device",
         sure="certain",
@@ -90,24 +93,28 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def pageable_copies(context: DeviceContext) -> Iterator[Cause]:
-    """Find large copies to the device from pageable memory."""
-    recording, tasks = context.recording, context.tasks
+def _of_memory(context: DeviceContext, copies: Flags, pattern: re.Pattern[str]) -> Flags:
+    """Return a mask of the copies whose kind names some memory; none if kinds are not recorded."""
+    recording = context.recording
+    if "UPROF_GPU_TASKS" not in recording.source.tables:
+        return np.zeros(len(copies), bool)
     table = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
     name = np.append(table["name"], MISSING)[context.table_row(table["id"])]
-    ids = np.unique(name)
-    texts = [recording.strings.get(text_id) or "" for text_id in ids.tolist()]
+    ids = np.unique(name[copies])
+    matching = [bool(pattern.search(text or "")) for text in recording.strings.texts(ids.tolist())]
+    result: Flags = copies & np.isin(name, ids[matching])
+    return result
+
+
+def pageable_copies(context: DeviceContext) -> Iterator[Cause]:
+    """Find large copies to the device from pageable memory."""
+    tasks = context.tasks
     size = _copy_bytes(context)
     copies = (tasks.kind == COPY) & (size > LARGE_BYTES)
     copies &= context.matches(context.operator, _TO_DEVICE)
-
-    def of_memory(pattern: re.Pattern[str]) -> Flags:
-        matching = ids[[bool(pattern.search(text)) for text in texts]]
-        result: Flags = copies & np.isin(name, matching)
-        return result
-
-    pageable = np.flatnonzero(_without_set_up(context, of_memory(_PAGEABLE), size))
-    pinned = of_memory(_PINNED)
+    of_pageable = _without_set_up(context, _of_memory(context, copies, _PAGEABLE), size)
+    pageable = np.flatnonzero(of_pageable)
+    pinned = _of_memory(context, copies, _PINNED)
     length = np.maximum(tasks.length_ns, 1)
     measured = bool(pinned.any())
     rate = float(np.median(size[pinned] / length[pinned])) if measured else PINNED_GB_PER_S
@@ -153,6 +160,7 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < MIN_SHARE:
         return
     context.claim(pauses)
+    on_host = intervals.intersect(intervals.merge(start, start + length), context.host_window)
     longest = int((pauses.end_ns - pauses.start_ns).max())
     yield context.finding(
         "garbage_collection",
@@ -162,7 +170,7 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
         advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
         "gc.disable() and gc.collect() every n steps on all ranks",
         sure="certain",
-        change=Selection(host=intervals.intersect(intervals.merge(start, start + length), context.host_window)),
+        change=Selection(host=on_host),
         figures={"pauses": len(pauses), "longest_ns": longest, "idle_ns": cost},
     )
 
@@ -232,6 +240,7 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
     start, end, number, texts = host_ranges(context, stall.names)
     stalls = intervals.subtract(context.clip(start, end), context.claimed)
     on_host = intervals.intersect(intervals.merge(start, end), context.host_window)
+    on_host = intervals.subtract(on_host, context.claimed)
     # Without steps, the beginning of the program counts as warm-up.
     if not context.steps or context.share(stalls.total_ns) < stall.min_share:
         return
@@ -248,7 +257,7 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
         f"{percent(context.share(cost))} of the time",
         advice=stall.advice,
         sure=stall.sure,
-        change=Selection(host=intervals.subtract(on_host, context.claimed)),
+        change=Selection(host=on_host),
         least=stall.min_share,
         figures={"calls": len(rows), "calls_ns": stalls.total_ns, "idle_ns": cost},
         evidence=_ranges_by_name(texts, number[rows], (end - start)[rows], start[rows]),
