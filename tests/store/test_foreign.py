@@ -162,3 +162,16 @@ def test_database_with_an_open_writer_is_read_with_its_log(tmp_path: Path) -> No
         with foreign_tables(path) as tables:
             (cells,) = tables.slices("t", {"a": 0})
             assert cells["a"].tolist() == [1, 2]
+
+
+def test_row_that_extends_beyond_its_page_is_an_error(tmp_path: Path) -> None:
+    """SQLite may return a row with NULL from the memory after the page."""
+    insert = "INSERT INTO t WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
+    path = create_database(tmp_path / "a.db", "CREATE TABLE t (a)", f"{insert} SELECT i FROM n")
+    content = bytearray(path.read_bytes())
+    last_page = len(content) - 4096
+    content[last_page + 8 : last_page + 10] = (4095).to_bytes(2, "big")
+    content[-1] = 0  # a record without bytes, and no row id
+    path.write_bytes(content)
+    with foreign_tables(path) as tables, pytest.raises(StoreError, match="beyond its page"):
+        list(tables.slices("t", {"a": 0}))

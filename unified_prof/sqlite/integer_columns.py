@@ -101,7 +101,9 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
     try:
         with reading(what.path):
             rows = db.execute(query).fetchall()
-    except StoreError:
+    except StoreError as err:
+        if err.slug == "damaged-file":
+            raise
         return None  # the other methods find out how much can be read
     if not rows:
         return what.narrowed([_NOTHING] * len(what.expressions))

@@ -167,6 +167,8 @@ def _connect(
     )
     try:
         db.execute("PRAGMA trusted_schema = OFF")  # the file is not trusted
+        # Otherwise SQLite reads memory outside a page if the pointer to a row is damaged.
+        db.execute("PRAGMA cell_size_check = ON")
         if hasattr(db, "setlimit"):  # since Python 3.11
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         watch(db, steps=_DETECTION_STEPS)
