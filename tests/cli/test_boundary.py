@@ -215,6 +215,18 @@ def test_unexpected_exception_exits_with_code_70_and_saves_its_traceback(
     assert details.stat().st_mode & 0o077 == 0
 
 
+@needs_full
+def test_details_of_a_bug_that_cannot_be_written_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "uprof-bug-1.txt"
+    path.touch()
+    monkeypatch.setattr(tempfile, "mkstemp", lambda **_: (os.open(FULL, os.O_WRONLY), str(path)))
+    with pytest.raises(OSError, match="No space left"):
+        app._write_details("x")
+    assert not path.exists()
+
+
 # A command that is terminated while its output is half written.
 ENDED = (
     "import signal, sys; from unified_prof.sqlite import atomic\n"

@@ -20,7 +20,7 @@ TRAINING = """\
 import torch
 try:
     import torch._dynamo
-except OSError:
+except (OSError, MemoryError):
     raise SystemExit(9)  # it needs a directory for temporary files
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

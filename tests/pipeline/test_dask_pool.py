@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from unified_prof.base.signals import ended_by_signals
 from unified_prof.errors import EngineError, SystemLimitError
 from unified_prof.pipeline.executors import Failure, dask_pool, map_unordered, open_executor
 from unified_prof.version import VERSION
@@ -151,6 +152,19 @@ def test_late_worker_of_another_build_is_refused_by_its_task() -> None:
     assert dask_pool._call(VERSION, double, (4,), {}) == 8
     with pytest.raises(EngineError, match=f"a worker has uprof {VERSION}, expected 0.0.1"):
         dask_pool._call("0.0.1", double, (4,), {})
+
+
+def test_signal_waits_until_workers_have_ended() -> None:
+    ended = []
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        ended.append(True)
+
+    with ended_by_signals(), pytest.raises(SystemExit):
+        dask_pool._cleanup(end)
+    assert ended
 
 
 def test_missing_dask_names_the_command_that_installs_it(

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,11 @@ def test_interruption_leaves_no_process() -> None:
 
 
 @linux
-def test_ctrl_c_does_not_reach_a_process_that_starts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_does_not_reach_a_process_that_starts(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process of all: starting the resource tracker unblocks SIGINT."""
+    monkeypatch.setattr(resource_tracker._resource_tracker, "_fd", None)
     started = processes._start_process()
     assert started.process.pid is not None
     os.kill(started.process.pid, signal.SIGINT)

@@ -171,12 +171,17 @@ def _report_bug(error: Exception) -> None:
 def _write_details(details: str) -> Path:
     from unified_prof.base.redaction import redact_arguments
 
+    text = (
+        f"uprof {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"command: {redact_arguments(sys.argv)!r}\n\n{details}"
+    )
     number, name = tempfile.mkstemp(prefix="uprof-bug-", suffix=".txt")
-    with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(
-            f"uprof {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
-            f"command: {redact_arguments(sys.argv)!r}\n\n{details}"
-        )
+    try:
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except BaseException:  # the disk is full or memory ran out
+        Path(name).unlink()
+        raise
     return Path(name)
 
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import logging
 import platform
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+from unified_prof.base.signals import held_back
 from unified_prof.errors import EngineError, SystemLimitError
-from unified_prof.pipeline.executors.processes import WorkerDied, WorkerPool, environment
+from unified_prof.pipeline.executors.processes import (
+    WorkerDied,
+    WorkerPool,
+    start_resource_tracker,
+)
 from unified_prof.sqlite.atomic import temporary_folder
 from unified_prof.version import VERSION
 
@@ -62,7 +65,7 @@ def local_pool(
         "distributed.scheduler.active-memory-manager.start": False,
         f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
     }
-    _start_resource_tracker()
+    start_resource_tracker()
     with ExitStack() as ends:
         folder = str(ends.enter_context(temporary_folder()))
         ends.enter_context(dask.config.set({**settings, "temporary-directory": folder}))
@@ -84,21 +87,6 @@ def local_pool(
         name = "Dask on this machine"
         client = ends.enter_context(_connected(distributed, cluster, name))
         yield ends.enter_context(DaskPool(client, name, patience_s))
-
-
-def _start_resource_tracker() -> None:
-    """Let the helper process of multiprocessing outlive a SIGHUP for the process group.
-
-    It ignores SIGINT and SIGTERM. Without it, each process that ends prints a traceback. If this
-    process is killed, it removes the shared resources without a warning.
-    """
-    with environment("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker"):
-        if hasattr(signal, "SIGHUP"):  # not on Windows
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-            try:
-                resource_tracker.ensure_running()
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def _require_descriptors(workers: int) -> None:
@@ -374,6 +362,9 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def _cleanup(end: Callable[[], object]) -> None:
-    """Call `end` and ignore its errors, which occur if the scheduler is gone."""
-    with suppress(Exception):
+    """Call `end` and ignore its errors, which occur if the scheduler is gone.
+
+    Signals wait: workers that have not ended would write into a removed directory.
+    """
+    with held_back(), suppress(Exception):
         _within(15, end)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
@@ -302,10 +303,29 @@ def _start_process() -> _Process:
     process = context.Process(target=_serve, args=(child_end,), daemon=True)
     # Interpreters (3.11 or later) then import nothing from the current directory: it may contain
     # downloaded recordings, and processes are spawned by `python -c`.
-    with environment("PYTHONSAFEPATH", "1"), _sigint_blocked():
-        process.start()
+    with environment("PYTHONSAFEPATH", "1"):
+        start_resource_tracker()  # if `start` did this, it would unblock the signal
+        with _sigint_blocked():
+            process.start()
     child_end.close()
     return _Process(process, parent_end)
+
+
+def start_resource_tracker() -> None:
+    """Start the helper process of multiprocessing, unless it runs or the system has none.
+
+    It ignores SIGINT and SIGTERM, and here also outlives a SIGHUP for the process group: without
+    it, each process that ends prints a traceback. If this process is killed, it removes the shared
+    resources without a warning.
+    """
+    if not hasattr(signal, "SIGHUP"):  # on Windows
+        return
+    with environment("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 @contextmanager
