@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from tests.hostile.harmless_commands import harmless_command
 from tests.hostile.secret_forms import all_forms
-from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
+from unified_prof.base.redaction import (
+    MASK,
+    is_secret_name,
+    redact,
+    redact_arguments,
+    redact_name,
+)
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -245,11 +251,17 @@ def test_every_form_of_a_secret_is_redacted(seed: int) -> None:
         for shown in (
             " ".join(redact_arguments(arguments)),
             redact(line),
+            redact_name(line),
             redact(json.dumps({"x": form.arguments})) if len(form.arguments) == 1 else "",
         ):
             leaks += [(form, shown) for piece in form.pieces if piece.decode() in shown]
         assert redact(redact(line)) == redact(line)
     assert leaks == []
+
+
+def test_password_of_a_url_is_redacted_where_it_is_repeated() -> None:
+    text = "s3://me:hunter22@b: Invalid bucket name 'me:hunter22@b'"
+    assert redact(text) == f"s3://me:{MASK}@b: Invalid bucket name 'me:{MASK}@b'"
 
 
 def test_rest_of_a_private_key_is_redacted() -> None:

@@ -173,3 +173,12 @@ def test_report_whose_table_pages_are_out_of_order_is_damaged(
     (tmp_path / "out.json").unlink(missing_ok=True)
     refused(uprof(command, path, *output, "-q"), 7, "msprof_1.db is damaged: table TASK")
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_named_pipes_are_not_opened(tmp_path: Path) -> None:
+    run_time_report(tmp_path / "run_time.sqlite")
+    pipe = tmp_path / "other.db"
+    os.mkfifo(pipe)
+    assert uprof("report", tmp_path).returncode == 0
+    refused(uprof("convert", pipe, "-o", tmp_path / "new.db"), 6, "is not a regular file")

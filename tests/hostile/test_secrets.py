@@ -147,7 +147,14 @@ class Site:
         variables = {f"VARIABLE_{n}": word for n, word in enumerate(everything)}
         write_trace(
             self.project / "trace.json",
-            [operation("aten::mm", 1, 2)],
+            [
+                operation("aten::mm", 1, 2),
+                *(
+                    operation(" ".join(form.arguments), 10 * number, 5, category=category)
+                    for number, form in enumerate(self._of(5))
+                    for category in ("cpu_op", "user_annotation", "python_function")
+                ),
+            ],
             host_name=everything[0],
             environment=variables,
             command=everything,

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.sqlite.batches import StringPool
+from unified_prof.sqlite.skyline_writer import storable_row
 
 
 @given(st.lists(st.text(max_size=5)))
@@ -28,3 +29,11 @@ def test_interning_many_texts_equals_interning_each(
     assert [t for _, texts in batches for t in texts] == list(dict.fromkeys(first + second))
     assert all(len(ids) == len(texts) <= size for ids, texts in batches)
     assert StringPool().intern("a") == StringPool().intern("b") == 0
+
+
+def test_secrets_in_names_are_masked() -> None:
+    pool = StringPool()
+    pool.intern_all(["load https://me:hunter22@h/x", "aten::mm", "HF_TOKEN=abcdefgh"])
+    masked = ["load https://me:***@h/x", "aten::mm", "HF_TOKEN=***"]
+    assert list(pool.batches(3)) == [([0, 1, 2], masked)]
+    assert storable_row((1, "password=hunter22", None)) == (1, "password=***", None)

@@ -163,6 +163,12 @@ _ASSIGNMENT = re.compile(
     r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)\\{0,9}["']?\s*[=:]\s*(?:\\{1,9}(?=["']))?(?=\S)"""
 )
 _OPTION = re.compile(r"(?<![\w.-])--?([A-Za-z][\w.-]*)\s+(?=[^\s-])")
+# A text has one of these, in lower case, if `redact` masks anything else than tokens.
+_SIGNS = tuple(
+    "pass|pwd|pw=|pw:|pw |secret|credential|authorization|bearer |basic |negotiate |token|auth|key"
+    "|sig|session|cookie|login|hooks.|webhooks|api.telegram|private|@|dsn|sas=|pat=|code=|-u |-u="
+    "|-user |-user=|mysql|mariadb|mongo|redis-cli|ldapsearch|curl".split("|")
+)
 # Part of a name that people invent.
 _NAME_PART = re.compile(r"[A-Za-z]?[a-z]*|[0-9]{1,4}|[a-z]+[0-9]{1,2}|[0-9]{1,2}[a-z]{1,3}|[A-Z]+")
 _BARE_VALUE = re.compile(r"""[^\s,;&"'{}\[\]()]+""")
@@ -206,11 +212,26 @@ def redact(text: str) -> str:
     text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     text = _SCHEME_WITH_VALUE.sub(rf"\1{MASK}", text)
     if "@" in text:
-        text = _DATABASE_PASSWORD.sub(rf"\1:{MASK}@", text)
-        text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
+        for pattern in (_DATABASE_PASSWORD, _URL_PASSWORD):
+            passwords = {match[0][len(match[1]) :] for match in pattern.finditer(text)}
+            text = pattern.sub(rf"\1:{MASK}@", text)
+            for password in passwords:  # `:PASSWORD@`, in messages also without the scheme
+                text = text.replace(password, f":{MASK}@")
         text = _URL_USER.sub(_without_random_user, text)
     text = _PARAMETER.sub(_without_parameter, text)
     return _without_values(_OPTION, _without_values(_ASSIGNMENT, text))
+
+
+def redact_name(text: str) -> str:
+    """Return `redact(text)`, in a fraction of the time for a text without signs of a secret.
+
+    For names in recordings: of operations, annotations and frames. A key of 40 characters without
+    a name is not masked.
+    """
+    lower = text.lower()
+    if any(map(lower.__contains__, _SIGNS)) or _SHAPES.search(text):
+        return redact(text)
+    return text
 
 
 def redact_arguments(arguments: Sequence[str]) -> tuple[str, ...]:

@@ -56,7 +56,9 @@ def is_archive(path: Path) -> bool:
     """Return True for a tar archive, compressed or not, and for a zip archive of several files."""
     where, magic = _TAR_MAGIC
     head = head_of(path)
-    if head is not None and head[where] == magic:
+    if head is None:
+        return False  # a pipe would block
+    if head[where] == magic:
         return True
     try:
         with path.open("rb") as file:

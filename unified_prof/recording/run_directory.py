@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,8 @@ def _should_be_a_report(file: Path, read: Sequence[Path]) -> bool:
     if re.sub(r"\d+", "#", name) in {re.sub(r"\d+", "#", one.name) for one in read}:
         return True
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return False  # a pipe, which would block, or a device
         with file.open("rb") as stream:
             begin = stream.read(len(_SQLITE))
     except OSError:

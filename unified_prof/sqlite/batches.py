@@ -296,8 +296,10 @@ class StringPool:
         return np.fromiter(map(self._ids.__getitem__, texts), np.int64)
 
     def batches(self, size: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield ids and texts in order of id, at most `size` at a time."""
-        texts = iter(self._ids)
+        """Yield ids and texts in order of id, at most `size` at a time, with secrets masked."""
+        from unified_prof.base.redaction import redact_name  # only writers need its patterns
+
+        texts = map(redact_name, self._ids)
         first = 0
         while batch := list(islice(texts, size)):
             yield list(range(first, first + len(batch))), batch

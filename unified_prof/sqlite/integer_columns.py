@@ -103,7 +103,7 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
             rows = db.execute(query).fetchall()
     except StoreError as err:
         if err.slug == "damaged-file":
-            raise
+            raise what.damaged("is malformed") from err
         return None  # the other methods find out how much can be read
     if not rows:
         return what.narrowed([_NOTHING] * len(what.expressions))

@@ -46,8 +46,13 @@ def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]])
 
 
 def storable_row(row: tuple[object, ...]) -> tuple[object, ...]:
-    """Return `row` with texts that SQLite can store, as file names may contain any bytes."""
-    return tuple(storable(value) if isinstance(value, str) else value for value in row)
+    """Return `row` with texts that SQLite can store, without secrets.
+
+    File names may contain any bytes.
+    """
+    from unified_prof.base.redaction import redact_name  # only writers need its patterns
+
+    return tuple(redact_name(storable(value)) if isinstance(value, str) else value for value in row)
 
 
 def fill_run(

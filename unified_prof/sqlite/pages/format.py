@@ -150,6 +150,10 @@ class Irregular(Exception):  # noqa: N818 - internal control flow
     """Raised if pages are not those of a plain, intact table, so that SQLite must read them."""
 
 
+class OutsidePage(Exception):  # noqa: N818 - internal control flow
+    """Raised for a row that SQLite may read from memory after its page, with varying results."""
+
+
 class Pages:
     """The pages of a file; the caller must hold a lock on it, so that it does not change.
 

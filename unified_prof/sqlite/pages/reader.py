@@ -23,6 +23,7 @@ from unified_prof.sqlite.pages.format import (
     Bytes,
     Int64s,
     Irregular,
+    OutsidePage,
     Pages,
     read_varints,
 )
@@ -203,8 +204,6 @@ def _children(page: Bytes, pages: Pages) -> tuple[Int64s, Int64s]:
 
 
 _MAX_PAYLOAD = 2**31 - 1
-# SQLite may read such a row from the memory after the page, with results that vary.
-_OUTSIDE = "malformed (a row extends beyond its page)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +234,7 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
 
     Raises:
         Irregular: a page is not a leaf, is damaged, or its rows are not in order.
-        sqlite3.DatabaseError: a row is outside of its page.
+        OutsidePage: a row extends beyond its page.
     """
     page_bytes, usable = pages.header.page_bytes, pages.header.usable
     data = pages.read(leaves.numbers, again=True)
@@ -254,7 +253,7 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
     pointers += np.repeat(starts + LEAF_HEADER_BYTES - firsts * POINTER_BYTES, counts)
     places = halves[pointers].astype(np.int64)
     if (np.minimum.reduceat(places, firsts) < heads).any() or int(places.max()) >= usable:
-        raise sqlite3.DatabaseError(_OUTSIDE)
+        raise OutsidePage
     page = np.repeat(starts, counts)
     places += page
     sizes, ids_at = read_varints(data, places)
@@ -267,7 +266,7 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
         end_here = begin + _local(sizes, usable)
     page += usable
     if (end_here > page).any():
-        raise sqlite3.DatabaseError(_OUTSIDE)
+        raise OutsidePage
     if not (ids[1:] > ids[:-1]).all() or (ids[ends - 1] > leaves.upper).any():
         raise Irregular
     if after is not None and int(ids[0]) <= after:

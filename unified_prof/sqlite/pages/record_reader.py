@@ -30,6 +30,7 @@ from unified_prof.sqlite.pages.format import (
     FileConnection,
     Int64s,
     Irregular,
+    OutsidePage,
     Pages,
     read_varints,
 )
@@ -410,7 +411,7 @@ class Scan:
         """Yield all rows in the order of their ids, up to the first irregular page.
 
         Raises:
-            sqlite3.Error: the file is locked.
+            sqlite3.Error: the file is locked, or a row extends beyond its page.
         """
         assert self._db.file is not None
         count = 0
@@ -424,7 +425,11 @@ class Scan:
             pages = Pages(self._db.file)
             at_a_time = max(1, _BYTES_AT_A_TIME // pages.header.page_bytes)
             for some in leaves(pages, layout.root, at_a_time=at_a_time):
-                rows = rows_of(pages, some, last)
+                try:
+                    rows = rows_of(pages, some, last)
+                except OutsidePage:
+                    what = f"table {self._table} is malformed: a row extends beyond its page"
+                    raise sqlite3.DatabaseError(what) from None
                 yield Slice(layout, rows, count)
                 count += len(rows)
                 last = int(rows.ids[-1])
