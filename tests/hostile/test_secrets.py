@@ -127,7 +127,13 @@ class Site:
 
     def _write_project(self) -> None:
         text = _NOT_PASSED_ON + TRAINING
-        (self.project / "train.py").write_text(text)
+        annotated = text.replace(
+            "    optimizer.step()",
+            "    with torch.profiler.record_function(open('config.yaml').read()):\n"
+            "        optimizer.step()",
+        )
+        assert annotated != text
+        (self.project / "train.py").write_text(annotated)
         (self.project / "long.py").write_text(text.replace("16", "200"))
         lines = [" ".join(form.arguments) for form in self._of(2)]
         (self.project / "config.yaml").write_text("\n".join(lines))
@@ -159,6 +165,7 @@ class Site:
             environment=variables,
             command=everything,
             INFO=everything,
+            deviceProperties=[{"id": 0, "name": everything[3]}],
             distributedInfo={"rank": 0, "world_size": 1, "pg_config": everything},
             HF_TOKEN=everything[1],
             my_version=everything[2],

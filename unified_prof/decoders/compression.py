@@ -214,6 +214,8 @@ def head_of(path: Path) -> bytes | None:
         if not path.is_file():  # opening a pipe would block
             return None
         status = path.stat()
+        if not status.st_size:
+            return b""  # also files of /proc, some of which block
         return _head_of(path, status.st_size, status.st_mtime_ns)
     except OSError:
         return None

@@ -46,13 +46,8 @@ def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]])
 
 
 def storable_row(row: tuple[object, ...]) -> tuple[object, ...]:
-    """Return `row` with texts that SQLite can store, without secrets.
-
-    File names may contain any bytes.
-    """
-    from unified_prof.base.redaction import redact_name  # only writers need its patterns
-
-    return tuple(redact_name(storable(value)) if isinstance(value, str) else value for value in row)
+    """Return `row` with texts that SQLite can store, as file names may contain any bytes."""
+    return tuple(storable(value) if isinstance(value, str) else value for value in row)
 
 
 def fill_run(
@@ -302,11 +297,18 @@ def _fill_regions(
     kind: str,
     entries: Iterable[OperationRecord | ActivationRecord],
 ) -> None:
+    from unified_prof.base.redaction import redact_name  # only writers need its patterns
+
     fill(
         db,
         "UPROF_REGIONS",
         (
-            (number, one.name, None if one.around is None else one.around + 1, one.peak_usage_bytes)
+            (
+                number,
+                redact_name(one.name),
+                None if one.around is None else one.around + 1,
+                one.peak_usage_bytes,
+            )
             for number, one in enumerate(run.regions, start=1)
         ),
     )

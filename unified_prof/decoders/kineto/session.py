@@ -93,8 +93,8 @@ def _write_metadata(
     host_tables.write_device_properties(sink, known)
     # In the format of torch_npu, from which readers take the names of process groups.
     groups = {
-        name: {
-            "group_name": title,
+        redact(name): {
+            "group_name": redact(title),
             "group_rank": ranks.index(rank) if rank in ranks else NO_RANK,
             "global_ranks": list(ranks),
         }
@@ -179,7 +179,7 @@ def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for properties in listed if isinstance(listed, list) else ():
         if isinstance(properties, dict) and isinstance(properties.get("id"), int):
-            found[properties["id"]] = properties
+            found[properties["id"]] = _redacted(properties)
     return found
 
 
