@@ -56,10 +56,10 @@ def is_archive(path: Path) -> bool:
     """Return True for a tar archive, compressed or not, and for a zip archive of several files."""
     where, magic = _TAR_MAGIC
     head = head_of(path)
-    if head is None:
-        return False  # a pipe would block
-    if head[where] == magic:
+    if head is not None and head[where] == magic:
         return True
+    if not path.is_file():
+        return False  # opening a pipe would block
     try:
         with path.open("rb") as file:
             form = format_of(file.read(8))
