@@ -84,6 +84,7 @@ COMMANDS = (
         "run (cpu)",
         "run --backend cpu -o out {in}/train.py",
         (2, 4, 5, 9, 130),
+        run_codes=(-6,),  # torch aborts if memory runs out
         is_constant=False,
         weight=1,
     ),

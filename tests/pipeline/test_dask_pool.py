@@ -154,6 +154,24 @@ def test_late_worker_of_another_build_is_refused_by_its_task() -> None:
         dask_pool._call("0.0.1", double, (4,), {})
 
 
+@linux
+def test_signal_waits_until_dask_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    class Cluster:
+        def __init__(self, **_: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+        def close(self, timeout: float) -> None:
+            seen.append("closed")
+
+    monkeypatch.setattr(distributed, "LocalCluster", Cluster)
+    with ended_by_signals(), pytest.raises(SystemExit), dask_pool.local_pool(1):
+        pass
+    assert seen == [True, "closed"]
+
+
 def test_signal_waits_until_workers_have_ended() -> None:
     ended = []
 

@@ -23,6 +23,7 @@ from unified_prof.errors import EngineError, SystemLimitError
 from unified_prof.pipeline.executors.processes import (
     WorkerDied,
     WorkerPool,
+    sigint_blocked,
     start_resource_tracker,
 )
 from unified_prof.sqlite.atomic import temporary_folder
@@ -69,21 +70,23 @@ def local_pool(
     with ExitStack() as ends:
         folder = str(ends.enter_context(temporary_folder()))
         ends.enter_context(dask.config.set({**settings, "temporary-directory": folder}))
-        try:
-            cluster = distributed.LocalCluster(
-                n_workers=count,
-                threads_per_worker=1,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                local_directory=folder,
-                silence_logs=False,
-            )
-        except (OSError, RuntimeError, TimeoutError) as err:
-            raise EngineError(
-                f"cannot start Dask on this machine: {err}", slug="no-worker"
-            ) from err
-        ends.callback(_cleanup, partial(cluster.close, timeout=10))
+        # A signal waits until Dask has started, so that it can be ended; Ctrl-C spares its workers.
+        with held_back(), sigint_blocked():
+            try:
+                cluster = distributed.LocalCluster(
+                    n_workers=count,
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    local_directory=folder,
+                    silence_logs=False,
+                )
+            except (OSError, RuntimeError, TimeoutError) as err:
+                raise EngineError(
+                    f"cannot start Dask on this machine: {err}", slug="no-worker"
+                ) from err
+            ends.callback(_cleanup, partial(cluster.close, timeout=10))
         name = "Dask on this machine"
         client = ends.enter_context(_connected(distributed, cluster, name))
         yield ends.enter_context(DaskPool(client, name, patience_s))

@@ -29,7 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from unified_prof.base.signals import ended_by_signals
+from unified_prof.base.signals import ended_by_signals, send_ignored_again
 from unified_prof.errors import EngineError, SystemLimitError
 
 P = ParamSpec("P")
@@ -305,7 +305,7 @@ def _start_process() -> _Process:
     # downloaded recordings, and processes are spawned by `python -c`.
     with environment("PYTHONSAFEPATH", "1"):
         start_resource_tracker()  # if `start` did this, it would unblock the signal
-        with _sigint_blocked():
+        with sigint_blocked():
             process.start()
     child_end.close()
     return _Process(process, parent_end)
@@ -343,7 +343,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def _sigint_blocked() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Let new processes not see Ctrl-C before `_serve` ignores it: their imports would raise."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
@@ -373,6 +373,7 @@ def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
 
 def _serve(connection: Connection) -> None:
     """Main function of a process: run tasks until the pipe closes."""
+    sys.unraisablehook = send_ignored_again
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the parent, which ends the processes
