@@ -211,6 +211,7 @@ def _odd_entries(folder: Path) -> Path:
     (target / "self.json").symlink_to("self.json")
     (target / "zero.json").symlink_to("/dev/zero")
     (target / "null.db").symlink_to("/dev/null")
+    (target / "log.json").symlink_to("/proc/kmsg")
     (target / "tty.pickle").symlink_to("/dev/full")
     (target / "processes").symlink_to("/proc/self")
     os.mkfifo(target / "pipe.json")

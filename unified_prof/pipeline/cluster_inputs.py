@@ -20,11 +20,11 @@ from unified_prof.pipeline import discovery, remote, sources
 from unified_prof.pipeline.remote import Remote
 from unified_prof.pipeline.sources import Source
 from unified_prof.recording.run_directory import rank_near
+from unified_prof.sqlite.fingerprint import is_database
 
 DEEPEST = discovery.MAX_DEPTH
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
-_SQLITE = b"SQLite format 3\0"
 # Names of databases that do not contain a rank.
 _OTHERS = re.compile(
     r"(?:analysis|cluster_analysis|communication_analyzer)\.db\Z"
@@ -257,16 +257,8 @@ def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
     source = sources.find_source(path) if asked else sources.certain_source(path)
     if source is not None:
         yield Local(path, source)
-    elif asked or _is_sqlite(path):
+    elif asked or is_database(path):
         yield Local(path)
-
-
-def _is_sqlite(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        return False
 
 
 def _made_in(folder: Path) -> Path | None:

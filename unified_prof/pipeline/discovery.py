@@ -117,7 +117,8 @@ def _file_refusal(path: Path, expected: str) -> UprofError:
         )
     try:
         with path.open("rb") as file:
-            head = file.read(64)
+            # Some files of /proc, which are empty, block.
+            head = file.read(64) if path.stat().st_size else b""
     except OSError as err:
         return RawFormatError(f"cannot read {path}: {err.strerror or err}", slug="cannot-read")
     if head.startswith(_SQLITE):

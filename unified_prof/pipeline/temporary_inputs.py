@@ -58,9 +58,9 @@ def is_archive(path: Path) -> bool:
     head = head_of(path)
     if head is not None and head[where] == magic:
         return True
-    if not path.is_file():
-        return False  # opening a pipe would block
     try:
+        if not path.is_file() or not path.stat().st_size:
+            return False  # a pipe and some files of /proc block
         with path.open("rb") as file:
             form = format_of(file.read(8))
             return form is not None and form.expand is None and count_zip_files(file) > 1

@@ -37,8 +37,8 @@ MAGIC = b"SQLite format 3\0"
 def is_database(path: Path) -> bool:
     """Return True if a file starts with the SQLite header."""
     try:
-        if not path.is_file():
-            return False
+        if not path.is_file() or not path.stat().st_size:
+            return False  # a pipe and some files of /proc block
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
