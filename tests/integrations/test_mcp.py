@@ -111,7 +111,10 @@ QUESTIONS: dict[str, tuple[list[Call], Callable[..., bool]]] = {
     ),
     "Which line costs most in model.py?": (
         [("source_cost", {"path": "base", "file": "model.py"})],
-        lambda one: [row["name"] for row in one.rows[:2]] == ["model.py:12", "model.py:13"],
+        lambda one: (
+            [(row["id"], row["name"]) for row in one.rows[:2]]
+            == [("line 1", "model.py:12"), ("line 2", "model.py:13")]
+        ),
     ),
     "Is the new run slower?": (
         [("compare", {"base": "base", "new": "new"})],

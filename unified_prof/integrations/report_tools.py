@@ -310,7 +310,7 @@ class ReportTools:
             found = analysis.breakdown("line")
             findings = analysis.advice(quick=True).findings
         rows = []
-        for row in found.rows:
+        for at, row in enumerate(found.rows, start=1):
             name, number = file_and_line(row.name) or (row.name, None)
             if name.endswith(file) and line in (None, number):
                 about = [
@@ -319,7 +319,8 @@ class ReportTools:
                     if names_line(one, row.name)
                 ]
                 fields = _measured(row_fields(found, row))
-                rows.append({**fields, **({"findings": about} if about else {})})
+                more = {"findings": about} if about else {}
+                rows.append({"id": f"line {at}", **fields, **more})
         return {"total_ns": found.total_ns, **page(rows, limit, cursor)}
 
     def convert(self, path: str) -> Answer:
