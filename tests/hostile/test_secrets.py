@@ -129,7 +129,8 @@ class Site:
         text = _NOT_PASSED_ON + TRAINING
         annotated = text.replace(
             "    optimizer.step()",
-            "    with torch.profiler.record_function(open('config.yaml').read()):\n"
+            "    with torch.profiler.record_function(open('config.yaml').read()"
+            ".replace('\\n', ' ')):\n"
             "        optimizer.step()",
         )
         assert annotated != text
@@ -223,8 +224,14 @@ class Site:
             process.terminate()
 
     def written(self) -> Iterator[Path]:
-        """Yield all files that commands wrote."""
-        inputs = ("project/.git", "home/.netrc", "project/config.yaml", "project/crash.py")
+        """Yield all files that commands wrote, except the trace that is kept as torch wrote it."""
+        inputs = (
+            "project/.git",
+            "home/.netrc",
+            "project/config.yaml",
+            "project/crash.py",
+            "project/out/timeline/timeline.json.gz",
+        )
         for path in sorted(self.root.rglob("*")):
             name = path.relative_to(self.root).as_posix()
             if path.is_file() and not name.startswith((*inputs, "project/trace.json")):

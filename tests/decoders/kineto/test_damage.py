@@ -361,3 +361,18 @@ def test_trace_without_torch_events_is_counted(tmp_path: Path) -> None:
     sink = decode(write(tmp_path / "triton.json", requests))
     assert sink.anomalies == {"no_torch_events": 1}
     assert len(sink.tables["UPROF_TRACE_EVENTS"]) == 1
+
+
+def test_samples_of_damaged_events_have_no_secrets(tmp_path: Path) -> None:
+    secret = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
+    path = tmp_path / "trace.json"
+    damaged = (
+        f'{{"ph": "X", "cat": "cpu_op", "name": "login {secret}", "ts": 1 2, "args": {{"a": ]}}'
+    )
+    path.write_text(f'{{"traceEvents": [{damaged}, {json.dumps(operation("aten::mm", 1, 2))}]}}')
+    found: list[str] = []
+    reader = TraceReader(path, lambda kind, count, detail: found.append(f"{kind} {detail}"))
+    list(reader.slices())
+    assert found
+    assert [text for text in found if secret[:12] in text] == []
+    assert [text for text in found if "login ***" in text] != []

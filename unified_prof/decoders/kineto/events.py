@@ -24,6 +24,7 @@ from typing import Any, Literal, Union
 import msgspec
 
 from unified_prof.base.columns import MISSING
+from unified_prof.base.redaction import redact
 from unified_prof.base.text import NS_PER_US, us_text_to_ns
 from unified_prof.decoders.gpu.pools import parse_json
 
@@ -31,6 +32,14 @@ Scalar = str | int | float | bool | None
 
 # Stands for a missing value in fields that stay JSON text.
 ABSENT = msgspec.Raw(b"")
+
+_SAMPLE_BYTES, _SAMPLE_LENGTH = 2_000, 120
+
+
+def sample(text: bytes) -> str:
+    """Return the beginning of a damaged event as text for an anomaly, without secrets."""
+    # Masked before it is shortened: half a secret is not recognized as one.
+    return repr(redact(text[:_SAMPLE_BYTES].decode(errors="replace"))[:_SAMPLE_LENGTH])
 
 
 class Event(msgspec.Struct, gc=False):

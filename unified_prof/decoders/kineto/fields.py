@@ -238,7 +238,7 @@ class Fields(Parts):
         try:
             return decoder.decode(text)  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self.sink.anomaly("malformed_args", 1, repr(text[:120]))
+            self.sink.anomaly("malformed_args", 1, ev.sample(text))
             return kind()
 
     def ids(self, values: list[Any], missing: int = MISSING) -> Ints:

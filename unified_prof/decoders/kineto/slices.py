@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from unified_prof.decoders.compression import Content
-from unified_prof.decoders.kineto.events import Event, KnownSlices
+from unified_prof.decoders.kineto.events import Event, KnownSlices, sample
 from unified_prof.errors import RawFormatError
 
 SLICE_BYTES = 2 << 20
@@ -248,13 +248,13 @@ class TraceReader:
                 decoded = _decode_piece(piece)
                 if decoded is not None:
                     if decoded[1]:
-                        self._count("repaired_event", 1, repr(piece[:120]))
+                        self._count("repaired_event", 1, sample(piece))
                     events += decoded[0]
                     index += joined
                     break
             else:
                 if pieces[index].strip():
-                    self._count("malformed_event", 1, repr(pieces[index][:120]))
+                    self._count("malformed_event", 1, sample(pieces[index]))
                     self.skipped_bytes += len(pieces[index])
                 index += 1
         return events

@@ -112,13 +112,14 @@ class Cause:
         finding: The finding. Its cost is an estimate, without the dependencies of the schedule.
         change: What takes no time once the cause is removed; None: the estimate is the cost.
         least: Minimum gain as a share of the analyzed time.
-        outside_ns: Part of the estimate in steps that are not analyzed.
+        outside_ns: Part of the estimate in steps that are not analyzed; None: the finding does not
+            compare steps.
     """
 
     finding: Finding
     change: Selection | None
     least: float
-    outside_ns: float = 0.0
+    outside_ns: float | None = None
 
 
 class DeviceContext:
@@ -520,7 +521,7 @@ class DeviceContext:
         sure: Sureness,
         change: Selection | None = None,
         least: float = MIN_SHARE,
-        outside_ns: float = 0.0,
+        outside_ns: float | None = None,
         figures: Mapping[str, Any] | None = None,
         evidence: Iterable[Evidence] = (),
         steps: Sequence[int] | None = None,

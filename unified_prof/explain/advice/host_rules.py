@@ -27,7 +27,14 @@ from unified_prof.explain.advice.idle_segments import (
 )
 from unified_prof.explain.what_if import Selection
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, is_input, is_synchronising
+from unified_prof.recording.idle import (
+    HOST,
+    INPUT,
+    LAUNCHED,
+    SYNCHRONISING,
+    is_input,
+    is_synchronising,
+)
 from unified_prof.recording.model import Evidence
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
@@ -43,7 +50,7 @@ _COMPILED = f'torch.compile(mode="reduce-overhead"), {_GRAPHS}, a larger batch'
 
 def host_bound(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time before tasks that the host had not launched yet."""
-    if context.share(context.max_idle_ns(HOST, LAUNCHED)) < IDLE_SHARE:
+    if context.share(context.max_idle_ns(HOST, LAUNCHED, SYNCHRONISING)) < IDLE_SHARE:
         return
     cost = gaps = latency_ns = long = long_ns = longest = 0
     for idle in _host_bound_segments(context):
@@ -106,9 +113,12 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _host_bound_segments(context: DeviceContext) -> Iterator[IdleSegments]:
-    """Yield the host-bound idle time that no other finding explains."""
+    """Yield the idle time that the host causes and no other finding explains."""
     for idle, host_bound in context.host_bound_windows():
-        segments = idle.take(host_bound).without(context.claimed)
+        # A short gap after a synchronization is its cost; a long one is work of the host.
+        is_work = (idle.reason == SYNCHRONISING) & (idle.task >= 0)
+        is_work &= idle.length_ns >= MIN_NAMED_GAP_NS
+        segments = idle.take(host_bound | is_work).without(context.claimed)
         if len(segments.task):
             yield segments
 

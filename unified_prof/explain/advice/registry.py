@@ -262,7 +262,7 @@ def _priced(
     joint = None if scheduled is None else Replay(context.recording, scheduled)
     is_per_step = bool(context.steps)
     has_launches = scheduled is not None and bool((scheduled.tasks.call >= 0).any())
-    joint_ms = measured_ms = 0.0
+    joint_ms = measured_ms = all_outside_ms = 0.0
     for cause in causes:
         cost = cause.finding.cost_ms_per_step
         change = cause.change
@@ -271,11 +271,17 @@ def _priced(
         if change is not None and not _is_even(context, change, scheduled):
             change = None
         if scheduled is None or joint is None or change is None:
-            outside_ms = cause.outside_ns / per_step
-            cost = max(cost - outside_ms, 0.0)
-            # Other findings explain what makes an analyzed step long.
-            cost = max(cost - joint_ms, 0.0) if outside_ms else min(cost, step_ms - joint_ms)
-            measured_ms, cost = measured_ms + cost, cost + outside_ms
+            if cause.outside_ns is None:
+                cost = min(cost, step_ms - joint_ms)
+                measured_ms += cost
+            else:
+                # Other findings explain what makes an analyzed step long.
+                outside_ms = cause.outside_ns / per_step
+                inside_ms = max(cost - outside_ms - joint_ms, 0.0)
+                cost = inside_ms + outside_ms
+                measured_ms, all_outside_ms = measured_ms + inside_ms, all_outside_ms + outside_ms
+                if not cost:
+                    continue
         else:
             scale = context.analyzed_ns / max(_replayed_ns(context, scheduled), 1) / per_step
             alone = Replay(context.recording, scheduled)
@@ -292,7 +298,7 @@ def _priced(
                     findings.append(_only_together(cause.finding, added_ms, is_per_step))
                 continue
         findings.append(_with_cost(cause.finding, cost, is_per_step))
-    return findings, round(min(joint_ms + measured_ms, step_ms), 6)
+    return findings, round(min(joint_ms + measured_ms, step_ms) + all_outside_ms, 6)
 
 
 def _is_even(context: DeviceContext, change: Selection, scheduled: Scheduled | None) -> bool:
