@@ -140,6 +140,11 @@ class DeviceContext:
         self.claimed = intervals.EMPTY
         self.analyzed = analyzed_steps(recording.steps)
 
+    @cached_property
+    def explained(self) -> Flags:
+        """Mask of the tasks that the findings so far remove; rules add theirs."""
+        return np.zeros(len(self.tasks), bool)
+
     def claim(self, explained: IntervalSet) -> None:
         """Record that a finding explains the idle time within some intervals."""
         self.claimed = intervals.union(self.claimed, explained)

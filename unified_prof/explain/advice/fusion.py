@@ -148,7 +148,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     tasks = context.tasks
     selected = context.in_class(*_FUSIBLE) & (tasks.kind == KERNEL) & ~context.in_optimizer
     # `casts_and_copies` has these: avoiding them saves more than fusing them.
-    selected &= ~layout_kernels(context)
+    selected &= ~layout_kernels(context) & ~context.explained
     kernel_ns = int(tasks.length_ns[tasks.kind == KERNEL].sum())
     share = int(tasks.length_ns[selected].sum()) / kernel_ns if kernel_ns else 0.0
     if share < ELEMENTWISE_SHARE:

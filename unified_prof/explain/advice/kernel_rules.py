@@ -78,19 +78,44 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
     share = context.share(context.clip(tasks.start_ns[pattern], tasks.end_ns[pattern]).total_ns)
     if share < PATTERN_SHARE:
         return
-    rows = np.flatnonzero(between)
+    context.explained[between] = True
+    saved_ns = np.where(between, tasks.length_ns, 0.0)
+    products = np.flatnonzero(pattern & ~between)
+    saved_ns[products] = _score_traffic_ns(context, products)
+    rows = np.flatnonzero(saved_ns)
     yield context.finding(
         "unfused_attention",
-        tasks.length_ns[rows].sum(),
+        float(saved_ns.sum()),
         f"unfused attention: {times(patterns)} ({percent(share)} of the time), scores "
         "are written to memory between two matmuls",
         advice="use torch.nn.functional.scaled_dot_product_attention or flash attention "
         "(torch_npu.npu_fusion_attention) if the attention weights are not needed",
         sure="likely",
-        change=context.saving(rows),
+        change=context.saving(rows, saved_ns[rows]),
         figures={"patterns": patterns, "share": round(share, 4)},
-        evidence=context.evidence(rows),
+        evidence=context.evidence(np.flatnonzero(between)),
     )
+
+
+def _score_traffic_ns(context: DeviceContext, products: Ints) -> NDArray[np.float64]:
+    """Return the time of each matmul beyond its computation if memory limits it, else 0.
+
+    A fused kernel does not write the scores to memory and read them again.
+    """
+    times_ns: dict[str, tuple[float, float]] = {}
+    for row in _roofline_rows(context)[0]:
+        if row.cost is None or row.peak is None or row.bound != "memory":
+            continue
+        if row.cost.unit == "matrix":
+            total_ns, compute_ns = times_ns.get(row.name, (0.0, 0.0))
+            compute_ns += row.cost.flops / (MATRIX_TARGET * row.peak.rate) * 1e9
+            times_ns[row.name] = total_ns + row.total_ns, compute_ns
+    texts = context.recording.work.labels.texts
+    share = np.zeros(len(texts))
+    for label in np.unique(context.operator[products]).tolist():
+        total_ns, compute_ns = times_ns.get(texts[label], (0.0, 0.0))
+        share[label] = max(0.0, 1 - compute_ns / total_ns) if total_ns else 0.0
+    return share[context.operator[products]] * context.tasks.length_ns[products]
 
 
 def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
