@@ -211,6 +211,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "check",
         "Check that a recording is decoded completely, or compare a database with it by table.",
     ),
+    "anonymize": (
+        "anonymize",
+        "Replace names, paths and texts of a recording, so that you can share it.",
+    ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),
     "mcp": ("agents", "Answer questions of coding agents about reports: an MCP server on stdio."),
     "lsp": ("agents", "Show costs in the editor: a language server on stdio for Python files."),

@@ -24,6 +24,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof check PROF_000001_20260101", "is anything skipped?"),
         ("uprof check PROF_000001_20260101 --against x.db", "compare msprof's"),
     ),
+    "anonymize": (
+        ("uprof anonymize trace.json.gz -o shared.json.gz", "replace its names"),
+        ("uprof anonymize runs/ -o shared/", "all recordings of a directory"),
+    ),
     "report": (
         ("uprof report RUN", "most expensive operations first"),
         ("uprof report RUN --by module --top 10", "group by module"),

@@ -81,7 +81,7 @@ _COMMON = [
     *((name, "<u8") for name in ("pid", "tid", "end_tid", "forward_tid")),
 ]
 # Files since September 2024 have a scope. Unused bytes are not listed.
-_LAYOUTS = (
+LAYOUTS = (
     Layout(np.dtype([*_COMMON, ("scope", "u1"), ("is_async", "u1")])),
     Layout(np.dtype([*_COMMON, ("is_async", "u1")])),
 )
@@ -204,7 +204,7 @@ class Operators:
 def _batches(path: Path, texts: tuple[Texts, ...], sink: Sink) -> list[dict[str, Ints]]:
     result = []
     wanted = {"name": _NAME, "type": _TYPES, "shape": _SHAPES, "stack": _STACK}
-    for batch in read_records(path, _KIND, _LAYOUTS, tuple(wanted.values()), sink):
+    for batch in read_records(path, _KIND, LAYOUTS, tuple(wanted.values()), sink):
         columns = {
             name: batch.fixed[name].astype(np.int64)
             for name in ("start", "end", "sequence", "pid", "tid", "forward_tid")
@@ -221,7 +221,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 _EVENT = np.dtype([("time", "<u8"), ("tid", "<u8"), ("pid", "<u8"), ("key", "<u8"), ("tag", "u1")])
 _TAGS = 4
-_HASH = (Layout(np.dtype([("key", "<u8")])),)
+HASH_LAYOUTS = (Layout(np.dtype([("key", "<u8")])),)
 _HASH_KIND = 4
 _TEXT = 1
 # Separates the class of a module from the number of the instance.
@@ -320,7 +320,7 @@ def _pair_returns(tid: Ints, is_call: Bools) -> tuple[Ints, Ints]:
 
 def _texts(path: Path, sink: Sink) -> dict[int, str]:
     texts: dict[int, str] = {}
-    for batch in read_records(path, _HASH_KIND, _HASH, (_TEXT,), sink):
+    for batch in read_records(path, _HASH_KIND, HASH_LAYOUTS, (_TEXT,), sink):
         starts, lengths = batch.fields[_TEXT]
         keys = batch.fixed["key"].tolist()
         for key, start, length in zip(keys, starts.tolist(), lengths.tolist(), strict=True):

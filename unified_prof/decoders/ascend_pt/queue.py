@@ -14,7 +14,7 @@ from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
 from unified_prof.decoders.ascend_pt.operators import MARK, NONE, Clock, Operators, Texts
 from unified_prof.decoders.spool import row_type
 
-_LAYOUTS = (Layout(row_type("time <i8, category <u8, correlation <u8, tid <u8, pid <u8")),)
+LAYOUTS = (Layout(row_type("time <i8, category <u8, correlation <u8, tid <u8, pid <u8")),)
 _KIND = 2
 _NAME = 1
 _CATEGORIES = 4
@@ -56,8 +56,8 @@ class Queue:
         """
         names = Texts()
         columns: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}
-        for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (_NAME,), sink):
-            for name in _LAYOUTS[0].fixed.names or ():
+        for batch in () if path is None else read_records(path, _KIND, LAYOUTS, (_NAME,), sink):
+            for name in LAYOUTS[0].fixed.names or ():
                 columns[name].append(batch.fixed[name].astype(np.int64))
             columns["name"].append(names.numbers(batch.data, *batch.fields[_NAME]))
         marks = {name: np.concatenate([_NO_ROWS, *parts]) for name, parts in columns.items()}

@@ -1,0 +1,75 @@
+"""Command `uprof anonymize`: copy a recording without names of its owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from unified_prof.base import streams
+from unified_prof.cli import output as printing
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, option
+
+_EPILOG = (
+    "Exit codes: 0 success; 2 usage error; 6 recording unreadable or of an unknown format; "
+    "9 OUT exists or cannot be written."
+)
+# Files that are left out and listed on the terminal; --json has all.
+_MAX_SHOWN = 5
+
+
+def register(app: Group) -> None:
+    """Register the command."""
+    app.command("anonymize", no_args_is_help=True, epilog=_EPILOG)(anonymize)
+
+
+def anonymize(
+    recording: Annotated[
+        Path,
+        argument(
+            metavar="RECORDING",
+            help="A recording as for convert, a report, Flight Recorder dumps, or a directory.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="File or directory to write. Files whose names end in .gz, .xz or .bz2 are "
+            "compressed.",
+        ),
+    ],
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Replace names, paths and texts of a recording, so that you can share it."""
+    from unified_prof.pipeline.anonymize import anonymize as write
+
+    enabled = streams.is_terminal() and not quiet
+    with printing.progress_line(enabled=enabled) as progress:
+        result = write(recording, output, progress, force=force)
+    if json_:
+        printing.put_json(
+            {
+                "recording": str(recording),
+                "output": str(result.output),
+                "files": result.files,
+                "names": result.names,
+                "left_out": result.left_out,
+                "unsearched": result.unsearched,
+            }
+        )
+    elif not quiet:
+        files = "file" if result.files == 1 else "files"
+        printing.put(
+            f"{result.output}: {result.files:,} {files}, {result.names:,} names replaced\n"
+        )
+    left_out = list(result.left_out.items())
+    notes = [f"{path} is left out: {why}" for path, why in left_out[:_MAX_SHOWN]]
+    if more := left_out[_MAX_SHOWN:]:
+        notes.append(f"{len(more):,} other files are left out (--json lists them)")
+    notes += [f"{part} is copied, text in it is not searched" for part in result.unsearched]
+    for note in notes:
+        printing.print_message(f"uprof: note: {note}")
