@@ -58,6 +58,14 @@ _TABLES = {
     "MSTX_EVENTS": {"name": "message", "device": str(_ANY_DEVICE)},
 }
 NOTE_OF_LAUNCHES = "tasks launched in the range"
+# Names by which vLLM (number of requests, then of their tokens, `sq`) and SGLang mark a batch.
+_BATCH = re.compile(
+    r"execute_(?:\d+_)?context_\d+\((?:sq)?(?P<prefill>\d+)[^)]*\)"
+    r"_generation_\d+\((?:sq)?(?P<decode>\d+)[^)]*\)"
+)
+_STEP_OF_SERVER = re.compile(
+    r"step\[(?P<mode>\w+) bs=(?P<requests>\d+)(?: toks=(?P<tokens>\d+))?\]"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,22 +121,49 @@ def breakdown(
     rows = []
     for name, own in by_key(ranges.name):
         figures: Counter[str] = Counter()
+        batches = 0  # Streams and devices have a range each.
         for device, here in by_key(ranges.device[own]):
             window = intervals.merge(ranges.start_ns[own[here]], ranges.end_ns[own[here]])
             figures["window_ns"] += window.total_ns
+            batches = max(batches, len(window))
             figures.update(within(device, window))
+        text, busy_ns = strings.get(name) or "?", figures.pop("busy_ns", 0)
+        # A range of the host ends before its tasks, or includes waiting.
+        time_ns = figures["window_ns"] if ranges.on_device else busy_ns
         rows.append(
             Row(
-                name=strings.get(name) or "?",
+                name=text,
                 kind="annotation",
                 count=len(own),
-                total_ns=figures.pop("busy_ns", 0),
+                total_ns=busy_ns,
                 detail=None if ranges.on_device else NOTE_OF_LAUNCHES,
-                extra=dict(figures),
+                extra={**figures, **_tokens(text, batches, time_ns)},
             )
         )
     whole = sum(work.busy.total_ns for work in devices.values())
     return Breakdown("annotation", tuple(sort_rows(rows)), whole or None, None)
+
+
+def _tokens(name: str, count: int, time_ns: int) -> dict[str, float]:
+    """Return the tokens that a server processed in batches of this name, and the time of each.
+
+    The tokens of a prompt are prefilled in one pass; decoding yields one token per request.
+    """
+    if (match := _BATCH.search(name)) is not None:
+        prefill, decode = int(match["prefill"]), int(match["decode"])
+    elif (match := _STEP_OF_SERVER.fullmatch(name)) is not None:
+        is_decode = match["mode"] == "DECODE"
+        tokens = int(match["tokens"] or (match["requests"] if is_decode else 0))
+        prefill, decode = (0, tokens) if is_decode else (tokens, 0)
+    else:
+        return {}
+    if not prefill + decode:
+        return {}
+    return {
+        "prefill_tokens": prefill * count,
+        "decode_tokens": decode * count,
+        "time_ns_per_token": time_ns / (prefill + decode) / count,
+    }
 
 
 # Returns the device time within a window, or the time of the tasks launched in it.

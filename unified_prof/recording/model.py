@@ -345,5 +345,7 @@ class Advice(Displayed):
     # Number of gaps not analyzed, because a pause without steps looks like a slow host.
     pauses: int = 0
     paused_ms: float = 0.0  # Total time of these gaps on the device with the highest total, ms.
+    # Share of the device time in graph replays whose operations were recorded only in the capture.
+    replayed_share: float = 0.0
     # True if all rules ran, False if only the fast ones ran (large recordings).
     complete: bool = True

@@ -29,6 +29,11 @@ _COPIES = re.compile(r"Mem(cpy|set)")
 _BEGIN, _END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
 
 
+def is_replay(name: str | None) -> bool:
+    """Return True if a call of this name launches a graph."""
+    return name is not None and _REPLAYS.search(name) is not None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
     """The captured operation of each device task."""

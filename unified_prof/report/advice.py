@@ -15,6 +15,7 @@ from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
+from unified_prof.report.finding_lines import replay_notes
 from unified_prof.report.renderers import dump_json
 from unified_prof.report.report_document import report_title
 
@@ -127,7 +128,7 @@ def add_advice(document: Document, advice: Advice, *, top: int | None) -> None:
             document.table(_evidence(found))
     if top is not None and len(advice.findings) > top:
         document.note(f"and {names.format_number(len(advice.findings) - top)} more (--top)")
-    for line in _skipped_by_reason(advice):
+    for line in (*replay_notes(advice), *_skipped_by_reason(advice)):
         document.note(line)
 
 

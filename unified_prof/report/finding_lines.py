@@ -18,6 +18,10 @@ _FINDING_LENGTH = 90
 _LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 
 
+# Graph replays without operations are mentioned if they take this share of the device time.
+_REPLAYED_SHARE = 0.1
+
+
 def add_findings(document: Document, figures: Figures) -> None:
     """Add the most expensive findings in one line each; without findings, what takes the time."""
     advice = figures.advice
@@ -33,6 +37,18 @@ def add_findings(document: Document, figures: Figures) -> None:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
         document.note(f"`uprof advise` shows {more}evidence and what to try")
+    for line in replay_notes(advice):
+        document.note(line)
+
+
+def replay_notes(advice: Advice) -> list[str]:
+    """Say how to see the operations of graph replays, if replays take much of the time."""
+    if advice.replayed_share < _REPLAYED_SHARE:
+        return []
+    return [
+        f"{names.format_percent(100 * advice.replayed_share)} of device time is in graph replays: "
+        "`report --with CAPTURE` shows operations"
+    ]
 
 
 def _composition(figures: Figures) -> list[str]:
@@ -49,6 +65,8 @@ def _composition(figures: Figures) -> list[str]:
             f"the device is busy {names.format_share(device.busy_ns, window_ns)} of the time"
         )
     for selection in figures.selections[:1]:
+        if selection.breakdown.by not in ("operation", "kernel"):
+            continue  # ranges of the program, whose work is not of one kind
         rows, whole = selection.breakdown.rows, selection.breakdown.total_ns
         timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
         longest = timed[:_LONGEST_OPERATIONS]

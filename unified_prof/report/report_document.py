@@ -93,6 +93,8 @@ _FAMILIES = {
 _OTHER_TIME = "optimizer and other"
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
+# Below this share, no rate is shown.
+_RATED_SHARE = 0.5
 # Minimum share of an iteration from which waiting for a processor is mentioned.
 _MIN_WAITING_SHARE = 0.02
 # Recorded facts shown in the headline, by the names that profilers use.
@@ -403,7 +405,6 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     """Describe the FLOP/s of matrix kernels and the MFU of each device."""
     lines = []
     for one in found:
-        rate = one.flops / one.time_ns * 1e9
         length = names.format_duration(one.time_ns)
         if one.steps is None:
             where = f"a window of {length}"
@@ -411,7 +412,14 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
             where = f"{names.format_number(one.steps)} steps, {length} in total"
         else:
             where = f"1 step of {length}"
-        text = f"{names.format_flops(one.flops)} in {where}: {names.format_flops(rate)}/s"
+        known = f"{names.format_percent(100 * one.known_share)} of kernel time"
+        if one.known_share < _RATED_SHARE:
+            # A rate over the whole time would be that of the part with known shapes only.
+            text = f"{names.format_flops(one.flops)} in the {known} with known shapes"
+            lines.append(f"{names.neutral(one.device)}: {text}" if len(found) > 1 else text)
+            continue
+        rate = names.format_flops(one.flops / one.time_ns * 1e9)
+        text = f"{names.format_flops(one.flops)} in {where}: {rate}/s"
         if one.share is not None:
             mark = " (sources disagree on this peak)" if one.uncertain else ""
             text += f", MFU {names.format_percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
@@ -419,9 +427,7 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
             text += ", peak of this device unknown (see [tool.uprof.devices])"
         text += "; HFU: recomputed operations are counted"
         if one.known_share < _KNOWN_SHAPES_SHARE:
-            text += (
-                f", {names.format_percent(100 * one.known_share)} of kernel time has known shapes"
-            )
+            text += f", {known} has known shapes"
         lines.append(f"{names.neutral(one.device)}: {text}" if len(found) > 1 else text)
     return lines
 
@@ -493,6 +499,7 @@ _UNITS = {
     "_gb_per_s": names.format_gb_per_second,
     "_flops": names.format_flops,
     "_flops_per_byte": names.format_number,
+    "_ns_per_token": names.format_duration,
 }
 # Key without its unit -> heading, if it is not the same.
 _EXTRA_HEADINGS = {
@@ -503,7 +510,7 @@ _EXTRA_HEADINGS = {
     "delay_max": "latency max",
 }
 # Endings whose unit is part of the heading.
-_KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
+_KEPT_UNITS = {"_flops_per_byte": ", FLOP/B", "_ns_per_token": " per token"}
 
 
 def _extra_column(key: str) -> tuple[str, Callable[..., str]]:

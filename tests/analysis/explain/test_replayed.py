@@ -98,6 +98,17 @@ def test_nth_kernel_of_a_replay_belongs_to_the_nth_captured_launch(
     assert anomalies == []
 
 
+@pytest.mark.parametrize(("captured", "share"), [(False, 0.93), (True, 0.0)])
+def test_share_of_replays_without_operations_is_stated(
+    paths: tuple[Path, Path], captured: bool, share: float
+) -> None:
+    write_replay(paths[0], [(93, None)])
+    capture = write_capture(paths[1], [MM]) if captured else None
+    with open_reports(paths[0], capture=capture) as opened:
+        (analysis,) = opened.analyses
+        assert analysis.advice().replayed_share == share
+
+
 def test_recorded_node_numbers_assign_kernels_to_launches(paths: tuple[Path, Path]) -> None:
     # On two streams the second node started first.
     write_replay(paths[0], [(5, 902), (30, 901), (40, 903)])

@@ -60,8 +60,15 @@ def test_device_annotations_count_for_each_enclosing_range(tmp_path: Path) -> No
     rows = {row.name: row for row in found.rows}
     assert list(rows) == [BATCH, "inner"]
     assert (rows[BATCH].count, rows[BATCH].total_ns) == (2, 19_000)
-    extra = {"window_ns": 24_000, "compute_ns": 15_000, "communication_ns": 0, "copy_ns": 4_000}
-    assert rows[BATCH].extra == extra
+    assert rows[BATCH].extra == {
+        "window_ns": 24_000,
+        "compute_ns": 15_000,
+        "communication_ns": 0,
+        "copy_ns": 4_000,
+        "prefill_tokens": 8,  # once, although two streams have a range
+        "decode_tokens": 0,
+        "time_ns_per_token": 3_000,
+    }
     assert rows["inner"].total_ns == 4_000
     assert found.total_ns == 69_000, "all device work, to which shares refer"
 
@@ -76,6 +83,30 @@ def test_host_annotation_counts_the_tasks_it_launched_if_device_ranges_are_missi
     assert (row.name, row.count, row.total_ns) == ("step[DECODE]", 1, 19_000)
     assert row.extra["window_ns"] == 100_000
     assert row.detail == "tasks launched in the range"
+
+
+@pytest.mark.parametrize(
+    ("name", "prefill", "decode"),
+    [
+        ("execute_context_1(8)_generation_3(3)", 8, 3),
+        ("execute_40_context_2(sq32sk64sqsq9sqsk9)_generation_8(sq8sk77sqsq8sqsk77)", 32, 8),
+        ("step[DECODE bs=19]", 0, 19),
+        ("step[EXTEND bs=2 toks=19]", 19, 0),
+        ("step[EXTEND bs=2]", None, None),
+        ("execute_context_0(0)_generation_0(0)", None, None),
+        ("training step 12", None, None),
+    ],
+)
+def test_batches_of_servers_have_tokens_and_their_time(
+    tmp_path: Path, name: str, prefill: int | None, decode: int | None
+) -> None:
+    found = annotation_breakdown(tmp_path, *tasks(), complete("user_annotation", name, 100, 100))
+    extra = found.rows[0].extra
+    assert (extra.get("prefill_tokens"), extra.get("decode_tokens")) == (prefill, decode)
+    if prefill is None or decode is None:
+        assert "time_ns_per_token" not in extra
+    else:
+        assert extra["time_ns_per_token"] == 19_000 / (prefill + decode)
 
 
 def test_text_and_json_contain_the_annotation(

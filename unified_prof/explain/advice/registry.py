@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
+import numpy as np
+
 from unified_prof.arrays import intervals
 from unified_prof.explain import what_if
 from unified_prof.explain.advice import (
@@ -27,6 +29,7 @@ from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.explain.what_if import Replay, Selection, schedule_of
 from unified_prof.recording.model import Advice, Finding, NotJudged
 from unified_prof.recording.recording import Recording
+from unified_prof.recording.replayed_graphs import is_replay
 
 # Requirement of a rule: returns what a recording lacks, or None.
 Lacks = Callable[[DeviceContext], str | None]
@@ -245,8 +248,25 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         together_ms=together_ms,
         pauses=0 if pauses is None else len(pauses),
         paused_ms=0.0 if pauses is None else round(pauses.total_ns / 1e6, 6),
+        replayed_share=round(_replayed_share(recording), 4),
         complete=not only_cheap,
     )
+
+
+def _replayed_share(recording: Recording) -> float:
+    """Return the share of the device time in graph replays whose operations are not known."""
+    calls = recording.host_calls
+    if recording.framework is None or recording.captured_in is not None or not len(calls):
+        return 0.0
+    replays = np.append(calls.matching(recording.strings, is_replay), False)
+    if not replays.any():
+        return 0.0
+    total_ns = replayed_ns = 0
+    for window in recording.work.windows():
+        launched = replays[calls.launching(window.connection)]
+        total_ns += int(window.duration_ns.sum())
+        replayed_ns += int(window.duration_ns[launched].sum())
+    return replayed_ns / total_ns if total_ns else 0.0
 
 
 def _priced(
