@@ -116,10 +116,8 @@ def register(app: Group) -> None:
     app.command("what-if", replaced_by="advise --what-if")(what_if)
     app.command(
         "advise",
-        epilog="Exit codes: 0 success, with or without findings; 2 usage error (for --faster and "
-        "--without: no operation of that name was recorded); 6 recording unreadable; 7 report "
-        "missing or unreadable (the other reports of a directory are still analyzed); 9 output "
-        "cannot be written.",
+        epilog="Exit codes: 0 success, with or without findings; 2 usage error; 6 "
+        "recording unreadable; 7 report missing or unreadable; 9 output cannot be written.",
     )(advise)
 
 

@@ -28,6 +28,10 @@ from unified_prof.base import streams
 from unified_prof.cli.examples import EXAMPLES
 from unified_prof.errors import UsageError
 
+HELP = "--help"
+# Shows the whole help of a command with options that are rarely used.
+HELP_ALL = "--help-all"
+
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
@@ -42,8 +46,8 @@ class Declaration:
 def option(*names: str, **settings: Any) -> Any:
     """Declare an option, for the second place of `Annotated`.
 
-    Settings are those of `click.Option`, and `min`, `max` (limits of a number) and `section`
-    (heading in the help).
+    Settings are those of `click.Option`, `min` and `max` (limits of a number), `section` (heading
+    in the help), and `shown_by` (option that shows this one if `--help` does not).
     """
     return Declaration(names, False, settings)
 
@@ -63,10 +67,13 @@ class Argument(click.Argument):
 
 
 class Option(click.Option):
-    """Option that belongs to a section of the help."""
+    """Option that belongs to a section and a page of the help."""
 
-    def __init__(self, *args: Any, section: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, section: str | None = None, shown_by: str = HELP, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
+        self.shown_by = shown_by
         self.allow_from_autoenv = False  # variables are named after the option, not the parameter
         self.section = section
 
@@ -238,6 +245,18 @@ def make_command(
             context_name = parameter.name
         else:
             params.append(_parameter(parameter))
+    if any(getattr(one, "shown_by", HELP) == HELP_ALL for one in params):
+        params.append(
+            Option(
+                [HELP_ALL],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_print_whole_help,
+                help="Show all options and exit codes, and exit.",
+                section=OUTPUT,
+            )
+        )
     several = {one.name for one in params if one.multiple or one.nargs == -1}
 
     @functools.wraps(function)
@@ -261,6 +280,13 @@ def make_command(
     return (cls or Command)(name, params=params, callback=call, **settings)
 
 
+def _print_whole_help(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.meta[HELP_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
 def _fields(group: Any) -> Iterator[inspect.Parameter]:
     """Yield the fields of a dataclass as parameters."""
     annotations = get_type_hints(group, include_extras=True)
@@ -272,14 +298,17 @@ def _fields(group: Any) -> Iterator[inspect.Parameter]:
 Force = Annotated[bool, option("--force", help="Overwrite existing files.")]
 Quiet = Annotated[bool, option("-q", "--quiet", help="Print errors only.")]
 AsJson = Annotated[bool, option("--json", help="Print the result as JSON.")]
-AsJsonFormat = Annotated[bool, option("--json", help="Same as --format json.")]
-FullNames = Annotated[bool, option("--full-names", help="Do not truncate names in tables.")]
+AsJsonFormat = Annotated[bool, option("--json", help="Same as --format json.", shown_by=HELP_ALL)]
+FullNames = Annotated[
+    bool, option("--full-names", help="Do not truncate names in tables.", shown_by=HELP_ALL)
+]
 Noise = Annotated[
     str | None,
     option(
         metavar="SHARE",
         help="Run-to-run variation of an unchanged workload on this machine, for example 2%.",
         show_default="measured by `uprof gate --self-test`",
+        shown_by=HELP_ALL,
     ),
 ]
 OutputFile = Annotated[
@@ -295,6 +324,7 @@ MoreBase = Annotated[
         "--base",
         metavar="FILE",
         help="Further report of the baseline, as another sample. Repeatable.",
+        shown_by=HELP_ALL,
     ),
 ]
 MoreNew = Annotated[
@@ -303,10 +333,11 @@ MoreNew = Annotated[
         "--new",
         metavar="FILE",
         help="Further report of the candidate, as another sample. Repeatable.",
+        shown_by=HELP_ALL,
     ),
 ]
 # Second part of `Annotated[SomeEnum | None, FORMAT]`.
-FORMAT = option("--format", help="Output format.", show_default="by the extension of -o, or text")
+FORMAT = option("--format", help="Output format.", show_default="text, or by -o")
 OneRank = Annotated[
     int | None, option(min=0, metavar="N", help="Select one rank of a multi-rank run.")
 ]
@@ -321,13 +352,13 @@ _OUTPUT_OPTIONS = frozenset(
 )
 # Commands with fewer options have one section only.
 _MIN_OPTIONS_FOR_SECTIONS = 9
+# Help texts of options with longer names begin on the next line.
+_MAX_NAME_WIDTH = 24
 
 
 class _HelpFormatting:
     """Behavior that commands and groups share."""
 
-    # Sections that --help hides -> option that shows them.
-    folded: dict[str, str] = {}  # noqa: RUF012 (replaced as a whole, never changed)
     params: list[Any]
     epilog: str | None
 
@@ -370,9 +401,19 @@ class _HelpFormatting:
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
+        pages = {HELP, HELP_ALL} if HELP_ALL in ctx.meta else {HELP}
         for title, options in self.sections(ctx).items():
-            if title not in self.folded:
-                write_section(formatter, title, options)
+            if shown := [one for one in options if getattr(one, "shown_by", HELP) in pages]:
+                write_section(formatter, title, shown)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the docstring; its first paragraph only if --help-all shows the rest."""
+        text = str(self.help)  # type: ignore[attr-defined]
+        if HELP_ALL not in ctx.meta and any(HELP_ALL in one.opts for one in self.params):
+            text = text.partition("\n\n")[0]
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write examples and exit codes."""
@@ -511,7 +552,7 @@ class Group(_HelpFormatting, click.Group):
 def write_section(formatter: Any, title: str, options: Sequence[click.Option]) -> None:
     """Write one section of options."""
     with formatter.section(title):
-        formatter.write_dl(list(map(option_help, options)))
+        formatter.write_dl(list(map(option_help, options)), col_max=_MAX_NAME_WIDTH)
 
 
 def option_help(option: click.Option) -> tuple[str, str]:

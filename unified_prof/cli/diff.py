@@ -14,6 +14,7 @@ import click
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input, workloads
 from unified_prof.cli.command import (
+    HELP_ALL,
     AsJsonFormat,
     Force,
     FullNames,
@@ -100,15 +101,26 @@ def diff(
             metavar="CAPTURE",
             help="Report in which the CUDA graphs that both runs replay were captured; their "
             "kernels are attributed to the operations recorded there.",
+            shown_by=HELP_ALL,
         ),
     ] = None,
     base_capture: Annotated[
         Path | None,
-        option("--base-with", metavar="CAPTURE", help="Like --with, for the baseline only."),
+        option(
+            "--base-with",
+            metavar="CAPTURE",
+            help="Like --with, for the baseline only.",
+            shown_by=HELP_ALL,
+        ),
     ] = None,
     new_capture: Annotated[
         Path | None,
-        option("--new-with", metavar="CAPTURE", help="Like --with, for the candidate only."),
+        option(
+            "--new-with",
+            metavar="CAPTURE",
+            help="Like --with, for the candidate only.",
+            shown_by=HELP_ALL,
+        ),
     ] = None,
     by: Annotated[ByOption, option(help="Breakdown of the changes.")] = ByOption.OPERATION,
     top: Annotated[int, option(min=1, help="Number of rows per table.")] = 20,
@@ -121,7 +133,7 @@ def diff(
             "--format",
             help="Output format; json and csv have all rows; csv and html need recordings of "
             "device work.",
-            show_default="by the extension of -o, or text",
+            show_default="text, or by -o",
         ),
     ] = None,
     output: OutputFile = None,

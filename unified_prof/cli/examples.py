@@ -74,7 +74,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof gate --baseline main new", "against a saved run"),
         ("uprof gate base/ new/ --until-sure train.py", "run both in turn"),
         ("uprof gate --self-test train.py", "smallest detectable change"),
-        ("uprof gate base new --metric peak-memory", "by peak memory"),
     ),
     "baseline": (("uprof baseline save main RUN", "then: uprof gate --baseline main NEW"),),
     "baseline save": (("uprof baseline save main RUN", "main@1, then main@2 and so on"),),

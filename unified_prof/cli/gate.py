@@ -14,7 +14,16 @@ import click
 from unified_prof.base import signals, streams
 from unified_prof.cli import output, workloads
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import FORMAT, AsJsonFormat, Force, Group, OutputFile, Quiet, option
+from unified_prof.cli.command import (
+    FORMAT,
+    HELP_ALL,
+    AsJsonFormat,
+    Force,
+    Group,
+    OutputFile,
+    Quiet,
+    option,
+)
 from unified_prof.cli.gate_sides import (
     SUFFIXES,
     Allowed,
@@ -53,9 +62,8 @@ class Rounds:
         str | None,
         option(
             metavar="COMMAND",
-            help="BASE and NEW are checkouts: run this command in both, stepping in turn, until "
-            "the verdict is certain. Takes the arguments of `uprof run`, quoted; for several "
-            "workloads one NAME=COMMAND per line.",
+            help="BASE and NEW are checkouts: run `uprof run COMMAND` in both, in lock-step, until "
+            "the verdict is certain. Several workloads: one NAME=COMMAND per line.",
         ),
     ] = None
     self_test: Annotated[
@@ -74,15 +82,25 @@ class Rounds:
             min=1,
             help="Maximum number of rounds; each starts both sides anew.",
             show_default="12; 6 with --self-test",
+            shown_by=HELP_ALL,
         ),
     ] = None
     timeout: Annotated[
         int,
-        option(min=1, metavar="SECONDS", help="Fail if a run makes no progress for this long."),
+        option(
+            min=1,
+            metavar="SECONDS",
+            help="Fail if a run makes no progress for this long.",
+            shown_by=HELP_ALL,
+        ),
     ] = 600
     keep: Annotated[
         Path | None,
-        option(metavar="DIR", help="Keep the reports of these runs in a new directory."),
+        option(
+            metavar="DIR",
+            help="Keep the reports of these runs in a new directory.",
+            shown_by=HELP_ALL,
+        ),
     ] = None
     base_python: Annotated[
         Path | None,
@@ -90,6 +108,7 @@ class Rounds:
             metavar="FILE",
             help="Python interpreter for BASE, if its package is installed in an environment.",
             show_default="the running interpreter",
+            shown_by=HELP_ALL,
         ),
     ] = None
     new_python: Annotated[
@@ -98,6 +117,7 @@ class Rounds:
             metavar="FILE",
             help="Python interpreter for NEW.",
             show_default="the running interpreter",
+            shown_by=HELP_ALL,
         ),
     ] = None
 
@@ -223,8 +243,8 @@ def register(app: Group) -> None:
     """Register the command."""
     app.command(
         "gate",
-        epilog="Exit codes: 0 passed; 1 regression; 2 usage error; 3 inconclusive (too few "
-        "samples, or too much variance); 5 a run failed or hung; 6 recording unreadable; 7 report "
+        epilog="Exit codes: 0 passed; 1 regression; 2 usage error; 3 inconclusive; "
+        "5 a run failed or hung; 6 recording unreadable; 7 report "
         "missing or unreadable.",
     )(gate)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unified_prof.cli import output, report_input, workloads
-from unified_prof.cli.command import MoreBase, MoreNew, Noise, argument, option
+from unified_prof.cli.command import HELP_ALL, MoreBase, MoreNew, Noise, argument, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import (
@@ -43,7 +43,11 @@ class Sides:
         str | None, option(metavar="NAME", help="Compare with this stored baseline.")
     ] = None
     store: Annotated[
-        str | None, option(help="Baseline store: an SQLite file or a SQLAlchemy URL.")
+        str | None,
+        option(
+            help="Baseline store: an SQLite file or a SQLAlchemy URL.",
+            shown_by=HELP_ALL,
+        ),
     ] = None
 
     convert: Convert = False
@@ -121,6 +125,7 @@ class Allowed:
             metavar="AMOUNT",
             help="Ignore regressions below this time (0.05ms) or size (1MiB). Repeatable.",
             show_default="0.05ms and 1MiB",
+            shown_by=HELP_ALL,
         ),
     ] = None
     metric: Annotated[
@@ -128,11 +133,11 @@ class Allowed:
         option(
             metavar="METRIC",
             help=(
-                "Metric to judge: total, forward, backward, peak-memory, operation:GLOB "
-                "(name, module or line), or an exact count such as flops, synchronizations or "
-                "activation-bytes, whose limit is 0. NAME=5% sets its limit. Repeatable."
+                "total, forward, backward, peak-memory, operation:GLOB (name, module or line), "
+                "or an exact count such as flops, whose limit is 0. NAME=5% sets a limit. "
+                "Repeatable."
             ),
-            show_default="recorded exact counts and total; peak-memory of reports without times",
+            show_default="exact counts and total, or peak-memory",
         ),
     ] = None
 

@@ -13,6 +13,7 @@ from unified_prof.cli import output as printing
 from unified_prof.cli import report_input
 from unified_prof.cli.command import (
     FORMAT,
+    HELP_ALL,
     AsJsonFormat,
     Force,
     FullNames,
@@ -52,9 +53,8 @@ def register(app: Group) -> None:
     """Register the command."""
     app.command(
         "report",
-        epilog="Exit codes: 0 success; 2 usage error (a breakdown that the report does not "
-        "have); 6 recording unreadable; 7 report missing or unreadable (the other reports "
-        "of a directory are still shown); 9 output cannot be written.",
+        epilog="Exit codes: 0 success; 2 usage error; 6 recording unreadable; 7 report missing "
+        "or unreadable; 9 output cannot be written.",
     )(report)
 
 
@@ -77,7 +77,7 @@ def report(
     ] = None,
     sort: Annotated[
         SortOption | None,
-        option(help="Sort rows by this column.", show_default="time, else size"),
+        option(help="Sort rows.", show_default="time, else size"),
     ] = None,
     format_: Annotated[FormatOption | None, FORMAT] = None,
     output: OutputFile = None,
@@ -86,8 +86,7 @@ def report(
         bool,
         option(
             "--stats",
-            help="Add min, median, p99, max and standard deviation of operations and kernels, "
-            "and launch statistics.",
+            help="Add min, median, p99, max, standard deviation and launch statistics.",
         ),
     ] = False,
     capture: Annotated[
@@ -97,6 +96,7 @@ def report(
             metavar="CAPTURE",
             help="Report in which the CUDA graphs that this run replays were captured; their "
             "kernels are attributed to the operations recorded there.",
+            shown_by=HELP_ALL,
         ),
     ] = None,
     full_names: FullNames = False,
@@ -104,7 +104,9 @@ def report(
     embed_source: Annotated[
         bool,
         option(
-            "--embed-source", help="html: embed source lines of files below the current directory."
+            "--embed-source",
+            help="html: embed source lines of files below the current directory.",
+            shown_by=HELP_ALL,
         ),
     ] = False,
     force: Force = False,

@@ -18,7 +18,7 @@ from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import Force, Group, Quiet, argument, option
+from unified_prof.cli.command import HELP_ALL, Force, Group, Quiet, argument, option
 from unified_prof.cli.output import WIPE
 from unified_prof.cli.run_options import (
     MeasurementOptions,
@@ -200,6 +200,7 @@ def run(
         option(
             metavar="LIST",
             help="Run once per batch size, for example 8,16,32.",
+            shown_by=HELP_ALL,
         ),
     ] = None,
     memory: Annotated[
@@ -207,6 +208,7 @@ def run(
         option(
             metavar="SIZE",
             help="Memory limit for the largest-batch estimate, for example 24GiB.",
+            shown_by=HELP_ALL,
         ),
     ] = None,
     strict: Annotated[
@@ -216,6 +218,7 @@ def run(
             help="Fail if a rank cannot be measured although its workload succeeded. By "
             "default only single-process runs fail; a rank leaves a report with the "
             "reason.",
+            shown_by=HELP_ALL,
         ),
     ] = False,
     force: Force = False,

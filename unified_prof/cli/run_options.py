@@ -34,6 +34,7 @@ from unified_prof.base import run_spec as asked
 from unified_prof.base import streams
 from unified_prof.base.text import printable
 from unified_prof.cli.command import (
+    HELP_ALL,
     OUTPUT,
     SCHEMA_HELP,
     Command,
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend
 
 
-SECTION = "Ascend NPU (--backend npu)"
+_NPU_PAGE = "--help-npu"
+_ON_NPU_PAGE = {"section": "Ascend NPU (--backend npu)", "shown_by": _NPU_PAGE}
 _FIRST_GROUP = "Recording and storage"
 
 
@@ -66,7 +68,7 @@ def npu_options() -> list[Option]:
             metavar = "TEXT"
         options.append(_npu_option(row.name, metavar=metavar, help=row.help))
     show_help = Option(
-        ["--help-npu"],
+        [_NPU_PAGE],
         is_flag=True,
         is_eager=True,
         expose_value=False,
@@ -101,6 +103,7 @@ _GENERAL: dict[str, dict[str, Any]] = {
         "help": SCHEMA_HELP,
         "show_default": "documented",
         "section": None,
+        "shown_by": HELP_ALL,
     },
     "pid": {
         "type": int,
@@ -152,7 +155,7 @@ def with_npu_pairs(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def _npu_option(name: str, **settings: Any) -> Option:
-    return Option([name, f"--{name.replace('_', '-')}"], **{"section": SECTION, **settings})
+    return Option([name, f"--{name.replace('_', '-')}"], **{**_ON_NPU_PAGE, **settings})
 
 
 def _print_npu_help(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -160,7 +163,7 @@ def _print_npu_help(context: click.Context, _: click.Parameter, wanted: bool) ->
         return
     command: Any = context.command
     formatter: Any = context.make_formatter()
-    options = [one for one in command.params if getattr(one, "section", None) == SECTION]
+    options = [one for one in command.params if getattr(one, "shown_by", None) == _NPU_PAGE]
     formatter.write_usage(
         context.command_path, "--backend npu [OPTIONS] [--] SCRIPT|-m MODULE [ARGS]..."
     )
@@ -343,6 +346,7 @@ class MeasurementOptions:
             help="Timeline on cpu or cuda: also record shapes, stacks and memory "
             "(comma-separated), or none. All of them almost double the step time.",
             show_default="shapes",
+            shown_by=HELP_ALL,
         ),
     ] = None
     warmup: Annotated[int, option(min=0, help="Iterations to skip before measuring.")] = (
@@ -355,6 +359,7 @@ class MeasurementOptions:
             metavar="DIR",
             help="Directory of the user's own files, which appear in stack frames.",
             show_default="the current directory, or the script's if it is outside",
+            shown_by=HELP_ALL,
         ),
     ] = None
     scope: Annotated[
@@ -362,7 +367,8 @@ class MeasurementOptions:
         option(
             help="module: operations called below a module of the project; project: all "
             "operations with a frame in the project, for example a loss outside the "
-            "model."
+            "model.",
+            shown_by=HELP_ALL,
         ),
     ] = Scope.MODULE
     include: Annotated[
@@ -372,11 +378,12 @@ class MeasurementOptions:
             help="Keep frames of this package below the user's own, for example "
             "mylibrary.models. Repeatable.",
             show_default="model code of transformers, diffusers, timm, torchvision",
+            shown_by=HELP_ALL,
         ),
     ] = None
     batch_size: Annotated[
         int | None,
-        option(min=1, help="Batch size to request from the input provider."),
+        option(min=1, help="Batch size to request from the input provider.", shown_by=HELP_ALL),
     ] = None
     stop_after: Annotated[
         bool, option("--stop-after", help="End the script when the measurement is complete.")
@@ -421,10 +428,7 @@ class OutputOptions:
         bool,
         option(
             "--json",
-            help=(
-                "Print the result as one JSON line to stdout; output of the workload goes to "
-                "stderr."
-            ),
+            help=("Print the result as JSON; workload output goes to stderr."),
         ),
     ] = False
 
@@ -479,7 +483,6 @@ class WorkloadCommand(Command):
     """
 
     allow_interspersed_args = False
-    folded = {SECTION: "--help-npu"}  # noqa: RUF012
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our options out of `args` and leave the workload's unchanged."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unified_prof.cli import report_input
-from unified_prof.cli.command import option
+from unified_prof.cli.command import HELP_ALL, option
 from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
 
@@ -37,6 +37,7 @@ WorkloadOption = Annotated[
         metavar="NAME=BASE:NEW",
         help="Reports of a workload, instead of BASE and NEW. Repeatable, for several "
         "workloads and several runs of one.",
+        shown_by=HELP_ALL,
     ),
 ]
 _NAME = r"[A-Za-z0-9_][\w.+-]*"
