@@ -30,7 +30,7 @@ LOADS = re.compile(
 _INTRODUCTION = """\
 # Commands
 
-All commands and options, as in `uprof COMMAND --help`. The environment variable and the key in
+All commands and options, as in `uprof COMMAND --help-all`. The environment variable and the key in
 pyproject.toml follow the name of an option: `--format` of `uprof gate` is `UPROF_GATE_FORMAT`, and
 `format` in `[tool.uprof.gate]`. Options take precedence over variables, variables over the file.
 

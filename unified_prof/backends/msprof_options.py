@@ -29,14 +29,12 @@ AIC_METRICS = (
 NTS_METRICS = ("PipeUtilization",)
 HOST_SYSTEMS = ("cpu", "mem", "disk", "network", "osrt", "numa")
 
+# Headings of the help, in order.
 WORK = "Tasks, calls and marks"
 COUNTERS = "Counters of the AI cores"
 HARDWARE = "Caches, memory, ports and links"
 CPUS = "CPUs of device and host"
 LIMITS = "Time and amount"
-# Headings of the help, in order.
-GROUPS = (WORK, COUNTERS, HARDWARE, CPUS, LIMITS)
-
 
 _FILES_ONLY = "CSV files of msprof only"
 

@@ -31,6 +31,8 @@ from unified_prof.errors import UsageError
 HELP = "--help"
 # Shows the whole help of a command with options that are rarely used.
 HELP_ALL = "--help-all"
+# Key of the shown page in the context.
+_PAGE = "unified_prof.help_page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +248,7 @@ def make_command(
         else:
             params.append(_parameter(parameter))
     if any(getattr(one, "shown_by", HELP) == HELP_ALL for one in params):
-        params.append(
-            Option(
-                [HELP_ALL],
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_print_whole_help,
-                help="Show all options and exit codes, and exit.",
-                section=OUTPUT,
-            )
-        )
+        params.append(help_page(HELP_ALL, "Show all options and exit codes, and exit."))
     several = {one.name for one in params if one.multiple or one.nargs == -1}
 
     @functools.wraps(function)
@@ -280,11 +272,36 @@ def make_command(
     return (cls or Command)(name, params=params, callback=call, **settings)
 
 
-def _print_whole_help(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        context.meta[HELP_ALL] = True
-        click.echo(context.get_help())
-        context.exit()
+def help_page(name: str, help: str, *, note: str | None = None) -> Option:
+    """Return the option that shows the options which declare it as `shown_by`.
+
+    Args:
+        name: Name of the option; HELP_ALL shows those of --help, too.
+        help: Help text of the option.
+        note: Description at the top; a page with a note has neither arguments nor examples.
+    """
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            context.meta[_PAGE] = (name, note)
+            click.echo(context.get_help())
+            context.exit()
+
+    return Option(
+        [name],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help=help,
+        section=OUTPUT,
+    )
+
+
+def _page(context: click.Context) -> tuple[str, str | None]:
+    """Return the page of the help to show, and its note."""
+    page: tuple[str, str | None] = context.meta.get(_PAGE, (HELP, None))
+    return page
 
 
 def _fields(group: Any) -> Iterator[inspect.Parameter]:
@@ -393,23 +410,26 @@ class _HelpFormatting:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by section."""
+        page, note = _page(ctx)
         arguments = [
             (param.metavar or str(param.name).upper(), param.help)
             for param in self.params
-            if isinstance(param, Argument) and not param.hidden
+            if isinstance(param, Argument) and not param.hidden and note is None
         ]
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        pages = {HELP, HELP_ALL} if HELP_ALL in ctx.meta else {HELP}
+        pages = {HELP, HELP_ALL} if page == HELP_ALL else {page}
         for title, options in self.sections(ctx).items():
             if shown := [one for one in options if getattr(one, "shown_by", HELP) in pages]:
-                write_section(formatter, title, shown)
+                with formatter.section(title):
+                    formatter.write_dl(list(map(option_help, shown)), col_max=_MAX_NAME_WIDTH)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the docstring; its first paragraph only if --help-all shows the rest."""
-        text = str(self.help)  # type: ignore[attr-defined]
-        if HELP_ALL not in ctx.meta and any(HELP_ALL in one.opts for one in self.params):
+        page, note = _page(ctx)
+        text = note or str(self.help)  # type: ignore[attr-defined]
+        if page == HELP and any(HELP_ALL in one.opts for one in self.params):
             text = text.partition("\n\n")[0]
         formatter.write_paragraph()
         with formatter.indentation():
@@ -417,6 +437,8 @@ class _HelpFormatting:
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write examples and exit codes."""
+        if _page(ctx)[1] is not None:
+            return
         if examples := EXAMPLES.get(" ".join(ctx.command_path.split()[1:])):
             width = max(len(command) for command, _ in examples)
             with formatter.section("Examples"):
@@ -547,12 +569,6 @@ class Group(_HelpFormatting, click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, text in summaries if text is not None])
         _HelpFormatting.format_options(self, ctx, formatter)
-
-
-def write_section(formatter: Any, title: str, options: Sequence[click.Option]) -> None:
-    """Write one section of options."""
-    with formatter.section(title):
-        formatter.write_dl(list(map(option_help, options)), col_max=_MAX_NAME_WIDTH)
 
 
 def option_help(option: click.Option) -> tuple[str, str]:

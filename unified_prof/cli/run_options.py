@@ -26,7 +26,6 @@ from unified_prof.backends.cann import CHIPS, UNKNOWN
 from unified_prof.backends.msprof_options import (
     BY_NAME,
     DEFAULT_PRESET,
-    GROUPS,
     OPTIONS,
     PRESETS,
 )
@@ -35,14 +34,13 @@ from unified_prof.base import streams
 from unified_prof.base.text import printable
 from unified_prof.cli.command import (
     HELP_ALL,
-    OUTPUT,
     SCHEMA_HELP,
     Command,
     Option,
     Quiet,
     argument,
+    help_page,
     option,
-    write_section,
 )
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import ALL, Rank, RankSelection
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
 
 
 _NPU_PAGE = "--help-npu"
-_ON_NPU_PAGE = {"section": "Ascend NPU (--backend npu)", "shown_by": _NPU_PAGE}
-_FIRST_GROUP = "Recording and storage"
 
 
 def npu_options() -> list[Option]:
@@ -67,14 +63,11 @@ def npu_options() -> list[Option]:
         else:
             metavar = "TEXT"
         options.append(_npu_option(row.name, metavar=metavar, help=row.help))
-    show_help = Option(
-        [_NPU_PAGE],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_print_npu_help,
-        help="Show the options of --backend npu and exit.",
-        section=OUTPUT,
+    show_help = help_page(
+        _NPU_PAGE,
+        "Show the options of --backend npu and exit.",
+        note="Options of msprof, checked before anything starts; in brackets the database tables "
+        "that each fills. `uprof run --help` shows other options.",
     )
     return [show_help, *options]
 
@@ -155,33 +148,9 @@ def with_npu_pairs(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def _npu_option(name: str, **settings: Any) -> Option:
-    return Option([name, f"--{name.replace('_', '-')}"], **{**_ON_NPU_PAGE, **settings})
-
-
-def _print_npu_help(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    command: Any = context.command
-    formatter: Any = context.make_formatter()
-    options = [one for one in command.params if getattr(one, "shown_by", None) == _NPU_PAGE]
-    formatter.write_usage(
-        context.command_path, "--backend npu [OPTIONS] [--] SCRIPT|-m MODULE [ARGS]..."
-    )
-    formatter.write_paragraph()
-    with formatter.indentation():
-        formatter.write_text(
-            "Options of msprof, checked before anything starts; in brackets the database "
-            "tables that each fills. `uprof run --help` shows all other options."
-        )
-    for title in (_FIRST_GROUP, *GROUPS):
-        of_group = [one for one in options if _group_of(one.name) == title]
-        write_section(formatter, title, of_group)
-    click.echo(formatter.getvalue().rstrip("\n"))
-    raise click.exceptions.Exit
-
-
-def _group_of(name: str) -> str:
-    return BY_NAME[name].group if name in BY_NAME else _FIRST_GROUP
+    section = BY_NAME[name].group if name in BY_NAME else "Recording and storage"
+    settings = {"section": section, "shown_by": _NPU_PAGE, **settings}
+    return Option([name, f"--{name.replace('_', '-')}"], **settings)
 
 
 @dataclass(frozen=True, slots=True)
