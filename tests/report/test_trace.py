@@ -145,7 +145,7 @@ def test_trace_command_reports_what_it_wrote(recording: Path, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, "")
     assert "9 slices on 7 tracks, 2 flows, 2 counters" in done.stderr
     refused(uprof("trace", recording, "-o", tmp_path / "o.json"), 9, "already exists", "--force")
-    refused(uprof("trace", recording, "-o", tmp_path / "o.txt"), 2, "o.txt", ".perfetto-trace")
+    refused(uprof("trace", recording, "-o", tmp_path / "o.txt"), 2, "o.txt", "uprof report")
 
 
 @pytest.mark.parametrize("ending", [".json", ".perfetto-trace"])

@@ -84,7 +84,7 @@ class CommonOptions:
 
 def register(app: Group) -> None:
     """Register the command and its former name for timelines."""
-    trace.register(app)
+    app.command("trace", replaced_by="export")(export)
     app.command(
         "export",
         epilog="Exit codes: 0 success, also if something had to be left out; 2 usage error (the "
@@ -279,10 +279,7 @@ def _record(directory: Path, layout: layouts.Layout, exported: Exported) -> dict
         "output": str(directory),
         "layout": layout.name,
         "files": [{"name": file.name, "entries": file.entries} for file in exported.files],
-        "left_out": [
-            {"deliverable": one.deliverable, "what": one.what, "why": one.why}
-            for one in exported.left_out
-        ],
+        "left_out": [asdict(one) for one in exported.left_out],
         "anomalies": {
             one.name: {"count": one.count, "detail": one.detail} for one in exported.anomalies
         },

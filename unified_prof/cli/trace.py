@@ -1,10 +1,9 @@
-"""Timelines of `uprof export` for viewers, and the former command `uprof trace`."""
+"""Timelines of `uprof export` for viewers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +12,7 @@ import click
 
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input, report_ranks
-from unified_prof.cli.command import AsJson, Force, Group, Quiet, ReportPath, option
-from unified_prof.cli.report_input import Convert
+from unified_prof.cli.command import option
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.pipeline import rank_runs
 
@@ -24,13 +22,7 @@ if TYPE_CHECKING:
     from unified_prof.recording.source import Coverage
     from unified_prof.report.viewer_traces import OnUnreadable, TraceContents
 
-_PERFETTO = (".perfetto-trace", ".pftrace")
 _CHROME = (".json",)
-
-
-def register(app: Group) -> None:
-    """Register the former command."""
-    app.command("trace", replaced_by="export")(trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +43,6 @@ class TimelineOptions:
         bool,
         option("--critical-path", "--path", help="Timelines: add a track of the critical path."),
     ] = False
-
-
-def trace(
-    *,
-    path: ReportPath,
-    output: Annotated[
-        Path, option("-o", "--output", metavar="FILE", help=".perfetto-trace or .json file.")
-    ],
-    options: TimelineOptions,
-    convert: Convert = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_: AsJson = False,
-) -> None:
-    """Write a timeline for Perfetto or Chrome: streams, host calls, launches, counters."""
-    if not output.name.endswith(_PERFETTO + _CHROME):
-        raise UsageError(
-            f"{output}: unknown extension for a trace",
-            hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
-            slug="unknown-format",
-        )
-    write_timeline(path, output, options, convert=convert, force=force, quiet=quiet, as_json=json_)
 
 
 def write_timeline(
@@ -173,25 +143,24 @@ class RankSelection:
 
 
 @dataclass(frozen=True, slots=True)
-class RankTimelines:
-    """Timelines of several ranks on a common clock."""
+class RankTrace:
+    """Content of a trace of several ranks."""
 
-    # (prefix of its track names, timeline) of each rank.
-    named: list[tuple[str, OverTime]]
+    written: TraceContents
     ranks: list[int]
     # Ranks grouped by the clock that they share.
     islands: list[list[int]]
 
 
-@contextmanager
-def timelines(
-    path: Path, wanted: RankSelection, *, convert: bool, quiet: bool, output: Path | None = None
-) -> Iterator[RankTimelines]:
-    """Open the recordings of selected ranks, shifted to the common clock.
+def write_ranks(
+    path: Path, output: Path, wanted: RankSelection, *, convert: bool, force: bool, quiet: bool
+) -> RankTrace:
+    """Write the timelines of selected ranks, shifted to the common clock.
 
     Raises:
         StoreError: The run or a rank's recording is missing.
         UsageError: The run has no such rank or step, or a recording must be converted first.
+        OutputError: The file cannot be written.
     """
     from unified_prof.cluster.step_lanes import (
         ShiftedTimeline,
@@ -228,30 +197,8 @@ def timelines(
                 "uprof: warning: clocks cannot be aligned, no common event between ranks: "
                 + "; ".join(", ".join(map(str, ranks)) for ranks in together.values())
             )
-        yield RankTimelines(found, [one.rank for one in chosen], [*together.values()])
-
-
-@dataclass(frozen=True, slots=True)
-class RankTrace:
-    """Content of a trace of several ranks."""
-
-    written: TraceContents
-    ranks: list[int]
-    # Ranks grouped by the clock that they share.
-    islands: list[list[int]]
-
-
-def write_ranks(
-    path: Path, output: Path, wanted: RankSelection, *, convert: bool, force: bool, quiet: bool
-) -> RankTrace:
-    """Write the timelines of ranks of a run.
-
-    Raises:
-        UprofError: Same as `timelines`, or the file cannot be written.
-    """
-    with timelines(path, wanted, convert=convert, quiet=quiet, output=output) as found:
-        written = _write(output, found.named, None, force=force)
-        return RankTrace(written, found.ranks, found.islands)
+        written = _write(output, found, None, force=force)
+        return RankTrace(written, [one.rank for one in chosen], [*together.values()])
 
 
 def write_reports(
