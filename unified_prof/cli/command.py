@@ -335,23 +335,14 @@ OutputFile = Annotated[
 ReportPath = Annotated[
     Path, argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports.")
 ]
+_MORE = "Further report of the {}, as another sample. Repeatable."
 MoreBase = Annotated[
     list[Path] | None,
-    option(
-        "--base",
-        metavar="FILE",
-        help="Further report of the baseline, as another sample. Repeatable.",
-        shown_by=HELP_ALL,
-    ),
+    option("--base", metavar="FILE", help=_MORE.format("baseline"), shown_by=HELP_ALL),
 ]
 MoreNew = Annotated[
     list[Path] | None,
-    option(
-        "--new",
-        metavar="FILE",
-        help="Further report of the candidate, as another sample. Repeatable.",
-        shown_by=HELP_ALL,
-    ),
+    option("--new", metavar="FILE", help=_MORE.format("candidate"), shown_by=HELP_ALL),
 ]
 # Second part of `Annotated[SomeEnum | None, FORMAT]`.
 FORMAT = option("--format", help="Output format.", show_default="text, or by -o")

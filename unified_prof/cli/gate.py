@@ -160,10 +160,6 @@ class Rounds:
                 slug="option-without-effect",
             )
 
-    def commands(self) -> dict[str, str]:
-        """Return the workloads of --until-sure by name."""
-        return workloads.commands(self.until_sure or "")
-
     def judged(
         self,
         checkouts: list[Path],
@@ -177,11 +173,12 @@ class Rounds:
         from unified_prof.pipeline import rounds
 
         base, new = checkouts
+        commands = workloads.commands(self.until_sure or "")
         with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
             return rounds.until_sure(
                 base,
                 new,
-                {name: self._workload(text) for name, text in self.commands().items()},
+                {name: self._workload(text) for name, text in commands.items()},
                 metrics,
                 limits,
                 noise=noise,
