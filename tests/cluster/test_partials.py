@@ -313,3 +313,24 @@ def test_truncated_recording_is_refused(folder: Path) -> None:
         db.execute("INSERT INTO UPROF_ANOMALIES VALUES ('cut_off', 1, 'after 100 events')")
     with pytest.raises(StoreError, match=r"the recording is truncated \(after 100 events\)"):
         read_partials(path)
+
+
+def test_skipped_data_of_a_rank_is_reported_with_its_reasons(folder: Path) -> None:
+    path = write_database(simulate(PLAN), 0, folder / "skipped.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("""
+            CREATE TABLE UPROF_COVERAGE (kind TEXT, unit TEXT, total INTEGER, decoded INTEGER,
+                                         skipped INTEGER, without_table INTEGER);
+            INSERT INTO UPROF_COVERAGE VALUES ('device 0: hwts', 'bytes', 640, 576, 64, 0),
+                                              ('host: dbg', 'bytes', 9, 0, 0, 9);
+            CREATE TABLE IF NOT EXISTS UPROF_ANOMALIES (name TEXT, count INTEGER, detail TEXT);
+            INSERT INTO UPROF_ANOMALIES VALUES ('damaged_record', 1200, 'type 3');
+        """)
+    (found,) = read_partials(path)
+    skipped = "decoded 90 % of 640 bytes; skipped: device 0: hwts (64 bytes)"
+    assert found.facts.notes[-2:] == (skipped, "damaged_record (1,200)")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE UPROF_COVERAGE SET skipped = 0")
+        db.commit()
+    (found,) = read_partials(path)
+    assert not [note for note in found.facts.notes if "skipped" in note]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.base.coverage import coverage_text
 from unified_prof.cluster import rank_communication as columns_of
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_communication import CoveredTime, RankCommunication, RankDatabase
@@ -26,7 +28,12 @@ from unified_prof.recording.calls import KERNEL, Labels
 from unified_prof.recording.framework import NOT_ATTRIBUTED, Framework
 from unified_prof.recording.python_frames import MODULE_PREFIX
 from unified_prof.recording.run_directory import rank_near
-from unified_prof.recording.source import NOTHING_KNOWN, Findings
+from unified_prof.recording.source import (
+    NOTHING_KNOWN,
+    Findings,
+    recorded_anomalies,
+    recorded_coverage,
+)
 from unified_prof.schema.catalogue import MSPROF
 from unified_prof.sqlite.reader import Report, open_report
 
@@ -221,8 +228,8 @@ def loader_intervals(report: Report) -> IntervalSet | None:
 
 TABLES = frozenset(
     """META_DATA RANK_DEVICE_MAP NPU_INFO HOST_INFO UPROF_RUN UPROF_COLLECTIVES UPROF_GPU_TASKS
-    UPROF_ANOMALIES STEP_TIME STRING_IDS COMMUNICATION_OP COMMUNICATION_TASK_INFO TASK
-    COMPUTE_TASK_INFO
+    UPROF_ANOMALIES UPROF_COVERAGE STEP_TIME STRING_IDS COMMUNICATION_OP COMMUNICATION_TASK_INFO
+    TASK COMPUTE_TASK_INFO
     COMMUNICATION_SCHEDULE_TASK_INFO MEMCPY_INFO ENUM_MEMCPY_OPERATION
     PYTORCH_API MSTX_EVENTS PYTORCH_CALLCHAINS CONNECTION_IDS CANN_API""".split()
 )
@@ -264,6 +271,14 @@ def _refuse_truncated(report: Report) -> None:
         )
 
 
+def _skipped_data(report: Report) -> Iterator[str]:
+    """Yield how much of the recording was skipped, and the reasons with their counts."""
+    if parts := [part for part in recorded_coverage(report) if part.skipped]:
+        yield f"decoded {coverage_text(parts)}"
+        for anomaly in recorded_anomalies(report):
+            yield f"{anomaly.name} ({anomaly.count:,})"
+
+
 def _partial(
     database: RankDatabase, identity: RankIdentity, rank: int, device: int | None, *, only: bool
 ) -> Partial:
@@ -275,6 +290,7 @@ def _partial(
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
+    notes += _skipped_data(database.report)
     steps, recorded = read_steps(database.report, busy, notes)
     loader = loader_intervals(database.report)
     if not recorded:
