@@ -50,6 +50,11 @@ SYMBOLS = {
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
     ),
     "foo::bar(float*) [clone .kd]": "bar",
+    "_Z9my_kernelPf": "my_kernel",
+    "_ZN7acme_ai3ops12silu_and_mulI14__hip_bfloat16TnPFT_RKS3_EXadL_Z4siluIS2_ES3_S5_EEEEvPS3_i": (
+        "silu_and_mul<...silu>"
+    ),
+    "_ZN4acme5entryILi1ENS_6Norm2dILi256EDF16bEEEEvT0_ x3": "entry<...Norm2d> x3",
     f"{ADD.format(AT, 4, 'float')} x36": "vectorized_elementwise_kernel<...CUDAFunctor_add> x36",
 }
 
@@ -76,6 +81,9 @@ def test_symbol_is_shortened_to_its_distinctive_parts(name: str) -> None:
         "net.<script>",
         "Linear(in=3)",
         "f(x",
+        "_Z",
+        "_ZN99short",
+        "_ZTVN4acme1AE",
         "",
     ],
 )
@@ -83,14 +91,25 @@ def test_other_names_are_not_shortened(name: str) -> None:
     assert names.short_symbol(name) == name
 
 
-@given(st.text(st.sampled_from("ab1:<>(){}[],*& -_~")))
+@given(st.text(st.sampled_from("ab1:<>(){}[],*& -_~ZNILE")))
 def test_any_name_can_be_shortened(name: str) -> None:
     assert names.short_symbol(name) or not name
     assert names.short_symbol(name, arguments=True) or not name
 
 
+def test_mangled_names_that_differ_only_in_types_stay_distinct() -> None:
+    of_float, of_half = "_ZN4acme4normIfLi4EEEvPT_", "_ZN4acme4normIDhLi4EEEvPT_"
+    assert names.readable_names([of_float, of_half]) == (of_float, of_half)
+    assert names.readable_names([of_float, of_float.replace("i4", "i8")]) == ("norm<4>", "norm<8>")
+
+
 def test_shortening_of_nested_names_is_fast() -> None:
-    for text in ("f<" * 50_000, "f" + "<a" * 150 + ">" * 150 + "()", "(" * 1000 + ")" * 1000):
+    for text in (
+        "f<" * 50_000,
+        "_ZN1fI" + "1a" * 8_000,
+        "f" + "<a" * 150 + ">" * 150 + "()",
+        "(" * 1000 + ")" * 1000,
+    ):
         assert names.readable_names([text, text])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from unified_prof.base.text import TIMES, printable, scaled
 from unified_prof.recording.model import THEN
@@ -37,6 +37,10 @@ _FILLER_WORDS = re.compile(
 _WRAPPER = re.compile(r"gpu_\w*kernel\w*|opmath_\w+|kernel_impl|wrapper\w*")
 _MAX_DEPTH = 12
 _MAX_BRACKETS = 200
+# A mangled function, the length before each part of its name, and what has digits but no name.
+_NESTED, _LENGTH = re.compile(r"_ZN?[rVK]*"), re.compile(r"[1-9]\d{0,3}")
+_LITERAL = re.compile(r"L[a-z](n?\d+)E")
+_NO_NAME = re.compile(r"DF\d+[b_]?|[ST]\d*_|.", re.DOTALL)
 # Longer names are not parsed as symbols.
 _MAX_NAME_LENGTH = 1 << 14
 
@@ -44,16 +48,18 @@ _MAX_NAME_LENGTH = 1 << 14
 def readable_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return display names of one column; different names stay different.
 
-    Kernels whose short forms are equal are shown with all template arguments.
+    Kernels whose short forms are equal are shown with all template arguments, or completely.
     """
-    short = [_symbols(name) for name in names]
-    owners: dict[str, set[str]] = {}
-    for name, text in zip(names, short, strict=True):
-        owners.setdefault(text, set()).add(name)
-    return tuple(
-        text if len(owners[text]) == 1 else _symbols(name, arguments=True)
-        for name, text in zip(names, short, strict=True)
-    )
+    texts = [_symbols(name) for name in names]
+    for longer in (partial(_symbols, arguments=True), str):
+        owners: dict[str, set[str]] = {}
+        for name, text in zip(names, texts, strict=True):
+            owners.setdefault(text, set()).add(name)
+        texts = [
+            text if len(owners[text]) == 1 else longer(name)
+            for name, text in zip(names, texts, strict=True)
+        ]
+    return tuple(texts)
 
 
 def _symbols(name: str, *, arguments: bool = False) -> str:
@@ -109,7 +115,11 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
 
 def _parsed(text: str) -> tuple[str, list[str]] | None:
     """Return the name and template arguments of a C++ function; None for other text."""
-    if len(text) > _MAX_NAME_LENGTH or ("<" not in text and "(" not in text):
+    if len(text) > _MAX_NAME_LENGTH:
+        return None
+    if text.startswith("_Z"):
+        return _mangled(text)
+    if "<" not in text and "(" not in text:
         return None
     text = _ANONYMOUS.sub("", text)
     pieces = _pieces(text)
@@ -129,6 +139,33 @@ def _parsed(text: str) -> tuple[str, list[str]] | None:
     if not bracket and after == "" and head == text:
         return None
     return function, [one.strip() for one in _split(rest[:-1], ",")] if bracket else []
+
+
+def _mangled(text: str) -> tuple[str, list[str]] | None:
+    """Return the name of a mangled C++ function, and the names and numbers in its template.
+
+    Compilers of AMD and NVIDIA use manglings that `__cxa_demangle` of GCC 12 does not know.
+    """
+    if (nested := _NESTED.match(text)) is None:
+        return None
+    parts: list[str] = []
+    at = nested.end()
+    while (length := _LENGTH.match(text, at)) is not None:
+        at = length.end() + int(length[0])
+        parts.append(text[length.end() : at])
+    if not parts or at > len(text) or not all(map(_FUNCTION.fullmatch, parts)):
+        return None
+    arguments: list[str] = []
+    while at < len(text):
+        if (literal := _LITERAL.match(text, at)) is not None:
+            arguments.append(literal[1])
+            at = literal.end()
+        elif (length := _LENGTH.match(text, at)) is not None:
+            at = length.end() + int(length[0])
+            arguments.append(text[length.end() : at])
+        else:
+            at = _NO_NAME.match(text, at).end()  # type: ignore[union-attr]
+    return parts[-1], [one for one in arguments if one]
 
 
 def _pieces(text: str) -> tuple[str, str] | None:
