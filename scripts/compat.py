@@ -37,6 +37,8 @@ WILD_PACKAGES = (
     "lightning",
     "accelerate",
     "torch_geometric",
+    "trl",
+    "peft",
 )
 _SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 

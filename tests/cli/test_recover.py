@@ -113,6 +113,7 @@ def test_run_killed_midway_can_be_recovered() -> None:
     done = uprof("recover", "out")
     assert done.returncode == 0, done.stderr
     assert "of 99 iterations" in done.stderr
+    assert "later ones are lost" in done.stderr
     assert files() == REPORTS
     found = facts("out/run_time.sqlite")
     assert found["complete"] == "false"

@@ -222,7 +222,8 @@ def test_progress_line_is_printed_only_on_terminals(
 
 def test_sigterm_ends_workload_like_an_exit(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     (place / "work.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
-    assert uprof("--backend", "toy", "-o", "out", "work.py") == 143
+    monkeypatch.setattr("unified_prof.base.signals.end_process", sys.exit)
+    assert uprof("--backend", "toy", "-o", "out", "work.py") == -signal.SIGTERM
     assert (place / "out" / "run_time.sqlite").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

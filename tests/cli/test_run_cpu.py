@@ -202,7 +202,7 @@ for i in range(10_000):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow)],
 )
 def test_interrupted_run_keeps_its_complete_iterations(
     number: signal.Signals, code: int, place: Path

@@ -217,6 +217,7 @@ def test_peak_on_the_cpu_is_the_allocated_memory(workload: Workload) -> None:
     # The parameter, its gradient and the inputs are live; an old gradient must not count.
     small = tracked.peak_usage_bytes - megabyte
     assert 3 * 32 <= small < 100_000
+    assert "torch's allocator" in tracked.facts["peak_is_of"]
 
 
 def test_old_gradients_are_not_counted_twice(workload: Workload) -> None:

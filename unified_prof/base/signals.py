@@ -59,8 +59,30 @@ def ended_by_signals(*, in_children: bool = True) -> Iterator[None]:
                     signal.signal(number, before)
 
 
+_ended_by: int | None = None
+
+
 def _end(number: int, frame: FrameType | None) -> None:
+    global _ended_by
+    _ended_by = number
     raise SystemExit(exit_code_of(number))
+
+
+def status_of(code: int) -> int:
+    """Return the status of a workload that ended with exit code `code` in this process.
+
+    As in `subprocess`, it is the negative number of the signal if SIGTERM or SIGHUP ended it.
+    """
+    ended = _ended_by is not None and code == exit_code_of(_ended_by)
+    return -_ended_by if ended and _ended_by is not None else code
+
+
+def end_process(status: int) -> None:
+    """End this process with `status`; if it is negative, by that signal, as without uprof."""
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        signal.raise_signal(-status)
+    sys.exit(status)
 
 
 # Time after which a finalizer or callback has ended.

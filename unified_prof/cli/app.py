@@ -373,8 +373,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit.
 
     Raises:
-        SystemExit: Always, with an exit code of `unified_prof.errors`.
+        SystemExit: With an exit code of `unified_prof.errors`. If a signal ended the workload of
+            `uprof run`, the signal ends this process, too.
     """
     with streams.guarded(), reduced_garbage_collection():
         code = exit_code_of(lambda: app.main(argv, prog_name="uprof", standalone_mode=False))
-    sys.exit(code)
+    signals.end_process(code)

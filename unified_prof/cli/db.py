@@ -215,7 +215,7 @@ def _print_recovered(outcome: Recovery, *, quiet: bool) -> None:
     else:
         files = ", ".join(str(path) for path in outcome.files.values())
         count = f"{outcome.iterations} of {outcome.asked} iterations, saved at {outcome.saved}"
-        print_message(f"uprof: {files}: {count}")
+        print_message(f"uprof: {files}: {count}; later ones are lost")
         if outcome.remark:
             print_message(f"uprof: {outcome.remark}")
 

@@ -330,7 +330,7 @@ def _run(
     finally:  # also if a signal that arrived while the reports were written ends the process now
         if result is not None:
             shown.ended(result)
-    return result.exit_code
+    return signals.status_of(result.exit_code)
 
 
 def _backend(name: str, say: Callable[[str], None], *, dry_run: bool) -> Backend:

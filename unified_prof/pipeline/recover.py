@@ -127,7 +127,8 @@ def failure_of(content: Spooled) -> str:
     else:
         saved = "a complete iteration"
     return (
-        f"the process ended before it wrote its reports: {saved} had been saved at {content.saved}"
+        f"the process ended before it wrote its reports: {saved} had been saved at "
+        f"{content.saved}; later ones are lost"
     )
 
 

@@ -21,6 +21,8 @@ from unified_prof.tracking.torch_names import Patches
 _ERRORS_ONLY = 2
 _MARK = "uprof: the measured iteration begins"
 _CHANGE = "uprof: a region opens or closes"
+# Report fact. Scratch memory of oneDNN and MKL, for example, is not in torch's allocator.
+_IS_OF = {"peak_is_of": "torch's allocator; memory of other libraries is not included"}
 # Maximum number of region changes in the iteration; beyond it, peaks of regions are not reported.
 _MAX_CHANGES = 50_000
 
@@ -117,7 +119,7 @@ class AllocatorPeak:
         if use.failures is not None:
             failures = use.failures - ((before and before.failures) or 0)
             self.facts[f"allocation_failures {place}"] = str(failures)
-        self.facts["peak_is_of"] = "torch's allocator; memory of other libraries is not included"
+        self.facts.update(_IS_OF)
 
     def stop(self, complete: bool) -> None:
         """Stop watching regions."""
@@ -226,6 +228,7 @@ class ProfiledPeak:
                     times.append(at)
                     levels.append(levels[-1] + size)
             self.peak_bytes = self._live_bytes + max(levels)
+            self.facts.update(_IS_OF)
             changes = sorted(event.start_ns() for event in events if event.name() == _CHANGE)
             if len(changes) == len(innermost) - 1 < _MAX_CHANGES:
                 self.region_peaks = self._peaks(times, levels, changes, innermost)
