@@ -134,7 +134,7 @@ ALL = [
     program("accelerate_loop", "accelerate", "linear layer_norm gelu", "accelerate_loop.py", 20),
     program("geometric_gcn", "torch_geometric", "linear relu dropout", "geometric_gcn.py", 16),
     program("trl_sft", "trl", "linear embedding silu sum", "modeling_llama.py", 24),
-    program("peft_lora", "peft transformers", "linear dropout silu", "peft_lora.py", 24),
+    program("peft_lora", "peft transformers", "linear silu embedding", "peft_lora.py", 24),
     program(
         "diffusers_pipeline", "diffusers", "conv2d group_norm", "diffusers_pipeline.py", 24, False
     ),
