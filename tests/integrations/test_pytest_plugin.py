@@ -364,7 +364,7 @@ def test_baseline_may_have_the_name_of_a_branch_or_directory(
     result.stdout.fnmatch_lines(["*test_step*pass*feature/x@1*"])
 
 
-def test_unclear_verdict_fails_only_on_request(
+def test_inconclusive_verdict_fails_only_on_request(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(ONE_STEP)
@@ -373,8 +373,8 @@ def test_unclear_verdict_fails_only_on_request(
     machine.milliseconds *= 1.2
     result = session("--uprof-compare", "main")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*test_step*unclear*main@1*the interval is*"])
-    assert session("--uprof-compare", "main", "--uprof-fail-unclear").ret == 1
+    result.stdout.fnmatch_lines(["*test_step*inconclusive*main@1*the interval is*"])
+    assert session("--uprof-compare", "main", "--uprof-fail-inconclusive").ret == 1
 
 
 @pytest.mark.slow
@@ -386,7 +386,9 @@ def test_single_runs_detect_only_large_changes(
     machine.milliseconds *= 1.5
     result = session("--uprof-compare", "main", "--uprof-runs", "1")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*unclear*one run per side does not show run-to-run variation*"])
+    result.stdout.fnmatch_lines(
+        ["*inconclusive*one run per side does not show run-to-run variation*"]
+    )
     machine.milliseconds *= 3
     assert session("--uprof-compare", "main", "--uprof-runs", "1").ret == 1
 
@@ -435,7 +437,9 @@ def test_baseline_of_another_device_is_not_compared(
     machine.milliseconds = 100.0
     result = session("--uprof-compare", "main")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*unclear*main@1 was measured on cpu: a model, this on cuda*"])
+    result.stdout.fnmatch_lines(
+        ["*inconclusive*main@1 was measured on cpu: a model, this on cuda*"]
+    )
 
 
 def test_steps_of_a_test_are_distinguished_by_name(

@@ -407,7 +407,8 @@ def _interval_text(shift: Shift) -> str:
 def _percent(new: float, base: float) -> str:
     if base <= 0:
         return "from nothing" if new > 0 else "+0.0 %"
-    return f"{(new / base - 1) * 100:+.1f} %"
+    percent = (new / base - 1) * 100
+    return f"{percent:+.1f} %" if percent < 1_000 else "over +1,000 %"
 
 
 def samples(run: Run, metric: str) -> Sample:

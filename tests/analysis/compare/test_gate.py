@@ -240,3 +240,13 @@ def test_verdict_on_random_variation_between_runs_is_rarely_wrong(runs: int, noi
         wrong += gate(base, same, ["total"], Limits()).outcome == "regression"
         wrong += gate(base, slower, ["total"], Limits()).outcome == "pass"
     assert wrong <= 2, "of 200"
+
+
+def test_interval_of_few_very_different_runs_is_readable() -> None:
+    def side(values_ns: list[float]) -> Run:
+        return in_runs(replace(run_of(STEP), totals={"total": np.array(values_ns)}), 2)
+
+    base, new = side([1e6] * 5 + [9e6] * 5), side([1e6] * 5 + [7e6] * 5)
+    (check,) = gate(base, new, ["total"], Limits()).checks
+    assert check.outcome == "inconclusive"
+    assert check.reason.endswith("the interval is -100.0 % to over +1,000 %")

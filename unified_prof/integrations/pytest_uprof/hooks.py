@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "(default: 3)",
     )
     add(
-        "--uprof-fail-unclear",
+        "--uprof-fail-inconclusive",
         action="store_true",
         help="also fail tests with an inconclusive verdict",
     )

@@ -113,7 +113,7 @@ class Session:
             judged = self._judged(test, whole, wanted)
             item.user_properties.extend(verdicts.properties(judged, name))
             fails = judged.outcome == "regression" or (
-                judged.outcome == "unclear" and wanted.fail_unclear
+                judged.outcome == "inconclusive" and wanted.fail_inconclusive
             )
             saved = None
             if self._save is not None and not fails:

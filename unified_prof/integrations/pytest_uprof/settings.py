@@ -43,7 +43,7 @@ class Settings:
     runs: int
     max_regress: float
     metrics: Sequence[str]
-    fail_unclear: bool
+    fail_inconclusive: bool
 
 
 def settings_of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
@@ -83,7 +83,7 @@ def settings_of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
         runs=_count("runs", chosen["runs"], 1),
         max_regress=parse_fraction(str(chosen["max_regress"]), "max_regress"),
         metrics=tuple(option.uprof_metric or ("total",)),
-        fail_unclear=option.uprof_fail_unclear,
+        fail_inconclusive=option.uprof_fail_inconclusive,
     )
 
 

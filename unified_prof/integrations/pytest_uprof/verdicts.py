@@ -29,7 +29,7 @@ from unified_prof.compare.gate import Check, Limits, Verdict, gate
 from unified_prof.errors import CaptureError
 from unified_prof.integrations.pytest_uprof.settings import Settings
 
-Outcome = Literal["measured", "no baseline", "pass", "regression", "unclear"]
+Outcome = Literal["measured", "no baseline", "pass", "regression", "inconclusive"]
 # Number of operations that the message of a regression lists.
 _TOP = 3
 
@@ -62,16 +62,15 @@ def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
     devices = [run.facts.get("device") for run in (base, new)]
     if None not in devices and devices[0] != devices[1]:
         reason = f"{base.label} was measured on {devices[0]}, this on {devices[1]}"
-        return Judged("unclear", _median(new), _median(base), base.label, reason, reason)
+        return Judged("inconclusive", _median(new), _median(base), base.label, reason, reason)
     known = noise.load(new)
     limits = Limits(max_regress=wanted.max_regress)
     verdict = gate(base, new, wanted.metrics, limits, known)
-    outcome: Outcome = "unclear" if verdict.outcome == "inconclusive" else verdict.outcome
     worst = next(check for check in verdict.checks if check.outcome == verdict.outcome)
     reason = worst.reason if worst.metric == TOTAL else f"{worst.metric}: {worst.reason}"
-    message = "" if outcome == "pass" else _message(test, base, new, verdict, outcome, known)
+    message = "" if verdict.outcome == "pass" else _message(test, base, new, verdict, known)
     new_ns, base_ns = _medians(verdict) or (_median(new), _median(base))
-    return Judged(outcome, new_ns, base_ns, base.label, reason, message)
+    return Judged(verdict.outcome, new_ns, base_ns, base.label, reason, message)
 
 
 def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
@@ -120,18 +119,16 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     return render_text(document).splitlines()
 
 
-def _message(
-    test: str, base: Run, new: Run, verdict: Verdict, outcome: str, known: Noise | None
-) -> str:
+def _message(test: str, base: Run, new: Run, verdict: Verdict, known: Noise | None) -> str:
     """Return the message of a failed test: reasons and the operations that changed most."""
     from unified_prof.report.operation_difference import difference_document
     from unified_prof.report.terminal import render_text
 
     found = diff(base, new, noise=known)
-    lines = [f"uprof: {outcome} of {test} against {base.label}"]
+    lines = [f"uprof: {verdict.outcome} of {test} against {base.label}"]
     lines += [f"  {_line(check)}" for check in verdict.checks if check.outcome != "pass"]
     lines += [f"  note: {doubt}" for doubt in comparability_warnings(base, new)]
-    if outcome == "regression":
+    if verdict.outcome == "regression":
         text = render_text(difference_document(found, top=_TOP))
         _, _, tables = text.partition("\n\n")
         lines += ["", *tables.rstrip().splitlines()] if tables else []
