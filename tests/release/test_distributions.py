@@ -87,6 +87,24 @@ def test_sdist_can_be_tested(distributions: dict[str, Path]) -> None:
     assert not {name for name in names if name.endswith((".pyc", ".sqlite", ".db"))}
 
 
+def test_wheel_is_reproducible(distributions: dict[str, Path], tmp_path: Path) -> None:
+    build = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path)
+    skip_if_offline(run(*build, distributions["sdist"]))
+    (again,) = tmp_path.iterdir()
+    assert again.read_bytes() == distributions["wheel"].read_bytes()
+
+
+def test_tests_pass_from_the_sdist(distributions: dict[str, Path], tmp_path: Path) -> None:
+    with tarfile.open(distributions["sdist"]) as sdist:
+        sdist.extractall(tmp_path)
+    (unpacked,) = tmp_path.iterdir()
+    tests = [unpacked / "tests" / one for one in ("release", "test_packaging.py", "docs")]
+    quick = ("-m", "not slow and not clients and not timing", "-n", "0", "-q")
+    pytest_ = (sys.executable, "-m", "pytest", "--rootdir", unpacked)
+    done = run(*pytest_, *quick, *tests, PYTHONPATH=str(unpacked))
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
 def interpreter(python: str) -> str:
     """Return a working Python of a version, or skip."""
     if sys.version_info[:2] == tuple(map(int, python.split("."))):

@@ -66,7 +66,8 @@ _MAX_KNOWN = 1 << 20
 
 @cache
 def _public_words() -> frozenset[str]:
-    return frozenset(Path(__file__).with_name("public_words.txt").read_text().split())
+    words = Path(__file__).with_name("public_words.txt").read_text(encoding="utf-8")
+    return frozenset(words.split())
 
 
 @lru_cache(maxsize=1 << 12)
