@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
 from tests.cli.test_report import refused, uprof
-from tests.export.builders import DatabaseBuilder
+from tests.export.builders import DatabaseBuilder, table
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UsageError
 from unified_prof.export.files import OutputFiles
@@ -36,6 +36,33 @@ def test_export_command_reports_written_files_and_omissions(small: Path, tmp_pat
     assert "left out of task_time: kernel_name of the launch" in done.stderr
     assert uprof("export", small, "-o", tmp_path / "quiet", "-q").stderr == ""
     refused(uprof("export", small, "-o", small), 9, "not a directory")
+
+
+@pytest.mark.parametrize(
+    ("chip", "devices", "name"),
+    [
+        ("Ascend910B", ["host"], "N/A"),
+        *((chip, ["0", "1"], "Notify_Wait") for chip in ("Ascend910A", "Ascend310P", "Ascend310B")),
+    ],
+)
+def test_chips_with_the_python_export_of_msprof_have_its_layout(
+    tmp_path: Path, chip: str, devices: list[str], name: str
+) -> None:
+    with DatabaseBuilder(tmp_path / "a.db", chip) as database:
+        database.row("NPU_INFO", {"id": 1, "name": chip}, texts=())
+        database.call(0, 5, "launch")
+        database.op(10, 20)
+        task = database.task(30, 40, "NOTIFY_WAIT_SQE")
+        values = {"globalTaskId": task, "opId": database.collective(30, 40)}
+        texts = {"name": "hcom_allReduce__1_1", "taskType": "Notify_Wait", "groupName": "group"}
+        database.row("COMMUNICATION_TASK_INFO", values | texts, texts=tuple(texts))
+    export(tmp_path / "a.db", tmp_path / "files")
+    calls = table(tmp_path / "files", "api_statistic")
+    assert [(row["Device_id"], row["API Name"]) for row in calls] == [
+        (device, "launch") for device in devices
+    ]
+    names = [row["kernel_name"] for row in table(tmp_path / "files", "task_time")]
+    assert names == ["add_1", name]
 
 
 def test_unwritten_msprof_files_are_reported(database: DatabaseBuilder, tmp_path: Path) -> None:

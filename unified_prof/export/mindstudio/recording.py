@@ -31,6 +31,8 @@ COPY = "MEMCPY_ASYNC"
 
 # Chips that have no contexts and no MIX kernels.
 _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
+# Chips whose text export is msprof's Python program, which has a layout of its own.
+_PYTHON_EXPORT = (*_WITHOUT_CONTEXTS, "Ascend310B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,12 @@ class Recording:
         names = whole_tables.records(self.source, "NPU_INFO", ["name"])
         return not any(str(name).startswith(_WITHOUT_CONTEXTS) for (name,) in names)
 
+    @cached_property
+    def python_export(self) -> bool:
+        """True if msprof exports the recordings of this chip with its Python program."""
+        names = whole_tables.records(self.source, "NPU_INFO", ["name"])
+        return any(str(name).startswith(_PYTHON_EXPORT) for (name,) in names)
+
     @property
     def knows_cores(self) -> bool:
         """True if the database has the number of cores and their frequency."""
@@ -149,10 +157,21 @@ class Recording:
             tasks: Rows of `tasks`.
             info: Their rows of `kernels`; -1 if a task has none.
         """
-        if not len(self.kernels):
-            return np.full(len(tasks), MISSING, np.int64)
-        name = self.kernels.columns["name"][info].astype(np.int64)
-        return np.where(info >= 0, name, MISSING)
+        result = np.full(len(tasks), MISSING, np.int64)
+        if self.python_export and len(self._collective_tasks["globalTaskId"]):
+            rows = Lookup(self._collective_tasks["globalTaskId"]).rows(self.tasks.id[tasks])
+            types = self._collective_tasks["taskType"][rows].astype(np.int64)
+            result = np.where(rows >= 0, types, result)
+        if len(self.kernels):
+            name = self.kernels.columns["name"][info].astype(np.int64)
+            result = np.where(info >= 0, name, result)
+        return result
+
+    @cached_property
+    def _collective_tasks(self) -> dict[str, Ints]:
+        return whole_tables.integers(
+            self.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "taskType"]
+        )
 
     def ids(self, wanted: Collection[str]) -> Ints:
         """Return the ids of texts."""

@@ -48,10 +48,15 @@ def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     rows = []
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         text, number = recording.text(int(name[start])), int(level[start])
-        row = ("host", levels.get(number, ""), recording.cell(text), *_figures(duration[start:end]))
+        row = (levels.get(number, ""), recording.cell(text), *_figures(duration[start:end]))
         rows.append((text.encode("utf-8", "surrogateescape"), number, ",".join(row)))
     rows.sort()
-    delivery.table("api_statistic", _HEADER, len(rows), [[line for _, _, line in rows]])
+    devices = ["host"]
+    if recording.python_export:  # which repeats the host's calls for each device
+        found_ids = whole_tables.records(recording.source, "NPU_INFO", ["id"])
+        devices = [str(number) for number in sorted(number for (number,) in found_ids)]
+    lines = [f"{device},{line}" for device in devices for _, _, line in rows]
+    delivery.table("api_statistic", _HEADER, len(lines), [lines])
 
 
 def _figures(duration_ns: Ints) -> tuple[str, ...]:
