@@ -31,7 +31,7 @@ COPY = "MEMCPY_ASYNC"
 
 # Chips that have no contexts and no MIX kernels.
 _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
-# Chips whose text export is msprof's Python program, which has a layout of its own.
+# Chips whose text export is msprof's Python program, which writes another layout.
 _PYTHON_EXPORT = (*_WITHOUT_CONTEXTS, "Ascend310B")
 
 
