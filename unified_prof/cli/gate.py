@@ -80,7 +80,7 @@ class Rounds:
         int | None,
         option(
             min=1,
-            help="Maximum number of rounds; each starts both sides anew.",
+            help="Maximum number of rounds, 3 or more; each starts both sides anew.",
             show_default="12; 6 with --self-test",
             shown_by=HELP_ALL,
         ),
