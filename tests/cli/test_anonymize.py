@@ -26,6 +26,7 @@ from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
 from unified_prof.base.anonymous_names import Anonymizer
 from unified_prof.cli.app import app
+from unified_prof.explain.roofline.peaks import all_devices
 from unified_prof.pipeline.convert import convert
 
 SAMPLES = Path(os.environ.get("UPROF_SHARED", Path(__file__).parents[3] / "shared")) / "samples"
@@ -38,6 +39,11 @@ def anonymize(*arguments: object, code: int = 0) -> Result:
     found = getattr(result.exception, "exit_code", result.exit_code)
     assert found == code, (result.output, result.exception)
     return result
+
+
+@pytest.mark.parametrize("name", sorted(device.name for device in all_devices()))
+def test_names_of_devices_with_known_peaks_stay(name: str) -> None:
+    assert Anonymizer().text(f"NVIDIA GeForce RTX {name}") == f"NVIDIA GeForce RTX {name}"
 
 
 def contents(path: Path) -> Iterator[bytes]:
