@@ -1,8 +1,10 @@
 """Measure overhead and coverage of tracking on training steps.
 
-The models are two sizes of a small GPT, and a hand-written recurrent network with 8,994 small
-operations per step. Plain and tracked steps alternate in one thread, and times are CPU times of the
-thread, so that other load does not affect them. The overhead is the median ratio of pairs of steps.
+The models are an MLP (also with L-BFGS), two sizes of a small GPT, and a hand-written recurrent
+network with 8,994 small operations per step. Plain and tracked steps alternate in one thread, and
+times are CPU times of the thread, so that other load does not affect them. The overhead is the
+median ratio of pairs of steps: of those in which operations are timed, of those in which parts are,
+and of those under torch's own recorder, with the time to collect its events.
 The coverage is the sum of the times of all operations over the plain forward and backward time; for
 these steps the tracker uses the thread's clock. Reading that clock is ten times slower, so the
 reading time is subtracted from every interval, and the steps do not count for the overhead.
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.autograd.profiler import profile
 
 from unified_prof.base.run_spec import RunSpec
 from unified_prof.tracking.assemble import select_calls
@@ -45,6 +48,7 @@ LARGE = "large"
 # Width, tokens per sequence, sequences per batch; a GPU has kernels of 0.1 ms for the large size.
 _SHAPES = {**SIZES, LARGE: (1024, 512, 16)}
 MANY = "many operations"
+MLP, CLOSURE = "MLP", "MLP with L-BFGS"
 TOKENS_BY_HAND = 899
 VOCABULARY = 256
 
@@ -89,6 +93,18 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), target.view(-1))
 
 
+class Mlp(nn.Module):
+    """Two layers and their loss, a step of less than a millisecond."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        return F.mse_loss(self.layers(x), target)
+
+
 class RecurrentByHand(nn.Module):
     """A gated recurrent network whose steps are a dozen operations in Python."""
 
@@ -123,6 +139,8 @@ class ThreadClock(HostClock):
 def workload(size: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Return the model and the arguments of its forward for one case."""
     torch.manual_seed(0)
+    if size in (MLP, CLOSURE):
+        return Mlp(), (torch.randn(4, 8), torch.randn(4, 8))
     if size == MANY:
         return RecurrentByHand(64), (torch.randn(TOKENS_BY_HAND, 16, 64), torch.randn(16, 64))
     width, tokens, batch = _SHAPES[size]
@@ -132,7 +150,9 @@ def workload(size: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def bench(size: str, rounds: int) -> dict[str, float]:
     """Return the figures for one case."""
     model, inputs = workload(size)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    if size == CLOSURE:
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
     here = Path(__file__).parent
     spec = RunSpec(target="", reports=("run-time",), output_dir=here, project_root=here)
     session = Session("cpu", spec)
@@ -149,22 +169,46 @@ def bench(size: str, rounds: int) -> dict[str, float]:
     steps.install()
     session.add_model(model)
     tracker = session.run_time
+    tracker.iterations_per_sample = 2
     table = SiteTable(session.sites, Scope("module"))
 
-    def step() -> tuple[float, float]:
+    passes_ms = [0.0, 0.0]
+
+    def closure() -> torch.Tensor:
         optimizer.zero_grad()
         start = time.thread_time()
-        loss = model(*inputs)
+        loss: torch.Tensor = model(*inputs)
         middle = time.thread_time()
         loss.backward()
-        end = time.thread_time()
-        optimizer.step()
-        return (middle - start) * 1e3, (end - middle) * 1e3
+        passes_ms[0] += (middle - start) * 1e3
+        passes_ms[1] += (time.thread_time() - middle) * 1e3
+        return loss
 
-    def tracked_step() -> None:
-        tracker.begin_iteration(0)
+    def step() -> tuple[float, float]:
+        passes_ms[:] = 0.0, 0.0
+        if size == CLOSURE:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        return passes_ms[0], passes_ms[1]
+
+    def tracked_step(index: int = 0) -> None:
+        tracker.begin_iteration(index)
         step()
-        tracker.end_iteration(0)
+        tracker.end_iteration(index)
+
+    def recorded_step() -> float:
+        """Return the time to collect the events of one step, in ms."""
+        recorder = profile()
+        with recorder:
+            start = time.thread_time()
+            step()
+            step_ms = (time.thread_time() - start) * 1e3
+            recorded_ms.append(step_ms)
+            start = time.thread_time()
+        recorder.kineto_results.events()
+        return (time.thread_time() - start) * 1e3
 
     def timed(run: Any) -> tuple[Any, float]:
         start = time.thread_time()
@@ -172,12 +216,18 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         return result, (time.thread_time() - start) * 1e3
 
     thread_clock = ThreadClock()
-    plain_ms, tracked_ms, forward, backward = [], [], [], []
+    plain_ms, tracked_ms, parts_ms, forward, backward = [], [], [], [], []
+    recorded_ms: list[float] = []
+    collected_ms: list[float] = []
     for number in range(-5, rounds):
+        step()  # brings the step back into the caches
         (plain_forward, plain_backward), plain = timed(step)
         tracker.clock = HostClock()
         tracker.start()
+        tracked_step()
+        tracked_step(1)
         _, tracked = timed(tracked_step)
+        _, parts = timed(lambda: tracked_step(1))
         tracker.stop(complete=True)
         tracker.clear()
         tracker.clock = thread_clock
@@ -186,18 +236,28 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         tracker.stop(complete=True)
         measured = select_calls(tracker.iterations.pop(), table)
         kept = list(measured.calls)
+        collecting = recorded_step()
         if number >= 0:
             plain_ms.append(plain)
             tracked_ms.append(tracked)
+            parts_ms.append(parts)
+            collected_ms.append(recorded_ms[-1] + collecting)
             forward.append((plain_forward, measured.iteration.forward_ms[kept].sum()))
             backward.append((plain_backward, np.nansum(measured.iteration.backward_ms[kept])))
     steps.remove()
     session.remove()
     median = statistics.median
+
+    def ratio(times_ms: list[float]) -> float:
+        return median(t / p for p, t in zip(plain_ms, times_ms, strict=True))
+
     return {
         "plain_ms": median(plain_ms),
         "tracked_ms": median(tracked_ms),
-        "ratio": median(t / p for p, t in zip(plain_ms, tracked_ms, strict=True)),
+        "ratio": ratio(tracked_ms),
+        "parts_ratio": ratio(parts_ms),
+        "recorder_ratio": ratio(recorded_ms[-rounds:]),
+        "collected_ratio": ratio(collected_ms),
         "forward_coverage": median(tracked / plain for plain, tracked in forward),
         "backward_coverage": median(tracked / plain for plain, tracked in backward),
         "operations": len(kept),
@@ -236,14 +296,16 @@ def main() -> None:
             print("\n".join(device_truth.summary_line(name, one) for name, one in found.items()))
         # Kernels of a few microseconds and of milliseconds.
         raise SystemExit(any(abs(one.error) > 0.02 for one in found.values()))
-    figures = {size: bench(size, arguments.rounds) for size in (*SIZES, MANY)}
+    figures = {size: bench(size, arguments.rounds) for size in (MLP, CLOSURE, *SIZES, MANY)}
     if arguments.json:
         print(json.dumps(figures, indent=2))
         return
     for size, one in figures.items():
         print(
             f"{size}: {one['plain_ms']:.2f} ms plain, {one['tracked_ms']:.2f} ms tracked "
-            f"(x{one['ratio']:.2f}), {one['operations']:.0f} operations cover "
+            f"(x{one['ratio']:.2f}, parts x{one['parts_ratio']:.2f}, torch's recorder "
+            f"x{one['recorder_ratio']:.2f}, with its events x{one['collected_ratio']:.2f}), "
+            f"{one['operations']:.0f} operations cover "
             f"{one['forward_coverage']:.2f} of forward, {one['backward_coverage']:.2f} of backward"
         )
 
