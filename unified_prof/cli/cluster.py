@@ -13,7 +13,10 @@ from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, opti
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from unified_prof.pipeline.cluster import ClusterOutcome
+    from unified_prof.pipeline.cluster_inputs import Input
 
 
 _EPILOG = (
@@ -61,13 +64,17 @@ def build(
     strict: Annotated[
         bool, option("--strict", help="Exit with 7 if a rank is missing or damaged.")
     ] = False,
+    watch: Annotated[
+        bool,
+        option("--watch", help="Add ranks as their files appear, until all are read."),
+    ] = False,
     verbose: Annotated[bool, option("--verbose", help="Show Dask's log.")] = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
     """Read the recordings of all ranks and combine them into one run."""
-    from unified_prof.pipeline.cluster import build as make
+    from unified_prof.pipeline import cluster as pipeline
 
     if dask is not None and (scheduler is not None or not dask.startswith("local")):
         raise UsageError(
@@ -83,22 +90,41 @@ def build(
         )
     enabled = streams.is_terminal() and not quiet
     with printing.progress_line(enabled=enabled) as progress:
-        outcome = make(
-            inputs,
-            output,
-            scheduler=dask or scheduler,
-            jobs=jobs,
-            force=force,
-            verbose=verbose,
-            progress=progress,
-            note=lambda text: None if quiet else printing.print_message(f"uprof: note: {text}"),
-        )
-    if not quiet:
-        _print_summary(outcome)
-    if json_:
-        printing.put_json(_record(outcome))
+        rebuilt = False
+
+        def note(text: str) -> None:
+            if not quiet:
+                printing.print_message(f"uprof: note: {text}")
+
+        def refresh(found: Sequence[Input] | None = None) -> ClusterOutcome:
+            return pipeline.build(
+                inputs,
+                output,
+                scheduler=dask or scheduler,
+                jobs=jobs,
+                force=force and not rebuilt,
+                verbose=verbose,
+                progress=progress,
+                note=note,
+                inputs=found,
+            )
+
+        if watch:
+            outcomes = pipeline.watch(inputs, refresh, interval_s=_WATCH_INTERVAL_S, note=note)
+        else:
+            outcomes = iter((refresh(),))
+        for outcome in outcomes:
+            rebuilt = True
+            if not quiet:
+                _print_summary(outcome)
+            if json_:
+                printing.put_json(_record(outcome))
     if strict and not outcome.is_complete:
         raise click.exceptions.Exit(StoreError.exit_code)
+
+
+# Seconds between two searches for recordings.
+_WATCH_INTERVAL_S = 5.0
 
 
 def _print_summary(outcome: ClusterOutcome) -> None:

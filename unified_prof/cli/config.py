@@ -37,7 +37,7 @@ PROJECT_SETTINGS = frozenset(
     sys-cpu-profiling sys-hardware-mem sys-hardware-mem-freq sys-interconnection-freq
     sys-interconnection-profiling sys-io-profiling sys-io-sampling-freq sys-pid-profiling
     sys-pid-sampling-freq sys-profiling sys-sampling-freq table task-block task-memory task-time
-    timeline-detail timeout to top verbose warmup what-if with without workload
+    timeline-detail timeout to top verbose warmup watch what-if with without workload
     """.split()
 )
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,6 +103,7 @@ def build(
     verbose: bool = False,
     progress: Progress = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
+    inputs: Sequence[Input] | None = None,
 ) -> ClusterOutcome:
     """Build or complete a run with all ranks that `given` specifies.
 
@@ -114,6 +116,7 @@ def build(
         verbose: If True, Dask may log.
         progress: Called with a short description of the current step.
         note: Called with warnings.
+        inputs: The inputs of `given`, if they were found already.
 
     Raises:
         UprofError: No rank can be read; two files belong to the same rank; the target is not a run
@@ -123,7 +126,7 @@ def build(
     run = StorageDirectory(target)
     folder = StorageDirectory(run.at(PARTIALS_DIRECTORY))
     _refuse_others(run, force=force)
-    inputs, lost = _inputs(given, progress)
+    inputs, lost = _inputs(given, progress) if inputs is None else (inputs, [])
     with executors.open_executor(
         scheduler, jobs=_jobs(jobs, len(inputs)), note=note, verbose=verbose
     ) as pool:
@@ -152,6 +155,53 @@ def build(
         tuple(one.text for one in summary.findings),
         world_size_is_minimum=summary.world_size_is_minimum,
     )
+
+
+def watch(
+    given: Sequence[str],
+    refresh: Callable[[Sequence[Input]], ClusterOutcome],
+    *,
+    interval_s: float,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[ClusterOutcome]:
+    """Yield the outcome of `refresh` for each change of the inputs, until all ranks are read.
+
+    A file is used once its size and time were the same in two searches, so that files which are
+    still being written are left for later.
+
+    Args:
+        given: As for `build`.
+        refresh: Builds the run from these inputs.
+        interval_s: Time between two searches.
+        note: Called with the reason why nothing can be read yet.
+
+    Raises:
+        UprofError: As `build`, except if no rank can be read yet.
+    """
+    seen: set[tuple[str, str]] = set()
+    built: set[tuple[str, str]] = set()
+    waiting = ""
+    while True:
+        inputs, errors = inputs_of(given)
+        why = "; ".join(str(error) for _, error in errors)
+        if why and why != waiting:  # the job may not have written anything yet
+            note(f"waiting for recordings: {why}")
+        waiting = why
+        now = {(one.location, one.content) for one in inputs}
+        settled = [one for one in inputs if (one.location, one.content) in seen]
+        names = {(one.location, one.content) for one in settled}
+        if settled and names != built:
+            built = names
+            try:
+                outcome = refresh(settled)
+            except StoreError as err:
+                note(f"waiting for recordings: {err}")
+            else:
+                yield outcome
+                if outcome.is_complete and not outcome.world_size_is_minimum and names == now:
+                    return
+        seen = now
+        time.sleep(interval_s)
 
 
 def summary_of(
