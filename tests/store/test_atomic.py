@@ -93,6 +93,26 @@ def test_symbolic_link_is_kept(tmp_path: Path) -> None:
     assert (real / "file").read_text() == "new"
 
 
+@pytest.mark.parametrize("target_exists", [True, False])
+def test_symbolic_link_is_written_through_with_force_only(
+    tmp_path: Path, *, target_exists: bool
+) -> None:
+    target, link = tmp_path / "elsewhere", tmp_path / "out"
+    if target_exists:
+        target.write_text("old")
+    link.symlink_to(target)
+    with (
+        pytest.raises(OutputError, match=r"already exists|is a symbolic link to") as raised,
+        replacing(link),
+    ):
+        pass
+    assert raised.value.slug == "already-exists"
+    assert names(tmp_path) == (["elsewhere", "out"] if target_exists else ["out"])
+    with replacing(link, overwrite=True) as partial:
+        partial.write_text("new")
+    assert (target.read_text(), link.is_symlink()) == ("new", True)
+
+
 def test_files_left_by_another_database_are_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "out.db-wal").write_text("of a database that is gone")
     with (

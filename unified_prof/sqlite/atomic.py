@@ -185,7 +185,7 @@ class AtomicFile:
         self.target = Path(target)
         self._durable = durable
         self._overwrite = overwrite
-        # A symbolic link is followed, as by `open`.
+        # The target of a symbolic link is replaced, and the link is kept.
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
@@ -305,6 +305,12 @@ def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) 
     try:
         mode = final.stat().st_mode
     except FileNotFoundError:
+        if not overwrite and target.is_symlink():  # else whoever made it chooses what is created
+            raise OutputError(
+                f"{target} is a symbolic link to {final}, which does not exist",
+                hint="remove the link, or create its target with --force",
+                slug="already-exists",
+            ) from None
         for suffix in () if overwrite else SQLITE_SIDE_FILES:
             if os.path.lexists(side := _with_suffix(final, suffix)):
                 raise OutputError(
