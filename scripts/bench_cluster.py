@@ -42,7 +42,7 @@ from unified_prof.cluster.rank_partial import (
 from unified_prof.pipeline import cluster
 from unified_prof.pipeline.cluster_map import RankFile, name_of
 from unified_prof.pipeline.executors import open_executor
-from unified_prof.pipeline.remote import Folder
+from unified_prof.pipeline.remote import StorageDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {
@@ -153,7 +153,7 @@ def reduce(folder: str, ranks: int) -> None:
     found = [
         RankFile(rank, f"rank{rank}", name_of(rank, f"{rank:020x}", 1)) for rank in range(ranks)
     ]
-    place = Folder(folder)
+    place = StorageDirectory(folder)
     before = time.process_time()
     with open_executor(jobs=1) as crew:
         _, summary = cluster.combine([], found, place, crew)
