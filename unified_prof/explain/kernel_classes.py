@@ -19,25 +19,27 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import NOT_AVAILABLE
+from unified_prof.explain.operation_names import (
+    ATTENTION,
+    CAST,
+    COLLECTIVES,
+    CONVOLUTION,
+    COPIES,
+    ELEMENT_WISE,
+    EMBEDDING,
+    MATMUL,
+    NORMALISATION,
+    OPTIMIZER,
+    REDUCTION,
+    REST,
+    class_of_operation,
+)
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import TaskWindow
-
-MATMUL: Final = "matmul"
-CONVOLUTION: Final = "convolution"
-ATTENTION: Final = "attention"
-NORMALISATION: Final = "normalisation"
-ELEMENT_WISE: Final = "element-wise"
-REDUCTION: Final = "reduction"
-EMBEDDING: Final = "embedding"
-OPTIMIZER: Final = "optimizer"
-CAST: Final = "cast and format"
-COPIES: Final = "copies"
-COLLECTIVES: Final = "collectives"
-REST: Final = "other"
 
 CLASSES: Final = (
     MATMUL,
@@ -164,68 +166,6 @@ _KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ),
 )
 
-_OPERATIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    (
-        COLLECTIVES,
-        _any(
-            r"^(?:c10d|nccl|hccl|record_param_comms)",
-            r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|^broadcast_$",
-        ),
-    ),
-    (CAST, _any(r"reshape_and_cache")),
-    (ATTENTION, _any(r"attention|attn|sdpa|fmha|paged_")),
-    (
-        NORMALISATION,
-        _any(r"(?:batch|layer|group|instance|rms|local_response)_?norm|^renorm|sync_?batch"),
-    ),
-    (OPTIMIZER, _any(r"optimizer|adamw?(?:$|_)|fused_?(?:adam|sgd|lamb)|apply_adam|adam_w")),
-    (CONVOLUTION, _any(r"conv(?!ert)")),
-    (
-        CAST,
-        _any(
-            r"^_?to(?:_copy)?$|^copy_?$|^clone$|^contiguous$|^type_as$|^transpose|^permute$|cast",
-            r"^cat$|^_cat$|^stack$|^pad$|^constant_pad|^slice|^split|^narrow|^view_copy",
-            r"(?<!un)quanti[sz]",
-            r"^repeat|^expand|^flatten|^reshape|^roll$|^flip$|^chunk|^unbind|trans_data|format",
-            r"quant$|tofloat|floatto|copy_bucket|^detach|^index_copy|flatten_dense|^_foreach_copy",
-        ),
-    ),
-    (
-        MATMUL,
-        _any(
-            r"^linear|^addmm|^mm$|^bmm$|^matmul|^baddbmm|^einsum|^tensordot|^_?scaled_mm|_mm$|gemm",
-            r"^addbmm|^mv$|^dot$|^outer$|mat_?mul|moe",
-        ),
-    ),
-    (ELEMENT_WISE, _any(r"rotary|rope$")),
-    (
-        EMBEDDING,
-        _any(
-            r"embedding|^index|^_index|gather|scatter|lookup|^take|permute_.*sparse",
-            r"permute_pooled|sparse_",
-        ),
-    ),
-    (
-        REDUCTION,
-        _any(
-            r"softmax|^sum|^mean|^max|^min$|^amax|^amin|^argm|^topk|^sort|^cum|cumsum|^norm|^all$",
-            r"^any$|^prod|^var|^std|loss|entropy|pool|logsumexp|^nonzero|^unique|^linalg_.*norm",
-            r"^is_nonzero|histc|bincount|^count|_sum$",
-        ),
-    ),
-    (
-        ELEMENT_WISE,
-        _any(
-            r"^_?foreach|^add|^sub|^mul|^div|^rsub|^neg|^abs|^exp|^log|^pow|^sqrt|^rsqrt|^sin|^cos",
-            r"^tanh|^sigmoid|gelu|relu|silu|mish|elu$|^hard|dropout|^where|^masked_fill|^clamp",
-            r"^fill|^zero|^ones|^full|^eq$|^ne$|^lt$|^le$|^gt$|^ge$|^logical|^bitwise|^rand|^normal",
-            r"^uniform|^bernoulli|^arange|^erf|^lerp|^reciprocal|^round|^floor|^ceil|^square|^nan_to",
-            r"^threshold|swiglu|act_and_mul|^logit|^maximum|^minimum|^isnan|^isinf|^tril|^triu",
-            r"^linspace|^sign|^remainder|^fmod|^glu",
-        ),
-    ),
-)
-
 # Operations of a fused Triton kernel that only move data; one other operation makes it compute.
 _LAYOUT_WORDS = (
     "unsafe_view|view|reshape|permute|transpose|t|unsqueeze|squeeze|expand|as_strided|slice|select"
@@ -256,12 +196,10 @@ PRECISION_IN_NAME: Final = re.compile(
     re.IGNORECASE,
 )
 
-_PREFIXES: Final = ("native_", "miopen_", "cudnn_", "npu_", "_npu_", "_")
 _NUMBER: Final = re.compile(r"\d\d+")
 # Maximum number of characters of a name to examine.
 _MAX_NAME: Final = 4096
 _NODE: Final = re.compile(r"Backward\d*$")
-_WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
 
 
 def class_of_kernel(name: str | None) -> str | None:
@@ -275,24 +213,6 @@ def class_of_kernel(name: str | None) -> str | None:
 @lru_cache(maxsize=1 << 16)
 def _class_of_kernel(name: str) -> str | None:
     return next((result for result, pattern in _KERNELS if pattern.search(name)), None)
-
-
-@lru_cache(maxsize=1 << 14)
-def class_of_operation(name: str | None) -> str | None:
-    """Return the class by the name of a framework operation, or None."""
-    if name is None or name in _NOTHING:
-        return None
-    bare = name.rpartition("::")[2] if "<" not in name else name
-    if _NODE.search(bare):
-        # `NativeLayerNormBackward0`: the autograd node of native_layer_norm.
-        bare = _WORDS.sub("_", _NODE.sub("", bare)).lower()
-    forms = {bare, *(bare.removeprefix(prefix) for prefix in _PREFIXES)}
-    if name.startswith(("c10d::", "nccl:", "record_param_comms")):
-        return COLLECTIVES
-    for result, pattern in _OPERATIONS:
-        if any(pattern.search(form.removesuffix("_") or form) for form in forms):
-            return result
-    return None
 
 
 def class_of(
