@@ -24,8 +24,10 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.compare.device_leaves import Leaves, distinct
 from unified_prof.compare.device_side import Side
 from unified_prof.explain.kernel_classes import (
-    ATTENTION,
     CLASSES,
+)
+from unified_prof.explain.operation_names import (
+    ATTENTION,
     COLLECTIVES,
     CONVOLUTION,
     COPIES,

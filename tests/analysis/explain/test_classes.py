@@ -10,9 +10,15 @@ import pytest
 
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.kernel_classes import (
+    CLASSES,
+    class_of,
+    class_of_kernel,
+    classes_of,
+)
+from unified_prof.explain.msprof import MsprofAnalysis
+from unified_prof.explain.operation_names import (
     ATTENTION,
     CAST,
-    CLASSES,
     COLLECTIVES,
     CONVOLUTION,
     COPIES,
@@ -23,12 +29,8 @@ from unified_prof.explain.kernel_classes import (
     OPTIMIZER,
     REDUCTION,
     REST,
-    class_of,
-    class_of_kernel,
     class_of_operation,
-    classes_of,
 )
-from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 

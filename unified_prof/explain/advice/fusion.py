@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.explain import kernel_classes
+from unified_prof.explain import operation_names
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import WARN_SHARE, percent, plural
 from unified_prof.explain.advice.kernel_rules import layout_kernels
@@ -131,10 +131,10 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
 ELEMENTWISE_SHARE = 0.20
 _FUSIBLE = (
-    kernel_classes.ELEMENT_WISE,
-    kernel_classes.CAST,
-    kernel_classes.REDUCTION,
-    kernel_classes.NORMALISATION,
+    operation_names.ELEMENT_WISE,
+    operation_names.CAST,
+    operation_names.REDUCTION,
+    operation_names.NORMALISATION,
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
-from unified_prof.explain import kernel_classes
+from unified_prof.explain import kernel_classes, operation_names
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -441,7 +441,7 @@ def on_ai_cpu(context: DeviceContext) -> Flags:
 
 def matrix_kernels(context: DeviceContext) -> Flags:
     """Return a mask of matmul, convolution and attention kernels."""
-    classes = (kernel_classes.MATMUL, kernel_classes.CONVOLUTION, kernel_classes.ATTENTION)
+    classes = (operation_names.MATMUL, operation_names.CONVOLUTION, operation_names.ATTENTION)
     result: Flags = context.in_class(*classes) & (context.tasks.kind == KERNEL)
     return result
 
