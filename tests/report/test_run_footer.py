@@ -6,9 +6,13 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
+from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
 from unified_prof.report import report_document, terminal
+from unified_prof.report.document import Document
 from unified_prof.report.figures import collect_figures
 
 
@@ -91,3 +95,34 @@ def test_time_waiting_for_a_cpu_is_reported(tmp_path: Path) -> None:
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"].endswith("; 4.00 ms of it waiting for a CPU (busy machine)")
+
+
+def test_footer_begins_with_findings_if_there_are_any(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:1])
+    document = Document()
+    assert not report_document.add_run_footer(document, {"run-time": [path]}, top=3)
+    assert "findings" not in terminal.render_text(document, width=None, color=False)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
+        db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
+    document = Document()
+    assert report_document.add_run_footer(document, {"run-time": [path]}, top=3)
+    shown = terminal.render_text(document, width=None, color=False).splitlines()
+    assert shown[0] == "findings"
+    assert "CPU wait" in shown[1]
+
+
+@pytest.mark.parametrize(
+    ("reports", "has_findings", "command"),
+    [
+        (("run-time", "memory"), True, "uprof advise"),
+        (("run-time", "memory"), False, "uprof report --by line"),
+        (("memory",), False, "uprof report"),
+        (("timeline",), False, "uprof advise"),
+    ],
+)
+def test_next_command_depends_on_the_findings(
+    reports: tuple[str, ...], has_findings: bool, command: str
+) -> None:
+    files = {report: (Path(report),) for report in reports}
+    assert _next_command(files, has_findings=has_findings) == command

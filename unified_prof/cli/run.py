@@ -100,18 +100,22 @@ class RunEnd:
     def _say_figures(self, result: RunResult) -> None:
         if result.files and not self.quiet:
             from unified_prof.cli.output import terminal
-            from unified_prof.report.report_document import run_footer
+            from unified_prof.report.document import Document
+            from unified_prof.report.report_document import MORE_IN_REPORT, add_run_footer
+            from unified_prof.report.terminal import render_text
 
             width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
-            text = run_footer(result.files, top=self._top, width=width, color=color)
-            self._say(text.rstrip("\n"))
+            document = Document(more=MORE_IN_REPORT)
+            has_findings = add_run_footer(document, result.files, top=self._top)
+            self._say(render_text(document, width=width, color=color).rstrip("\n"))
             where = printable(str(result.directory))
-            self._say(f"\nnext  {_next_command(result.files)} {where}\npage  uprof view {where}")
+            command = _next_command(result.files, has_findings=has_findings)
+            self._say(f"\nnext  {command} {where}\npage  uprof view {where}")
 
 
-def _next_command(files: Mapping[str, tuple[Path, ...]]) -> str:
+def _next_command(files: Mapping[str, tuple[Path, ...]], *, has_findings: bool) -> str:
     """Return the most useful command for a run with these reports."""
-    if TIMELINE in files:
+    if has_findings or TIMELINE in files:
         return "uprof advise"
     return "uprof report --by line" if RUN_TIME in files else "uprof report"
 

@@ -126,6 +126,9 @@ def report_document(
     return document
 
 
+MORE_IN_REPORT = " (see `uprof report`)"
+
+
 def run_footer(
     files: Mapping[str, Iterable[Path]],
     *,
@@ -141,22 +144,29 @@ def run_footer(
         width: Width of the terminal; None for a pipe.
         color: If True, use escape sequences for color.
     """
-    document = Document(more=" (see `uprof report`)")
+    document = Document(more=MORE_IN_REPORT)
     add_run_footer(document, files, top=top)
     return render_text(document, width=width, color=color)
 
 
-def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> None:
-    """Add figures and paths of the reports just written.
+def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> bool:
+    """Add findings, figures and paths of the reports just written.
 
     A report that cannot be read is listed; no error is raised, because the run has ended.
+
+    Returns:
+        True if there are findings.
     """
+    has_findings = False
     try:
         with open_files(path for paths in files.values() for path in paths) as analyses:
             for analysis in analyses:
                 bys = analysis.summary.available[:1]
                 figures = collect_figures(analysis, bys, top=top, details=False)
                 if not _add_not_tracked(document, figures.summary):
+                    if figures.advice is not None and figures.advice.findings:
+                        add_findings(document, figures)
+                        has_findings = True
                     _add_headline(document, figures)
                 for selection in figures.selections:
                     if selection.rows and "not_tracked" not in dict(figures.summary.facts):
@@ -168,6 +178,7 @@ def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, t
     for kind, paths in files.items():
         for path in paths:
             document.fact(f"{kind} report", str(path))
+    return has_findings
 
 
 def report_title(summary: Summary) -> str:

@@ -45,6 +45,7 @@ def test_launch_latency_on_an_idle_device_is_host_bound_time(tmp_path: Path, eve
     assert saving_ns(one) == pytest.approx(399 * (every * US - 2_500), rel=0.002)
     assert one.figures["gaps"] == 399
     assert "is the latency of launches to an idle device" in one.text
+    assert "nothing is enqueued, which exposes launch latency" in one.text
 
 
 def test_kernels_queued_behind_others_are_no_finding(tmp_path: Path) -> None:

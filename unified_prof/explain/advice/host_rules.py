@@ -63,9 +63,10 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < IDLE_SHARE:
         return
     rows = _longest_gaps(context)
+    exposed = ", which exposes launch latency" if 2 * latency_ns > cost else ""
     text = (
         f"host-bound: the device is idle {percent(context.share(cost))} of the time because "
-        f"nothing is enqueued ({plural(gaps, 'gap')})"
+        f"nothing is enqueued{exposed} ({plural(gaps, 'gap')})"
     )
     advice = f"reduce launch overhead: {_COMPILED if context.is_compiled else _FEWER_LAUNCHES}"
     if 2 * long_ns > cost:
