@@ -67,6 +67,12 @@ class Tracked:
         """Return the share of the median iteration without waiting for a CPU."""
         return ns / max(self.working_ns, 1.0)
 
+    def of_iteration(self, share: float) -> str:
+        """Return the result of `share` in words; costs are shares of the whole iteration."""
+        waited_ns = self.parts_ns.get("waiting_for_cpu", 0)
+        base = " without CPU wait" if waited_ns > WAITED_SHARE * self.median_ns else ""
+        return f"{percent(share)} of an iteration{base}"
+
     def line_of(self, part: str) -> str:
         """Return ` at file:line` of a part of the iteration; empty if unknown."""
         line = json.loads(self.facts.get("part_lines", "{}")).get(part)
@@ -140,7 +146,7 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         "time_between_operations",
         whole,
-        f"between operations: {percent(share)} of an iteration, mostly around {heaviest[0]}",
+        f"between operations: {run.of_iteration(share)}, mostly around {heaviest[0]}",
         advice="check these lines for work outside torch: Python loops, logging, conversion to "
         "lists or NumPy, reading data",
         sure="likely",
@@ -210,7 +216,7 @@ def _part(
         yield run.finding(
             kind or part,
             part_ns * gain,
-            f"{text}: {percent(share)} of an iteration{run.line_of(part)}",
+            f"{text}: {run.of_iteration(share)}{run.line_of(part)}",
             advice=advice,
             sure="likely",
             figures={f"{part}_ns": part_ns, "share": round(share, 4)},
@@ -233,7 +239,7 @@ def recomputation(run: Tracked) -> Iterator[Finding]:
         "recomputation",
         whole,
         f"recomputation: activation checkpointing runs {len(known)} operations again, "
-        f"{percent(share)} of an iteration",
+        f"{run.of_iteration(share)}",
         advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
         "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
         sure="certain",
@@ -306,7 +312,7 @@ def unfused_chains(run: Tracked) -> Iterator[Finding]:
             "unfused_chain",
             cost,
             f"{chain.name} written as single operations {many}, "
-            f"{percent(share)} of an iteration, at {lines.most_common(1)[0][0]}",
+            f"{run.of_iteration(share)}, at {lines.most_common(1)[0][0]}",
             advice=f"use {chain.replacement}, or torch.compile",
             sure="likely",
             figures={"chains": len(found), "share": round(share, 4), "fused": chain.replacement},
@@ -349,7 +355,7 @@ def single_thread(run: Tracked) -> Iterator[Finding]:
         "single_thread",
         passes_ns * (1 - 1 / processors),
         f"one thread: torch uses 1 of {processors} processors, forward and backward pass take "
-        f"{percent(share)} of an iteration",
+        f"{run.of_iteration(share)}",
         advice="set OMP_NUM_THREADS or call torch.set_num_threads",
         sure="possible",
         figures={"processors": processors, "share": round(share, 4)},
