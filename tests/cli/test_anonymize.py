@@ -232,12 +232,25 @@ def test_output_is_replaced_only_by_force(tmp_path: Path) -> None:
     anonymize(recording, "-o", tmp_path / "folder", "--force", code=9)
 
 
+def test_output_within_the_recording_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    recording = trace(folder / "a.pt.trace.json")
+    content = recording.read_bytes()
+    for output in (folder / "copy", folder, recording):
+        anonymize(folder, "-o", output, "--force", code=9)
+    anonymize(recording, "-o", recording, "--force", code=9)
+    assert [(one.name, one.read_bytes()) for one in folder.iterdir()] == [(recording.name, content)]
+
+
 def test_unknown_formats_are_refused(tmp_path: Path) -> None:
     text, nsys, empty = tmp_path / "a.txt", tmp_path / "a.nsys-rep", tmp_path / "folder"
+    nothing = tmp_path / "a.json"
+    nothing.touch()
     text.write_text("hello")
     nsys.write_bytes(b"\1\2\3")
     empty.mkdir()
-    for path in (text, nsys, empty, tmp_path / "absent"):
+    for path in (text, nsys, nothing, empty, tmp_path / "absent"):
         anonymize(path, "-o", tmp_path / "out", code=6)
         assert not (tmp_path / "out").exists()
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]

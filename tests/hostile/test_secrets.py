@@ -225,16 +225,11 @@ class Site:
 
     def written(self) -> Iterator[Path]:
         """Yield all files that commands wrote, except the trace that is kept as torch wrote it."""
-        inputs = (
-            "project/.git",
-            "home/.netrc",
-            "project/config.yaml",
-            "project/crash.py",
-            "project/out/timeline/timeline.json.gz",
-        )
+        inputs = ("project/.git", "home/.netrc", "project/config.yaml", "project/crash.py")
+        of_torch = "project/out/timeline/timeline.json.gz"
         for path in sorted(self.root.rglob("*")):
             name = path.relative_to(self.root).as_posix()
-            if path.is_file() and not name.startswith((*inputs, "project/trace.json")):
+            if path.is_file() and not name.startswith((*inputs, of_torch, "project/trace.json")):
                 yield path
 
 

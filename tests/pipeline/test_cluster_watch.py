@@ -13,8 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cluster import ranks
+from unified_prof.cli.app import app
+from unified_prof.errors import OutputError
 from unified_prof.pipeline.cluster import ClusterOutcome, build, watch
 from unified_prof.pipeline.cluster_inputs import Input
 
@@ -102,6 +105,13 @@ def test_reason_for_waiting_is_said_once(tmp_path: Path) -> None:
     assert outcome.is_complete
     assert len(notes) == 1
     assert notes[0].startswith(f"waiting for recordings: {source}")
+
+
+def test_output_that_is_no_run_is_refused_before_waiting(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    arguments = ["cluster", "build", str(tmp_path / "absent"), "-o", str(tmp_path / "mine")]
+    result = CliRunner().invoke(app, [*arguments, "--watch"])
+    assert isinstance(result.exception, OutputError), result.output
 
 
 @pytest.mark.slow

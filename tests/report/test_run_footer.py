@@ -6,8 +6,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
 from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
@@ -112,17 +110,9 @@ def test_footer_begins_with_findings_if_there_are_any(tmp_path: Path) -> None:
     assert "CPU wait" in shown[1]
 
 
-@pytest.mark.parametrize(
-    ("reports", "has_findings", "command"),
-    [
-        (("run-time", "memory"), True, "uprof advise"),
-        (("run-time", "memory"), False, "uprof report --by line"),
-        (("memory",), False, "uprof report"),
-        (("timeline",), False, "uprof advise"),
-    ],
-)
-def test_next_command_depends_on_the_findings(
-    reports: tuple[str, ...], has_findings: bool, command: str
-) -> None:
-    files = {report: (Path(report),) for report in reports}
-    assert _next_command(files, has_findings=has_findings) == command
+def test_next_command_depends_on_the_findings() -> None:
+    tracked = {report: (Path(report),) for report in ("run-time", "memory")}
+    assert _next_command(tracked, has_findings=True) == "uprof advise"
+    assert _next_command(tracked, has_findings=False) == "uprof report --by line"
+    assert _next_command({"memory": ()}, has_findings=False) == "uprof report"
+    assert _next_command({"timeline": ()}, has_findings=False) == "uprof advise"

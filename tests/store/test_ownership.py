@@ -54,6 +54,8 @@ def test_next_writer_removes_files_of_a_killed_one(tmp_path: Path, name: str) ->
     process, partial_name = start_writer(tmp_path / name)
     kill(process)
     assert names(tmp_path) == sorted([partial_name, f"{partial_name}-journal"])
+    (tmp_path / partial_name).unlink()
+    (tmp_path / partial_name / "of a directory").mkdir(parents=True)
     with replacing(tmp_path / name) as partial:
         partial.write_text("new")
     assert names(tmp_path) == [name]

@@ -73,8 +73,7 @@ def status_of(code: int) -> int:
 
     As in `subprocess`, it is the negative number of the signal if SIGTERM or SIGHUP ended it.
     """
-    ended = _ended_by is not None and code == exit_code_of(_ended_by)
-    return -_ended_by if ended and _ended_by is not None else code
+    return code if _ended_by is None or code != exit_code_of(_ended_by) else -_ended_by
 
 
 def end_process(status: int) -> None:

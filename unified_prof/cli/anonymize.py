@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -51,21 +52,11 @@ def anonymize(
     with printing.progress_line(enabled=enabled) as progress:
         result = write(recording, output, progress, force=force)
     if json_:
-        printing.put_json(
-            {
-                "recording": str(recording),
-                "output": str(result.output),
-                "files": result.files,
-                "names": result.names,
-                "left_out": result.left_out,
-                "unsearched": result.unsearched,
-            }
-        )
+        paths = {"recording": str(recording), "output": str(output)}
+        printing.put_json({**asdict(result), **paths})
     elif not quiet:
         files = "file" if result.files == 1 else "files"
-        printing.put(
-            f"{result.output}: {result.files:,} {files}, {result.names:,} names replaced\n"
-        )
+        printing.put(f"{output}: {result.files:,} {files}, {result.names:,} names replaced\n")
     left_out = list(result.left_out.items())
     notes = [f"{path} is left out: {why}" for path, why in left_out[:_MAX_SHOWN]]
     if more := left_out[_MAX_SHOWN:]:

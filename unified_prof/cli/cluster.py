@@ -75,6 +75,7 @@ def build(
 ) -> None:
     """Read the recordings of all ranks and combine them into one run."""
     from unified_prof.pipeline import cluster as pipeline
+    from unified_prof.pipeline.remote import StorageDirectory
 
     if dask is not None and (scheduler is not None or not dask.startswith("local")):
         raise UsageError(
@@ -110,7 +111,9 @@ def build(
             )
 
         if watch:
-            outcomes = pipeline.watch(inputs, refresh, interval_s=_WATCH_INTERVAL_S, note=note)
+            # Before the first recording appears, which may take hours.
+            pipeline.refuse_others(StorageDirectory(output), force=force)
+            outcomes = pipeline.watch(inputs, refresh, note=note)
         else:
             outcomes = iter((refresh(),))
         for outcome in outcomes:
@@ -121,10 +124,6 @@ def build(
                 printing.put_json(_record(outcome))
     if strict and not outcome.is_complete:
         raise click.exceptions.Exit(StoreError.exit_code)
-
-
-# Seconds between two searches for recordings.
-_WATCH_INTERVAL_S = 5.0
 
 
 def _print_summary(outcome: ClusterOutcome) -> None:

@@ -287,15 +287,8 @@ def help_page(name: str, help: str, *, note: str | None = None) -> Option:
             click.echo(context.get_help())
             context.exit()
 
-    return Option(
-        [name],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=show,
-        help=help,
-        section=OUTPUT,
-    )
+    flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    return Option([name], **flag, callback=show, help=help, section=OUTPUT)
 
 
 def _page(context: click.Context) -> tuple[str, str | None]:

@@ -395,10 +395,7 @@ class OutputOptions:
     verbose: Annotated[bool, option("-v", "--verbose", help="Show more operations.")] = False
     json_: Annotated[
         bool,
-        option(
-            "--json",
-            help=("Print the result as JSON; workload output goes to stderr."),
-        ),
+        option("--json", help="Print the result as JSON; workload output goes to stderr."),
     ] = False
 
 

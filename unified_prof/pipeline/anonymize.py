@@ -35,7 +35,13 @@ from unified_prof.pipeline import sources
 from unified_prof.pipeline.discovery import refusal
 from unified_prof.pipeline.flight_recorder import dump_files
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
-from unified_prof.sqlite.atomic import raise_kept, replacing, temporary_folder, watch
+from unified_prof.sqlite.atomic import (
+    new_folder,
+    raise_kept,
+    replacing,
+    temporary_folder,
+    watch,
+)
 from unified_prof.sqlite.detect import detect
 from unified_prof.sqlite.statements import quoted
 
@@ -88,26 +94,21 @@ def anonymize(
 
     Raises:
         RawFormatError: the recording cannot be read, or its format is unknown.
-        OutputError: the output exists or cannot be written.
+        OutputError: the output exists, is inside the recording or cannot be written.
     """
     if os.path.lexists(output) and (not force or output.is_dir()):
         raise OutputError(f"{output} exists", hint="choose another name", slug="already-exists")
+    if output.resolve().is_relative_to(recording.resolve()):
+        message = f"{output} is the recording itself or inside it"
+        raise OutputError(message, hint="choose another place", slug="wrong-output-place")
     work = _Work(Anonymized(output), progress)
     with TemporaryInputs() as temporary:
         path = temporary.unpack(recording, progress) if is_archive(recording) else recording
         if path.is_dir():
-            partial = output.with_name(f".{output.name}.partial{os.getpid()}")
-            try:
-                partial.mkdir(parents=True)
-                work.directory(path, partial, is_part=False)
+            with new_folder(output) as folder:
+                work.directory(path, folder, is_part=False)
                 if not work.result.files:
                     raise refusal(recording)
-                partial.rename(output)
-            except OSError as err:
-                message = f"cannot write {output}: {err.strerror or err}"
-                raise OutputError(message, slug="cannot-write") from err
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
         else:
             if not _is_known(path):
                 raise refusal(path)
@@ -121,6 +122,8 @@ def anonymize(
 
 def _is_known(path: Path) -> bool:
     """Return True for recordings, reports and dumps of the flight recorder."""
+    if not head_of(path):
+        return False  # empty, or its compressed data is damaged
     if sources.certain_source(path) or sources.unsupported_format(path) is sources.FLIGHT_RECORDER:
         return True
     if (head_of(path) or b"").startswith(_SQLITE):

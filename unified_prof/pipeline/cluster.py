@@ -125,7 +125,7 @@ def build(
     executors.check_scheduler(scheduler)
     run = StorageDirectory(target)
     folder = StorageDirectory(run.at(PARTIALS_DIRECTORY))
-    _refuse_others(run, force=force)
+    refuse_others(run, force=force)
     inputs, lost = _inputs(given, progress) if inputs is None else (inputs, [])
     with executors.open_executor(
         scheduler, jobs=_jobs(jobs, len(inputs)), note=note, verbose=verbose
@@ -161,7 +161,7 @@ def watch(
     given: Sequence[str],
     refresh: Callable[[Sequence[Input]], ClusterOutcome],
     *,
-    interval_s: float,
+    interval_s: float = 5.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ClusterOutcome]:
     """Yield the outcome of `refresh` for each change of the inputs, until all ranks are read.
@@ -289,7 +289,7 @@ def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list
     ]
 
 
-def _refuse_others(run: StorageDirectory, *, force: bool) -> None:
+def refuse_others(run: StorageDirectory, *, force: bool) -> None:
     """Raise OutputError if the target contains files that are not part of a run."""
     if run.is_remote:
         return

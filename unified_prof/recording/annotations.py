@@ -149,14 +149,13 @@ def _tokens(name: str, count: int, time_ns: int) -> dict[str, float]:
 
     The tokens of a prompt are prefilled in one pass; decoding yields one token per request.
     """
+    prefill = decode = 0
     if (match := _BATCH.search(name)) is not None:
         prefill, decode = int(match["prefill"]), int(match["decode"])
     elif (match := _STEP_OF_SERVER.fullmatch(name)) is not None:
         is_decode = match["mode"] == "DECODE"
         tokens = int(match["tokens"] or (match["requests"] if is_decode else 0))
         prefill, decode = (0, tokens) if is_decode else (tokens, 0)
-    else:
-        return {}
     if not prefill + decode:
         return {}
     return {

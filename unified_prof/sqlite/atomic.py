@@ -296,6 +296,27 @@ def replacing(
         output.discard()
 
 
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory to fill; rename it to `target` if the block does not raise.
+
+    Raises:
+        OutputError: the directory cannot be written; also in place of an OSError in the block.
+    """
+    head = os.fsencode(target.name)[:_NAME_BYTES].decode("utf-8", "ignore")
+    partial = target.with_name(_partial_name(head))
+    remove_abandoned(target.parent, head)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(target)
+    except OSError as err:
+        raise output_error(target, err) from err
+    finally:
+        with held_back():
+            shutil.rmtree(partial, ignore_errors=True)
+
+
 def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Raise OutputError if `target` exists and may not or cannot be replaced."""
     target = Path(target)
@@ -360,7 +381,10 @@ def remove_abandoned(folder: Path, head: str | None = None) -> None:
                 continue
             if is_abandoned(found["owner"]):
                 with suppress(OSError):
-                    Path(entry.path).unlink()
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path)
+                    else:
+                        Path(entry.path).unlink()
 
 
 def _partial_name(head: str) -> str:

@@ -60,15 +60,10 @@ def test_device_annotations_count_for_each_enclosing_range(tmp_path: Path) -> No
     rows = {row.name: row for row in found.rows}
     assert list(rows) == [BATCH, "inner"]
     assert (rows[BATCH].count, rows[BATCH].total_ns) == (2, 19_000)
-    assert rows[BATCH].extra == {
-        "window_ns": 24_000,
-        "compute_ns": 15_000,
-        "communication_ns": 0,
-        "copy_ns": 4_000,
-        "prefill_tokens": 8,  # once, although two streams have a range
-        "decode_tokens": 0,
-        "time_ns_per_token": 3_000,
-    }
+    # The tokens count once, although two streams have a range.
+    tokens = {"prefill_tokens": 8, "decode_tokens": 0, "time_ns_per_token": 3_000}
+    times = {"window_ns": 24_000, "compute_ns": 15_000, "communication_ns": 0, "copy_ns": 4_000}
+    assert rows[BATCH].extra == times | tokens
     assert rows["inner"].total_ns == 4_000
     assert found.total_ns == 69_000, "all device work, to which shares refer"
 
@@ -103,10 +98,8 @@ def test_batches_of_servers_have_tokens_and_their_time(
     found = annotation_breakdown(tmp_path, *tasks(), complete("user_annotation", name, 100, 100))
     extra = found.rows[0].extra
     assert (extra.get("prefill_tokens"), extra.get("decode_tokens")) == (prefill, decode)
-    if prefill is None or decode is None:
-        assert "time_ns_per_token" not in extra
-    else:
-        assert extra["time_ns_per_token"] == 19_000 / (prefill + decode)
+    time_ns = None if prefill is None else 19_000 / (prefill + (decode or 0))
+    assert extra.get("time_ns_per_token") == time_ns
 
 
 def test_text_and_json_contain_the_annotation(

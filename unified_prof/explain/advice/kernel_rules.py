@@ -104,9 +104,7 @@ def _score_traffic_ns(context: DeviceContext, products: Ints) -> NDArray[np.floa
     """
     times_ns: dict[str, tuple[float, float]] = {}
     for row in _roofline_rows(context)[0]:
-        if row.cost is None or row.peak is None or row.bound != "memory":
-            continue
-        if row.cost.unit == "matrix":
+        if row.cost and row.peak and row.bound == "memory" and row.cost.unit == "matrix":
             total_ns, compute_ns = times_ns.get(row.name, (0.0, 0.0))
             compute_ns += row.cost.flops / (MATRIX_TARGET * row.peak.rate) * 1e9
             times_ns[row.name] = total_ns + row.total_ns, compute_ns
