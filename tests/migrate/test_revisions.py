@@ -59,7 +59,7 @@ def test_migration_from_every_earlier_revision_equals_creation(target: str) -> N
             assert declared(db) == expected, f"from {start}"
 
 
-@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
+@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster", "watch"])
 def test_other_families_have_one_revision(family: str) -> None:
     assert [revision for revision, _ in runner.history(family)] == ["1"]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:

@@ -163,7 +163,7 @@ def test_duplicate_key_in_a_file_without_keys_is_a_problem(tmp_path: Path) -> No
     assert [(p.kind, p.count) for p in problems] == [("duplicate", 1)]
 
 
-@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
+@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster", "watch"])
 def test_other_families_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
     from unified_prof.migrate.upgrade import create
 

@@ -13,6 +13,7 @@ from unified_prof.schema import catalogue
 from unified_prof.schema.cluster import ClusterBase
 from unified_prof.schema.skyline import SkylineMemoryBase, SkylineRunTimeBase
 from unified_prof.schema.uprof import UprofBase
+from unified_prof.schema.watch import WatchBase
 
 Shape = dict[str, Any]
 
@@ -52,6 +53,7 @@ def without_implied_not_null(found: Shape) -> Shape:
         ("skyline-run-time", SkylineRunTimeBase),
         ("skyline-memory", SkylineMemoryBase),
         ("cluster", ClusterBase),
+        ("watch", WatchBase),
     ],
 )
 def test_models_equal_the_frozen_text(family: str, base: type[DeclarativeBase]) -> None:
@@ -68,7 +70,9 @@ def test_models_equal_the_frozen_text(family: str, base: type[DeclarativeBase]) 
     frozen.close()
 
 
-@pytest.mark.parametrize("base", [SkylineRunTimeBase, SkylineMemoryBase, ClusterBase, UprofBase])
+@pytest.mark.parametrize(
+    "base", [SkylineRunTimeBase, SkylineMemoryBase, ClusterBase, WatchBase, UprofBase]
+)
 def test_every_model_and_column_is_documented(base: type[DeclarativeBase]) -> None:
     for mapper in base.registry.mappers:
         assert mapper.class_.__doc__, mapper

@@ -72,14 +72,35 @@ _CLUSTER_PROBLEMS = (
 )
 
 
-def check_cluster_contents(db: sqlite3.Connection, facts: Facts) -> Iterator[Finding]:
-    """Yield missing tables and contradictory rows of a cluster summary."""
-    schema = catalogue.load(catalogue.CLUSTER, "latest")
+_WATCH_PROBLEMS = (
+    (
+        "interval",
+        "STEP WHERE length_ns < 0 OR data_ns < 0 OR wait_ns < 0",
+        "STEP has negative times",
+    ),
+    (
+        "interval",
+        "STEP WHERE data_ns + wait_ns > length_ns",
+        "STEP.data_ns and wait_ns exceed length_ns",
+    ),
+    (
+        "dangling",
+        "STEP WHERE event < (SELECT min(id) FROM EVENT) OR event > (SELECT max(id) FROM EVENT)",
+        "STEP.event is not in EVENT",
+    ),
+    ("figure", "EVENT WHERE (capture IS NULL) <> (status IS NULL)", "EVENT.status lacks a capture"),
+)
+_PROBLEMS = {catalogue.CLUSTER: _CLUSTER_PROBLEMS, catalogue.WATCH: _WATCH_PROBLEMS}
+
+
+def check_own_contents(db: sqlite3.Connection, family: str, facts: Facts) -> Iterator[Finding]:
+    """Yield missing tables and contradictory rows of a cluster summary or a watch file."""
+    schema = catalogue.load(family, "latest")
     if missing := [name for name in schema.tables if name not in facts.tables]:
         for name in missing:
             yield problem("schema", f"table {name} is missing")
         return
-    for kind, rows, words in _CLUSTER_PROBLEMS:
+    for kind, rows, words in _PROBLEMS[family]:
         if count := int(db.execute(f"SELECT count(*) FROM {rows}").fetchone()[0]):
             yield problem(kind, words, count)
 
@@ -327,8 +348,8 @@ def _contents(db: sqlite3.Connection, detection: Detection) -> Iterator[Finding]
         yield problem("schema", f"{name} is a view or a virtual table, expected a table")
     if detection.family == catalogue.MSPROF:
         yield from check_msprof_contents(db, detection, facts)
-    elif detection.family == catalogue.CLUSTER:
-        yield from check_cluster_contents(db, facts)
+    elif detection.family in _PROBLEMS:
+        yield from check_own_contents(db, detection.family, facts)
     else:
         yield from _skyline(db, detection, facts)
     if facts.has("UPROF_ANOMALIES", "name", "count", "detail"):

@@ -22,6 +22,7 @@ MSPROF = "msprof"
 SKYLINE_RUN_TIME = "skyline-run-time"
 SKYLINE_MEMORY = "skyline-memory"
 CLUSTER = "cluster"
+WATCH = "watch"
 
 # Oldest first. The msprof names are <SCHEMA_VERSION>_<date of the exporter's change>.
 #
@@ -55,6 +56,7 @@ REVISIONS: dict[str, tuple[str, ...]] = {
     SKYLINE_RUN_TIME: ("1",),
     SKYLINE_MEMORY: ("1",),
     CLUSTER: ("1",),
+    WATCH: ("1",),
 }
 FAMILIES = tuple(REVISIONS)
 

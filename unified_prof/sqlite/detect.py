@@ -34,6 +34,7 @@ _NUMBERED = {
     catalogue.SKYLINE_RUN_TIME: ("run_time_entries", "id", "a Skyline run time report", "Skyline"),
     catalogue.SKYLINE_MEMORY: ("weight_entries", "id", "a Skyline memory report", "Skyline"),
     catalogue.CLUSTER: ("FINDING", "cost_ms_per_step", "a cluster summary", "uprof"),
+    catalogue.WATCH: ("STEP", "optimizer_ns", "a watch file", "uprof"),
 }
 # Any of these tables identifies an msprof database; a table TASK could be from any program.
 _MSPROF_MARKS = {
