@@ -87,8 +87,9 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-# Units of nanoseconds for `scaled`, largest first.
+# Units of nanoseconds and bytes for `scaled`, largest first.
 TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"), (1, "ns"))
+SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 _MAX_EXPONENT = 30  # of a time in ns: far above any real one
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 
-from unified_prof.base.text import TIMES, printable, scaled
+from unified_prof.base.text import SIZES, TIMES, printable, scaled
 from unified_prof.recording.model import THEN
 
 ELLIPSIS = "..."
@@ -255,8 +255,6 @@ neutral = printable
 # Placeholder of a figure that was not measured.
 NOT_MEASURED = "-"
 
-_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-
 _FLOPS = (
     (10**15, "PFLOP"),
     (10**12, "TFLOP"),
@@ -275,7 +273,7 @@ def format_duration(value_ns: float | None) -> str:
 
 def format_size(value_bytes: float | None) -> str:
     """Format a size with three significant digits and a binary unit."""
-    return NOT_MEASURED if value_bytes is None else scaled(value_bytes, _SIZES)
+    return NOT_MEASURED if value_bytes is None else scaled(value_bytes, SIZES)
 
 
 def format_flops(value: float | None) -> str:

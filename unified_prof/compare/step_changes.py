@@ -1,0 +1,317 @@
+"""Changes of a training that is running: slow steps, longer steps, growing memory.
+
+This code runs within the training: it uses no NumPy, its memory is constant, and 100 steps cost it
+less than 200 µs.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from unified_prof.base.text import SIZES, TIMES, scaled
+from unified_prof.sqlite.watch_file import StepRow
+
+WARM_UP = 20  # Steps at the beginning that are not judged.
+RECENT = 100  # Steps of the running medians.
+MIN_KNOWN = 20  # Steps after the warm-up that are required to call a step slow.
+USUAL_SHARE = 0.95  # A slow step is 10 % longer than this share of recent steps ...
+MIN_EXCESS_NS = 1_000_000  # ... and longer than the median by this time.
+
+DRIFT_BLOCK = 20  # Steps per level of the length.
+BASELINE_BLOCKS = 10  # Blocks that the usual length requires; it uses up to twice as many.
+LATEST_BLOCKS = 5  # Blocks whose median is the length after a change.
+# A change is certain if the excesses of blocks over the usual length add up to a limit, in
+# multiples of the threshold and of the scale of the noise. Each counts less an allowance, and at
+# most by a share of the limit, so that an interruption of up to 50 steps is no drift.
+LIMIT_THRESHOLDS, LIMIT_SCALES = 4.4, 8.0
+ALLOWED_THRESHOLDS, ALLOWED_SCALES = 0.5, 1.25
+BLOCK_SHARE = 0.36
+MIN_SHARE = 0.8  # Share of the threshold that the change must have reached by then.
+
+GROWTH_BLOCK = 50  # Steps per minimum of memory; longer blocks are joined from these.
+GROWTH_BLOCKS = 12  # Minima that must grow one after the other.
+GROWTH_LEVELS = 16  # Block lengths, each twice the one before.
+MIN_GROWTH_BYTES = 8 << 20
+LATE_SHARE = 0.8  # Growth in the second half over that in the first; less: it levels off.
+MAX_JUMP = 3.0  # Largest growth between two minima over the mean; more: a jump.
+REPEATED_GROWTH = 1.5  # Memory over that of the last report before growth is reported again.
+
+_PARTS = {
+    "data loading": "data_ns",
+    "forward": "forward_ns",
+    "backward": "backward_ns",
+    "optimizer": "optimizer_ns",
+    "host wait": "wait_ns",
+    "garbage collection": "gc_ns",
+}
+
+
+class Change(NamedTuple):
+    """A change that was found."""
+
+    kind: str  # slow_step, drift or memory_growth, as in EVENT.kind.
+    step: int  # The slow step, or the step after which the change was certain.
+    text: str
+
+
+class StepChanges:
+    """Finds changes of the steps of a training as they are added.
+
+    A slow step is at least `slow_factor` times as long as the median of the last 100 steps, and
+    longer than all but 5 % of them.
+
+    Drift is found by a cumulative sum of the logarithms of the lengths of blocks of 20 steps (the
+    mean of the middle half of each) over the usual length. That is determined from the first 200
+    to 800 steady steps, depending on the noise, and anew after each change. Becoming faster is not
+    reported, nor a return to a length that was reported before. A jump of 20 % is found within 100
+    steps, an increase of 10 % over 500 steps within 300 steps after its end.
+
+    Growing memory is found in minima of blocks of 50, 100, 200, ... steps, of which 12 in a row
+    must grow without levelling off: 600 steps at least. Peaks, and growth that approaches a limit
+    with a time constant of up to 500 steps, are not reported.
+
+    False alarms per million healthy steps (1 million steps of each noise model in
+    tests/watch/test_step_changes.py): growth 0; drift 4 if the lengths of batches differ by a
+    factor of 3 at random, otherwise 0; drift 16 if the length itself wanders by 3 % (standard
+    deviation) over hundreds of steps.
+
+    Args:
+        slow_factor: Length of a slow step over the median.
+        drift_percent: Increase of the length of steps to report.
+        growth_percent: Growth within the 12 blocks to report, over the memory at their beginning.
+
+    Attributes:
+        slow_limit_ns: Length from which a step is slow; `sys.maxsize` before 40 steps are known.
+    """
+
+    def __init__(
+        self,
+        *,
+        slow_factor: float = 2.0,
+        drift_percent: float = 10.0,
+        growth_percent: float = 2.0,
+    ) -> None:
+        self.slow_limit_ns = sys.maxsize
+        self._slow_factor = slow_factor
+        self._warm_up = WARM_UP
+        self._recent: deque[StepRow] = deque(maxlen=RECENT)
+        self._usual: list[StepRow] = []
+        self._block: list[StepRow] = []
+        self._drift = _Drift(math.log1p(drift_percent / 100))
+        self._growth = _Growth(growth_percent / 100)
+
+    def slow(self, row: StepRow) -> Change:
+        """Describe a slow step; may be called by another thread than `add`."""
+        rows = [*self._recent]
+        usual_ns = median(one.length_ns for one in rows or [row])
+        text = (
+            f"step {row.step:,} took {scaled(row.length_ns, TIMES)}, "
+            f"{row.length_ns / max(usual_ns, 1):.1f} times the median of {scaled(usual_ns, TIMES)}"
+        )
+        if found := _grown(rows, [row]):
+            text += f": {found[0]} took {scaled(found[1], TIMES)} more than usual"
+        return Change("slow_step", row.step, text)
+
+    def add(self, rows: Sequence[StepRow]) -> list[Change]:
+        """Add the rows of complete steps in order, and return the drift and growth found.
+
+        Rows with an event are ignored, as a capture slowed them.
+        """
+        changes: list[Change | None] = []
+        for row in rows:
+            if row.event is not None:
+                continue
+            if self._warm_up > 0:
+                self._warm_up -= 1
+                continue
+            self._recent.append(row)
+            self._block.append(row)
+            if len(self._block) == DRIFT_BLOCK:
+                changes.append(self._end_of_block())
+            if row.allocated_bytes is not None:
+                changes.append(self._growth.add(row.step, row.allocated_bytes))
+        lengths = sorted(row.length_ns for row in self._recent)
+        if len(lengths) >= MIN_KNOWN:
+            usual_ns = lengths[len(lengths) // 2]
+            recurring_ns = 1.1 * lengths[int(USUAL_SHARE * len(lengths))]
+            self.slow_limit_ns = int(
+                max(self._slow_factor * usual_ns, recurring_ns, usual_ns + MIN_EXCESS_NS)
+            )
+        return [change for change in changes if change is not None]
+
+    def _end_of_block(self) -> Change | None:
+        first, last = self._block[0].step, self._block[-1].step
+        lengths = sorted(row.length_ns for row in self._block)
+        self._block.clear()
+        recent = [*self._recent]
+        if self._drift.is_collecting:
+            self._usual = recent
+        middle = lengths[DRIFT_BLOCK // 4 : -DRIFT_BLOCK // 4]
+        found = self._drift.add(first, math.log(max(sum(middle) / len(middle), 1)))
+        if found is None:
+            return None
+        since, before_ns, after_ns = found
+        text = (
+            f"steps take {100 * (after_ns / before_ns - 1):.1f} % longer since about step "
+            f"{since:,}: typically {scaled(after_ns, TIMES)}, before {scaled(before_ns, TIMES)}"
+        )
+        if part := _grown(self._usual, recent[-3 * DRIFT_BLOCK :]):
+            text += f"; {part[0]} takes {scaled(part[1], TIMES)} more"
+        return Change("drift", last, text)
+
+
+class _Drift:
+    """Cumulative sums of the excess of the logarithms of lengths, in both directions."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._usual = self._scale = 0.0
+        self._since = 0
+        self._latest: deque[float] = deque(maxlen=LATEST_BLOCKS)
+        self._reported: deque[float] = deque(maxlen=LATEST_BLOCKS)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._baseline: list[float] = []
+        self._wanted = BASELINE_BLOCKS
+        self._above = self._below = 0.0
+
+    @property
+    def is_collecting(self) -> bool:
+        """True until the usual length is known."""
+        return len(self._baseline) < self._wanted
+
+    def add(self, step: int, level: float) -> tuple[int, float, float] | None:
+        """Add a block that begins at `step`; return the begin of drift and both lengths."""
+        self._latest.append(level)
+        if self.is_collecting:
+            self._extend(level)
+            return None
+        excess = level - self._usual
+        allowed = max(ALLOWED_THRESHOLDS * self._threshold, ALLOWED_SCALES * self._scale)
+        limit = max(LIMIT_THRESHOLDS * self._threshold, LIMIT_SCALES * self._scale)
+        if not self._above:
+            self._since = step
+        self._above = max(0.0, self._above + min(excess - allowed, BLOCK_SHARE * limit))
+        self._below = max(0.0, self._below + min(-excess - allowed, BLOCK_SHARE * limit))
+        if self._below >= limit:
+            self._restart()
+        elif self._above >= limit:
+            self._above = limit
+            after = median(self._latest)
+            if after - self._usual >= MIN_SHARE * self._threshold:
+                self._restart()
+                known = any(abs(after - one) < self._threshold / 2 for one in self._reported)
+                self._reported.append(after)
+                return None if known else (self._since, math.exp(self._usual), math.exp(after))
+        elif len(self._baseline) < 2 * self._wanted and not self._above and not self._below:
+            self._extend(level)
+        return None
+
+    def _extend(self, level: float) -> None:
+        self._baseline.append(level)
+        if len(self._baseline) == BASELINE_BLOCKS:
+            second = self._baseline[BASELINE_BLOCKS // 2 :]
+            if median(self._baseline) - median(second) > self._threshold / 6:
+                self._baseline = second  # Steps are still becoming faster.
+        values = sorted(self._baseline)
+        self._usual = median(values)
+        # The upper quantile covers a slower regime that is a part of the healthy run.
+        far = median(abs(value - self._usual) for value in values)
+        self._scale = max(values[int(0.85 * len(values))] - self._usual, 1.48 * far)
+        noisy = ALLOWED_SCALES * self._scale > ALLOWED_THRESHOLDS * self._threshold
+        if len(values) == BASELINE_BLOCKS and noisy:
+            self._wanted = 2 * BASELINE_BLOCKS
+
+
+class _Growth:
+    """Minima of memory in blocks of several lengths."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._reported_bytes = 0.0
+        self._first = 0
+        self._sizes: list[int] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._minima = [deque[tuple[int, int]](maxlen=GROWTH_BLOCKS) for _ in range(GROWTH_LEVELS)]
+        self._halves: list[tuple[int, int] | None] = [None] * GROWTH_LEVELS
+
+    def add(self, step: int, size_bytes: int) -> Change | None:
+        """Add the memory after a step; return growth that is now certain."""
+        if not self._sizes:
+            self._first = step
+        self._sizes.append(size_bytes)
+        if len(self._sizes) < GROWTH_BLOCK:
+            return None
+        first, now = self._first, min(self._sizes)
+        least = now
+        self._sizes.clear()
+        for level, minima in enumerate(self._minima):
+            minima.append((first, least))
+            found = self._judged([*minima])
+            if found is not None and now >= REPEATED_GROWTH * self._reported_bytes:
+                self._reported_bytes = now
+                self._clear()
+                text = (
+                    f"memory grows steadily by {scaled(found[1], SIZES)} per step since about step "
+                    f"{found[0]:,} ({scaled(now, SIZES)} now)"
+                )
+                return Change("memory_growth", step, text)
+            half, self._halves[level] = self._halves[level], None
+            if half is None:
+                self._halves[level] = first, least
+                break
+            first, least = half[0], min(half[1], least)
+        return None
+
+    def _judged(self, minima: list[tuple[int, int]]) -> tuple[int, float] | None:
+        """Return the begin of growth, and bytes per step; None if it is not steady."""
+        growth = [right[1] - left[1] for left, right in pairwise(minima)]
+        total, half = sum(growth), len(growth) // 2
+        late = sum(growth[-half:])
+        if (
+            len(minima) < GROWTH_BLOCKS
+            or min(growth) <= 0
+            or total < max(self._threshold * minima[0][1], MIN_GROWTH_BYTES)
+            or max(growth) > MAX_JUMP * total / len(growth)
+            or late < LATE_SHARE * sum(growth[:half])
+        ):
+            return None
+        # The first minima may have grown by chance before the growth began.
+        rate = late / max(minima[-1][0] - minima[-1 - half][0], 1)
+        return max(minima[0][0], minima[-1][0] - int(total / rate)), rate
+
+
+def _parts(row: StepRow) -> dict[str, int | None]:
+    parts = {name: getattr(row, column) for name, column in _PARTS.items()}
+    known = sum(value or 0 for name, value in parts.items() if name != "garbage collection")
+    return {**parts, "other code": max(0, row.length_ns - known)}
+
+
+def _grown(before: Sequence[StepRow], after: Sequence[StepRow]) -> tuple[str, float] | None:
+    """Return the part whose median grew most, and by how much in ns."""
+    if not before:
+        return None
+    excess_ns = median(row.length_ns for row in after) - median(row.length_ns for row in before)
+    sides = [[_parts(row) for row in rows] for rows in (before, after)]
+    growth = dict.fromkeys((*_PARTS, "other code"), 0.0)
+    for name in growth:
+        old, new = ([one for row in side if (one := row[name]) is not None] for side in sides)
+        if old and new:
+            growth[name] = median(new) - median(old)
+    # Garbage collection is contained in other parts, and the host waits for parts on the device.
+    collecting_ns, wait_ns = growth.pop("garbage collection"), growth.pop("host wait")
+    if collecting_ns >= max(excess_ns / 2, 1):
+        return "garbage collection", collecting_ns
+    name = max(growth, key=growth.__getitem__)
+    if growth[name] < excess_ns / 2 and wait_ns > growth[name]:
+        return "host wait", wait_ns
+    return (name, growth[name]) if growth[name] > 0 else None
