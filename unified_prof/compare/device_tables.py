@@ -26,7 +26,9 @@ from unified_prof.compare.device_side import Side
 from unified_prof.explain.kernel_classes import (
     CLASSES,
 )
-from unified_prof.explain.operation_names import (
+from unified_prof.explain.roofline.peaks import Peak
+from unified_prof.recording.calls import UNKNOWN, Labels
+from unified_prof.recording.names import (
     ATTENTION,
     COLLECTIVES,
     CONVOLUTION,
@@ -34,8 +36,6 @@ from unified_prof.explain.operation_names import (
     MATMUL,
     REST,
 )
-from unified_prof.explain.roofline.peaks import Peak
-from unified_prof.recording.calls import UNKNOWN, Labels
 
 
 @dataclass(frozen=True, slots=True)

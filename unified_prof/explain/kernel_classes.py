@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -18,8 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.columns import NOT_AVAILABLE
-from unified_prof.explain.operation_names import (
+from unified_prof.recording.breakdowns import finish
+from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
+from unified_prof.recording.framework import OTHER_PASS
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.names import (
     ATTENTION,
     CAST,
     COLLECTIVES,
@@ -32,12 +34,9 @@ from unified_prof.explain.operation_names import (
     OPTIMIZER,
     REDUCTION,
     REST,
+    class_of_kernel,
     class_of_operation,
 )
-from unified_prof.recording.breakdowns import finish
-from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
-from unified_prof.recording.framework import OTHER_PASS
-from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import TaskWindow
 
@@ -62,157 +61,7 @@ _KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, 
 # Kernels of these classes keep their class within any operation.
 _KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
 
-_NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
-
-
-def _any(*words: str) -> re.Pattern[str]:
-    return re.compile("|".join(words), re.IGNORECASE)
-
-
-# The first match decides; each entry precedes those whose words its names may contain as well.
-_KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    (
-        COLLECTIVES,
-        _any(
-            r"nccl|rccl|hccl|hcom",
-            r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce",
-        ),
-    ),
-    (CAST, _any(r"reshape_and_cache|store_?kv|kv_?cache.*(?:store|write|copy)|page_indices")),
-    (
-        ATTENTION,
-        _any(
-            r"attention|attn|flash_(?:fwd|bwd)|fmha|\bmha_|\bmla_|bwd_kernel_d[qkv]|softmax.*bmm",
-            r"flashinfer.*(?:prefill|decode)|kv_indices|reduce_segments",
-        ),
-    ),
-    (
-        OPTIMIZER,
-        _any(
-            r"adam(?:w|a|ax|math|functor|\b|_|v\d)|apply_?(?:adam|momentum|gradient|rms|lamb|sgd)",
-            r"fused_?(?:sgd|lamb|adagrad|lion)|(?:sgd|lamb|adagrad|lion)(?:math)?functor",
-        ),
-    ),
-    (
-        NORMALISATION,
-        _any(
-            r"(?:batch|layer|group|instance|rms|renorm|sync_?bn)_?norm|\bln_(?:fwd|bwd)",
-            r"cudnn::bn_|\bbn_[fb]w|bn_?training|bn_?infer|welford|gammabeta|rowwise_?moments",
-            r"moments_?cuda|batch_?norm",
-        ),
-    ),
-    (
-        CAST,
-        _any(
-            r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|cnhw|transpose|permute_?kernel|trans_?data",
-            r"convert_?tensor|(?<!no)(?<!with)(?<!without)cast(?!_?[a-z]*gemm)|withcasttensor|[a-z\d]_copy_kernel|copyfunctor",
-            r"direct_copy|triton_poi_fused__?to_copy_\d+$|quant(?:ize)?(?:_|d|kernel|$)|quantized",
-            r"rowwise.*tofloat|floatto",
-        ),
-    ),
-    (
-        CONVOLUTION,
-        _any(
-            r"conv(?!ert)|fprop|dgrad|wgrad|igemm_(?:fwd|bwd|wrw)|winograd|im2col|col2im|scudnn",
-            r"xdlops_bwd_weight|miopen.*(?:gemm|sp3)|vol2col|col2vol|fft2d",
-            r"(?<!indices)offsets_?kernel",
-        ),
-    ),
-    (
-        MATMUL,
-        _any(
-            r"(?<!fb)gemm|gemv|nvjet|cijk_|mat_?mul|\bbmm|\bmm_|split_?k|stream_?k|xmma|cublas|tensorop_",
-            r"dot_?kernel|grouped_mm|addmm|baddbmm|wvsplit|fused_moe|tensile",
-        ),
-    ),
-    (ELEMENT_WISE, _any(r"rotary|rope(?:_|\b|kernel)")),
-    (
-        EMBEDDING,
-        _any(
-            r"embedding|gather(?!_?scatter)|scatter|index_?select|index_?put|indexing_backward",
-            r"index_?(?:elementwise|kernel|add|copy|fill)|lookup|sparse_(?:data|features)",
-        ),
-    ),
-    (
-        CAST,
-        _any(
-            r"cat_?array|batched_?copy|concat|stack_?kernel|strided_?slice|tensor_?move|as_?strided",
-            r"view_?copy|broadcast_?to|constant_pad|(?:^|_)pad(?:d|v\d)?$|unpack|split(?:v?d?)?$",
-            r"(?:^|_)slice\w*$|(?:^|_)tile\w?$|identity|contiguous|reformat|(?:^|_)pack$|permute",
-            r"copy_page|roll_cuda|flip_kernel|triu_?tril|repeat_interleave|memcpy|copy_kernel",
-        ),
-    ),
-    (COPIES, _any(r"mem_?set")),
-    (
-        REDUCTION,
-        _any(
-            r"reduce|softmax|log_?sum_?exp|arg_?(?:max|min)|top_?k|sort|cum_?(?:sum|prod)|scan",
-            r"\bcub::|rocprim|nll_?loss|cross_?entropy|pool(?!ed)|histogram|unique|non_?zero",
-            r"triton_(?:red|per)_|sum_\w*rows|routing|l1_?norm|l2_?norm|lp_?norm|(?:^|_)sum\w?$|mean_kernel",
-            r"bincount|searchsorted|multinomial|any_?kernel|all_?kernel|tensor_?equal",
-        ),
-    ),
-    (
-        ELEMENT_WISE,
-        _any(
-            r"element_?wise|pointwise|triton_poi|multi_tensor_apply|functor|foreach|drop_?out",
-            r"gelu|relu|silu|sigmoid|tanh|swish|swi_?glu|act_and_mul|threshold|bias_?act|fill",
-            r"add|mul|sub|div|axpy|ones_?like|zeros_?like|\bzeros?\b|where|select(?:v2)?$|clamp",
-            r"clip|equal|less|greater|logical|bitwise|not_?equal|pow|sqrt|exp|log|neg|abs|sign",
-            r"\bsin|\bcos|\berf|floor|ceil|round|dsa|distribution|random|philox|uniform|normal_",
-            r"masked|range|arange|lerp|maximum|minimum|mse|scale|reciprocal|square|mod\b|tensor_?op",
-            r"grad$|op_?tensor|assign",
-        ),
-    ),
-)
-
-# Operations of a fused Triton kernel that only move data; one other operation makes it compute.
-_LAYOUT_WORDS = (
-    "unsafe_view|view|reshape|permute|transpose|t|unsqueeze|squeeze|expand|as_strided|slice|select"
-    "|split_with_sizes|split|unbind|clone|to_copy|copy|cat|stack|empty_like|constant_pad_nd|pad|flip"
-)
-# Kernels that only copy, cast or change the layout.
-LAYOUT_KERNEL: Final = re.compile(
-    rf"^triton_\w+?_fused(?:_+(?:{_LAYOUT_WORDS}))+(?:_\d+)?$"
-    r"|^(?!triton_).*(?<![a-z\d])(?:direct_copy_kernel|(?:batched_)?transpose_(?!conv)\w"
-    r"|(?:nchw_?to_?nhwc|nhwc_?to_?nchw|convert_?tensor)\w*_?kernel)",
-    re.IGNORECASE,
-)
-# Framework operations that only copy, cast or change the layout.
-LAYOUT_OPERATION: Final = re.compile(r"^aten::(?:to|_to_copy|copy_|contiguous|clone)$")
-# Operators of NPUs that only cast or change the format.
-NPU_FORMAT_OPERATOR: Final = re.compile(
-    r"^(?:TransData|Cast|Transpose|TransposeD|StridedSlice\w*)$"
-)
-# Kernels of cuBLAS, cuDNN and CUTLASS that multiply in fp32 without tensor cores (nor TF32).
-FULL_PRECISION_KERNEL: Final = re.compile(
-    r"^(?!.*(?:tf32|fp16|bf16|h884|s884|s1688))"
-    r".*(?<![a-z\d])(?:sgemm|scudnn|simt_sgemm|gemm_f32f32_f32f32|fprop_f32f32|dgrad_f32f32)",
-    re.IGNORECASE,
-)
-# Kernels whose names contain the dtype of the product.
-PRECISION_IN_NAME: Final = re.compile(
-    r"(?<![a-z\d])(?:[hsdi]gemm|[hs]cudnn|[hsi]\d{3,}gemm|tf32|fp16|bf16|f16f16|bf16bf16|f32f32)",
-    re.IGNORECASE,
-)
-
-_NUMBER: Final = re.compile(r"\d\d+")
-# Maximum number of characters of a name to examine.
-_MAX_NAME: Final = 4096
 _NODE: Final = re.compile(r"Backward\d*$")
-
-
-def class_of_kernel(name: str | None) -> str | None:
-    """Return the class by the name of a kernel or a vendor's operator type, or None."""
-    if name is None or name in _NOTHING:
-        return None
-    # Names that differ only in numbers (instances, tiles, sizes) have the same class.
-    return _class_of_kernel(_NUMBER.sub("00", name[:_MAX_NAME]))
-
-
-@lru_cache(maxsize=1 << 16)
-def _class_of_kernel(name: str) -> str | None:
-    return next((result for result, pattern in _KERNELS if pattern.search(name)), None)
 
 
 def class_of(

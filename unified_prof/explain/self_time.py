@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import Ints, positions, rising
+from unified_prof.recording import names
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import NONE, Framework
-from unified_prof.recording.idle import is_input
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 
@@ -92,7 +92,7 @@ class HostTimeline:
         # Between operations the line of the program is more precise than the frame around it.
         own = np.where(~operation & (line >= 0) & (own == outside), line, own)
         name = np.where(operation | (called < 0), own, called).astype(np.int32)
-        fetching = framework.matching(is_input)
+        fetching = framework.matching(names.FETCHES_INPUT)
         inside = np.zeros(len(at_ns), bool)
         for one in np.unique(framework.thread[fetching]).tolist():
             rows = fetching[framework.thread[fetching] == one]

@@ -24,8 +24,8 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.errors import UsageError
 from unified_prof.explain.schedule import builder, graph
 from unified_prof.explain.schedule.builder import Scheduled
+from unified_prof.recording import names
 from unified_prof.recording.calls import KINDS
-from unified_prof.recording.idle import is_input
 from unified_prof.recording.recording import Recording
 
 WITHOUT = math.inf  # Factor of parts that are removed.
@@ -265,7 +265,9 @@ def select(recording: Recording, name: str) -> Selection:
             return Selection(host=_ALWAYS)
         if name == "input":
             framework = recording.framework
-            return Selection(ranges=_NO_ROWS if framework is None else framework.matching(is_input))
+            return Selection(
+                ranges=_NO_ROWS if framework is None else framework.matching(names.FETCHES_INPUT)
+            )
         scheduled = schedule_of(recording)
         waits = None if scheduled is None else scheduled.host.waits
         return Selection(calls=_NO_ROWS if waits is None else waits.call[~waits.full])

@@ -8,7 +8,6 @@ reason is a wait for a stream or event, a wait for other ranks in a collective, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -43,31 +42,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
     "unknown": "unknown launch",
 }
 
-_SYNCHRONISING = re.compile(
-    # Names in CUDA, HIP and ACL; copies that return when done; older names of CANN's runtime.
-    r"synchroni[sz]e|^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|WithStream|HtoD|DtoH)?$"
-    r"|^cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v2)?$|^(?:aclrt|rt)Memcpy$|^StreamSyncTaskFinish$",
-    re.IGNORECASE,
-)
-_INPUT = re.compile(
-    # Ranges and frames of torch and Lightning, and usual names of annotations.
-    r"DataLoader.*(?:__next__|_next_data)|dataloader_next"
-    r"|^\W*(?:data[_ ]?load(?:ing|er)?|(?:load|get|fetch|next|wait_?for)(?:ing)?[ _](?:next[ _])?"
-    r"(?:data|batch|input)(?:es|s)?|data_?(?:wait|fetch(?:ing)?|time)|input_?wait)[\W\d]*$",
-    re.IGNORECASE,
-)
-
 _NEVER: Final = np.iinfo(np.int64).max
-
-
-def is_synchronising(name: str | None) -> bool:
-    """Return True if a runtime call waits for the device."""
-    return name is not None and _SYNCHRONISING.search(name) is not None
-
-
-def is_input(name: str | None) -> bool:
-    """Return True if a framework range fetches a batch."""
-    return name is not None and _INPUT.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.recording import names
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.device import DeviceWork, StepWindows
 from unified_prof.recording.device_tasks import Work
@@ -27,8 +28,6 @@ from unified_prof.recording.idle import (
     Segments,
     explain,
     idle_gaps,
-    is_input,
-    is_synchronising,
     totals,
     unexplained,
 )
@@ -255,7 +254,7 @@ class IdleTime:
     def _host(self) -> HostSide:
         fetching = np.zeros(0, np.int64)
         if self._framework is not None:
-            fetching = self._framework.matching(is_input)
+            fetching = self._framework.matching(names.FETCHES_INPUT)
         inputs = intervals.EMPTY
         if self._framework is not None:
             inputs = intervals.merge(
@@ -266,7 +265,7 @@ class IdleTime:
     def _synchronising(self) -> tuple[intervals.IntervalSet, NDArray[np.integer]]:
         """Return the union of synchronizing calls of the relevant threads, and their labels."""
         calls = self._calls
-        chosen = np.flatnonzero(calls.matching(self._strings, is_synchronising))
+        chosen = np.flatnonzero(calls.matching(self._strings, names.SYNCHRONIZES))
         with np.errstate(over="ignore"):
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
         chosen = chosen[possible(calls.start_ns[chosen], lasted)]

@@ -8,7 +8,6 @@ as they start in the order of the nodes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,18 +19,16 @@ from unified_prof.base.columns import NO_CONNECTION
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.names import (
+    BEGINS_CAPTURE,
+    CAPTURED_LAUNCH,
+    COPIES_MEMORY,
+    ENDS_CAPTURE,
+    LAUNCHES_GRAPH,
+    Words,
+)
 from unified_prof.recording.source import Findings, Source, Strings
 from unified_prof.recording.tasks import Tasks
-
-_REPLAYS = re.compile(r"GraphLaunch")
-_LAUNCHES = re.compile(r"Launch\w*Kernel|Memcpy\w*Async|Memset\w*Async")
-_COPIES = re.compile(r"Mem(cpy|set)")
-_BEGIN, _END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
-
-
-def is_replay(name: str | None) -> bool:
-    """Return True if a call of this name launches a graph."""
-    return name is not None and _REPLAYS.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,11 +66,11 @@ class Capture:
         order = np.argsort(calls.start_ns, kind="stable")
         launched = Lookup(tasks.connection).rows(calls.connection.to_array()) >= 0
 
-        def matches(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-            return calls.matching(strings, lambda text: bool(pattern.search(text or "")))[order]
+        def matches(wanted: Words) -> NDArray[np.bool_]:
+            return calls.matching(strings, wanted)[order]
 
-        waits = order[matches(_LAUNCHES) & ~matches(_REPLAYS) & ~launched[order]]
-        copies = np.array([bool(_COPIES.search(names[row] or "")) for row in waits.tolist()], bool)
+        waits = order[matches(CAPTURED_LAUNCH) & ~launched[order]]
+        copies = np.array([COPIES_MEMORY(names[row]) for row in waits.tolist()], bool)
         connection = calls.connection[waits]
         owners = framework.launches(connection)
         texts, number = framework.names(owners.call)
@@ -83,7 +80,7 @@ class Capture:
         ]
         self._graphs = []
         at = calls.start_ns[waits]
-        begins, ends = order[matches(_BEGIN)], order[matches(_END)]
+        begins, ends = order[matches(BEGINS_CAPTURE)], order[matches(ENDS_CAPTURE)]
         for first, behind in _sections(calls, begins, ends, at):
             own = slice(first, behind)
             self._graphs.append(
@@ -117,7 +114,7 @@ class Capture:
         """
         row = calls.launching(tasks.connection)
         names = strings.texts(calls.name.tolist())
-        replays = np.array([*(bool(_REPLAYS.search(text or "")) for text in names), False])
+        replays = np.array([*map(LAUNCHES_GRAPH, names), False])
         is_work = np.isin(tasks.kind, (KERNEL, COPY, COMMUNICATION))
         replay = np.where(replays[row] & is_work, row, NONE).astype(np.int64)
         call = np.full(len(replay), NONE, np.int64)

@@ -6,7 +6,6 @@ Rows are in the file's order; rows with invalid times are left out and counted a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,38 +16,25 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
+from unified_prof.recording import names
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.recording.source import NOTHING_KNOWN, Findings, Source, Strings, possible
 
 # Kind of waits, event records and notifications, which do not count as work (after `calls.KINDS`).
 WAIT = 6
 
-# Kinds by the text of the task type, for tasks that no other table describes.
-_WAITS = re.compile(
-    r"wait|record|event|notify|(?<!a)sync|barrier|profiling|maintenance|write[ _]?value|capture|"
-    r"label|switch|nop\b|mstx|place_?holder|model_(?:execute|end|exit)",
-    re.IGNORECASE,
-)
-_COPIES = re.compile(r"mem ?cpy|mem ?set|sdma|pcie|copy|async_?dma", re.IGNORECASE)
-_KERNELS = re.compile(
-    r"kernel|ai_?core|ai_?cpu|ai_?vec|vector|cube|mix_ai|dsa|dvpp|stars_common|ffts|fusion",
-    re.IGNORECASE,
-)
-_COLLECTIVES = re.compile(r"hccl|nccl|rccl|communication|rdma|\bccu", re.IGNORECASE)
-
 
 def kind_of_type(text: str | None) -> int:
     """Return the kind of a task from the text of its type."""
     if text in NOTHING_KNOWN:
         return OTHER
-    assert text is not None
-    if _COLLECTIVES.search(text):
+    if names.COLLECTIVE_TASK(text):
         return COMMUNICATION
-    if _COPIES.search(text):
+    if names.COPY_TASK(text):
         return COPY
-    if _WAITS.search(text):
+    if names.WAIT_TASK(text):
         return WAIT
-    return KERNEL if _KERNELS.search(text) else OTHER
+    return KERNEL if names.KERNEL_TASK(text) else OTHER
 
 
 FOREVER = 2**63 - 1
@@ -230,9 +216,6 @@ class _Numbers:
         return self.numbers[np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)]
 
 
-# The profiler's marks at the start and end of a recording, which are not part of the program.
-_OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
-
 _INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
 _NO_DEVICE = -(2**31)
 # Maximum number of rows for which unpacked columns are kept; longer ones are unpacked on each
@@ -309,7 +292,7 @@ class Tasks(TaskColumns):
     @cached_property
     def program_types(self) -> NDArray[np.bool_]:
         """Mask of the codes in `type` that are not the profiler's marks."""
-        marks = [bool(_OF_THE_PROFILER.match(text or "")) for text in self.type_texts]
+        marks = [names.PROFILER_MARK(text) for text in self.type_texts]
         return ~np.array([*marks, False])
 
     @property

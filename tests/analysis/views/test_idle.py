@@ -15,8 +15,9 @@ from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.recording.idle import REASONS, IdleReasons, is_input, is_synchronising
+from unified_prof.recording.idle import REASONS, IdleReasons
 from unified_prof.recording.model import Row
+from unified_prof.recording.names import FETCHES_INPUT, SYNCHRONIZES
 from unified_prof.report import html_page as html
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
@@ -292,7 +293,7 @@ def test_idle_reason_is_unknown_if_no_launch_was_recorded(tmp_path: Path) -> Non
     ],
 )
 def test_synchronizing_calls_are_recognized_by_name(name: str | None, synchronizes: bool) -> None:
-    assert is_synchronising(name) is synchronizes
+    assert SYNCHRONIZES(name) is synchronizes
 
 
 @pytest.mark.parametrize(
@@ -311,4 +312,4 @@ def test_synchronizing_calls_are_recognized_by_name(name: str | None, synchroniz
     ],
 )
 def test_data_loading_ranges_are_recognized_by_name(name: str | None, expected: bool) -> None:
-    assert is_input(name) is expected
+    assert FETCHES_INPUT(name) is expected

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs
 from unified_prof.base.text import NS_PER_S, scaled
-from unified_prof.explain import operation_names
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -24,7 +23,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
 )
 from unified_prof.explain.what_if import Selection
-from unified_prof.recording import collectives
+from unified_prof.recording import collectives, names
 from unified_prof.recording.calls import COMMUNICATION, KERNEL
 from unified_prof.recording.model import Evidence
 
@@ -360,7 +359,7 @@ def link_contention(context: DeviceContext) -> Iterator[Cause]:
     sdma = _transfers(context).sdma
     sdma = sdma.take(sdma.size_bytes >= LARGE_BYTES)
     tasks = context.tasks
-    matmul = context.in_class(operation_names.MATMUL) & (tasks.kind == KERNEL)
+    matmul = context.in_class(names.MATMUL) & (tasks.kind == KERNEL)
     matmuls = intervals.merge(tasks.start_ns[matmul], tasks.end_ns[matmul])
     low = np.searchsorted(matmuls.end_ns, sdma.start_ns, side="right")
     high = np.searchsorted(matmuls.start_ns, sdma.end_ns, side="left")

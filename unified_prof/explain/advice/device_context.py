@@ -32,6 +32,7 @@ from unified_prof.explain.advice.idle_segments import (
     host_bound_masks,
 )
 from unified_prof.explain.what_if import Selection
+from unified_prof.recording import names
 from unified_prof.recording.calls import KINDS
 from unified_prof.recording.communication import TimeSlice
 from unified_prof.recording.framework import OTHER_PASS
@@ -50,8 +51,6 @@ COVERED_SHARE = 0.5
 MAX_COVER_LENGTHS = 20
 
 _STEP = re.compile(r"ProfilerStep\b")
-_COMPILED_RANGE = re.compile(r"Torch-Compiled Region|CompiledFxGraph|^CompiledFunction")
-_COMPILED_KERNEL = re.compile(r"^triton_(?:poi|red|per|tem)_")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -395,12 +394,12 @@ class DeviceContext:
             result[low : low + WINDOW] = column[row[low : low + WINDOW]]
         return result
 
-    def matches(self, column: NDArray[np.integer], pattern: re.Pattern[str]) -> Flags:
-        """Return a mask of the tasks whose name in `kernel` or `operator` matches a pattern."""
+    def matches(self, column: NDArray[np.integer], wanted: Callable[[str], bool]) -> Flags:
+        """Return a mask of the tasks whose name in `kernel` or `operator` is wanted."""
         texts = self.recording.work.labels.texts
         matching = np.zeros(len(texts), bool)
         used = np.unique(column)
-        matching[used] = [bool(pattern.search(texts[number])) for number in used.tolist()]
+        matching[used] = [wanted(texts[number]) for number in used.tolist()]
         result: Flags = matching[column]
         return result
 
@@ -438,11 +437,9 @@ class DeviceContext:
     def is_compiled(self) -> bool:
         """True if the program uses torch.compile."""
         framework, texts = self.recording.framework, self.recording.work.labels.texts
-        if framework is not None and len(
-            framework.matching(lambda name: bool(_COMPILED_RANGE.search(name)))
-        ):
+        if framework is not None and len(framework.matching(names.COMPILED_REGION)):
             return True
-        return any(_COMPILED_KERNEL.match(texts[name]) for name in np.unique(self.kernel).tolist())
+        return any(names.COMPILED_KERNEL(texts[name]) for name in np.unique(self.kernel).tolist())
 
     def evidence(self, rows: Ints, time_ns: Ints | None = None) -> tuple[Evidence, ...]:
         """Return the longest of some kernels as evidence, with their launching operations."""

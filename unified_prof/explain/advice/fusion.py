@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.explain import operation_names
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import WARN_SHARE, percent, plural
 from unified_prof.explain.advice.kernel_rules import layout_kernels
 from unified_prof.explain.what_if import Selection
+from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import LAUNCHED
 
@@ -26,7 +26,6 @@ TAIL_NS = 2_000
 TRAFFIC_SHARE = 0.5
 LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 
-_MULTI_TENSOR = re.compile(r"multi_tensor|fused|foreach|apply_?(?:adam|momentum)", re.IGNORECASE)
 _STEP = re.compile(r"^Optimizer\.step")
 
 
@@ -44,8 +43,8 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     count = int(selected.sum())
     if count < MIN_OPTIMIZER_KERNELS * context.step_count:
         return
-    fused = context.matches(context.kernel, _MULTI_TENSOR)
-    fused |= context.matches(context.operator, _MULTI_TENSOR)
+    fused = context.matches(context.kernel, names.MULTI_TENSOR)
+    fused |= context.matches(context.operator, names.MULTI_TENSOR)
     if (selected & fused).sum() >= FUSED_SHARE * count:
         return
     rows = np.flatnonzero(selected)
@@ -106,7 +105,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     calls = framework.calls
     calls = calls[intervals.holding(optimizer, framework.start_ns[calls]) >= 0]
     texts, number = framework.names(calls)
-    fused = np.array([bool(_MULTI_TENSOR.search(text)) for text in [*texts, ""]])[number]
+    fused = np.array([names.MULTI_TENSOR(text) for text in [*texts, ""]])[number]
     if len(calls) < MIN_OPTIMIZER_KERNELS * context.step_count:
         return
     if fused.sum() >= FUSED_SHARE * len(calls):
@@ -131,10 +130,10 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
 ELEMENTWISE_SHARE = 0.20
 _FUSIBLE = (
-    operation_names.ELEMENT_WISE,
-    operation_names.CAST,
-    operation_names.REDUCTION,
-    operation_names.NORMALISATION,
+    names.ELEMENT_WISE,
+    names.CAST,
+    names.REDUCTION,
+    names.NORMALISATION,
 )
 
 

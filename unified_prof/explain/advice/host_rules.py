@@ -26,14 +26,13 @@ from unified_prof.explain.advice.idle_segments import (
     times,
 )
 from unified_prof.explain.what_if import Selection
+from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import (
     HOST,
     INPUT,
     LAUNCHED,
     SYNCHRONISING,
-    is_input,
-    is_synchronising,
 )
 from unified_prof.recording.model import Evidence
 
@@ -241,7 +240,7 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     framework = context.recording.framework
     assert framework is not None
     if context.device is None:
-        fetching = framework.matching(is_input)
+        fetching = framework.matching(names.FETCHES_INPUT)
         waits = context.clip(framework.start_ns[fetching], framework.end_ns[fetching])
     else:
         if context.share(context.max_idle_ns(INPUT)) < WARN_SHARE:
@@ -254,7 +253,7 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     share = context.share(cost)
     if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
-    fetching = framework.matching(is_input)
+    fetching = framework.matching(names.FETCHES_INPUT)
     subject = "the program" if context.device is None else "the device"
     yield context.finding(
         "input_wait",
@@ -284,7 +283,7 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
     """Return the ranges that fetch input, by name."""
     framework = context.recording.framework
     assert framework is not None
-    ranges = framework.matching(is_input)
+    ranges = framework.matching(names.FETCHES_INPUT)
     ranges = ranges[context.is_analyzed(framework.start_ns[ranges])]
     start = framework.start_ns[ranges]
     length = framework.end_ns[ranges] - start
@@ -376,7 +375,7 @@ def _late_gaps(context: DeviceContext) -> tuple[IdleSegments, Ints]:
     rows = np.flatnonzero(
         calls.matching(
             context.recording.strings,
-            lambda text: is_synchronising(text) or "memcpy" in (text or "").lower(),
+            lambda text: names.SYNCHRONIZES(text) or names.COPIES_MEMORY(text),
         )
     )
     latest = idle.end_ns - (BLOCKED_SHARE * idle.length_ns).astype(np.int64)

@@ -7,14 +7,13 @@ run alone and the host waits for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
-from unified_prof.explain import kernel_classes, operation_names
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -27,27 +26,13 @@ from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.explain.what_if import Selection
+from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence
 from unified_prof.recording.recording import Recording
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
 NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
-
-_PRODUCT = re.compile(r"bmm|matmul|batch_?mat|gemm|cijk_|nvjet", re.IGNORECASE)
-_SOFTMAX = re.compile("softmax", re.IGNORECASE)
-# A fused loss kernel lists all its parts in its name, as does the online softmax of attention; the
-# fifth template argument of torch's kernel for short rows marks log_softmax.
-_OF_LOSS = re.compile(
-    r"log_?softmax|nll_?loss|cross_?entropy|softmax_warp_\w+<[^<>]*,\s*\d+,\s*(?:true|\(bool\)1)",
-    re.IGNORECASE,
-)
-# Kernels on probabilities of classes, experts or tokens, which do not occur in attention.
-_NO_WEIGHTS = re.compile(
-    rf"{_OF_LOSS.pattern}|top_?k|sort|gating|routing|multinomial|arg_?max|categorical",
-    re.IGNORECASE,
-)
-_FUSED = re.compile(r"flash|fmha|efficient_attention|FlashAttention", re.IGNORECASE)
 
 
 def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
@@ -57,14 +42,14 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
     kernels = kernels[np.argsort(tasks.stream[kernels], kind="stable")]
     stream = tasks.stream[kernels]
 
-    def has_name(pattern: re.Pattern[str]) -> Flags:
-        result: Flags = context.matches(context.operator, pattern)[kernels]
-        return result | context.matches(context.kernel, pattern)[kernels]
+    def has_name(wanted: Callable[[str], bool]) -> Flags:
+        result: Flags = context.matches(context.operator, wanted)[kernels]
+        return result | context.matches(context.kernel, wanted)[kernels]
 
-    fused = has_name(_FUSED)
-    no_weights = has_name(_NO_WEIGHTS)
-    softmax = has_name(_SOFTMAX) & ~fused & ~no_weights
-    product = has_name(_PRODUCT) & ~fused & ~softmax
+    fused = has_name(names.FUSED_ATTENTION)
+    no_weights = has_name(names.is_log_softmax) | has_name(names.CHOOSES)
+    softmax = has_name(names.SOFTMAX) & ~fused & ~no_weights
+    product = has_name(names.is_product) & ~fused & ~softmax
     between, pattern = np.zeros(len(tasks), bool), np.zeros(len(tasks), bool)
     patterns = 0
     for at in np.flatnonzero(softmax).tolist():
@@ -142,9 +127,9 @@ def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
 
 def layout_kernels(context: DeviceContext) -> Flags:
     """Return a mask of copy, cast and transpose kernels outside the optimizer."""
-    layout: Flags = context.matches(context.operator, kernel_classes.LAYOUT_OPERATION)
-    layout |= context.matches(context.kernel, kernel_classes.LAYOUT_KERNEL)
-    layout &= ~context.matches(context.operator, kernel_classes.NPU_FORMAT_OPERATOR)
+    layout: Flags = context.matches(context.operator, names.LAYOUT_OPERATION)
+    layout |= context.matches(context.kernel, names.moves_only)
+    layout &= ~context.matches(context.operator, names.NPU_FORMAT_OPERATOR)
     layout &= ~context.in_optimizer
     return layout
 
@@ -155,7 +140,7 @@ def format_conversions(context: DeviceContext) -> Iterator[Cause]:
         context,
         "format_conversions",
         "format conversions",
-        context.matches(context.operator, kernel_classes.NPU_FORMAT_OPERATOR),
+        context.matches(context.operator, names.NPU_FORMAT_OPERATOR),
         advice="keep one format and dtype between operators: "
         "torch.npu.config.allow_internal_format = False, convert weights once, cast "
         "before the loop",
@@ -322,7 +307,7 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
 
 def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
     selected = matrix_kernels(context)
-    selected &= context.matches(context.kernel, kernel_classes.FULL_PRECISION_KERNEL)
+    selected &= context.matches(context.kernel, names.FULL_PRECISION)
     share = _kernel_share(context, selected)
     device = known_devices(context.recording).get(context.device or "")
     if share < FULL_SHARE or (device and not (device.matrix("bf16") or device.matrix("fp16"))):
@@ -378,20 +363,13 @@ def lacks_precision(context: DeviceContext) -> str | None:
     missing = lacks_roofline(context)
     if missing is None or not (context.tasks.kind == KERNEL).any():
         return missing
-    named = context.matches(context.kernel, kernel_classes.PRECISION_IN_NAME)
+    named = context.matches(context.kernel, names.NAMES_PRECISION)
     return None if (named & matrix_kernels(context)).any() else missing
 
 
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.
 LOW_OCCUPANCY_SHARE = 0.05
 _PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
-
-# These kernels have few blocks by design: matmul, attention, collectives, persistent kernels.
-_FEW_BLOCKS = re.compile(
-    r"gemm|cutlass|nvjet|cijk_|tensorop|splitk|matmul|conv|wgrad|dgrad|fprop|flash|fmha|attention"
-    r"|nccl|rccl|persistent|cooperative",
-    re.IGNORECASE,
-)
 
 
 def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
@@ -404,8 +382,8 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     row = context.table_row(table["id"])
     blocks = np.append(table["blocks"], MISSING)[row] / _PARTS
     few = (row >= 0) & (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
-    few &= ~context.matches(context.kernel, _FEW_BLOCKS)
-    few &= ~context.matches(context.operator, _FEW_BLOCKS)
+    few &= ~context.matches(context.kernel, names.has_few_blocks)
+    few &= ~context.matches(context.operator, names.has_few_blocks)
     rows = np.flatnonzero(few)
     kernel_ns = context.clip(tasks.start_ns[rows], tasks.end_ns[rows]).total_ns
     lost = tasks.length_ns[rows] * (1 - blocks[rows])
@@ -425,13 +403,10 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-_AI_CPU = re.compile(r"ai_?cpu", re.IGNORECASE)
-
-
 def on_ai_cpu(context: DeviceContext) -> Flags:
     """Return a mask of the kernels that ran on an AI CPU."""
     tasks, row = context.recording.tasks, context.task_row
-    slow = np.array([bool(_AI_CPU.search(text or "")) for text in [*tasks.type_texts, ""]])
+    slow = np.array([names.ON_AI_CPU(text) for text in [*tasks.type_texts, ""]])
     result: Flags = (context.tasks.kind == KERNEL) & (row >= 0)
     result &= slow[np.append(tasks.type, -1)[row]]
     return result
@@ -439,8 +414,7 @@ def on_ai_cpu(context: DeviceContext) -> Flags:
 
 def matrix_kernels(context: DeviceContext) -> Flags:
     """Return a mask of matmul, convolution and attention kernels."""
-    classes = (operation_names.MATMUL, operation_names.CONVOLUTION, operation_names.ATTENTION)
-    result: Flags = context.in_class(*classes) & (context.tasks.kind == KERNEL)
+    result: Flags = context.in_class(*names.MATRIX) & (context.tasks.kind == KERNEL)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,8 +13,9 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, duration, percent, times
-from unified_prof.explain.advice.wait_rules import COMPILATION, host_ranges
+from unified_prof.explain.advice.wait_rules import host_ranges
 from unified_prof.explain.what_if import Selection
+from unified_prof.recording import names
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS
 from unified_prof.recording.model import Evidence
@@ -223,7 +223,6 @@ MIN_STEPS = 4  # Minimum steps after the first for a meaningful median.
 SLOW_MEDIANS = 1.5  # A step is slow above this many medians.
 # TraceML's thresholds: 8 % from first to last quarter, over 100 steps or more.
 TREND, LONG_RUN = 0.08, 100
-_DELIBERATE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)
 
 
 def slow_steps(context: DeviceContext) -> Iterator[Cause]:
@@ -318,7 +317,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
     result = np.zeros(len(begin), bool)
     if framework is not None:
         ranges = framework.matching(
-            lambda name: "::" not in name and bool(_DELIBERATE.search(name))
+            lambda name: "::" not in name and names.EVALUATES_OR_SAVES(name)
         )
         for at in ranges.tolist():
             result |= (framework.start_ns[at] < end) & (framework.end_ns[at] > begin)
@@ -328,7 +327,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
 def _compile_ns(context: DeviceContext, step: int) -> int:
     """Return the time in which the host compiles or loads code within a step."""
     begin, end = _host_windows(context)
-    start, stop, _, _ = host_ranges(context, COMPILATION.names)
+    start, stop, _, _ = host_ranges(context, names.COMPILES)
     return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
 
 

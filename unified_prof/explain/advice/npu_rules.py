@@ -33,6 +33,7 @@ from unified_prof.explain.basic_breakdowns import join_names
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.explain.what_if import Selection
+from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN
@@ -49,7 +50,6 @@ BUSY_PIPE = 0.8  # A pipe that is less busy does not bound a task (MindStudio ad
 # Name of two chip generations, which only differ in their clock.
 _AMBIGUOUS_CHIP = "Ascend910B"
 _CHIP = re.compile(r"\((.*)\)$")
-_VECTOR = re.compile(r"vector|aiv", re.IGNORECASE)
 _RATIO = re.compile(
     r"^ai[cv]_(?!icache).*_ratio\w*$|^(?:mac|vec|mte[123]|scalar|fixpipe)_ratio\w*$"
 )
@@ -138,7 +138,7 @@ def idle_cores(context: DeviceContext) -> Iterator[Cause]:
     blocks, types = columns["blocks"][info], columns["type"][info]
     ids, number = np.unique(types, return_inverse=True)
     texts = [text or "" for text in context.recording.strings.texts(ids.tolist())]
-    on_vector = np.array([bool(_VECTOR.search(text)) for text in [*texts, ""]])[number]
+    on_vector = np.array([names.ON_VECTOR_CORE(text) for text in [*texts, ""]])[number]
     on_cores = np.array(["AI_CPU" not in text for text in [*texts, ""]])[number]
     cores = np.where(on_vector, vectors, cubes)
     rounds = np.maximum(-(-blocks // cores), 1)

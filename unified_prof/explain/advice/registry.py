@@ -28,8 +28,8 @@ from unified_prof.explain.advice.idle_segments import WARN_SHARE, duration
 from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.explain.what_if import Replay, Selection, schedule_of
 from unified_prof.recording.model import Advice, Finding, NotJudged
+from unified_prof.recording.names import LAUNCHES_GRAPH
 from unified_prof.recording.recording import Recording
-from unified_prof.recording.replayed_graphs import is_replay
 
 # Requirement of a rule: returns what a recording lacks, or None.
 Lacks = Callable[[DeviceContext], str | None]
@@ -258,7 +258,7 @@ def _replayed_share(recording: Recording) -> float:
     calls = recording.host_calls
     if recording.framework is None or recording.captured_in is not None or not len(calls):
         return 0.0
-    replays = np.append(calls.matching(recording.strings, is_replay), False)
+    replays = np.append(calls.matching(recording.strings, LAUNCHES_GRAPH), False)
     if not replays.any():
         return 0.0
     total_ns = replayed_ns = 0

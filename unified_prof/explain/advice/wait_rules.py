@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,9 +22,11 @@ from unified_prof.explain.advice.idle_segments import (
     times,
 )
 from unified_prof.explain.what_if import Selection, without_ranges
+from unified_prof.recording import names
 from unified_prof.recording.calls import COPY, KERNEL
-from unified_prof.recording.idle import INPUT, SYNCHRONISING, is_synchronising
+from unified_prof.recording.idle import INPUT, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Sureness
+from unified_prof.recording.names import Words
 from unified_prof.recording.source import possible
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
@@ -34,11 +35,6 @@ SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
 LARGE_BYTES = 1 << 20  # Smaller pageable copies cost their call, not their bytes.
 # Rate of pinned copies over PCIe 4.0 x16, if the run has none to compare with.
 PINNED_GB_PER_S = 20.0
-
-_WITH_HOST = re.compile(r"host to device|device to host|h2d|d2h|htod|dtoh", re.IGNORECASE)
-_TO_DEVICE = re.compile(r"host to device|h2d|htod", re.IGNORECASE)
-_PAGEABLE = re.compile(r"pageable", re.IGNORECASE)
-_PINNED = re.compile(r"pinned", re.IGNORECASE)
 
 
 def _copy_bytes(context: DeviceContext) -> Ints:
@@ -61,7 +57,7 @@ def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
 def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     """Find copies between host and device without overlap."""
     tasks, size = context.tasks, _copy_bytes(context)
-    copies = (tasks.kind == COPY) & context.matches(context.operator, _WITH_HOST)
+    copies = (tasks.kind == COPY) & context.matches(context.operator, names.COPIES_HOST)
     copies = _without_set_up(context, copies, size)
     copying = intervals.merge(tasks.start_ns[copies], tasks.end_ns[copies])
     others = intervals.merge(tasks.start_ns[~copies], tasks.end_ns[~copies])
@@ -70,7 +66,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < WARN_SHARE:
         return
     alone_ns = intervals.covered(exposed, tasks.start_ns[copies], tasks.end_ns[copies])
-    pageable = _of_memory(context, copies, _PAGEABLE)[copies]
+    pageable = _of_memory(context, copies, names.PAGEABLE)[copies]
     is_pageable = 2 * int(alone_ns[pageable].sum()) > cost
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
     yield context.finding(
@@ -93,7 +89,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _of_memory(context: DeviceContext, copies: Flags, pattern: re.Pattern[str]) -> Flags:
+def _of_memory(context: DeviceContext, copies: Flags, wanted: Words) -> Flags:
     """Return a mask of the copies whose kind names some memory; none if kinds are not recorded."""
     recording = context.recording
     if "UPROF_GPU_TASKS" not in recording.source.tables:
@@ -101,7 +97,7 @@ def _of_memory(context: DeviceContext, copies: Flags, pattern: re.Pattern[str]) 
     table = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
     name = np.append(table["name"], MISSING)[context.table_row(table["id"])]
     ids = np.unique(name[copies])
-    matching = [bool(pattern.search(text or "")) for text in recording.strings.texts(ids.tolist())]
+    matching = [wanted(text) for text in recording.strings.texts(ids.tolist())]
     result: Flags = copies & np.isin(name, ids[matching])
     return result
 
@@ -111,10 +107,10 @@ def pageable_copies(context: DeviceContext) -> Iterator[Cause]:
     tasks = context.tasks
     size = _copy_bytes(context)
     copies = (tasks.kind == COPY) & (size > LARGE_BYTES)
-    copies &= context.matches(context.operator, _TO_DEVICE)
-    of_pageable = _without_set_up(context, _of_memory(context, copies, _PAGEABLE), size)
+    copies &= context.matches(context.operator, names.COPIES_TO_DEVICE)
+    of_pageable = _without_set_up(context, _of_memory(context, copies, names.PAGEABLE), size)
     pageable = np.flatnonzero(of_pageable)
-    pinned = _of_memory(context, copies, _PINNED)
+    pinned = _of_memory(context, copies, names.PINNED)
     length = np.maximum(tasks.length_ns, 1)
     measured = bool(pinned.any())
     rate = float(np.median(size[pinned] / length[pinned])) if measured else PINNED_GB_PER_S
@@ -180,7 +176,7 @@ class _Stall:
     """A kind of host call that should not occur in the steps."""
 
     kind: str
-    names: re.Pattern[str]
+    names: Words
     text: str
     advice: str
     sure: Sureness = "certain"
@@ -191,11 +187,7 @@ class _Stall:
 
 _ALLOCATION = _Stall(
     "allocation_stalls",
-    re.compile(
-        r"^(?:cuda|hip)(?:Malloc|Free)(?:Host|Managed|3D|Pitch|Array)?$"
-        r"|^(?:cuda|hip)Host(?:Alloc|Free)$|^rt(?:Malloc|Free)$|^aclrt(?:Malloc|Free)|^aclMallocMem"
-        r"|^cuMem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess)"
-    ),
+    names.ALLOCATES,
     "driver allocations: device memory is allocated or freed {often}",
     "keep the allocator's cache: no empty_cache() in the loop, expandable_segments:True, static "
     "shapes, a smaller batch",
@@ -205,20 +197,14 @@ _ALLOCATION = _Stall(
 )
 _NPU_COMPILATION = _Stall(
     "compile_stalls",
-    re.compile(r"^(?:acl)?opCompile(?:AndExecute(?:V2)?)?$", re.IGNORECASE),
+    names.COMPILES_NPU_OPERATOR,
     "compilation: operators are compiled at run time {often}",
     "use torch.npu.set_compile_mode(jit_compile=False), or operators with an aclnn implementation",
     sure="likely",
 )
-COMPILATION = _Stall(
+_COMPILATION = _Stall(
     "compile_stalls",
-    re.compile(
-        r"^cu(?:Module|Library)Load|^hipModuleLoad|^(?:nvrtc|hiprtc)Compile"
-        r"|compile_inner|entire_frame_compile|inductor_compile|compile_fx"
-        # Names of operators (`namespace::name`) may contain these words.
-        r"|^(?!.*::).*(?:triton.*compile|(?:GraphLowering|Scheduler|Kernel)\.codegen)",
-        re.IGNORECASE,
-    ),
+    names.COMPILES,
     "compilation: code is compiled or loaded {often}",
     "use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
     "TORCH_LOGS=recompiles, precompile operators",
@@ -232,7 +218,7 @@ def allocation_stalls(context: DeviceContext) -> Iterator[Cause]:
 
 def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
     """Find compilation or loading of kernels and graphs after warm-up."""
-    yield from _stalls(context, COMPILATION)
+    yield from _stalls(context, _COMPILATION)
     yield from _stalls(context, _NPU_COMPILATION)
 
 
@@ -264,22 +250,20 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
     )
 
 
-def host_ranges(
-    context: DeviceContext, names: re.Pattern[str]
-) -> tuple[Ints, Ints, Ints, list[str]]:
-    """Return start, end and name of the runtime calls and framework ranges that match a pattern.
+def host_ranges(context: DeviceContext, wanted: Words) -> tuple[Ints, Ints, Ints, list[str]]:
+    """Return start, end and name of the runtime calls and framework ranges with given words.
 
     The name is an index into the last value.
     """
     calls = context.recording.host_calls
     ids, number = calls.names
     texts = [text or "" for text in context.recording.strings.texts(ids)]
-    matching = np.array([bool(names.search(text)) for text in texts] or [False])
+    matching = np.array([wanted(text) for text in texts] or [False])
     rows = np.flatnonzero(matching[number.to_array()]) if len(ids) else np.zeros(0, np.int64)
     start, end, name = calls.start_ns[rows], calls.end_ns[rows], number[rows]
     framework = context.recording.framework
     if framework is not None:
-        ranges = framework.matching(lambda text: bool(names.search(text)))
+        ranges = framework.matching(wanted)
         range_texts, range_name = framework.names(ranges)
         start = np.concatenate((start, framework.start_ns[ranges]))
         end = np.concatenate((end, framework.end_ns[ranges]))
@@ -310,11 +294,6 @@ STRONG_SHARE, STRONG_OF_IDLE = 0.15, 0.5
 # Share of blocking launches from which the mode is blocking (MindStudio advisor's threshold).
 BLOCKING_SHARE = 0.5
 MIN_LAUNCHES = 20  # Minimum number of launches to detect the mode.
-# Operations that always synchronize: these are not a debugging mode.
-_SYNC_OPERATION = re.compile(
-    r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero|to|_to_copy|copy_|unique\w*|index\w*"
-    r"|masked_select|equal) \("
-)
 # A launch call that returns within this time after its kernel has waited for it.
 RETURN_NS = 20_000
 LAUNCH_CALL_NS = 10_000  # Usual maximum length of a launch call of a profiled program.
@@ -388,7 +367,7 @@ def _without_waits(context: DeviceContext, gaps: _SyncGaps) -> Selection:
     """Return the change without the synchronizations before some gaps, and their operations."""
     recording, sync = context.recording, context.recording.idle_time.host.sync
     calls, framework = recording.host_calls, recording.framework
-    rows = np.flatnonzero(calls.matching(recording.strings, is_synchronising))
+    rows = np.flatnonzero(calls.matching(recording.strings, names.SYNCHRONIZES))
     rows = rows[np.isin(intervals.holding(sync, calls.start_ns[rows]), np.unique(gaps.sync))]
     if framework is None:
         return Selection(calls=rows)
@@ -449,7 +428,7 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
     launches = int(launching.sum())
     if launches < MIN_LAUNCHES:
         return
-    is_sync = calls.matching(recording.strings, is_synchronising)
+    is_sync = calls.matching(recording.strings, names.SYNCHRONIZES)
     order = np.lexsort((calls.start_ns, calls.thread))
     order = order[launching[order] | is_sync[order]]
     same_thread = calls.thread[order[1:]] == calls.thread[order[:-1]]
@@ -467,7 +446,9 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
         gaps = _sync_gaps(context)
         cost, evidence = int(gaps.cost_ns.sum()), _syncs_by_name(context, gaps)
         by_operations = sum(
-            row["total_ns"] for row in evidence if _SYNC_OPERATION.match(row["name"])
+            row["total_ns"]
+            for row in evidence
+            if names.READS_RESULT(row["name"].partition(" (")[0])
         )
         if 2 * by_operations > cost:
             return

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from unified_prof.recording.names import DTYPES
+
 Shape = tuple[int, ...]
 
 # Bytes per element of each dtype, by our names.
@@ -124,17 +126,6 @@ Argument = Tensor | tuple[Tensor, ...] | None
 
 _LETTER = re.compile(r"[A-Za-z]")
 _LISTS = frozenset({"tensorlist", "genericlist"})
-# Dtype of tensors by the name of a kernel; the first match decides.
-_DTYPES_OF_KERNELS = (
-    (re.compile(r"c10::BFloat16|__nv_bfloat16|\bbf16"), "bf16"),
-    (re.compile(r"c10::Half|__half\b|\bfp16"), "fp16"),
-    (re.compile(r"OpaqueType<1u?>"), "uint8"),
-    (re.compile(r"OpaqueType<2u?>"), "bf16"),
-    (re.compile(r"OpaqueType<4u?>"), "fp32"),
-    (re.compile(r"OpaqueType<8u?>"), "int64"),
-    (re.compile(r"<double\b|[ ,]double[,>]"), "fp64"),
-    (re.compile(r"<float\b|[ ,]float[,>]"), "fp32"),
-)
 # Numbers of torch's dtypes in recorded arguments `dtype`.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16"} | {
     6: "fp32",
@@ -274,9 +265,9 @@ def dims(text: str) -> Shape:
     return found
 
 
-def dtype_of_kernel(names: str) -> str:
+def dtype_of_kernel(kernels: str) -> str:
     """Return the dtype of tensors by the names of kernels, empty if unknown."""
-    return next((dtype for pattern, dtype in _DTYPES_OF_KERNELS if pattern.search(names)), "")
+    return next((dtype for has_word, dtype in DTYPES if has_word(kernels)), "")
 
 
 def _argument(type_text: str, shape: str, stride: str, list_dtype: str) -> Argument:

@@ -8,7 +8,6 @@ of the capture, if its recording is available.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,13 +19,11 @@ from unified_prof.arrays.grouping import by_key
 from unified_prof.explain.roofline.arguments import UnknownCostError, dtype_of, item_size
 from unified_prof.explain.roofline.costs import Cost, collective
 from unified_prof.explain.roofline.kernel_attribution import (
-    NOT_TF32,
-    TF32,
     AttributedKernels,
     OperationGroup,
 )
 from unified_prof.explain.roofline.peaks import Device, Peak, known_devices
-from unified_prof.recording import breakdowns, operators
+from unified_prof.recording import breakdowns, names, operators
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
 from unified_prof.recording.collectives import PARTED, canonical
 from unified_prof.recording.framework import NONE
@@ -117,10 +114,10 @@ def roofline_row(one: OperationGroup, name: str, device: Device | None) -> Roofl
     doubts = [cost.doubt] if cost.doubt else []
     peak = _peak(cost, device, one.kernel)
     bound_ns = _bound(cost, peak, memory, device)
-    if cost.unit == "matrix" and cost.dtype == "fp32" and not NOT_TF32.search(one.kernel):
+    if cost.unit == "matrix" and cost.dtype == "fp32" and not names.NOT_TF32(one.kernel):
         faster = device.matrix("tf32")
         too_fast = peak is not None and cost.flops / peak.rate * 1e9 > one.total_ns
-        if too_fast and faster is not None and not TF32.search(one.kernel):
+        if too_fast and faster is not None and not names.TF32(one.kernel):
             peak, bound_ns = faster, _bound(cost, faster, memory, device)
             doubts.append(_TF32_ASSUMED)
     target_ns = _bound(cost, peak, memory, device, MATRIX_TARGET, MEMORY_TARGET)
@@ -152,7 +149,7 @@ def times(cost: Cost, count: int) -> Cost:
 def _peak(cost: Cost, device: Device, kernel: str) -> Peak | None:
     """Return the compute peak for a cost."""
     if cost.unit == "matrix":
-        if cost.dtype == "fp32" and TF32.search(kernel):
+        if cost.dtype == "fp32" and names.TF32(kernel):
             return device.matrix("tf32") or device.matrix("fp32")
         return device.matrix(cost.dtype)
     return device.vector(cost.dtype) if cost.unit == "vector" else None
@@ -279,7 +276,6 @@ def _possible(share: float | None) -> float | None:
 
 _NO_SIZE = "its size was not recorded"
 _ON_THE_WIRE = "minimum bytes sent per rank; the time includes waiting for other ranks"
-_WITHIN = re.compile(r"D(?:to|2)D|device to device", re.IGNORECASE)
 
 
 def copies(
@@ -314,7 +310,7 @@ def copies(
         if min(sizes) < 0:
             result.append(RooflineRow(**total, cost=None, doubt=_NO_SIZE))
             continue
-        within = bool(_WITHIN.search(what))
+        within = names.COPIES_WITHIN(what)
         cost = Cost("copy", "uint8", 0, sum(sizes) * (2 if within else 1))
         memory = own.memory_peak() if within and own is not None else None
         bound_ns = None if memory is None else cost.moved_bytes / memory.rate * 1e9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,15 +24,12 @@ from unified_prof.explain.roofline.arguments import (
 )
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import formula_of
-from unified_prof.recording import operators
+from unified_prof.recording import names, operators
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.operators import numbered
 from unified_prof.recording.recording import Recording
 
-# Kernel names of TF32, and of fp32 without TF32.
-TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
-NOT_TF32 = re.compile(r"sgemm|f32f32_f32f32|scudnn|ffma", re.IGNORECASE)
 _COUNTED_BELOW = "counted for the operations within it that launched kernels"
 _NO_SHAPES = "the shapes of its inputs were not recorded"
 
@@ -201,7 +197,7 @@ class AttributedKernels:
         variants: dict[tuple[str, bool, bool], int] = {}
         codes = [
             variants.setdefault(
-                (dtype_of_kernel(text), bool(TF32.search(text)), bool(NOT_TF32.search(text))),
+                (dtype_of_kernel(text), names.TF32(text), names.NOT_TF32(text)),
                 len(variants),
             )
             for text in texts
@@ -305,15 +301,9 @@ def _has_sizes(text: str | None) -> bool:
     return text is not None and any(sign.isdigit() for sign in text)
 
 
-_MATRIX = re.compile(
-    r"mm$|mm_|gemm|matmul|linear|conv|attention|attn|FlashAttn|::(?:wrapper_)?f?mha_|^flash_attn"
-    r"|^aten::(?:dot|vdot|mv|addmv)$"
-)
-
-
 def _is_matrix(name: str) -> bool:
     """Return True if an operation with a formula uses matrix units."""
-    return bool(_MATRIX.search(name)) and formula_of(name) is not None
+    return names.class_of_operation(name) in names.MATRIX and formula_of(name) is not None
 
 
 # Name, formatted shapes, kind, cost of one call, and why there is none.

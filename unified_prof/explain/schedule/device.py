@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, by_key, distinct
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
-from unified_prof.recording import host_calls
+from unified_prof.recording import host_calls, names
 from unified_prof.recording.calls import COMMUNICATION, UNKNOWN
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.tasks import WAIT
@@ -284,9 +283,7 @@ def _awaited_by_calls(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints
     known = np.flatnonzero(tasks.call[: tasks.work] >= 0)
     if len(np.unique(tasks.stream[known])) < 2:
         return nothing, nothing
-    wait_calls = np.flatnonzero(
-        calls.matching(recording.strings, lambda text: bool(_STREAM_WAITS.search(text or "")))
-    )
+    wait_calls = np.flatnonzero(calls.matching(recording.strings, names.WAITS_FOR_EVENT))
     known = known[np.argsort(tasks.launched_ns[known], kind="stable")]
     launched = tasks.launched_ns[known]
     thread = calls.thread[tasks.call[known]]
@@ -312,9 +309,6 @@ def _awaited_by_calls(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints
             if not len(looking):
                 break
     return np.concatenate(source), np.concatenate(target)
-
-
-_STREAM_WAITS = re.compile(r"StreamWaitEvent", re.IGNORECASE)
 
 
 def _inferred_waits(
@@ -388,7 +382,7 @@ def waited_for(
             if not len(looking):
                 break
 
-    of_devices = calls.matching(recording.strings, lambda text: bool(_WHOLE.search(text or "")))
+    of_devices = calls.matching(recording.strings, names.SYNCHRONIZES_DEVICE)
     events = host_calls.call_waits(recording.source, calls, call)
     its = _LaunchOrder(tasks).before(events.awaited_stream, events.recorded_ns)
     result.append((events.call[its != NOWHERE], its[its != NOWHERE]))
@@ -446,10 +440,7 @@ def blocked_launches(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints,
         Rows of the calls, and the last task that ended before each of them returned.
     """
     calls = recording.host_calls
-    rows = np.flatnonzero(
-        calls.matching(recording.strings, lambda text: bool(_LAUNCH.search(text or "")))
-        & calls.is_valid
-    )
+    rows = np.flatnonzero(calls.matching(recording.strings, names.LAUNCHES) & calls.is_valid)
     length = calls.end_ns[rows] - calls.start_ns[rows]
     rows, length = (values[length >= _BLOCKED_AT_DEPTH_NS] for values in (rows, length))
     if not len(rows) or not len(tasks):
@@ -464,7 +455,5 @@ def blocked_launches(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints,
     return rows[found], freed_by[found]
 
 
-_LAUNCH = re.compile("^(?!.*graph).*launch", re.IGNORECASE)
 # Up to this many streams, a wait for a device waits for the last task of each stream.
 _STREAMS = 64
-_WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)

@@ -13,10 +13,9 @@ from unified_prof.arrays.grouping import NOWHERE, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
-from unified_prof.recording import host_calls
+from unified_prof.recording import host_calls, names
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
-from unified_prof.recording.idle import is_synchronising
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import Strings
 
@@ -229,7 +228,7 @@ def _synchronising(
     calls: HostCalls, strings: Strings, launching: Ints, framework: Framework | None
 ) -> Ints:
     """Return the outermost synchronizing calls of relevant threads, by thread and time."""
-    chosen = np.flatnonzero(calls.matching(strings, is_synchronising) & calls.is_valid)
+    chosen = np.flatnonzero(calls.matching(strings, names.SYNCHRONIZES) & calls.is_valid)
     threads = np.unique(calls.thread[launching])
     if framework is not None:
         threads = np.union1d(threads, framework.threads)
