@@ -36,7 +36,7 @@ def test_figures_are_medians_of_the_matched_iterations() -> None:
     assert summary.iteration_ms == 22.0
     assert summary.forward_ms == 9.0
     assert summary.backward_ms == 5.0
-    assert summary.other_ms == 8.0
+    assert (summary.other_ms, summary.wall_ms) == (8.0, 22.0)
     # Operations account for 2.0 + 0.6 + 5.0 of forward and 3.0 + 1.0 of backward.
     assert summary.unattributed_forward_ms == pytest.approx(9.0 - 7.6)
     assert summary.unattributed_backward_ms == 1.0
@@ -73,6 +73,13 @@ def test_unattributed_time_is_never_negative_and_the_parts_add_up() -> None:
     assert summary.forward_ms == 10.6
     assert summary.unattributed_forward_ms == pytest.approx(10.6 - 10.0)
     assert summary.other_ms == pytest.approx(12.0 - 10.6)
+
+
+def test_times_exclude_waiting_for_a_processor() -> None:
+    waiting = (IterationRecord(30.0, 12.0, 9.0, None, True, 11.0, 4.0, 5.0),)
+    summary = summarize(tracked_run(iterations=waiting, operations=()))
+    assert (summary.wall_ms, summary.iteration_ms) == (30.0, 19.0)
+    assert (summary.forward_ms, summary.backward_ms, summary.other_ms) == (8.0, 4.0, 7.0)
 
 
 def test_other_files_have_no_summary(tmp_path: Path) -> None:

@@ -159,7 +159,10 @@ class OperationTotal:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Headline figures of the median iteration; None for figures that were not measured."""
+    """Headline figures of the median iteration; None for figures that were not measured.
+
+    Times exclude waiting for a processor if it is known; `wall_ms` includes it.
+    """
 
     device: str
     complete: bool
@@ -171,6 +174,7 @@ class RunSummary:
     backward_ms: float | None
     other_ms: float | None
     """Time outside forward and backward, including the optimizer."""
+    wall_ms: float | None
     unattributed_forward_ms: float | None
     """Forward time that no operation of the report accounts for."""
     unattributed_backward_ms: float | None
@@ -207,9 +211,9 @@ def _summary(analysis: SkylineAnalysis, top: int) -> RunSummary:
     totals = summary.totals
     steps = analysis.breakdown("step").rows if "step" in summary.available else ()
     forward, backward = _attributed_ms(analysis, [step for step in steps if not step.detail])
-    iteration_ms, forward_ms, backward_ms = map(
-        _ms, (totals.iteration_ns, totals.iteration_forward_ns, totals.iteration_backward_ns)
-    )
+    wall_ms, waited_ms = _ms(totals.iteration_ns), _ms(totals.iteration_waited_ns)
+    iteration_ms = None if wall_ms is None else wall_ms - (waited_ms or 0.0)
+    forward_ms, backward_ms = map(_ms, map(totals.iteration_parts_ns.get, ("forward", "backward")))
     return RunSummary(
         device=facts.get("device", ""),
         complete=facts.get("complete") == "true",
@@ -224,6 +228,7 @@ def _summary(analysis: SkylineAnalysis, top: int) -> RunSummary:
             if iteration_ms is None or forward_ms is None
             else max(0.0, iteration_ms - forward_ms - (backward_ms or 0.0))
         ),
+        wall_ms=wall_ms,
         unattributed_forward_ms=_rest(forward_ms, forward),
         unattributed_backward_ms=_rest(backward_ms, backward),
         peak_usage_bytes=totals.peak_bytes,
