@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,12 @@ import unified_prof
 from tests.analysis import builders
 from tests.analysis.explain import machine
 from tests.analysis.explain.machine import Action, EndStep, Launch, Synchronize
+from tests.analysis.explain.roofline.test_of_recording import write_gpu_step
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.other_device import SPREAD
+from unified_prof.pipeline.convert import convert
 
 US = 1_000
 
@@ -142,3 +148,66 @@ def test_what_if_function_returns_estimates(two_steps: Path) -> None:
     assert found.gain.per_step_ns > 1_900 * US
     # A single name is accepted as a string.
     assert unified_prof.what_if(two_steps, without="mm_1") == [found]
+
+
+def test_kernels_on_another_device_keep_the_time_that_the_roofline_does_not_explain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gpu_step(tmp_path / "a.db")
+    (answer,) = json.loads(run(capsys, str(path), "--device", "MI300X", "--json"))["reports"]
+    device = answer["device"]
+    matmul, other = device["classes"]
+    # A product of 40 us: its FLOPs at 989 TFLOP/s (bf16) become those at 1,307 TFLOP/s.
+    at_peak_ns = 2 * 1024 * 4096 * 2048 / 989e12 * 1e9
+    after_ns = 40_000 - at_peak_ns * (1 - 989 / 1307)
+    assert (device["source"], device["target"]) == ("H100 80GB HBM3", "MI300X")
+    assert (matmul["name"], matmul["total_ns"]) == ("matmul", 40_000)
+    assert matmul["total_ns"] * matmul["factor"] == pytest.approx(after_ns)
+    # Without shapes: the same efficiency, and the ratio of memory bandwidths.
+    share = at_peak_ns / 40_000
+    assert other["efficiency"] is None
+    assert other["factor"] == pytest.approx(1 - share + share * 3350 / 5300)
+    assert device["least_ns"] <= answer["after_ns"] <= device["most_ns"]
+
+
+def test_estimate_for_another_device_follows_the_critical_path(
+    two_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(two_steps)) as db, db:
+        db.execute("INSERT INTO NPU_INFO (id, name) VALUES (0, 'NVIDIA H100 80GB HBM3')")
+    text = run(capsys, str(two_steps), "--device", "H100 80GB HBM3")
+    assert "kernels ran on H100 80GB HBM3 instead of H100 80GB HBM3" in text
+    # The same device: nothing changes; the device is the bottleneck of both steps (4.05 ms).
+    assert "then          2.02 ms per step instead of 2.02 ms (1.27 ms to 3.22 ms" in text
+
+
+def test_unknown_devices_are_refused_with_similar_names(
+    two_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = run(capsys, str(two_steps), "--device", "h100", code=2)
+    assert "--device h100: no peaks known" in error
+    assert "H100 80GB HBM3" in error
+    assert "are unknown" in run(capsys, str(two_steps), "--device", "MI300X", code=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert-small", "vit"])
+def test_kernel_time_of_the_same_model_on_another_device_is_within_the_interval(
+    shared: Path, tmp_path: Path, model: str
+) -> None:
+    """Two models of TraceLens on H100 and MI300X, in both directions."""
+    names = {"h100": "H100 80GB HBM3", "mi300": "MI300X"}
+    times: dict[str, dict[str, float]] = {}
+    for source, other in (("h100", "mi300"), ("mi300", "h100")):
+        trace = shared / "samples" / "kineto" / f"{source}_{model}.json.gz"
+        convert(trace, tmp_path / f"{source}.db")
+        with open_analyses(tmp_path / f"{source}.db") as (analysis,):
+            found = analysis.what_if([], device=names[other]).device
+        assert found is not None
+        times[source] = {
+            "recorded": sum(one.total_ns for one in found.classes),
+            "estimated": sum(one.total_ns * one.factor for one in found.classes),
+        }
+    for source, other in (("h100", "mi300"), ("mi300", "h100")):
+        ratio = times[source]["estimated"] / times[other]["recorded"]
+        assert 1 / SPREAD <= ratio <= SPREAD

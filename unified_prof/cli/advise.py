@@ -60,8 +60,8 @@ class ChangeOptions:
             "--faster",
             metavar="NAME=K",
             help="Estimate the step time if an operation, kernel, collective, call or class "
-            "(kernel, communication, copy, host, input) were K times as fast; host:NAME selects "
-            "its time on the host. Repeatable.",
+            "(kernel, communication, copy, host, input) were K times as fast; host:NAME: on the "
+            "host. Repeatable.",
         ),
     ] = None
     without: Annotated[
@@ -69,8 +69,17 @@ class ChangeOptions:
         option(
             "--without",
             metavar="NAME",
-            help="Estimate the step time without an operation, kernel, collective, call or class; "
-            "a removed synchronization no longer blocks its thread. Repeatable.",
+            help="Estimate the step time without an operation, kernel, collective, call or class. "
+            "Repeatable.",
+        ),
+    ] = None
+
+    device: Annotated[
+        str | None,
+        option(
+            "--device",
+            metavar="NAME",
+            help="Estimate the step time with the kernels on another device, for example MI300X.",
         ),
     ] = None
 
@@ -147,15 +156,16 @@ def advise(
     whose input was not recorded are listed as skipped. For a multi-rank run, findings about the run
     come first. docs/advice.md describes each rule.
 
-    With --what-if, --faster or --without, replays the recorded schedule with changed durations and
-    prints the step time; the order on streams and threads, launches and waits stay the same.
+    With --what-if, --faster, --without or --device, replays the recorded schedule with changed
+    durations and prints the step time; the order on streams and threads, launches and waits stay
+    the same.
     """
     from unified_prof.explain.api import open_reports
     from unified_prof.report import advice
     from unified_prof.sqlite.atomic import refuse_existing
 
     changes = changed.changes()
-    estimate = estimate or bool(changes)
+    estimate = estimate or bool(changes) or changed.device is not None
     file = printing.output_file(reading.output)
     shape = printing.choose_format(
         context,
@@ -206,7 +216,9 @@ def advise(
         stack.enter_context(printing.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         if estimate:
-            answers = advice.gather_what_if(opened, changes, top=top or _DEFAULT_ROWS)
+            answers = advice.gather_what_if(
+                opened, changes, top=top or _DEFAULT_ROWS, device=changed.device
+            )
             print_result(
                 lambda: advice.what_if_json(answers, changes, opened),
                 lambda: advice.what_if_document(answers, changes),

@@ -28,9 +28,9 @@ _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 PROJECT_SETTINGS = frozenset(
     """
     against ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with
-    batch-size batch-sizes by convert critical-path debug delay dry-run duration exporter family
-    faster format full-names ge-api history host-sys host-sys-usage host-sys-usage-freq ids idle
-    include iterations jobs json l2 last layout llc-profiling max-regress measure memory metric
+    batch-size batch-sizes by convert critical-path debug delay device dry-run duration exporter
+    family faster format full-names ge-api history host-sys host-sys-usage host-sys-usage-freq ids
+    idle include iterations jobs json l2 last layout llc-profiling max-regress measure memory metric
     min-abs msproftx mstx-domain-exclude mstx-domain-include new new-with no-open noise npu-chip
     npu-events nts-metrics path perfetto port preset project-root quiet rank ranks report rounds
     timeout runtime-api schema scope sort stats step stop-after storage-limit strict sys-cpu-freq

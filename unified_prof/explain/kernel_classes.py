@@ -9,7 +9,7 @@ separate, because devices differ in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -172,13 +172,20 @@ def _is_available(recording: Recording) -> bool:
     return recording.clock == "device"
 
 
-def _breakdown(recording: Recording) -> Breakdown:
+def classes_of_work(recording: Recording) -> NDArray[np.int8]:
+    """Return the class of each row of `Recording.work`, as index in CLASSES."""
+    result = np.zeros(len(recording.work), np.int8)
+    for window, found, _ in _windows(recording):
+        result[window.rows] = found
+    return result
+
+
+def _windows(recording: Recording) -> Iterator[tuple[TaskWindow, NDArray[np.int64], Ints]]:
+    """Yield windows of tasks, the class of each, and the number of the operation's name."""
     work = recording.work
     _ = work.kernel_numbers, work.operator_numbers
-    count, total = np.zeros(len(CLASSES), np.int64), np.zeros(len(CLASSES), np.int64)
-    time_of: dict[tuple[int, int], int] = {}
     for window in work.windows():
-        called, duration = work.called(window), window.duration_ns.astype(np.int64)
+        called = work.called(window)
         found = classes_of(
             work.labels,
             window.kind.astype(np.int64),
@@ -187,6 +194,15 @@ def _breakdown(recording: Recording) -> Breakdown:
             called,
             _in_optimizer(recording, window),
         )
+        yield window, found, called
+
+
+def _breakdown(recording: Recording) -> Breakdown:
+    work = recording.work
+    count, total = np.zeros(len(CLASSES), np.int64), np.zeros(len(CLASSES), np.int64)
+    time_of: dict[tuple[int, int], int] = {}
+    for window, found, called in _windows(recording):
+        duration = window.duration_ns.astype(np.int64)
         np.add.at(count, found, 1)
         np.add.at(total, found, duration)
         # The longest operation of a class, or its kernel if unknown, is shown as detail.

@@ -153,9 +153,11 @@ class MsprofAnalysis(Analysis):
         """Return the critical path of the steps as a track."""
         return critical_path.track(self.recording)
 
-    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> WhatIfResult:
+    def what_if(
+        self, changes: Sequence[Change], *, top: int = 10, device: str | None = None
+    ) -> WhatIfResult:
         """Estimate the gain of changes; without changes, of the best candidates."""
-        return estimate(self.recording, changes, top=top)
+        return estimate(self.recording, changes, top=top, device=device)
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
@@ -358,7 +360,9 @@ class MsprofAnalysis(Analysis):
         return missing
 
 
-def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> WhatIfResult:
+def estimate(
+    recording: Recording, changes: Sequence[Change], *, top: int, device: str | None = None
+) -> WhatIfResult:
     """Estimate the gain of all changes at once; without changes, of the `top` best candidates.
 
     Raises:
@@ -375,6 +379,12 @@ def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> Wh
         ((without if change.factor == WITHOUT else select)(recording, change.name), change.factor)
         for change in changes
     ]
+    moved = None
+    if device is not None:
+        from unified_prof.explain import other_device
+
+        moved, kernels = other_device.estimate(recording, device, selections)
+        selections.append((kernels, WITHOUT))
     lengths = scheduled.steps_ns()
     return WhatIfResult(
         before_ns=int(lengths.sum()),
@@ -383,6 +393,7 @@ def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> Wh
         gain=gain(recording, selections) if selections else None,
         candidates=() if selections else tuple(_candidates(recording, top)),
         limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
+        device=moved,
     )
 
 

@@ -27,6 +27,7 @@ from unified_prof.recording.model import (
 )
 
 if TYPE_CHECKING:
+    from unified_prof.explain.other_device import DeviceEstimate
     from unified_prof.explain.what_if import Gain
     from unified_prof.recording.collectives import Group
     from unified_prof.recording.host_lanes import HostThreads, IdleLane
@@ -122,8 +123,12 @@ class Analysis(ABC):
         """Return the critical path of the steps as a track, or None."""
         return None
 
-    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> WhatIfResult:
+    def what_if(
+        self, changes: Sequence[Change], *, top: int = 10, device: str | None = None
+    ) -> WhatIfResult:
         """Estimate the gain of all changes at once; without changes, of the best candidates.
+
+        `device` is the name of another device on which the kernels run.
 
         Raises:
             UsageError: No recorded item has one of the names, or the report is not a timeline.
@@ -267,3 +272,4 @@ class WhatIfResult:
     gain: Gain | None  # Gain of the changes; None if there is no change.
     candidates: tuple[Candidate, ...]  # Without changes, what is worth one, best first.
     limits: tuple[str, ...]  # Limits of the estimate, as sentences.
+    device: DeviceEstimate | None = None  # The other device, if one was named.

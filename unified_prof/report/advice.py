@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isinf
 from typing import Any
 
 from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import DISPLAY_NAMES
+from unified_prof.explain.other_device import DeviceEstimate
 from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
@@ -234,7 +235,9 @@ class WhatIfAnswer:
     supposed: WhatIfResult
 
 
-def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> list[WhatIfAnswer]:
+def gather_what_if(
+    opened: Opened, changes: Sequence[Change], *, top: int, device: str | None = None
+) -> list[WhatIfAnswer]:
     """Estimate the step time of every report.
 
     Raises:
@@ -243,7 +246,7 @@ def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> li
     """
 
     def ask(analysis: Analysis) -> WhatIfAnswer:
-        supposed, summary = analysis.what_if(changes, top=top), analysis.summary
+        supposed, summary = analysis.what_if(changes, top=top, device=device), analysis.summary
         return WhatIfAnswer(summary.path, summary.family, report_title(summary), supposed)
 
     return readable_answers(opened, ask)
@@ -295,6 +298,7 @@ def what_if_fields(one: WhatIfResult) -> dict[str, Any]:
             for found in one.candidates
         ],
         "limits": list(one.limits),
+        "device": None if one.device is None else asdict(one.device),
     }
 
 
@@ -335,6 +339,18 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
     for change in changes:
         how = "gone" if isinf(change.factor) else f"{change.factor:g}x faster"
         document.fact("if", f"{names.neutral(change.name)} is {how}")
+    if one.device is not None:
+        low, high = one.device.least_ns / gain.steps, one.device.most_ns / gain.steps
+        document.fact("if", f"kernels ran on {one.device.target} instead of {one.device.source}")
+        document.fact(
+            "then",
+            f"{names.format_duration(gain.after_ns / gain.steps)} per {_gain_unit(one)} instead of "
+            f"{names.format_duration(a_step)} ({names.format_duration(low)} to "
+            f"{names.format_duration(high)} with kernels {one.device.spread:g} times faster or "
+            "slower than estimated); same host, copies and network",
+        )
+        document.table(_class_columns(one.device))
+        return
     document.fact(
         "then",
         f"saves {names.format_duration(gain.per_step_ns)} of "
@@ -362,6 +378,19 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
                 ),
             ]
         )
+
+
+def _class_columns(one: DeviceEstimate) -> list[Column]:
+    rows = one.classes
+    return [
+        Column("class", tuple(row.name for row in rows), is_name=True),
+        Column("recorded", tuple(names.format_duration(row.total_ns) for row in rows)),
+        Column("new time", tuple(names.format_duration(row.total_ns * row.factor) for row in rows)),
+        Column(
+            "efficiency",
+            tuple("" if row.efficiency is None else f"{row.efficiency:.0%}" for row in rows),
+        ),
+    ]
 
 
 def _candidate_columns(one: WhatIfResult) -> list[Column]:

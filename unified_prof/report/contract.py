@@ -28,6 +28,7 @@ from unified_prof.compare.gate import Check, Effort, Limits, Outcome
 from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange
 from unified_prof.compare.statistics import Comparison, Verdict
 from unified_prof.errors import UsageError
+from unified_prof.explain.other_device import DeviceEstimate
 from unified_prof.explain.report_questions import Candidate
 from unified_prof.recording import model
 from unified_prof.recording.idle import IdleReasons
@@ -189,6 +190,7 @@ _ESTIMATE = _shape(
     by_step=[_shape("StepGain", {_STR: "step", int: "before_ns after_ns"}, doc="One step.")],
     worth=[_shape("Worth", Candidate, gain_per_step_ns=float)],
     limits=[str],
+    device=DeviceEstimate | None,
 )
 _WHAT_IF = _shape(
     "WhatIfDocument",

@@ -174,6 +174,24 @@ def _bound(
     return bound * 1e9
 
 
+def bound_on(row: RooflineRow, device: Device) -> float | None:
+    """Return the minimum time in ns of a row on another device, None if a peak is unknown.
+
+    Formats that the device lacks (fp8, TF32) are calculated in the next one that it has.
+    """
+    cost, peak = row.cost, None
+    if cost is None:
+        return None
+    if cost.unit == "matrix":
+        name = row.peak.name.removesuffix("_matrix") if row.peak else cost.dtype
+        others = {"tf32": ("fp32",), "fp8": ("fp16", "bf16"), "bf16": ("fp16", "fp32")}
+        wanted = (name, *others.get(name, ()))
+        peak = next((found for one in wanted if (found := device.matrix(one))), None)
+    elif cost.unit == "vector":
+        peak = device.vector(cost.dtype)
+    return _bound(cost, peak, device.memory_peak(), device)
+
+
 def merge_rows(found: list[RooflineRow]) -> list[RooflineRow]:
     """Merge rows that look the same."""
     by_key: dict[tuple[str, ...], list[RooflineRow]] = {}
