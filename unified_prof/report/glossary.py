@@ -17,6 +17,7 @@ CONCEPTS: Mapping[str, str] = {
     "confidence": "How certain a finding is: certain, likely or possible.",
     "copy": "Transfer between host and device, or within a device.",
     "device task": "Kernel, copy, memset or collective: what a device executes.",
+    "efficiency": "Time at the roofline over measured time.",
     "exposed communication": "Communication that does not overlap with compute.",
     "finding": "Problem found by a rule, with its cost, evidence and what to try.",
     "HFU": "Hardware FLOP/s utilization: FLOP/s over the peak, recomputation included.",
