@@ -2,7 +2,7 @@
 
 Most operations have the same canonical name on both sides. Other operations are paired if they
 launch tasks of one class in the same modules, in the same order; then if they launch tasks of one
-class with the same shapes.
+class with the same shapes; then if they launch the same kernels.
 
 The ratio that the peaks of two devices allow depends on the class: matrix products are limited by
 the matrix units in their most used data type, collectives by the link, other tasks by memory
@@ -106,7 +106,7 @@ def pair(base: Side, new: Side) -> Pairing:
         [key for key in first if key not in second],
         [key for key in second if key not in first],
     ]
-    for column in ("module", "shape"):
+    for column in ("module", "shape", "kernel"):
         found = _by_places(sides, left, column)
         keys += found
         paired = [{pair[side] for pair in found} for side in (0, 1)]
@@ -145,7 +145,7 @@ class _Operations:
         )
 
     def places(self, wanted: Sequence[Key], column: str) -> dict[Key, dict[int, float]]:
-        """Return the calls per step of each operation, by module or shape."""
+        """Return the calls per step of each operation, by module, shape or kernel."""
         keep = set(wanted)
         result: dict[Key, dict[int, float]] = {key: {} for key in wanted}
         if not keep:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import unified_prof
+from tests.analysis.compare.device import recordings
 from tests.analysis.compare.device.recordings import GPU, NPU, Op, npu_recording, recording
 from unified_prof.compare import device_leaves
 from unified_prof.compare.device_diff import DeviceDifference, diff_recordings
@@ -86,6 +87,22 @@ def test_operations_with_different_names_are_paired_by_module(
     found = by_name(gpu_and_npu)["element-wise", "silu -> gated"]
     assert times(gpu_and_npu, found) == (30, 50)
     assert found.modules == ("Glu",)
+
+
+def test_operations_with_different_names_are_paired_by_the_kernel_that_they_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eager and a compiled run without shapes and common modules."""
+    monkeypatch.setattr(recordings, "INPUTS", ("", ""))
+    product = [("nvjet_tst_64x8", "aten::mm", 120)]
+    eager = [Op("aten::linear", product, "Eager_0", 6)]
+    compiled = [Op("extern_kernels::mm", product, "Compiled_0", 6)]
+    fused = Op("fused_gelu", [("triton_poi_fused_gelu_0", "triton", 30)], "Compiled_0")
+    found = compared(
+        recording(tmp_path / "a.db", eager), recording(tmp_path / "b.db", [*compiled, fused])
+    )
+    assert times(found, by_name(found)["matmul", "linear -> mm"]) == (720, 720)
+    assert [row.name for row in found.operations if row.side == "new"] == ["fused_gelu"]
 
 
 def test_operation_of_one_side_only_is_a_row_of_that_side(gpu_and_npu: DeviceDifference) -> None:
