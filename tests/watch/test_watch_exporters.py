@@ -360,6 +360,13 @@ def test_a_file_that_cannot_be_written_is_reported(
     assert line.startswith("uprof: export to prometheus failed and stopped: ")
 
 
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").write_text("a file", encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot start the exporter tensorboard"):
+        open_exporters(["tensorboard"], tmp_path, FACTS)
+
+
 @pytest.mark.parametrize("name", ["grafana", "wandb:runs", ""])
 def test_unknown_exporters_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown exporter"):

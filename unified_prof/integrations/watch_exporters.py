@@ -27,6 +27,7 @@ from unified_prof.sqlite.watch_file import StepRow, WatchEvent
 
 INTERVAL_S = 5.0
 CLOSE_S = 10.0  # Maximum time for the last point at the end of the run.
+THREAD = "uprof-"  # Thread names begin with this.
 MAX_WAITING = 20_000  # Steps kept for a slow server; older ones are not exported.
 # Upper limits of the histogram of step lengths.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -76,7 +77,7 @@ class Exporter:
         self._events: deque[WatchEvent] = deque(maxlen=MAX_WAITING)
         self._next_event = 0
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._send, name=_thread_name(name), daemon=True)
+        self._thread = threading.Thread(target=self._send, name=THREAD + name, daemon=True)
         self._thread.start()
 
     def export(self, rows: Sequence[StepRow], events: Sequence[WatchEvent]) -> None:
@@ -118,7 +119,7 @@ def open_exporters(names: Sequence[str], folder: Path, facts: Mapping[str, str])
         facts: rank, world_size, host and workload.
 
     Raises:
-        UsageError: A name is unknown, or its client is not installed.
+        UsageError: A name is unknown, or its client is not installed or does not start.
     """
     made = []
     for text in dict.fromkeys(names):
@@ -133,6 +134,8 @@ def open_exporters(names: Sequence[str], folder: Path, facts: Mapping[str, str])
                 hint=f"pip install 'unified-prof[{name}]'",
                 slug="missing-package",
             ) from err
+        except Exception as err:  # such as a directory that cannot be written
+            raise UsageError(f"cannot start the exporter {name}: {printable(str(err))}") from err
         made.append((name, adapter))
     return [Exporter(name, adapter) for name, adapter in made]
 
@@ -145,22 +148,13 @@ def _point(rows: Sequence[StepRow], events: Sequence[WatchEvent]) -> Point:
         }
         return {name: median(values) * factor for name, values in known.items() if values}
 
-    counted = [row for row in rows if row.samples is not None]
-    samples = sum(row.samples or 0 for row in counted)
-    length_s = sum(row.length_ns for row in counted) / 1e9
-    return Point(
-        (rows or events)[-1].step,
-        rows,
-        events,
-        medians(_PARTS, 1e-9),
-        medians(_MEMORY, 1),
-        samples,
-        samples / length_s if length_s > 0 else None,
+    counted = [(row.samples, row.length_ns) for row in rows if row.samples is not None]
+    samples, length_ns = (
+        (sum(column) for column in zip(*counted, strict=True)) if counted else (0, 0)
     )
-
-
-def _thread_name(exporter: str) -> str:
-    return f"uprof-{exporter}"
+    rate = samples / length_ns * 1e9 if length_ns > 0 else None
+    parts_s, memory_bytes = medians(_PARTS, 1e-9), medians(_MEMORY, 1)
+    return Point((rows or events)[-1].step, rows, events, parts_s, memory_bytes, samples, rate)
 
 
 def _prefix(facts: Mapping[str, str]) -> str:
@@ -189,9 +183,7 @@ class _OpenTelemetry:
                 return result
 
         # `Exporter` reports a failure, the client would report each attempt.
-        logging.getLogger(name).addFilter(
-            lambda one: one.threadName != _thread_name("opentelemetry")
-        )
+        logging.getLogger(name).addFilter(lambda one: one.threadName != f"{THREAD}opentelemetry")
         about = {f"uprof.{key}": facts[key] for key in ("rank", "world_size", "workload")}
         about |= {
             "service.name": "uprof",
