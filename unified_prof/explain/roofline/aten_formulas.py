@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -288,16 +288,21 @@ ELEMENTWISE: dict[str, Formula] = {
 
 
 def _fused(kind: str) -> Formula:
-    """Return the formula of a fused optimizer; parameters of unknown dtype count as fp32."""
+    """Return the formula of a fused optimizer."""
 
     def cost(args: Arguments) -> Cost:
-        params = args.list(0)
-        if params[0].dtype:
-            return costs.optimizer(kind, params)
-        result = costs.optimizer(kind, [Tensor(param.shape, "fp32") for param in params])
-        return replace(result, doubt="the dtype of its lists was not recorded; fp32 is assumed")
+        return _of_list(args, lambda params: costs.optimizer(kind, params))
 
     return cost
+
+
+def _of_list(args: Arguments, formula: Callable[[Sequence[Tensor]], Cost]) -> Cost:
+    """Return the cost of an operation on a list of tensors, fp32 if their dtype is unknown."""
+    tensors = args.list(0)
+    if tensors[0].dtype:
+        return formula(tensors)
+    result = formula([Tensor(one.shape, "fp32") for one in tensors])
+    return replace(result, doubt="the dtype of its lists was not recorded; fp32 is assumed")
 
 
 def _fused_sgd(args: Arguments) -> Cost:
@@ -316,10 +321,7 @@ def foreach(args: Arguments) -> Cost:
 
 
 def _cat(args: Arguments) -> Cost:
-    parts = args.list(0)
-    if not parts[0].dtype:
-        raise UnknownCostError("the type of its list of tensors is not recorded")
-    return costs.concatenation(parts)
+    return _of_list(args, costs.concatenation)
 
 
 _MEMORY: dict[str, Formula] = {
@@ -538,6 +540,47 @@ def _scatter(args: Arguments) -> Cost:
     return Cost("vector", target.dtype, values, rows.moved_bytes + more)
 
 
+def _fft(args: Arguments) -> Cost:
+    """Return the cost of complex transforms: 5 N log2(N) FLOPs each, the usual convention."""
+    x = args.tensor(0)
+    size = prod(x.shape[place] for place in args.sizes(1))
+    return costs.transforms(x, x, size, x.elements // max(size, 1), 5)
+
+
+def _fft_real(args: Arguments, *, inverse: bool = False) -> Cost:
+    """Return the cost of transforms of real values, half of that of complex ones.
+
+    One side has `n // 2 + 1` complex values in the last dimension, the other n real ones.
+    """
+    given, dims = args.tensor(0), args.sizes(1)
+    if inverse:
+        spectrum, (length, *_) = given, args.sizes(3)
+    else:
+        length = given.shape[dims[-1]]
+        kept = length // 2 + 1 if args.flag(3) is not False else length
+        spectrum = Tensor(_resized(given.shape, dims[-1], kept), _COMPLEX[given.dtype])
+    dtype, _ = costs.real_parts(spectrum.dtype)
+    real = Tensor(_resized(given.shape, dims[-1], length), dtype)
+    size = prod(real.shape[place] for place in dims)
+    return costs.transforms(spectrum, real, size, real.elements // max(size, 1), 2.5)
+
+
+_COMPLEX = {"fp32": "complex64", "fp64": "complex128"}
+
+
+def _resized(shape: Shape, place: int, size: int) -> Shape:
+    sizes = list(shape)
+    sizes[place] = size
+    return tuple(sizes)
+
+
+def _cudnn_rnn(args: Arguments) -> Cost:
+    """Return the cost of a recurrent network with dense sequences."""
+    mode, hidden, layers = (args.sizes(place)[0] for place in (6, 7, 9))
+    projected, directions = (args.integers(8) or (0,))[0], 2 if args.flag(13) else 1
+    return costs.recurrent(args.tensor(0), mode, hidden, projected, layers, directions)
+
+
 FORMULAS: dict[str, Formula] = {
     **_ATTENTION,
     **_CONVOLUTIONS,
@@ -547,6 +590,10 @@ FORMULAS: dict[str, Formula] = {
     **_PRODUCTS,
     **_REDUCTIONS,
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _fused("adam")),
+    "_fft_c2c": _fft,
+    "_fft_r2c": _fft_real,
+    "_fft_c2r": lambda args: _fft_real(args, inverse=True),
+    "_cudnn_rnn": _cudnn_rnn,
     "_fused_adagrad_": _fused("adagrad"),
     "_fused_sgd_": _fused_sgd,
     "embedding": _embedding,

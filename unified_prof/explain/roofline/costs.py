@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 from typing import Literal
 
 from unified_prof.explain.roofline.arguments import (
@@ -434,6 +434,29 @@ def normalization_backward(kind: str, x: Tensor, params: Iterable[Tensor | None]
     _, operations, _, tensors = _NORM[kind]
     moved = tensors * x.bytes + 2 * bytes_of(*params)
     return Cost("vector", x.dtype, operations * x.elements, moved)
+
+
+def transforms(one: Tensor, other: Tensor, size: int, count: int, per_point: float) -> Cost:
+    """Return the cost of Fourier transforms of `size` values each, between two tensors."""
+    flops = round(per_point * size * log2(max(size, 1))) * count
+    return Cost("vector", real_parts(one.dtype)[0], flops, bytes_of(one, other))
+
+
+# Gates of a cell by `mode` of torch's recurrent operations: ReLU, tanh, LSTM, GRU.
+_GATES = (1, 1, 4, 3)
+
+
+def recurrent(
+    x: Tensor, mode: int, hidden: int, projected: int, layers: int, directions: int
+) -> Cost:
+    """Return the cost of the products of a recurrent network; `projected` is 0 without."""
+    width, weights = x.shape[-1], 0
+    steps, inside = x.elements // width, projected or hidden
+    for _ in range(layers):
+        weights += directions * hidden * (_GATES[mode] * (width + inside) + projected)
+        width = directions * inside
+    moved = x.bytes + (weights + steps * width) * item_size(x.dtype)
+    return Cost("matrix", x.dtype, 2 * steps * weights, moved)
 
 
 def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 from tests.analysis.explain.roofline.counted import costs, torch_and_formula_flops
 from unified_prof.explain.roofline import costs as formulas
 from unified_prof.explain.roofline.arguments import Tensor, UnknownCostError, parsed
+from unified_prof.explain.roofline.aten_formulas import FORMULAS
 from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
 
 SIZE = st.integers(1, 6)
@@ -341,3 +345,69 @@ def test_wire_bytes_are_the_minimum_that_each_rank_sends(kind: str, sent: int) -
 def test_wire_bytes_of_an_unknown_collective_are_refused() -> None:
     with pytest.raises(UnknownCostError):
         formulas.wire_bytes("barrier", 1000, 8)
+
+
+def formula_cost(name: str, shapes: str, types: str, *values: object) -> Cost:
+    """Return the cost of an operation by its recorded arguments."""
+    texts = json.dumps([str(one) for one in values])
+    return FORMULAS[name](parsed(shapes, types, values=texts))
+
+
+def spectrum(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "x", "values", "points", "per_point"),
+    [
+        (
+            "_fft_c2c",
+            torch.fft.fft2,
+            spectrum(4, 32, 64),
+            ("[1, 2]", 0, True),
+            32 * 64,
+            5,
+        ),
+        ("_fft_r2c", torch.fft.rfft, torch.randn(8, 1024), ("[1]", 0, True), 1024, 2.5),
+        (
+            "_fft_c2r",
+            torch.fft.irfft,
+            spectrum(8, 513),
+            ("[1]", 2, 1024),
+            1024,
+            2.5,
+        ),
+    ],
+)
+def test_fft_has_the_usual_flops_and_moves_both_sides(
+    name: str,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    values: tuple[object, ...],
+    points: int,
+    per_point: float,
+) -> None:
+    """FFTW's convention: 5 n log2(n) for complex values, half for real ones."""
+    kind = "c10::complex<float>" if x.is_complex() else "float"
+    found = formula_cost(name, ",".join(map(str, x.shape)) + ";;;", f"{kind};;;", "", *values)
+    y = function(x)
+    assert found.flops == len(x) * per_point * points * math.log2(points)
+    assert found.moved_bytes == x.numel() * x.element_size() + y.numel() * y.element_size()
+
+
+@pytest.mark.parametrize(("mode", "module"), [(2, torch.nn.LSTM), (3, torch.nn.GRU)])
+def test_recurrent_network_multiplies_all_its_weights_in_each_step(
+    mode: int, module: type[torch.nn.LSTM] | type[torch.nn.GRU]
+) -> None:
+    net = module(20, 30, num_layers=2, bidirectional=True)
+    weights = sum(one.numel() for name, one in net.named_parameters() if "weight" in name)
+    values = ["", "", 4, "", "", "", mode, 30, 0, 2, False, 0.0, True, True]
+    found = formula_cost("_cudnn_rnn", "7,5,20" + ";" * 13, "float" + ";" * 13, *values)
+    assert found.flops == 2 * 7 * 5 * weights
+    assert found.unit == "matrix"
+
+
+def test_list_of_unknown_dtype_counts_as_fp32_with_a_doubt() -> None:
+    found = formula_cost("cat", "2,3|4,3;", "TensorList;Int", "", 0)
+    assert found.moved_bytes == 2 * 4 * 18
+    assert found.doubt is not None
