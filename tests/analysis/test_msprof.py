@@ -287,6 +287,19 @@ def test_empty_database_has_unknown_total_time(tmp_path: Path) -> None:
     assert found.available == ()
 
 
+def test_launch_latency_of_more_than_two_seconds(tmp_path: Path) -> None:
+    with Device(tmp_path / "a.db") as device:
+        for number, start in enumerate((1_000, 4_000_000_000)):
+            device.runtime(10 * number, 10 * number + 5, "cudaLaunchKernel", 100 + number)
+            device.task(start, start + 10, connection=100 + number, kernel=("k", "K"))
+        # A call without a task has no latency.
+        device.runtime(100, 105, "cudaLaunchKernel", 999)
+    with open_analyses(tmp_path / "a.db") as (analysis,):
+        latency = analysis.launch_delay()
+    assert latency is not None
+    assert (latency.count, latency.max_ns) == (2, 4_000_000_000 - 10)
+
+
 def test_launch_latency_counts_from_the_launching_call(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(150, 160, connection=9, kernel=("a", "A"))

@@ -232,7 +232,7 @@ class MsprofAnalysis(Analysis):
             if delay.dtype == np.int32 and (
                 int(took.max()) >= _NEVER_SOON or int(took.min()) < -_NEVER_SOON
             ):
-                delay = np.where(delay == _NEVER_SOON, _NEVER, delay)
+                delay = np.where(delay == _NEVER_SOON, np.int64(_NEVER), delay)
             np.minimum.at(delay, row, took.astype(delay.dtype))
         return Distribution.from_values(delay[delay != np.iinfo(delay.dtype).max])
 
