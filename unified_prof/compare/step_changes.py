@@ -23,7 +23,7 @@ MIN_KNOWN = 20  # Steps after the warm-up that are required to call a step slow.
 USUAL_SHARE = 0.95  # A slow step is 10 % longer than this share of recent steps ...
 MIN_EXCESS_NS = 1_000_000  # ... and longer than the median by this time.
 
-DRIFT_BLOCK = 20  # Steps per level of the length.
+BLOCK = 20  # Steps per level of the length, and per minimum of memory.
 BASELINE_BLOCKS = 10  # Blocks that the usual length requires; it uses up to twice as many.
 LATEST_BLOCKS = 5  # Blocks whose median is the length after a change.
 # A change is certain if the excesses of blocks over the usual length add up to a limit, in
@@ -34,7 +34,7 @@ ALLOWED_THRESHOLDS, ALLOWED_SCALES = 0.5, 1.25
 BLOCK_SHARE = 0.36
 MIN_SHARE = 0.8  # Share of the threshold that the change must have reached by then.
 
-GROWTH_BLOCK = 50  # Steps per minimum of memory; longer blocks are joined from these.
+GROWTH_JOINED = 3  # Blocks that are joined to the shortest one in which growth is found.
 GROWTH_BLOCKS = 12  # Minima that must grow one after the other.
 GROWTH_LEVELS = 16  # Block lengths, each twice the one before.
 MIN_GROWTH_BYTES = 8 << 20
@@ -72,8 +72,8 @@ class StepChanges:
     reported, nor a return to a length that was reported before. A jump of 20 % is found within 100
     steps, an increase of 10 % over 500 steps within 300 steps after its end.
 
-    Growing memory is found in minima of blocks of 50, 100, 200, ... steps, of which 12 in a row
-    must grow without levelling off: 600 steps at least. Peaks, and growth that approaches a limit
+    Growing memory is found in minima of blocks of 60, 120, 240, ... steps, of which 12 in a row
+    must grow without levelling off: 720 steps at least. Peaks, and growth that approaches a limit
     with a time constant of up to 500 steps, are not reported.
 
     False alarms per million healthy steps (1 million steps of each noise model in
@@ -124,19 +124,18 @@ class StepChanges:
         Rows with an event are ignored, as a capture slowed them.
         """
         changes: list[Change | None] = []
-        for row in rows:
-            if row.event is not None:
-                continue
-            if self._warm_up > 0:
-                self._warm_up -= 1
-                continue
-            self._recent.append(row)
-            self._block.append(row)
-            if len(self._block) == DRIFT_BLOCK:
-                changes.append(self._end_of_block())
-            if row.allocated_bytes is not None:
-                changes.append(self._growth.add(row.step, row.allocated_bytes))
-        lengths = sorted(row.length_ns for row in self._recent)
+        healthy = [row for row in rows if row.event is None]
+        place = min(self._warm_up, len(healthy))
+        self._warm_up -= place
+        while place < len(healthy):
+            new = healthy[place : place + BLOCK - len(self._block)]
+            place += len(new)
+            self._recent.extend(new)
+            self._block += new
+            if len(self._block) == BLOCK:
+                changes += self._drift_after(self._block), self._growth.add(self._block)
+                self._block = []
+        lengths = sorted([row.length_ns for row in self._recent])
         if len(lengths) >= MIN_KNOWN:
             usual_ns = lengths[len(lengths) // 2]
             recurring_ns = 1.1 * lengths[int(USUAL_SHARE * len(lengths))]
@@ -145,15 +144,12 @@ class StepChanges:
             )
         return [change for change in changes if change is not None]
 
-    def _end_of_block(self) -> Change | None:
-        first, last = self._block[0].step, self._block[-1].step
-        lengths = sorted(row.length_ns for row in self._block)
-        self._block.clear()
-        recent = [*self._recent]
+    def _drift_after(self, block: Sequence[StepRow]) -> Change | None:
+        lengths = sorted([row.length_ns for row in block])
         if self._drift.is_collecting:
-            self._usual = recent
-        middle = lengths[DRIFT_BLOCK // 4 : -DRIFT_BLOCK // 4]
-        found = self._drift.add(first, math.log(max(sum(middle) / len(middle), 1)))
+            self._usual = [*self._recent]
+        middle = lengths[BLOCK // 4 : -BLOCK // 4]
+        found = self._drift.add(block[0].step, math.log(max(sum(middle) / len(middle), 1)))
         if found is None:
             return None
         since, before_ns, after_ns = found
@@ -161,9 +157,9 @@ class StepChanges:
             f"steps take {100 * (after_ns / before_ns - 1):.1f} % longer since about step "
             f"{since:,}: typically {scaled(after_ns, TIMES)}, before {scaled(before_ns, TIMES)}"
         )
-        if part := _grown(self._usual, recent[-3 * DRIFT_BLOCK :]):
+        if part := _grown(self._usual, [*self._recent][-3 * BLOCK :]):
             text += f"; {part[0]} takes {scaled(part[1], TIMES)} more"
-        return Change("drift", last, text)
+        return Change("drift", block[-1].step, text)
 
 
 class _Drift:
@@ -236,24 +232,23 @@ class _Growth:
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._reported_bytes = 0.0
-        self._first = 0
-        self._sizes: list[int] = []
+        self._waiting: list[tuple[int, int]] = []
         self._clear()
 
     def _clear(self) -> None:
         self._minima = [deque[tuple[int, int]](maxlen=GROWTH_BLOCKS) for _ in range(GROWTH_LEVELS)]
         self._halves: list[tuple[int, int] | None] = [None] * GROWTH_LEVELS
 
-    def add(self, step: int, size_bytes: int) -> Change | None:
-        """Add the memory after a step; return growth that is now certain."""
-        if not self._sizes:
-            self._first = step
-        self._sizes.append(size_bytes)
-        if len(self._sizes) < GROWTH_BLOCK:
+    def add(self, block: Sequence[StepRow]) -> Change | None:
+        """Add a block of steps; return growth that is now certain."""
+        sizes = [row.allocated_bytes for row in block if row.allocated_bytes is not None]
+        if sizes:
+            self._waiting.append((block[0].step, min(sizes)))
+        if len(self._waiting) < GROWTH_JOINED:
             return None
-        first, now = self._first, min(self._sizes)
+        first, now = self._waiting[0][0], min(least for _, least in self._waiting)
         least = now
-        self._sizes.clear()
+        self._waiting.clear()
         for level, minima in enumerate(self._minima):
             minima.append((first, least))
             found = self._judged([*minima])
@@ -264,7 +259,7 @@ class _Growth:
                     f"memory grows steadily by {scaled(found[1], SIZES)} per step since about step "
                     f"{found[0]:,} ({scaled(now, SIZES)} now)"
                 )
-                return Change("memory_growth", step, text)
+                return Change("memory_growth", block[-1].step, text)
             half, self._halves[level] = self._halves[level], None
             if half is None:
                 self._halves[level] = first, least
