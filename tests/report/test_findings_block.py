@@ -75,7 +75,7 @@ def test_expensive_rules_are_skipped_for_long_recordings(
         (2_000, "the device is idle 91.4 % of the time"),
     ],
 )
-def test_report_without_findings_says_what_takes_the_time(
+def test_report_and_advice_without_findings_say_what_takes_the_time(
     tmp_path: Path, gap_ns: int, said: str
 ) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
@@ -86,3 +86,6 @@ def test_report_without_findings_says_what_takes_the_time(
     shown = " ".join(uprof("report", tmp_path / "msprof_1.db").stdout.split())
     assert "findings none (" in shown
     assert said in shown
+    assert f"no findings; {said}" in " ".join(
+        uprof("advise", tmp_path / "msprof_1.db").stdout.split()
+    )

@@ -16,7 +16,7 @@ from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
-from unified_prof.report.finding_lines import replay_notes
+from unified_prof.report.finding_lines import composition, replay_notes
 from unified_prof.report.renderers import dump_json
 from unified_prof.report.report_document import report_title
 
@@ -38,6 +38,8 @@ class ReportAdvice:
     family: str
     title: str
     advice: Advice
+    # Without findings, what takes the time.
+    composition: tuple[str, ...] = ()
 
 
 def gather_advice(opened: Opened) -> list[ReportAdvice]:
@@ -49,7 +51,10 @@ def gather_advice(opened: Opened) -> list[ReportAdvice]:
 
     def ask(analysis: Analysis) -> ReportAdvice:
         advice, summary = analysis.advice(), analysis.summary
-        return ReportAdvice(summary.path, summary.family, report_title(summary), advice)
+        by = next((by for by in ("operation", "kernel") if by in summary.available), None)
+        shown = [] if advice.findings or by is None else [analysis.breakdown(by)]
+        said = () if advice.findings else tuple(composition(summary, shown))
+        return ReportAdvice(summary.path, summary.family, report_title(summary), advice, said)
 
     return readable_answers(opened, ask)
 
@@ -105,21 +110,23 @@ def advice_document(
             document.line(_NO_FINDINGS)
     for one in reports:
         document.title(one.title)
-        add_advice(document, one.advice, top=top)
+        add_advice(document, one.advice, top=top, said=one.composition)
     if not document.blocks:
         document.line(_NO_FINDINGS)
     return document
 
 
-def add_advice(document: Document, advice: Advice, *, top: int | None) -> None:
-    """Add the findings of one report."""
+def add_advice(
+    document: Document, advice: Advice, *, top: int | None, said: Sequence[str] = ()
+) -> None:
+    """Add the findings of one report; without any, what takes the time (`said`)."""
     document.fact("analyzed", _analyzed_part(advice))
     if advice.together_ms and sum(bool(one.cost_ms_per_step) for one in advice.findings) > 1:
         saved = names.format_duration(advice.together_ms * 1e6)
         share = names.format_share(advice.together_ms, advice.step_ms or 0.0)
         document.fact("all together", f"save up to {saved}{_unit(advice)} ({share})")
     if not advice.findings:
-        document.line(_NO_FINDINGS)
+        document.line("; ".join([_NO_FINDINGS, *said]))
     for place, found in enumerate(advice.findings[:top], start=1):
         document.heading(f"{place}. {_heading(found, advice)}")
         document.line(f"   {found.text}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from unified_prof.recording.model import Advice, Finding
+from unified_prof.recording.model import Advice, Breakdown, Finding, Summary
 from unified_prof.report import names
 from unified_prof.report.document import Document
 from unified_prof.report.figures import Figures
@@ -31,8 +32,9 @@ def add_findings(document: Document, figures: Figures) -> None:
         document.finding(finding_cost(finding, advice), finding_summary(finding))
     if not advice.findings:
         if advice.judged:
+            shown = [selection.breakdown for selection in figures.selections[:1]]
             rules = f"none ({names.format_number(len(advice.judged))} rules)"
-            document.fact("findings", "; ".join([rules, *_composition(figures)]))
+            document.fact("findings", "; ".join([rules, *composition(figures.summary, shown)]))
     else:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
@@ -51,10 +53,10 @@ def replay_notes(advice: Advice) -> list[str]:
     ]
 
 
-def _composition(figures: Figures) -> list[str]:
+def composition(summary: Summary, shown: Sequence[Breakdown]) -> list[str]:
     """Say what takes the time: the device's work or its idle time, and the longest operations."""
     said = []
-    devices = figures.summary.devices
+    devices = summary.devices
     if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
         device = devices[0].share_basis
         if 2 * device.busy_ns < window_ns:
@@ -64,10 +66,10 @@ def _composition(figures: Figures) -> list[str]:
         said.append(
             f"the device is busy {names.format_share(device.busy_ns, window_ns)} of the time"
         )
-    for selection in figures.selections[:1]:
-        if selection.breakdown.by not in ("operation", "kernel"):
+    for breakdown in shown:
+        if breakdown.by not in ("operation", "kernel"):
             continue  # ranges of the program, whose work is not of one kind
-        rows, whole = selection.breakdown.rows, selection.breakdown.total_ns
+        rows, whole = breakdown.rows, breakdown.total_ns
         timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
         longest = timed[:_LONGEST_OPERATIONS]
         taken = sum(row.total_ns or 0 for row in longest)
@@ -76,7 +78,7 @@ def _composition(figures: Figures) -> list[str]:
             # Elsewhere, operations are only a part of the time.
             claim = ": only faster ones help" if said else ""
             said.append(
-                f"{names.format_share(taken, whole)} of {figures.summary.clock} time is in "
+                f"{names.format_share(taken, whole)} of {summary.clock} time is in "
                 f"{names.neutral(listed)}{claim}"
             )
     return said
