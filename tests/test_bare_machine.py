@@ -97,6 +97,14 @@ atexit.register(lambda: print(sorted({HEAVY} & {{*sys.modules}})))
     assert used_s < 0.5  # CPU time: other tests run at the same time
 
 
+def test_run_loads_no_analysis_before_the_workload() -> None:
+    code = "import sys, unified_prof.pipeline.run; print(*sys.modules)"
+    loaded = python(code).stdout.split()
+    assert "unified_prof.pipeline.run" in loaded
+    later = ("explain", "recording", "decoders", "report")
+    assert not [name for name in loaded if name.removeprefix("unified_prof.").startswith(later)]
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = f"import sys, unified_prof; print(sorted({HEAVY} & {{*sys.modules}}))"
     assert python(code).stdout == "[]\n"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.records import tracked_run
 from unified_prof.base.run_spec import IterationRecord, OperationRecord, TrackedRun
-from unified_prof.pipeline.run import RunSummary
-from unified_prof.pipeline.run import summarize as summary_of_files
+from unified_prof.pipeline.run_summary import RunSummary
+from unified_prof.pipeline.run_summary import summarize as summary_of_files
 from unified_prof.sqlite import skyline_writer
 
 

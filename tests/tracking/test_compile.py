@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload, in_backward, names
+from unified_prof.tracking import torch_names
 from unified_prof.tracking.timeline import TimelineInstrument
 
 NET = """
@@ -18,6 +21,25 @@ class Net(nn.Module):
     def forward(self, x):
         return self.second(self.first(x).relu())
 """
+
+
+def test_modules_are_excluded_with_one_update_of_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules: dict[str, Any] = {"skipped": [], "updates": []}
+    exec(
+        "def _recompile_re(): updates.append(len(skipped))\n"
+        "def add(name): skipped.append(name); _recompile_re()",
+        rules,
+    )
+    update = rules["_recompile_re"]
+    monkeypatch.setattr(torch_names, "_told", set())
+    torch_names.exclude_from_compilation(rules["add"])
+    assert rules["updates"] == [len(rules["skipped"])]
+    assert rules["_recompile_re"] is update
+    assert "unified_prof.tracking.operations" in rules["skipped"]
+    assert "unified_prof.tracking.interception" not in rules["skipped"]
+
 
 COUNTED = """
 from torch._dynamo.testing import CompileCounterWithBackend

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.tracking.workloads import Workload, names
+from unified_prof.tracking.torch_names import version_of
 
 TRAINING = """
 import sys
@@ -72,8 +74,6 @@ def test_exception_in_zero_grad_is_raised_and_tracking_continues(workload: Workl
 
 @pytest.fixture
 def _fresh_compiler() -> Iterator[None]:
-    import torch
-
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -82,6 +82,8 @@ def _fresh_compiler() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compiled_function_can_set_gradients_to_none(workload: Workload) -> None:
+    if version_of(torch) < (2, 7):
+        pytest.skip("the compiler of torch 2.6 refuses subclasses of list, without uprof too")
     workload.write(
         "main.py",
         TRAINING

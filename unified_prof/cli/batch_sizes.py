@@ -113,7 +113,7 @@ def _series(wanted: BatchSizes, run_one: Callable[[RunSpec], int]) -> tuple[list
 
 def _measure_size(spec: RunSpec) -> Measured:
     from unified_prof.explain.api import Measured
-    from unified_prof.pipeline.run import summarize
+    from unified_prof.pipeline.run_summary import summarize
 
     files = [path for path in sorted(Path(spec.output_dir).glob("*.sqlite")) if path.is_file()]
     found = summarize(files)

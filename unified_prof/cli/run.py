@@ -122,7 +122,7 @@ def _next_command(files: Mapping[str, tuple[Path, ...]], *, has_findings: bool) 
 
 def as_json(result: RunResult) -> dict[str, Any]:
     """Return the result as plain data; times in ms, sizes in bytes, None if unknown."""
-    from unified_prof.pipeline.run import summarize
+    from unified_prof.pipeline.run_summary import summarize
 
     paths = [path for one in result.files.values() for path in one]
     summary = summarize(paths) if result.tracked is not None else None

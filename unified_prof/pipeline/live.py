@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.base import signals
 from unified_prof.base.run_spec import (
@@ -30,8 +30,10 @@ from unified_prof.errors import CaptureError, UsageError
 from unified_prof.pipeline import outputs
 from unified_prof.pipeline.distributed import rank_here
 from unified_prof.pipeline.reports import Reports, with_output
-from unified_prof.pipeline.run import RunSummary, summarize
 from unified_prof.tracking.code_entries import cell_name
+
+if TYPE_CHECKING:
+    from unified_prof.pipeline.run_summary import RunSummary
 
 _SUFFIX = ".ipynb"
 
@@ -83,6 +85,8 @@ class Profile:
     @property
     def summary(self) -> RunSummary | None:
         """The headline figures, as `uprof run` shows them."""
+        from unified_prof.pipeline.run_summary import summarize
+
         return summarize(self.files.values()) if self.tracked else None
 
     def _repr_html_(self) -> str:

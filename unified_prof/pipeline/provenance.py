@@ -21,7 +21,6 @@ from unified_prof.base.text import printable
 from unified_prof.errors import CaptureError, OutputError, UprofError
 from unified_prof.pipeline.distributed import Rank
 from unified_prof.pipeline.outputs import timeline_file
-from unified_prof.pipeline.sources import by_kind
 from unified_prof.version import VERSION
 
 _VENDOR_KEPT = "; the database of the vendor's exporter is kept"
@@ -173,9 +172,9 @@ def _converted(
     *,
     force: bool,
 ) -> tuple[Path | None, str | None]:
-    from unified_prof.pipeline import convert
+    from unified_prof.pipeline import convert, sources  # 0.2 s, which most runs do not need
 
-    source = by_kind(recording.kind)
+    source = sources.by_kind(recording.kind)
     target = None if source.report_is_inside else _trace_database(recording.path, rank)
     note = reason = None
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,6 +22,7 @@ from unified_prof.tracking.torch_names import (
     Patches,
     buffers_of,
     in_one_line,
+    instances,
     parameters_of,
     sparse_parts,
 )
@@ -66,26 +66,30 @@ def optimizers() -> list[Any]:
     """Return all optimizers of the process."""
     from torch.optim import Optimizer
 
-    return _instances(Optimizer)
+    return instances(Optimizer)
 
 
-def _instances(base: type) -> list[Any]:
-    """Return all objects of a class and its subclasses; they must be tracked by `gc`."""
-    classes: set[type] = set()
-    new = {base}
-    while new:
-        classes |= new
-        found: set[type] = set().union(*map(type.__subclasses__, new))
-        new = found - classes
-    return [item for item in gc.get_objects() if type(item) in classes]
+def optimizers_and_loaders() -> tuple[list[Any], list[Any]]:
+    """Return all optimizers and all iterators of data loaders, found in one search."""
+    from torch.optim import Optimizer
+
+    loader = sys.modules.get("torch.utils.data.dataloader")
+    iterator = getattr(loader, "_BaseDataLoaderIter", Optimizer)
+    found = instances(Optimizer, iterator)
+    both: tuple[list[Any], list[Any]] = ([], [])
+    for one in found:
+        both[not isinstance(one, Optimizer)].append(one)
+    return both
 
 
-def optimizer_state_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
+def optimizer_state_bytes(
+    optimizers: Iterable[Any], device: str, storage_key: Callable[[Any], int]
+) -> int:
     """Return the bytes of the storages on `device` in the state of optimizers."""
     import torch
 
     storages: dict[int, int] = {}
-    for optimizer in optimizers():
+    for optimizer in optimizers:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -98,18 +102,16 @@ def optimizer_state_bytes(device: str, storage_key: Callable[[Any], int]) -> int
     return sum(storages.values())
 
 
-def program_settings() -> dict[str, str]:
-    """Return settings of the program's optimizers and data loaders as facts of a report."""
-    loader = sys.modules.get("torch.utils.data.dataloader")
-    iterator = getattr(loader, "_BaseDataLoaderIter", None)
-    workers = [one._num_workers for one in _instances(iterator)] if iterator is not None else []
+def program_settings(optimizers: Iterable[Any], loaders: Iterable[Any]) -> dict[str, str]:
+    """Return settings of optimizers and of iterators of data loaders as facts of a report."""
+    workers = [one._num_workers for one in loaders]
     found = [
         {
             "class": type(one).__name__,
             "foreach": any(group.get("foreach") for group in one.param_groups),
             "fused": any(group.get("fused") for group in one.param_groups),
         }
-        for one in optimizers()
+        for one in optimizers
         if any(group["params"] for group in one.param_groups)
     ]
     facts = {"data_loader_workers": str(max(workers))} if workers else {}

@@ -13,6 +13,7 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.activations import (
     SavedTensors,
     optimizer_state_bytes,
+    optimizers_and_loaders,
     program_settings,
 )
 from unified_prof.tracking.assemble import count_irregularities
@@ -387,10 +388,11 @@ class ActivationTracker(OperationTracker):
             ):
                 used = self._in_use(sites)
             with self.irregularities.recording_failures("weights_not_listed", "the weights"):
+                optimizers, loaders = optimizers_and_loaders()
                 self.optimizer_state_bytes = optimizer_state_bytes(
-                    self.device.kind, self._internals.storage_key
+                    optimizers, self.device.kind, self._internals.storage_key
                 )
-                self.program_settings = program_settings()
+                self.program_settings = program_settings(optimizers, loaders)
                 self.weight_records = self._weights.records(
                     self.device.kind, self.modules, used, self.irregularities
                 )

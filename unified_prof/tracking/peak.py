@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 from bisect import bisect_left
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from unified_prof.tracking.device import Device, MemoryUse
 from unified_prof.tracking.regions import RegionWatch
 from unified_prof.tracking.timeline import is_profiler_prepared
 from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.torch_names import Patches
+from unified_prof.tracking.torch_names import Patches, instances
 
 _ERRORS_ONLY = 2
 _MARK = "uprof: the measured iteration begins"
@@ -296,8 +295,7 @@ def live_tensor_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
     import torch
 
     storages: dict[int, int] = {}
-    # By type, not isinstance, which would initialize lazy proxies.
-    tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+    tensors = instances(torch.Tensor)
     tensors += [t.grad for t in tensors if t.is_leaf and t.requires_grad and t.grad is not None]
     for tensor in tensors:
         for part in plain_tensors(tensor):

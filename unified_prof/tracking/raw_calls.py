@@ -8,7 +8,6 @@ does not visit an object per call. A `MeasuredIteration` takes about 40 bytes pe
 
 from __future__ import annotations
 
-import gc
 import weakref
 from array import array
 from collections import Counter
@@ -28,7 +27,7 @@ from unified_prof.tracking.device import NO_MARK, Clock, HostClock, Mark, Marks
 from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.interference import WaitingTime, Waits, waited_ms, waited_within
 from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.torch_names import Anomalies, children_of
+from unified_prof.tracking.torch_names import Anomalies, children_of, instances
 
 # Maximum number of searches of the whole heap, which are slow; programs may create modules in
 # every iteration.
@@ -145,8 +144,7 @@ class ModuleNames:
     def _find_roots(self) -> None:
         from torch.nn import Module
 
-        # By type, not isinstance, which would initialize lazy proxies.
-        modules = [item for item in gc.get_objects() if issubclass(type(item), Module)]
+        modules = instances(Module)
         held = {id(child) for module in modules for child in (children_of(module) or {}).values()}
         roots = [
             module

@@ -7,7 +7,6 @@ contains the whole run, up to a limit.
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import re
@@ -22,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.tracking.torch_names import Patches
+from unified_prof.tracking.torch_names import Patches, instances
 
 # Details that can be recorded in addition to times.
 SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
@@ -141,10 +140,7 @@ def is_profiler_prepared() -> bool:
     """
     from torch.autograd.profiler import profile
 
-    return any(
-        type(one) is profile and one.entered and one.kineto_results is None
-        for one in gc.get_objects()
-    )
+    return any(one.entered and one.kineto_results is None for one in instances(profile))
 
 
 def program_marks_steps() -> bool:
@@ -154,7 +150,7 @@ def program_marks_steps() -> bool:
     """
     from torch.profiler import profile
 
-    return any(type(one) is profile and one.step_rec_fn is not None for one in gc.get_objects())
+    return any(one.step_rec_fn is not None for one in instances(profile))
 
 
 def patch_profiler_starts(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
