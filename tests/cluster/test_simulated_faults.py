@@ -34,6 +34,8 @@ HEALTHY = {
     "unknown_hosts": replace(TWO_NODES, host_names=False),
     "absent_ranks": Scenario(absent=(3, 11)),
     "late_recording": Scenario(begins={3: 2}),
+    "device_spread": Scenario(tp=1, pp=8, seed=10),
+    "device_spread_of_8": Scenario(scheme="fsdp", dp=1, seed=10),
 }
 
 
@@ -65,6 +67,10 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
     ),
     "launches_of_host": (
         Scenario(launch_ns=dict.fromkeys(range(4, 8), 220 * US)),
+        *("slow_host", (4, 5, 6, 7), 0.1),
+    ),
+    "launches_of_tensor_group": (
+        Scenario(tp=4, pp=2, launch_ns=dict.fromkeys(range(4, 8), 220 * US)),
         *("slow_host", (4, 5, 6, 7), 0.1),
     ),
     "launches_of_rank": (Scenario(launch_ns={6: 220 * US}), "slow_launch", (6,), 0.1),

@@ -46,9 +46,10 @@ SLOW_HOST = "slow_host"
 SLOW_KERNEL = "slow_kernel"
 UNEQUAL_STAGES = "unequal_stages"
 
-_MIN_SLOWNESS = 0.015  # Minimum slowness (logarithm of a ratio) of the kernels of a slow rank.
-# The same for kernels that are slower only in some steps, which provide fewer samples.
-_MIN_SLOWNESS_IN_STEPS = 0.03
+# Minimum slowness (logarithm of a ratio) of the kernels of a slow rank; healthy devices of one model
+# differ by up to 2.6 %.
+_MIN_SLOWNESS = 0.03
+_MAX_USUAL_SPREAD = 0.015  # Maximum spread between ranks that the slow half of a role must exceed.
 _MIN_STEPS = 3  # Minimum number of steps to distinguish usual from unusual steps.
 # Minimum share of kernel time in slower kinds of kernel for a rank to be slow in general. If a rank
 # has more work (experts, data), only some kinds are slower.
@@ -149,7 +150,7 @@ def _slow_half(context: RuleContext) -> dict[int, float]:
         if above is None:
             continue
         spread = robust_deviation(kernels.offset[members][above == 0])
-        if float(above.max()) < chance_limit(len(members)) * min(spread, _MIN_SLOWNESS):
+        if float(above.max()) < chance_limit(len(members)) * min(spread, _MAX_USUAL_SPREAD):
             continue
         for rank, away in zip(members.tolist(), above.tolist(), strict=True):
             if away > 0:
@@ -167,14 +168,14 @@ def _slow_in_some_steps(
     if slowness.shape[1] < _MIN_STEPS or not known.any():
         return
     limit = chance_limit(int(known.sum())) * robust_deviation(slowness)
-    slow = known & (slowness > max(limit, _MIN_SLOWNESS_IN_STEPS))
+    slow = known & (slowness > max(limit, _MIN_SLOWNESS))
     for rank in np.flatnonzero(slow.any(axis=1)).tolist():
         rest = slowness[rank, known[rank] & ~slow[rank]]
         if not len(rest) or (rest >= float(np.median(slowness[rank, slow[rank]])) / 2).any():
             continue
         steps = tuple(signals.steps[at] for at in np.flatnonzero(slow[rank]).tolist())
         found, error, share = slowness_in_steps(context.matched, context.roles.peers, rank, steps)
-        if found > max(_MIN_SLOWNESS_IN_STEPS, 2 * error) and share >= _MIN_SLOWER_SHARE:
+        if found > max(_MIN_SLOWNESS, 2 * error) and share >= _MIN_SLOWER_SHARE:
             yield rank, (steps, float(np.exp(found)), error)
 
 
@@ -239,7 +240,7 @@ def _trend(context: RuleContext, rank: int) -> tuple[float, float] | None:
     """Return the first and last factor of a rank whose kernels become slower step by step."""
     values: Floats = context.signals.slowness_at[rank]
     known = np.flatnonzero(np.isfinite(values))
-    if len(known) < _MIN_TREND_STEPS or float(np.ptp(values[known])) < _MIN_SLOWNESS_IN_STEPS:
+    if len(known) < _MIN_TREND_STEPS or float(np.ptp(values[known])) < _MIN_SLOWNESS:
         return None
     x, y = known - known.mean(), values[known] - values[known].mean()
     slope = float((x * y).sum() / (x * x).sum())

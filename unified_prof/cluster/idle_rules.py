@@ -264,8 +264,8 @@ def _slow_launches_by_host(
     result: dict[int, float] = {}
     for ranks, host in group_by_host(context, np.flatnonzero(late).tolist()):
         by_rank = {rank: float(excess[rank]) for rank in ranks if rank not in known}
-        spread = [_is_spread(context, rank) for rank in by_rank]
-        if host is not None and sum(spread) > len(ranks) / 2:
+        spread = len(ranks) - len(by_rank) + sum(_is_spread(context, rank) for rank in by_rank)
+        if host is not None and spread > len(ranks) / 2:
             result |= by_rank
     return result
 
