@@ -55,6 +55,14 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
         replace(WIDE, nic={(1, "in"): 4, (1, "out"): 4}),
         *("slow_host_link", tuple(range(8, 16)), 0.1),
     ),
+    "nic_of_all_rings": (
+        Scenario(scheme="fsdp", nic={(1, "out"): 4}),
+        *("slow_network", tuple(range(16)), 0.1),
+    ),
+    "nic_of_all_replicas": (
+        Scenario(scheme="hsdp", nic={(1, "in"): 4}),
+        *("slow_network", tuple(range(16)), 0.1),
+    ),
     "link": (Scenario(links={(5, 9): 4}), "slow_link", (5, 9), 0.1),
     "kernel": (Scenario(slow_kernels={(9, "fc1_gemm"): 2}), "slow_kernel", (9,), 0.1),
     "kernel_fsdp": (

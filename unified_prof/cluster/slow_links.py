@@ -31,14 +31,25 @@ from unified_prof.cluster.rule_context import (
     steps_text,
 )
 from unified_prof.cluster.waits import Waits
+from unified_prof.recording.collectives import bus_factor
 
-SLOW_LINK, SLOW_HOST_LINK = "slow_link", "slow_host_link"
+SLOW_LINK, SLOW_HOST_LINK, SLOW_NETWORK = "slow_link", "slow_host_link", "slow_network"
 
 MIN_RATIO = 1.25  # Minimum ratio of a slow transfer time to the usual one.
 # The same if two clusters of times are of similar size, so that the usual one is unknown.
 _MIN_RATIO_OF_TWO = 1.5
 # Minimum share of slow links of a host or rank to report the host or rank as the cause.
 _MIN_CAUSE_SHARE = 0.75
+# Nominal network bandwidth of hosts per device, GB/s: one adapter of 400 or 200 Gb/s each (user
+# guides of DGX H100, H200, B200 and A100, and of the Atlas 800T A2).
+_NETWORK_GB_PER_S = {
+    **dict.fromkeys(("H100", "H200", "H800", "B200"), 50.0),
+    **dict.fromkeys(("A100", "A800", "910B"), 25.0),
+}
+_USUAL_NETWORK_SHARE = 0.8  # Share of it that large messages usually reach ...
+_MAX_SLOW_NETWORK_SHARE = 0.3  # ... and below which all communication between hosts is slow.
+_MIN_NETWORK_BYTES = 4 << 20  # Minimum size of a message that can reach the bandwidth of a link.
+_MIN_NETWORK_COST_SHARE = 0.01  # Minimum cost of a slow network, as a share of the step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +228,57 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
             pairs[key] = pairs[key].merge(one, matched) if key in pairs else one
         for one in pairs.values():
             yield _link_candidate(context, one)
+    if not measured.slow:
+        yield from _slow_network(context)
+
+
+def _slow_network(context: RuleContext) -> Iterator[Candidate]:
+    """Yield all hosts if the bus bandwidth between them is far below that of their devices' class.
+
+    If all groups use a slow adapter (a ring has the rate of its slowest link), there is no faster
+    link to compare with, and the adapter cannot be located.
+    """
+    matched, waits = context.matched, context.waits
+    models = {facts.device_name or "" for facts in matched.facts}
+    nominal = {
+        next((rate for name, rate in _NETWORK_GB_PER_S.items() if name in model), 0.0)
+        for model in models
+    }
+    hosts = context.hosts(range(len(matched.ranks)))
+    if len(nominal) != 1 or not (rate := nominal.pop()) or len(hosts) < 2:
+        return
+    usual = _USUAL_NETWORK_SHARE * rate
+    events = matched.events
+    large = events.complete & (waits.transfer > 0) & (events.bytes >= _MIN_NETWORK_BYTES)
+    number = {rank: index for index, rank in enumerate(matched.ranks)}
+    rates: dict[int, float] = {}
+    for event in np.flatnonzero(large & np.isin(events.step, list(context.steps))).tolist():
+        kind = matched.kinds[events.kind[event]]
+        ranks = [int(events.src[event]), int(events.dst[event])]
+        if ranks[0] < 0:
+            ranks = [number[rank] for rank in matched.groups[int(events.group[event])].ranks]
+        factor = bus_factor(kind, len(ranks))
+        if factor and kind != "all_to_all" and len(context.hosts(ranks)) > 1:
+            rates[event] = factor * int(events.bytes[event]) / int(waits.transfer[event])
+    if not rates or np.quantile([*rates.values()], 0.9) > _MAX_SLOW_NETWORK_SHARE * rate:
+        return
+    median = float(np.median([*rates.values()]))
+    text = (
+        f"slow network: communication between {len(hosts)} hosts reaches {median:.1f} GB/s in all "
+        f"groups alike, usual with these devices: about {usual:.0f} GB/s; a ring has the rate of "
+        "its slowest adapter, which cannot be determined: test the adapters of all hosts"
+    )
+    figures = {"gb_per_s": round(median, 3), "usual_gb_per_s": usual}
+    change = ReplayChange(transfer={event: min(one / usual, 1) for event, one in rates.items()})
+    yield Candidate(
+        SLOW_NETWORK,
+        range(len(matched.ranks)),
+        context.steps,
+        change,
+        text,
+        figures,
+        min_cost_ns=_MIN_NETWORK_COST_SHARE * context.step_ns,
+    )
 
 
 def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[int]) -> set[_Cause]:
