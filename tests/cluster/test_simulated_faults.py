@@ -48,6 +48,7 @@ def test_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
 
 FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
     "slow_rank": (Scenario(slow={5: 1.1}), "slow_rank", (5,), 0.1),
+    "slow_rank_of_4": (Scenario(dp=1, pp=2, slow={1: 1.3}), "slow_rank", (1,), 0.1),
     "slow_rank_fsdp": (Scenario(scheme="fsdp", slow={5: 1.1}), "slow_rank", (5,), 0.1),
     "nic_out": (replace(WIDE, nic={(1, "out"): 4}), "slow_host_link", tuple(range(8, 16)), 0.1),
     "nic_in": (replace(WIDE, nic={(0, "in"): 4}), "slow_host_link", tuple(range(8)), 0.1),

@@ -403,11 +403,13 @@ def test_remote_inputs_are_built_into_a_remote_run(run: Path, storage_url: str) 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["report", "RUN"], "RUN: 4 ranks"),
-        (["report", "RUN", "--format", "html"], "<title>"),
-        (["report", "RUN/cluster.sqlite", "--rank", "2"], "4 of 4 ranks"),
-        (["diff", "RUN", "RUN"], "RUN"),
-        (["gate", "RUN", "RUN", "--metric", "imbalance"], "imbalance"),
+        (["cluster", "report", "RUN"], "RUN: 4 ranks"),
+        (["cluster", "report", "RUN", "--format", "html"], "<title>"),
+        (["cluster", "report", "RUN/cluster.sqlite", "--rank", "2"], "4 of 4 ranks"),
+        (["cluster", "diff", "RUN", "RUN"], "RUN"),
+        (["cluster", "gate", "RUN", "RUN", "--metric", "imbalance"], "imbalance"),
+        (["db", "check", "RUN"], "no problems found"),
+        (["export", "RUN", "--ranks", "1,2"], "traceEvents"),
     ],
 )
 def test_run_at_a_url_is_read_by_every_command(
@@ -417,12 +419,34 @@ def test_run_at_a_url_is_read_by_every_command(
     build([str(run)], url, jobs=1)
     output = tmp_path / "out.html"
     words = [word.replace("RUN", url) for word in words]
-    if "html" in words:
+    if "html" in words or "export" in words:
+        output = output.with_suffix(".json" if "export" in words else ".html")
         words += ["-o", str(output)]
-    result = CliRunner().invoke(app, ["cluster", *words])
+    result = CliRunner().invoke(app, words)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     shown = output.read_text(encoding="utf-8") if output.exists() else result.stdout
     assert text.replace("RUN", url) in shown
+
+
+def test_recordings_at_a_url_are_exported_from_a_run_at_a_url(
+    run: Path, storage_url: str, tmp_path: Path
+) -> None:
+    for path in run.iterdir():
+        StorageDirectory(f"{storage_url}/in").write(path.name, path.read_bytes())
+    url, output = f"{storage_url}/run.cluster", tmp_path / "out.json"
+    build([f"{storage_url}/in"], url, jobs=1)
+    CliRunner().invoke(app, ["export", url, "--ranks", "0,3", "-o", str(output)])
+    assert "rank 3" in output.read_text(encoding="utf-8")
+
+
+def test_run_at_a_file_url_is_checked_and_a_lost_reference_found(run: Path, tmp_path: Path) -> None:
+    build([str(run)], str(tmp_path / "a.cluster"), jobs=1)
+    url = (tmp_path / "a.cluster").as_uri()
+    assert CliRunner().invoke(app, ["db", "check", url]).exit_code == 0
+    with sqlite3.connect(tmp_path / "a.cluster" / "cluster.sqlite") as db:
+        db.execute("DELETE FROM RANK WHERE rank = 1")
+    db.close()
+    assert CliRunner().invoke(app, ["db", "check", url]).exit_code == 1
 
 
 def test_invalid_scheduler_is_refused_before_reading(run: Path, target: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,3 +290,22 @@ def _installed(name: str) -> bool:
     from importlib.util import find_spec
 
     return find_spec(name) is not None
+
+
+@pytest.mark.slow
+def test_error_of_an_ftp_server_is_the_only_output() -> None:
+    words = [sys.executable, "-m", "unified_prof", "cluster", "report", "ftp://127.0.0.1:1/run"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 6
+    assert done.stderr == (
+        "uprof: error: ftp://127.0.0.1:1/run/cluster.sqlite: the service does not respond "
+        "[uprof:remote-storage]\n"
+    )
+
+
+def test_recordings_keep_the_host_of_their_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"/runs/rank0.db": {"size": 1}, "/runs/more/rank1.db": {"size": 2}}
+    system = SimpleNamespace(find=lambda path, detail: files)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (system, "/runs"))
+    urls = [one.url for one in remote.find("ftp://user@storage/runs/")]
+    assert urls == ["ftp://user@storage/runs/more/rank1.db", "ftp://user@storage/runs/rank0.db"]

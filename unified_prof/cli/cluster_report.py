@@ -80,14 +80,11 @@ def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview
         StoreError: The run is missing or damaged.
     """
     from unified_prof.cluster.overview import Overview
-    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
     from unified_prof.cluster.stored_run import open_run
-    from unified_prof.pipeline import remote
+    from unified_prof.pipeline import rank_runs, remote
 
-    source = location
-    if remote.is_remote(location) and not with_partials and not location.endswith(".sqlite"):
-        source = remote.join(location, SUMMARY_FILE_NAME)
-    with remote.fetch(source) as path, open_run(path, location) as run:
+    fetch = remote.fetch if with_partials else rank_runs.fetch_run
+    with fetch(location) as path, open_run(path, location) as run:
         yield Overview(run)
 
 

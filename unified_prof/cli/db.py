@@ -24,6 +24,7 @@ Family = Annotated[
     str, option("--family", help="msprof, skyline-run-time, skyline-memory or cluster.")
 ]
 Result = TypeVar("Result")
+File = TypeVar("File", Path, str)
 
 _RECOVER_EPILOG = (
     "Exit codes: 0 reports were recovered; 1 nothing to recover, or only processes that still run; "
@@ -98,12 +99,24 @@ def history(family: Family = "msprof", as_json: AsJson = False) -> None:
 
 
 @db.command()
-def check(files: Files, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def check(
+    files: Annotated[
+        list[str], argument(metavar="FILE...", help="Report files and cluster runs, or their URLs.")
+    ],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Check the structure, schema and references of each FILE.
 
     Exits with 1 if a check fails, with 7 if a file cannot be read or is not a report.
     """
-    from unified_prof.migrate.check import check as look
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME, is_run_directory
+    from unified_prof.migrate.check import check as look_at
+    from unified_prof.pipeline.rank_runs import fetch_run
+
+    def look(location: str) -> Check:
+        with fetch_run(location) as path:
+            return look_at(path / SUMMARY_FILE_NAME if is_run_directory(path) else path)
 
     def verdict(found: Check) -> int:
         return 0 if found.sound else 1
@@ -246,8 +259,8 @@ def _recovered_record(outcome: Recovery) -> dict[str, Any]:
 
 
 def _for_each_file(
-    files: list[Path],
-    work: Callable[[Path], Result],
+    files: list[File],
+    work: Callable[[File], Result],
     data: Callable[[Result], dict[str, Any]],
     show: Callable[[Result], None],
     *,

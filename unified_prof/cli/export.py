@@ -96,11 +96,11 @@ def register(app: Group) -> None:
 
 def export(
     path: Annotated[
-        Path,
+        str,
         argument(
             metavar="FILE|DIR",
-            help="A report or a directory of reports; mindstudio: an msprof database or a "
-            "PROF_* directory.",
+            help="A report or a directory of reports, or the URL of a cluster run; mindstudio: an "
+            "msprof database or a PROF_* directory.",
         ),
     ],
     output: Annotated[
@@ -127,6 +127,21 @@ def export(
     usual: CommonOptions,
 ) -> None:
     """Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof."""
+    from unified_prof.pipeline.rank_runs import fetch_run
+
+    with fetch_run(path) as local:
+        _export(local, output, layout, timeline, stacks, tables, usual)
+
+
+def _export(
+    path: Path,
+    output: Path,
+    layout: LayoutOption | None,
+    timeline: TimelineOptions,
+    stacks: StackOptions,
+    tables: TableOptions,
+    usual: CommonOptions,
+) -> None:
     if layout is None:
         _refuse_report_formats(path, output)
     chosen = layouts.select_layout(output, layout and layout.value)

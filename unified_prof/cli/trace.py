@@ -181,7 +181,7 @@ def write_ranks(
         found: list[tuple[str, OverTime]] = []
         for rank in chosen:
             window = step_window(overview.run, rank, wanted.step)
-            file = rank_runs.recording_of(overview, rank)
+            file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
             ready = report_input.reports_of(
                 file, convert=convert, quiet=quiet, several=False, output=output
             )

@@ -46,10 +46,13 @@ SLOW_HOST = "slow_host"
 SLOW_KERNEL = "slow_kernel"
 UNEQUAL_STAGES = "unequal_stages"
 
-# Minimum slowness (logarithm of a ratio) of the kernels of a slow rank; healthy devices of one model
-# differ by up to 2.6 %.
+# Minimum slowness (logarithm of a ratio) of the kernels of a slow rank; healthy devices of one
+# model differ by up to 2.6 %.
 _MIN_SLOWNESS = 0.03
 _MAX_USUAL_SPREAD = 0.015  # Maximum spread between ranks that the slow half of a role must exceed.
+# With fewer ranks, a slow rank and its peer are too large a part of the spread between ranks, which
+# is then measured on the other roles.
+_MIN_RANKS_FOR_SPREAD = 8
 _MIN_STEPS = 3  # Minimum number of steps to distinguish usual from unusual steps.
 # Minimum share of kernel time in slower kinds of kernel for a rank to be slow in general. If a rank
 # has more work (experts, data), only some kinds are slower.
@@ -129,11 +132,16 @@ def _group(context: RuleContext, ranks: Sequence[int]) -> Iterator[tuple[list[in
 
 def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
     """Return {rank: factor} for ranks whose kernels are slower over all steps."""
-    kernels = context.signals.kernels
+    kernels, peers = context.signals.kernels, context.roles.peers
     ranks = len(context.matched.ranks)
     usual = np.maximum(robust_deviation(kernels.offset), kernels.error)
     if ranks < 4:  # too few to measure the spread between ranks
         usual = kernels.error
+    elif ranks < _MIN_RANKS_FOR_SPREAD:
+        for rank, role in enumerate(peers.tolist()):
+            others = kernels.offset[peers != role]
+            if len(others) > 1:
+                usual[rank] = max(robust_deviation(others), kernels.error[rank])
     limit = np.maximum(chance_limit(ranks) * usual, _MIN_SLOWNESS)
     slow = (kernels.slowness > limit) & (kernels.slower_share >= _MIN_SLOWER_SHARE)
     result = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from unified_prof.cluster.summary import RunSummary
 
 
+_REPORT_SUFFIXES = (".db", ".sqlite", ".sqlite3")
+
+
 def _ignore(_: str) -> None:
     """Show nothing."""
 
@@ -84,6 +87,24 @@ def open_ranks(
             yield _overview(StoredRun(path, report))
 
 
+@contextmanager
+def fetch_run(location: str) -> Iterator[Path]:
+    """Yield the local path of a run, of its summary, or of a report.
+
+    Of a run at a URL, only the summary is copied.
+
+    Raises:
+        RawFormatError: It does not exist, or cannot be read.
+    """
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
+    from unified_prof.pipeline import remote
+
+    if remote.is_remote(location) and Path(location).suffix not in _REPORT_SUFFIXES:
+        location = remote.join(location, SUMMARY_FILE_NAME)
+    with remote.fetch(location) as path:
+        yield path
+
+
 def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
     """Return the report of one rank.
 
@@ -94,6 +115,22 @@ def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
     if overview is None:
         raise not_a_run_error(path, "omit --rank")
     return recording_of(overview, overview.rank(rank).rank)
+
+
+@contextmanager
+def fetch_recording(overview: Overview, rank: RankRecord) -> Iterator[Path]:
+    """Yield the local path of a rank's recording, or of a copy if it is at a URL.
+
+    Raises:
+        StoreError: The recording is missing.
+    """
+    from unified_prof.pipeline import remote
+
+    if rank.file is not None and remote.is_remote(rank.file):
+        with remote.fetch(rank.file) as path:
+            yield path
+    else:
+        yield recording_of(overview, rank)
 
 
 def recording_of(overview: Overview, rank: RankRecord) -> Path:

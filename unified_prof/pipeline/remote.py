@@ -49,11 +49,11 @@ def storage_errors(location: str, kind: type[UprofError]) -> Iterator[None]:
     except UprofError:
         raise
     except Exception as err:
-        text, hint = _explain(err)
+        text, hint = _explain(err, location)
         raise kind(f"{location}: {text}", hint=hint, slug="remote-storage") from err
 
 
-def _explain(err: Exception) -> tuple[str, str | None]:
+def _explain(err: Exception, location: str) -> tuple[str, str | None]:
     kinds = {kind.__name__ for cause in _causes(err) for kind in type(cause).__mro__}
     text = " ".join(str(err).split())
     if kinds & _UNKNOWN_USER:
@@ -65,9 +65,8 @@ def _explain(err: Exception) -> tuple[str, str | None]:
     if "PermissionError" in kinds:
         return "access denied", _CREDENTIALS
     if kinds & _NO_RESPONSE:
-        return "the service does not respond", (
-            "set AWS_ENDPOINT_URL for a service other than Amazon's"
-        )
+        hint = "set AWS_ENDPOINT_URL for a service other than Amazon's"
+        return "the service does not respond", hint if location.startswith("s3") else None
     if isinstance(err, OSError):
         if err.errno == errno.ENOSPC:
             return "no space left for a copy", "set TMPDIR to another directory for temporary files"
@@ -187,7 +186,7 @@ def find(url: str) -> list[Remote]:
         if not infos:
             system.info(path)  # raises the reason: no bucket, access denied
             raise RawFormatError(f"{url} is empty", slug="empty-file")
-        result = _recordings(system, infos, set(named))
+        result = _recordings(url, path, infos, set(named))
     if not result:
         raise RawFormatError(
             f"{url} contains no recording",
@@ -353,9 +352,17 @@ class StorageDirectory:
 
 
 def _recordings(
-    system: Any, infos: Mapping[str, Mapping[str, Any]], named: set[str]
+    url: str, path: str, infos: Mapping[str, Mapping[str, Any]], named: set[str]
 ) -> list[Remote]:
-    """Group files by recording; files that cannot be recordings are omitted unless named."""
+    """Group files by recording; files that cannot be recordings are omitted unless named.
+
+    Args:
+        url: URL of the directory, file or pattern.
+        path: The same as a path of the file system, which may lack the host.
+        infos: Path of each file -> its properties.
+        named: Paths of the files that the URL names.
+    """
+    head = url.rstrip("/").removesuffix(path.rstrip("/"))
     matches = (pattern.match(path) for path in infos for pattern in _DIRECTORIES)
     directories = {match["directory"] for match in matches if match is not None}
     recordings: dict[str, list[str]] = {}
@@ -376,7 +383,7 @@ def _recordings(
         size = sum(int(info.get("size") or 0) for info in chosen)
         texts = [f"{name}\0{_stamp(info)}" for name, info in zip(names, chosen, strict=True)]
         stamp = hashlib.blake2b("\n".join(texts).encode(), digest_size=12).hexdigest()
-        result.append(Remote(system.unstrip_protocol(recording), size, stamp, tuple(names)))
+        result.append(Remote(head + recording, size, stamp, tuple(names)))
     return result
 
 
@@ -410,7 +417,8 @@ def _open(url: str) -> tuple[Any, str]:
         ) from err
     settings = _SETTINGS.get("s3" if scheme == "s3a" else scheme, {})
     try:
-        system = fsspec.filesystem(scheme, **settings)
+        # The host and the user of a URL are arguments of some file systems, such as ftp.
+        system, path = fsspec.core.url_to_fs(scheme + url[len(scheme) :], **settings)
     except ImportError as err:
         package = _PACKAGES.get(scheme)
         raise UsageError(
@@ -426,4 +434,4 @@ def _open(url: str) -> tuple[Any, str]:
             hint="supported: s3://, gs://, az:// and file://",
             slug="unknown-scheme",
         ) from None
-    return system, system._strip_protocol(url)
+    return system, path
