@@ -120,7 +120,7 @@ class _PathType(click.Path):
 
 
 class _LocationType(click.types.StringParamType):
-    """Path or URL of an output."""
+    """Path or URL."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         _refuse_empty(value, param, ctx)
@@ -193,7 +193,7 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     if several:
         (kind,) = get_args(kind)
     settings["type"] = _value_type(kind, settings)
-    if kind is str and "--output" in declared.names:
+    if kind is str and (declared.is_argument or "--output" in declared.names):
         settings["type"] = _LocationType()
     has_default = parameter.default is not inspect.Parameter.empty
     if has_default and parameter.default is not None:

@@ -38,16 +38,7 @@ _UNKNOWN = 0
 
 def flatten_columns(rank: dict[str, Any]) -> dict[str, Any]:
     """Flatten a rank, without keys that no table shows."""
-    left_out = (
-        "blame",
-        "file",
-        "partial",
-        "device_name",
-        "vendor",
-        "clock_error_ns",
-        "clock_island",
-    )
-    row = {name: value for name, value in rank.items() if name not in left_out}
+    row = {name: value for name, value in rank.items() if name not in _HIDDEN_KEYS}
     for name in ("caused_wait_ns", "times", "work_ratio", "saved_ns_per_step", "cause"):
         row[name] = None if rank["blame"] is None else rank["blame"][name]
     return {name: value for name, value in row.items() if value is not None}
