@@ -5,16 +5,16 @@ That is the duration of the collective itself; the rest of a longer duration is 
 clock is needed. On NPUs, the parts of a collective show when data moved; the rest of the shortest
 duration is setup.
 
-For runs that do not fit in memory, sums are computed by reading one rank at a time. Sequences are
-numbered without gaps, so the number of an operation is its index: no sorting or joining is needed,
-and memory holds one row per event instead of one per operation.
+For runs that do not fit in memory, sums are computed by reading one rank at a time, once. Sequences
+are numbered without gaps, so the number of an operation is its index: no sorting or joining is
+needed, and memory holds one row per event, and a few bytes per operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,22 +179,42 @@ def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> 
 
     Args:
         matched: The first steps, for groups, kinds and shifts of sequences.
-        read: Returns all communication of a rank, given by index; called twice per rank.
+        read: Returns all communication of a rank, given by index; called once per rank.
     """
     shifts = _shifts(matched)
     events: dict[SumKey, _StreamedEvents] = {}
+    sequences: list[list[_Sequence]] = []
     for rank in range(len(matched.ranks)):
         table = read(rank)
         duration = table["end"] - table["start"]
+        own: list[_Sequence] = []
+        sequences.append(own)
         for key, rows, number in _sequences(matched, rank, table, shifts):
+            parts = (duration, table["covered"], table["step"])
+            own.append(_Sequence(key, number, *(_narrow(part[rows]) for part in parts)))
             held = events.setdefault(key, _StreamedEvents())
             held.grow(number.stop if isinstance(number, slice) else int(number.max()) + 1)
             held.add(number, rank, duration[rows], table, rows)
     waits: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-    for rank in range(len(matched.ranks)):
-        table = read(rank)
-        waits.update(_streamed_waits(matched, rank, table, events, shifts))
+    for rank, own in enumerate(sequences):
+        waits.update(_streamed_waits(rank, own, events))
     return StreamedSums(waits, list(_collectives(matched, events)), _caused(matched, events))
+
+
+class _Sequence(NamedTuple):
+    """The operations of a rank with one key, in narrow columns."""
+
+    key: SumKey
+    number: slice | Ints  # Numbers of the events.
+    duration: NDArray[np.integer[Any]]  # ns
+    covered: NDArray[np.integer[Any]]  # Time covered by kernels, ns.
+    step: NDArray[np.integer[Any]]
+
+
+def _narrow(values: Ints) -> NDArray[np.integer[Any]]:
+    """Return values in the smallest signed type that holds them."""
+    extent = max(-int(values.min()), int(values.max()) + 1, 1)
+    return values.astype(np.min_scalar_type(-extent))
 
 
 def _sequences(
@@ -266,33 +286,32 @@ def _shifts(matched: MatchedCollectives) -> dict[tuple[int, int, int, int], int]
 
 
 def _streamed_waits(
-    matched: MatchedCollectives,
-    rank: int,
-    table: Columns,
-    events: dict[SumKey, _StreamedEvents],
-    shifts: dict[tuple[int, int, int, int], int],
+    rank: int, sequences: Sequence[_Sequence], events: dict[SumKey, _StreamedEvents]
 ) -> dict[tuple[int, int], tuple[int, int, int, int]]:
     """Return {(step, rank): (wait, exposed wait, setup, bubble)} for one rank, in ns."""
-    duration = table["end"] - table["start"]
-    sums = np.zeros((4, len(duration)))
-    known = np.zeros(len(duration), bool)
-    for key, rows, number in _sequences(matched, rank, table, shifts):
-        least, _, members, _, moved, _, _ = (column[number] for column in events[key].columns())
-        shared = members > 1
-        wait = np.where(shared, duration[rows] - least, 0)
+    totals: dict[int, NDArray[np.float64]] = {}
+    for one in sequences:
+        least, _, members, _, moved, _, _ = (
+            column[one.number] for column in events[one.key].columns()
+        )
+        inside = (members > 1) & (one.step >= 0)
+        if not inside.any():
+            continue
+        wait = one.duration - least
         # Assume that kernels cover an operation evenly.
-        exposed = wait * (1 - table["covered"][rows] / np.maximum(duration[rows], 1))
-        known[rows] = shared
-        sums[0, rows], sums[1, rows] = wait, exposed
-        sums[2, rows] = np.where(shared & (moved >= 0), np.maximum(least - moved, 0), 0)
-        sums[3, rows] = exposed if key[0] < 0 else 0
-    inside = np.flatnonzero(known & (table["step"] >= 0))
-    if not len(inside):
-        return {}
-    steps, place = distinct(table["step"][inside])
-    totals = [np.rint(np.bincount(place, one[inside])).astype(np.int64).tolist() for one in sums]
-    keys = ((step, rank) for step in steps)
-    return dict(zip(keys, zip(*totals, strict=True), strict=True))
+        exposed = wait
+        if one.covered.any():
+            exposed = wait * (1 - one.covered / np.maximum(one.duration, 1).astype(np.float64))
+        setup = np.where(moved >= 0, np.maximum(least - moved, 0), 0)
+        steps, place = distinct(one.step[inside].astype(np.int64))
+        bubble = exposed if one.key[0] < 0 else np.zeros(len(wait))
+        sums = [np.bincount(place, part[inside]) for part in (wait, exposed, setup, bubble)]
+        for step, values in zip(steps, np.transpose(sums), strict=True):
+            totals[step] = totals.get(step, 0) + values
+    return {
+        (step, rank): tuple(np.rint(values).astype(np.int64).tolist())
+        for step, values in totals.items()
+    }
 
 
 def _collectives(
