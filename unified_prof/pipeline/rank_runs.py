@@ -91,7 +91,7 @@ def open_ranks(
 def fetch_run(location: str) -> Iterator[Path]:
     """Yield the local path of a run, of its summary, or of a report.
 
-    Of a run at a URL, only the summary is copied.
+    If a run is at a URL, only its summary is copied.
 
     Raises:
         RawFormatError: It does not exist, or cannot be read.
