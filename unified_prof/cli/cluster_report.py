@@ -80,11 +80,12 @@ def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview
         StoreError: The run is missing or damaged.
     """
     from unified_prof.cluster.overview import Overview
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
     from unified_prof.cluster.stored_run import open_run
-    from unified_prof.pipeline import rank_runs, remote
+    from unified_prof.pipeline.remote import fetch, fetch_part
 
-    fetch = remote.fetch if with_partials else rank_runs.fetch_run
-    with fetch(location) as path, open_run(path, location) as run:
+    copy = fetch(location) if with_partials else fetch_part(location, SUMMARY_FILE_NAME)
+    with copy as path, open_run(path, location) as run:
         yield Overview(run)
 
 

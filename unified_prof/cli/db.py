@@ -112,10 +112,10 @@ def check(
     """
     from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME, is_run_directory
     from unified_prof.migrate.check import check as look_at
-    from unified_prof.pipeline.rank_runs import fetch_run
+    from unified_prof.pipeline.remote import fetch_part
 
     def look(location: str) -> Check:
-        with fetch_run(location) as path:
+        with fetch_part(location, SUMMARY_FILE_NAME) as path:
             return look_at(path / SUMMARY_FILE_NAME if is_run_directory(path) else path)
 
     def verdict(found: Check) -> int:

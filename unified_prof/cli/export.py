@@ -127,9 +127,10 @@ def export(
     usual: CommonOptions,
 ) -> None:
     """Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof."""
-    from unified_prof.pipeline.rank_runs import fetch_run
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
+    from unified_prof.pipeline.remote import fetch_part
 
-    with fetch_run(path) as local:
+    with fetch_part(path, SUMMARY_FILE_NAME) as local:
         _export(local, output, layout, timeline, stacks, tables, usual)
 
 

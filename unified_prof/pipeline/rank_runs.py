@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from unified_prof.cluster.summary import RunSummary
 
 
-_REPORT_SUFFIXES = (".db", ".sqlite", ".sqlite3")
-
-
 def _ignore(_: str) -> None:
     """Show nothing."""
 
@@ -85,24 +82,6 @@ def open_ranks(
         skyline_writer.write_cluster_summary(file, summary.tables, {})
         with open_report(file) as report:
             yield _overview(StoredRun(path, report))
-
-
-@contextmanager
-def fetch_run(location: str) -> Iterator[Path]:
-    """Yield the local path of a run, of its summary, or of a report.
-
-    If a run is at a URL, only its summary is copied.
-
-    Raises:
-        RawFormatError: It does not exist, or cannot be read.
-    """
-    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
-    from unified_prof.pipeline import remote
-
-    if remote.is_remote(location) and Path(location).suffix not in _REPORT_SUFFIXES:
-        location = remote.join(location, SUMMARY_FILE_NAME)
-    with remote.fetch(location) as path:
-        yield path
 
 
 def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:

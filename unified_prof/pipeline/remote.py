@@ -225,6 +225,19 @@ def fetch(location: str | Remote) -> Iterator[Path]:
         yield target
 
 
+@contextmanager
+def fetch_part(location: str, name: str) -> Iterator[Path]:
+    """Yield a local path; if a directory is at a URL, that of a copy of its file `name` only.
+
+    Raises:
+        RawFormatError: It does not exist, or cannot be read.
+    """
+    if is_remote(location) and not location.endswith(_FILES):
+        location = join(location, name)
+    with fetch(location) as path:
+        yield path
+
+
 class StorageDirectory:
     """A local or remote directory to which files are written atomically."""
 
