@@ -26,6 +26,7 @@ _EXPORTS: dict[str, str] = {
     "step": "unified_prof.tracking.live",
     "trace_handler": "unified_prof.integrations.measurement",
     "upgrade": "unified_prof.migrate.upgrade",
+    "watch": "unified_prof.pipeline.live",
     "what_if": "unified_prof.explain.api",
 }
 
@@ -41,6 +42,7 @@ __all__ = [
     "step",
     "trace_handler",
     "upgrade",
+    "watch",
     "what_if",
 ]
 
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
     from unified_prof.explain.api import advise, what_if
     from unified_prof.integrations.measurement import trace_handler
     from unified_prof.migrate.upgrade import upgrade
-    from unified_prof.pipeline.live import profile
+    from unified_prof.pipeline.live import profile, watch
     from unified_prof.report.api import figures, gate
     from unified_prof.sqlite.detect import detect
     from unified_prof.sqlite.reader import open_report

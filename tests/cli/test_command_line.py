@@ -334,8 +334,8 @@ def test_common_options_have_one_short_name_and_one_meaning() -> None:
     assert {name: len(texts) for name, texts in helps.items()} == dict.fromkeys(helps, 1)
 
 
-# Commands whose only output is for programs.
-FOR_PROGRAMS = ("mcp", "lsp", "schema")
+# Commands whose only output is for programs, and `watch`, whose output is that of the script.
+FOR_PROGRAMS = ("mcp", "lsp", "schema", "watch")
 
 
 @pytest.mark.parametrize(

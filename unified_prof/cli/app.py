@@ -189,6 +189,8 @@ def _write_details(details: str) -> Path:
 # display order. The sentences are here so that `uprof --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Profile a PyTorch workload: any training script, or a script with providers."),
+    "watch": ("watch", "Watch a workload for its whole run: time, parts and memory of each step."),
+    "capture": ("watch", "Record a timeline of some steps of a running, watched workload."),
     "convert": (
         "convert",
         "Convert recordings of other profilers to databases, without torch, CANN or a device.",
@@ -237,7 +239,7 @@ _FORMER = {
 }
 
 # Commands that run the user's program in this process.
-_RUN_PROGRAMS = frozenset({"run", "time", "memory"})
+_RUN_PROGRAMS = frozenset({"run", "watch", "time", "memory"})
 
 # NumPy with its BLAS needs this much before anything is read.
 _MIN_ADDRESS_SPACE_MB = 128
@@ -333,8 +335,8 @@ def _print_completion(context: click.Context, _: click.Parameter, shell: str | N
 def _prepare(context: click.Context) -> None:
     if context.invoked_subcommand in _RUN_PROGRAMS:
         restore_garbage_collection()
-    if context.invoked_subcommand != "run":
-        # `run` handles signals itself because the workload's handlers must stay in place.
+    if context.invoked_subcommand not in ("run", "watch"):
+        # These handle signals themselves because the workload's handlers must stay in place.
         context.with_resource(signals.ended_by_signals())
     if (path := config.find()) is not None:
         context.default_map = {**config.defaults(path, context.command)}

@@ -27,17 +27,18 @@ _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 # are accepted on the command line and in UPROF_* variables only.
 PROJECT_SETTINGS = frozenset(
     """
-    against ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with
-    batch-size batch-sizes by convert critical-path debug delay device dry-run duration exporter
-    family faster format full-names ge-api history host-sys host-sys-usage host-sys-usage-freq ids
-    idle include iterations jobs json l2 last layout llc-profiling max-regress measure memory metric
-    min-abs msproftx mstx-domain-exclude mstx-domain-include new new-with no-open noise npu-chip
-    npu-events nts-metrics path perfetto port preset project-root quiet rank ranks report rounds
-    timeout runtime-api schema scope sort stats step stop-after storage-limit strict sys-cpu-freq
-    sys-cpu-profiling sys-hardware-mem sys-hardware-mem-freq sys-interconnection-freq
-    sys-interconnection-profiling sys-io-profiling sys-io-sampling-freq sys-pid-profiling
-    sys-pid-sampling-freq sys-profiling sys-sampling-freq table task-block task-memory task-time
-    timeline-detail timeout to top verbose warmup watch what-if with without workload
+    against ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base base-with baseline
+    batch-size batch-sizes by capture-steps convert critical-path debug delay device drift dry-run
+    duration every exporter family faster format full-names ge-api history host-sys host-sys-usage
+    host-sys-usage-freq idle ids include iterations jobs json l2 last layout llc-profiling
+    max-regress measure memory metric min-abs msproftx mstx-domain-exclude mstx-domain-include new
+    new-with no-open noise npu-chip npu-events nts-metrics path perfetto port preset project-root
+    quiet rank ranks report rounds runtime-api schema scope share slow sort stats step steps
+    stop-after storage-limit strict sys-cpu-freq sys-cpu-profiling sys-hardware-mem
+    sys-hardware-mem-freq sys-interconnection-freq sys-interconnection-profiling sys-io-profiling
+    sys-io-sampling-freq sys-pid-profiling sys-pid-sampling-freq sys-profiling sys-sampling-freq
+    table task-block task-memory task-time timeline-detail timeout to top verbose warmup watch
+    what-if with without workload
     """.split()
 )
 

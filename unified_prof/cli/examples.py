@@ -14,6 +14,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof run --report timeline train.py", "record a device timeline"),
         ("uprof run --dry-run --backend npu train.py", "only print the msprof command"),
     ),
+    "watch": (
+        ("uprof watch -o out train.py --epochs 90", "one row per step in out/"),
+        ("uprof watch --export prometheus train.py", "also for node_exporter"),
+    ),
+    "capture": (
+        ("uprof capture out", "a timeline of 5 steps, all ranks"),
+        ("uprof capture out --ranks 0,8 --steps 2", "of some ranks"),
+    ),
     "convert": (
         ("uprof convert trace.json.gz", "write trace.db"),
         ("uprof convert PROF_000001_20260101", "write into the directory"),

@@ -28,6 +28,7 @@ from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
+from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
     ByOption = Enum
@@ -158,6 +159,10 @@ def report(
         width=width,
         color=color,
     )
+    folder = path.parent if path.match(WATCH_FILES) else path
+    if any(folder.glob(WATCH_FILES)):
+        _report_watched(folder, shape.name, file, force=force)
+        return
     made = report_input.render_reports(
         path,
         shape,
@@ -180,3 +185,23 @@ def report(
         if not (to_terminal and shape.for_people):  # on a terminal it is printed above the figures
             printing.put_error(StoreError(made.missing, slug="ranks-missing"))
         raise click.exceptions.Exit(StoreError.exit_code)
+
+
+def _report_watched(folder: Path, shape: str, file: Path | None, *, force: bool) -> None:
+    """Show the steps of a run that `uprof watch` follows or followed."""
+    from unified_prof.report.watch_document import watch_document
+    from unified_prof.sqlite.watch_file import read_folder
+
+    if shape not in ("text", "markdown"):
+        raise UsageError(
+            f"--format {shape} is not available for watched runs",
+            hint="use text or markdown, or read the tables STEP and EVENT of the files",
+            slug="unknown-format",
+        )
+    text = printing.render(
+        watch_document(read_folder(folder), folder), shape, to_file=file is not None
+    )
+    if file is None:
+        printing.put(text, for_people=shape == "text")
+    else:
+        printing.write(file, text, force=force)

@@ -421,10 +421,13 @@ def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
 
 
 def _timeline_options(detail: str | None) -> dict[str, object]:
-    if detail is None:
-        return {}
-    names = tuple(name.strip() for name in detail.split(",") if name.strip())
-    return {"timeline_detail": () if names == ("none",) else names}
+    return {} if detail is None else {"timeline_detail": timeline_details(detail)}
+
+
+def timeline_details(detail: str | None) -> tuple[str, ...]:
+    """Return the details that --timeline-detail names; `none` is no detail."""
+    names = tuple(name.strip() for name in (detail or "shapes").split(",") if name.strip())
+    return () if names == ("none",) else names
 
 
 def _project_root(given: Path | None, workload: Workload) -> Path:

@@ -21,7 +21,13 @@ from unified_prof.explain.what_if import WITHOUT
 from unified_prof.recording import run_directory
 from unified_prof.recording.model import Advice
 from unified_prof.recording.source import Coverage, Missing, recorded_facts
-from unified_prof.schema.catalogue import CLUSTER, MSPROF, SKYLINE_MEMORY, SKYLINE_RUN_TIME
+from unified_prof.schema.catalogue import (
+    CLUSTER,
+    MSPROF,
+    SKYLINE_MEMORY,
+    SKYLINE_RUN_TIME,
+    WATCH_FILES,
+)
 from unified_prof.sqlite.reader import Report, open_report
 
 
@@ -81,6 +87,12 @@ def open_reports(
         UsageError: The report or the capture is of the wrong kind.
     """
     path = Path(path)
+    if path.match(WATCH_FILES) or any(path.glob(WATCH_FILES)):
+        raise UsageError(
+            f"{path} has the steps of a watched run, not a report of operations",
+            hint="show it with uprof report, or name a directory in its captures/",
+            slug="no-report",
+        )
     with ExitStack() as stack:
         captured = None if capture is None else stack.enter_context(_capture(Path(capture)))
         if not path.is_dir():

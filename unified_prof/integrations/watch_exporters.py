@@ -125,7 +125,11 @@ def open_exporters(names: Sequence[str], folder: Path, facts: Mapping[str, str])
     for text in dict.fromkeys(names):
         name, _, place = text.partition(":")
         if name not in ADAPTERS or (place and name not in ("prometheus", "tensorboard")):
-            raise UsageError(f"unknown exporter {text!r}: choose from {', '.join(ADAPTERS)}")
+            raise UsageError(
+                f"unknown exporter {text!r}",
+                hint=f"known: {', '.join(ADAPTERS)}",
+                slug="wrong-option-value",
+            )
         try:
             adapter = ADAPTERS[name](Path(place) if place else folder, facts)
         except ImportError as err:
@@ -135,7 +139,9 @@ def open_exporters(names: Sequence[str], folder: Path, facts: Mapping[str, str])
                 slug="missing-package",
             ) from err
         except Exception as err:  # such as a directory that cannot be written
-            raise UsageError(f"cannot start the exporter {name}: {printable(str(err))}") from err
+            raise UsageError(
+                f"cannot start the exporter {name}: {printable(str(err))}", slug="cannot-start"
+            ) from err
         made.append((name, adapter))
     return [Exporter(name, adapter) for name, adapter in made]
 

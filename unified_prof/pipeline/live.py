@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.base import signals
+from unified_prof.base.redaction import redact
 from unified_prof.base.run_spec import (
     ITERATIONS,
     MEMORY,
@@ -31,6 +32,10 @@ from unified_prof.pipeline import outputs
 from unified_prof.pipeline.distributed import rank_here
 from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.tracking.code_entries import cell_name
+from unified_prof.version import VERSION
+
+if TYPE_CHECKING:
+    from unified_prof.pipeline.watch import Watch, WatchSettings
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.run_summary import RunSummary
@@ -216,6 +221,33 @@ def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iter
             written.write_stub(0, reason)
             result.failure = reason
             result.files = {report: path for report, (path,) in written.files.items()}
+
+
+def watch(
+    output: str | Path | None = None,
+    *,
+    device: str | None = None,
+    settings: WatchSettings | None = None,
+) -> Watch:
+    """Return a context manager that watches the steps of its block, as `uprof watch` does.
+
+    Args:
+        output: Directory of the watch files, the same for all ranks; by default
+            `uprof_<script>_<timestamp>`.
+        device: `cpu`, `cuda` or `npu`; by default the current accelerator, or the CPU.
+        settings: Triggers and captures.
+
+    Raises:
+        OutputError: The directory or file cannot be written.
+        DeviceUnavailableError: torch or the device is not available.
+    """
+    from unified_prof.pipeline.watch import Watch
+    from unified_prof.tracking.live import chosen_device
+
+    target, _ = _program()
+    folder = Path(output) if output else outputs.default_directory(target, False, rank_here())
+    facts = {"uprof": VERSION, "target": redact(target)}
+    return Watch(folder, chosen_device(device), settings=settings, facts=facts)
 
 
 _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")

@@ -11,7 +11,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from unified_prof.errors import StoreError
 from unified_prof.schema import catalogue
+from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.skyline_writer import fill_run
-from unified_prof.sqlite.statements import reading, writing
+from unified_prof.sqlite.statements import open_unfinished, reading, writing
 
 # Value of a column without a value.
 UNKNOWN = -(1 << 63)
@@ -99,7 +100,7 @@ class WatchFile:
         self,
         folder: Path,
         rank: int,
-        facts: Mapping[str, str],
+        facts: Mapping[str, str | None],
         rotate_bytes: int = ROTATE_BYTES,
     ) -> None:
         self.path = folder / file_name(rank)
@@ -131,23 +132,24 @@ class WatchFile:
         """Add facts, such as the exit code, and close the file."""
         with writing(self.path), self._db:
             self._db.executemany("INSERT OR REPLACE INTO UPROF_RUN VALUES (?, ?)", facts.items())
-        self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
 
     def _create(self) -> sqlite3.Connection:
         with writing(self.path):
+            with replacing(self.path) as partial, closing(open_unfinished(partial)) as new:
+                new.executescript(catalogue.frozen_text(catalogue.WATCH, "latest"))
+                fill_run(new, self._facts, {})
             db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA journal_mode = TRUNCATE")
             db.execute("PRAGMA synchronous = NORMAL")
-            db.executescript(catalogue.frozen_text(catalogue.WATCH, "latest"))
-            fill_run(db, self._facts, {})
         return db
 
     def _keep(self) -> None:
         """Rename the file to the next part."""
-        parts = [rank_and_part(path.name) for path in self.path.parent.glob("watch_rank*.db")]
+        parts = [rank_and_part(path.name) for path in self.path.parent.glob(catalogue.WATCH_FILES)]
         numbers = [part for rank, part in filter(None, parts) if rank == self._rank and part]
         with writing(self.path):
+            with closing(sqlite3.connect(self.path)) as db:  # applies the journal of a killed run
+                db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self.path.rename(
                 self.path.with_name(file_name(self._rank, max(numbers, default=0) + 1))
             )
@@ -174,6 +176,11 @@ class RankSteps:
 
     def __len__(self) -> int:
         return len(self.columns["step"])
+
+    @property
+    def is_running(self) -> bool:
+        """True if the run has not ended, as far as the file says."""
+        return "ended_ns" not in self.facts
 
     def values(self, column: str, *, healthy: bool = False) -> NDArray[np.float64]:
         """Return a column as floats, NaN for NULL; `healthy` leaves out steps of captures."""
@@ -241,7 +248,7 @@ def read_folder(folder: Path, known: Mapping[int, RankSteps] | None = None) -> d
 
 
 def _parts(folder: Path) -> Iterator[tuple[int, int, Path]]:
-    for path in folder.glob("watch_rank*.db"):
+    for path in folder.glob(catalogue.WATCH_FILES):
         if (found := rank_and_part(path.name)) is not None:
             yield found[0], found[1] or 1 << 62, path
 

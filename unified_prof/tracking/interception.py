@@ -77,24 +77,29 @@ class Interception:
 
     def install(self) -> None:
         """Patch torch; `remove` undoes it."""
+        self.install_parts()
+        replace = self._internals.replace
+        replace(self._patches, "checkpoint", self._wrap_checkpoint)
+        replace(self._patches, "function_apply", self._wrap_apply)
+        replace(self._patches, "script_module_call", self._wrap_script_module)
+        # Attention refuses its inference fast path if any function mode is active.
+        replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
+        self._internals.watch_saved_tensor_hooks(self._patches)
+
+    def install_parts(self) -> None:
+        """Patch only what `observe` needs; `remove` undoes it."""
         self._thread = get_ident()
         replace = self._internals.replace
         replace(self._patches, "backward_engine", self._wrap_engine)
         replace(self._patches, "autograd_engine", self._wrap_engine)
         for entry in _ENGINE_ENTRIES:
             replace(self._patches, entry, self._wrap_entry)
-        replace(self._patches, "checkpoint", self._wrap_checkpoint)
         replace(self._patches, "recomputation", self._wrap_recomputation)
-        replace(self._patches, "function_apply", self._wrap_apply)
         replace(self._patches, "compile", self._wrap_compile)
-        replace(self._patches, "script_module_call", self._wrap_script_module)
-        # Attention refuses its inference fast path if any function mode is active.
-        replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
         for entry, part in _PARTS.items():
             replace(self._patches, entry, functools.partial(self._wrap_part, part))
-        self._internals.watch_saved_tensor_hooks(self._patches)
 
     def remove(self) -> None:
         """Undo all patches."""

@@ -7,30 +7,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.errors import DeviceUnavailableError, UsageError
 from unified_prof.tracking.driver import Instrument
 
 if TYPE_CHECKING:
     from unified_prof.base.run_spec import RunSpec, TrackedRun
-    from unified_prof.tracking.training_loop import TrackedLoop
-
-_loop: TrackedLoop | None = None
 
 
-def step() -> None:
+class _Loop(Protocol):
+    def mark(self, samples: int | None = None) -> None:
+        """End an iteration that processed `samples`."""
+
+
+_loop: _Loop | None = None
+
+
+def step(samples: int | None = None) -> None:
     """Mark the end of one iteration.
 
     After the first call, optimizer steps no longer end iterations. The function does nothing if
     tracking is not active, so calls can remain in the program.
+
+    Args:
+        samples: Number of samples, or tokens, in the iteration; `uprof watch` shows their rate.
     """
     if _loop is not None:
-        _loop.mark()
+        _loop.mark(samples)
 
 
 @contextmanager
-def tracked_by(loop: TrackedLoop) -> Iterator[None]:
+def tracked_by(loop: _Loop) -> Iterator[None]:
     """Within the block, calls of `step()` end iterations of `loop`."""
     global _loop
     if _loop is not None:
@@ -40,6 +48,23 @@ def tracked_by(loop: TrackedLoop) -> Iterator[None]:
         yield
     finally:
         _loop = None
+
+
+def chosen_device(device: str | None) -> str:
+    """Return `device`, or the type of the current accelerator.
+
+    Raises:
+        DeviceUnavailableError: PyTorch is not installed.
+    """
+    if find_spec("torch") is None:
+        raise DeviceUnavailableError(
+            "PyTorch is not installed",
+            hint="run `pip install 'unified-prof[torch]'`",
+            slug="backend-unavailable",
+        )
+    from unified_prof.tracking.torch_names import accelerator_kind
+
+    return device or accelerator_kind()
 
 
 class LiveTracking:
@@ -64,17 +89,11 @@ class LiveTracking:
     def __init__(
         self, device: str | None, spec: RunSpec, instruments: Sequence[Instrument] = ()
     ) -> None:
-        if find_spec("torch") is None:
-            raise DeviceUnavailableError(
-                "PyTorch is not installed",
-                hint="run `pip install 'unified-prof[torch]'`",
-                slug="backend-unavailable",
-            )
+        kind = chosen_device(device)
         from unified_prof.tracking.session import Session
-        from unified_prof.tracking.torch_names import accelerator_kind
         from unified_prof.tracking.training_loop import TrackedLoop
 
-        self._session = Session(device or accelerator_kind(), spec, instruments)
+        self._session = Session(kind, spec, instruments)
         self._loop = TrackedLoop(self._session)
         self._session.facts["mode"] = "live"
         self.tracked: TrackedRun | None = None

@@ -105,8 +105,9 @@ class StepWatcher:
 
     def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
         """Note that a step begins; return changed arguments, or None to keep them."""
-        running = _frames_below(caller)
-        self._open = [entry for entry in self._open if entry[1] in running]  # the others raised
+        if self._open:  # a step around this one, or a step that raised
+            running = _frames_below(caller)
+            self._open = [entry for entry in self._open if entry[1] in running]
         is_outermost = not self._open
         self._open.append((optimizer, caller))
         if not is_outermost:
@@ -253,7 +254,7 @@ class TrackedLoop:
         self._session.interception.hide_from_compiler = self._unmarked.hide_from_compiler
         self._driver.begin()
 
-    def mark(self) -> None:
+    def mark(self, samples: int | None = None) -> None:
         """End an iteration, as marked by the program."""
         self._steps.marked()
 

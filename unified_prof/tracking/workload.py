@@ -7,13 +7,14 @@ Any other script runs unmodified, and its iterations are inferred.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
 from typing import Any
 
 from unified_prof.base import signals
 from unified_prof.base.run_spec import Capture, RunSpec
-from unified_prof.errors import CaptureError, MeasuringError, UprofError
+from unified_prof.errors import CaptureError, MeasuringError, UprofError, UsageError
 from unified_prof.tracking import live
 from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.program import (
@@ -260,6 +261,47 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         _raise_fault(session, workload.tracking_error)
         raise MeasuringError(failure, hint=workload.hint, slug="nothing-measured")
     return Capture(exit_code, tracked, failure=failure, error=session.report_error)
+
+
+def run_watched(
+    spec: RunSpec, watch: Callable[[Sequence[CodeType]], AbstractContextManager[Any]]
+) -> int:
+    """Run the script or module of `spec` from beginning to end within a context manager.
+
+    Args:
+        spec: What to run.
+        watch: Returns the context manager, given the code objects at the bottom of the stack. The
+            program's exception ends its block.
+
+    Returns:
+        The program's exit code; its traceback has been printed as Python does.
+
+    Raises:
+        UsageError: The script cannot be read or found, or defines providers.
+    """
+    program = find_program(spec)
+    try:
+        prefix = prefix_of(program.source, program.path)
+        code = program.compile()
+    except (SyntaxError, ValueError) as error:
+        return exit_code_of(error.with_traceback(None))
+    if prefix is not None:
+        raise UsageError(
+            f"{program.name} defines providers and does not train by itself",
+            hint="give the script that trains",
+            slug="no-script",
+        )
+    try:
+        with watch((execute.__code__,)), running_as(program, "__main__") as module:
+            try:
+                execute(code, vars(module))
+            finally:
+                signals.workload_ended()
+    except UprofError:
+        raise
+    except BaseException as error:
+        return exit_code_of(error)
+    return 0
 
 
 def _raise_fault(session: Session, error: Exception | None) -> None:

@@ -1,0 +1,178 @@
+"""`uprof watch` as a user runs it: rows, captures, requests and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unified_prof.sqlite.watch_file import RankSteps, read_folder
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import sys, time, torch
+steps, slow = int(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return steps * 4
+    def __getitem__(self, index):
+        if slow <= index // 4 < slow + 5:
+            time.sleep(0.05)
+        return torch.randn(16)
+
+net = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for batch in torch.utils.data.DataLoader(Samples(), batch_size=4):
+    time.sleep(0.002)
+    optimizer.zero_grad()
+    loss = net(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    loss.item()
+print("trained")
+"""
+
+
+def start(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start a watched script."""
+    (folder / "train.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "unified_prof",
+            "watch",
+            "--backend",
+            "cpu",
+            "-o",
+            "out",
+            *options,
+            "train.py",
+            *arguments,
+        ],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def steps_of(folder: Path) -> RankSteps:
+    """Return what rank 0 has written."""
+    return read_folder(folder / "out")[0]
+
+
+def wait_for_steps(folder: Path, count: int) -> None:
+    """Wait until rank 0 has written a number of steps."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        if (folder / "out" / "watch_rank0.db").exists() and len(steps_of(folder)) >= count:
+            return
+        time.sleep(0.2)
+    raise AssertionError("no steps")
+
+
+def test_slow_data_loading_is_captured_and_named(tmp_path: Path) -> None:
+    child = start(tmp_path, "1500", "1300")
+    stdout, stderr = child.communicate(timeout=120)
+    assert (child.returncode, stdout) == (0, "trained\n"), stderr
+    one = steps_of(tmp_path)
+    assert one.columns["step"].tolist() == list(range(1499))
+    assert one.facts["exit_code"] == "0"
+    parts = sum(one.values(f"{part}_ns") for part in ("data", "forward", "backward", "optimizer"))
+    assert (parts + one.values("wait_ns") <= one.values("length_ns")).all()
+    assert set(one.columns["samples"].tolist()) == {4}
+    slow = [event for event in one.events if event.kind == "slow_step" and event.step >= 1298]
+    assert slow, one.events
+    assert slow[0].step <= 1301
+    assert "data loading took" in slow[0].text
+    healthy = next(event for event in one.events if event.kind == "healthy")
+    assert healthy.status == "ready"
+    place = tmp_path / "out" / str(healthy.capture)
+    assert {path.name for path in place.iterdir()} >= {"timeline.db", "advice.txt"}
+    assert "data loading" in stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "report", "out"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "steps of a watched run" in shown.stdout
+    for command in ("advise", "view"):
+        refused = subprocess.run(
+            [sys.executable, "-m", "unified_prof", command, "out"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert refused.returncode == 2, refused.stderr
+        assert "not a report of operations" in refused.stderr
+
+
+def test_a_requested_capture_is_made_by_the_running_program(tmp_path: Path) -> None:
+    child = start(tmp_path, "100000", "-9", options=("--share", "0"))
+    try:
+        wait_for_steps(tmp_path, 30)
+        for target in ("out", str(child.pid)):
+            made = subprocess.run(
+                [sys.executable, "-m", "unified_prof", "capture", target, "--steps", "3"],
+                cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            assert made.returncode == 0, made.stderr
+            assert "captures/rank0_step" in made.stdout
+        child.send_signal(signal.SIGUSR2)
+        time.sleep(2)
+    finally:
+        child.terminate()
+        child.communicate(timeout=120)
+    kinds = [event.kind for event in steps_of(tmp_path).events if event.capture]
+    assert kinds == ["request", "request", "signal"]
+    assert child.returncode == -signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.1, 0.4, 0.9])
+def test_a_killed_run_keeps_all_but_the_last_second(tmp_path: Path, delay_s: float) -> None:
+    child = start(tmp_path, "100000", "-9", options=("--share", "0"))
+    wait_for_steps(tmp_path, 30)
+    time.sleep(delay_s)
+    killed_ns = time.time_ns()
+    child.kill()
+    child.communicate(timeout=60)
+    one = steps_of(tmp_path)
+    last = int(one.columns["start_ns"][-1] + one.columns["length_ns"][-1])
+    assert killed_ns - last < 1.5e9
+    assert one.is_running
+
+
+def test_a_request_of_a_stopped_run_is_refused(tmp_path: Path) -> None:
+    start(tmp_path, "30", "-9").communicate(timeout=60)
+    made = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "capture", "out"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 2
+    assert "no selected rank of out is running" in made.stderr
+    assert not list((tmp_path / "out" / "requests").glob("*.json"))
+
+
+def test_a_block_is_watched_from_within_a_program(tmp_path: Path) -> None:
+    program = """
+import torch, unified_prof
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+with unified_prof.watch("out", device="cpu"):
+    for step in range(20):
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        unified_prof.step(samples=7)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    one = steps_of(tmp_path)
+    assert len(one) >= 18
+    assert set(one.columns["samples"].tolist()) == {7}

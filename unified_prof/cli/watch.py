@@ -1,0 +1,255 @@
+"""Commands `uprof watch` and `uprof capture`: follow a running program, and record some steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+
+from unified_prof.base import signals, streams
+from unified_prof.base.text import printable
+from unified_prof.cli import output as printing
+from unified_prof.cli.command import HELP_ALL, AsJson, Group, Quiet, argument, option
+from unified_prof.cli.run_options import (
+    MeasurementOptions,
+    WorkloadCommand,
+    WorkloadOptions,
+    check_script,
+    exec_unprofiled,
+    is_measured,
+    timeline_details,
+)
+from unified_prof.errors import CaptureError, UsageError
+from unified_prof.pipeline.distributed import parse_ranks, rank_of
+from unified_prof.pipeline.outputs import default_directory
+
+
+def register(app: Group) -> None:
+    """Register the commands."""
+    app.command(
+        "watch",
+        cls=WorkloadCommand,
+        no_args_is_help=True,
+        epilog="Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 usage "
+        "error; 4 device missing; 9 output cannot be written.",
+    )(watch)
+    app.command(
+        "capture",
+        epilog="Exit codes: 0 success; 2 usage error; 5 no capture in time, or it failed; 7 no "
+        "watched run; 9 request cannot be written.",
+    )(capture)
+
+
+def watch(
+    *,
+    what: WorkloadOptions,
+    backend: Annotated[
+        str, option(help="auto, cpu, cuda or npu; auto selects the first that is available.")
+    ] = "auto",
+    output: Annotated[
+        Path | None,
+        option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Directory of the files, the same for all ranks.",
+            show_default="uprof_SCRIPT_TIME",
+        ),
+    ] = None,
+    capture_steps: Annotated[int, option(min=1, max=1000, help="Steps per capture.")] = 5,
+    slow: Annotated[
+        float,
+        option(min=1.0, metavar="K", help="Capture after a step of K times the running median."),
+    ] = 2.0,
+    drift: Annotated[
+        float,
+        option(min=1.0, metavar="PERCENT", help="Capture if steps take this much longer for good."),
+    ] = 10.0,
+    every: Annotated[
+        float | None,
+        option(min=1.0, metavar="SECONDS", help="Also capture at this interval."),
+    ] = None,
+    share: Annotated[
+        float,
+        option(
+            min=0.0,
+            max=100.0,
+            metavar="PERCENT",
+            help="Most of the time that triggered captures may take; 0: only requested ones.",
+        ),
+    ] = 2.0,
+    export: Annotated[
+        str | None,
+        option(
+            metavar="LIST",
+            help="Also pass steps to opentelemetry, prometheus, tensorboard, wandb, mlflow "
+            "(comma-separated).",
+        ),
+    ] = None,
+    timeline_detail: Annotated[
+        str | None,
+        option(
+            metavar="LIST",
+            help="Captures also record shapes, stacks and memory (comma-separated), or none.",
+            show_default="shapes",
+            shown_by=HELP_ALL,
+        ),
+    ] = None,
+    ranks: Annotated[
+        str,
+        option(
+            metavar="LIST",
+            help="Ranks to watch, for example 0,8-15 or every:8.",
+            shown_by=HELP_ALL,
+        ),
+    ] = "all",
+    quiet: Quiet = False,
+) -> None:
+    """Watch a workload for its whole run: time, parts and memory of each step.
+
+    Each rank writes one row per step to DIR/watch_rankN.db. A timeline of some steps is captured
+    after a slow step, if step times or memory grow, on SIGUSR2, and on `uprof capture DIR`.
+    `uprof report DIR` shows the run, also while it continues.
+    """
+    workload = what.workload(attach=False)
+    if not is_measured(rank_of(), parse_ranks(ranks)):
+        exec_unprofiled(workload)
+    check_script(workload, syntax=True)
+    from unified_prof.backends import registry
+    from unified_prof.pipeline import provenance
+    from unified_prof.pipeline.watch import Watch, WatchSettings
+    from unified_prof.tracking.workload import run_watched
+
+    chosen = registry.choose() if backend == registry.AUTO else registry.load(backend)
+    folder = output or default_directory(workload.target, workload.is_module, rank_of())
+    settings = WatchSettings(
+        steps=capture_steps,
+        slow_factor=slow,
+        drift_percent=drift,
+        every_s=every,
+        share=share / 100,
+        details=timeline_details(timeline_detail),
+    )
+    spec = MeasurementOptions(report="timeline").spec(workload, chosen, folder, {})
+    facts = provenance.of_run(spec, chosen.name, rank_of(), provenance.now())
+    names = [name.strip() for name in (export or "").split(",") if name.strip()]
+    exporters = []
+    if names:
+        from unified_prof.integrations.watch_exporters import open_exporters
+
+        exporters = open_exporters(
+            names, folder, {name: value for name, value in facts.items() if value is not None}
+        )
+    is_first = not rank_of().number
+    if not quiet and is_first:
+        streams.tell(f"uprof: watching, steps in {printable(str(folder))}")
+    with (
+        streams.as_found(),
+        signals.ended_by_signals(in_children=False),
+        signals.held_back_from_end_of_workload(),
+    ):
+        code = run_watched(
+            spec,
+            lambda bottoms: Watch(
+                folder,
+                chosen.name,
+                settings=settings,
+                facts=facts,
+                exporters=exporters,
+                bottoms=bottoms,
+            ),
+        )
+    if not quiet and is_first:
+        _say_summary(folder)
+    raise click.exceptions.Exit(signals.status_of(code))
+
+
+def _say_summary(folder: Path) -> None:
+    from unified_prof.report.terminal import render_text
+    from unified_prof.report.watch_document import watch_document
+    from unified_prof.sqlite.watch_file import read_folder
+
+    width, color = printing.terminal(sys.stderr) if streams.is_terminal() else (None, False)
+    document = watch_document(read_folder(folder), folder)
+    streams.tell(render_text(document, width=width, color=color).rstrip("\n"))
+
+
+def capture(
+    target: Annotated[
+        str, argument(metavar="DIR|PID", help="Directory of a watched run, or its process.")
+    ],
+    steps: Annotated[int, option(min=1, max=1000, help="Steps to record.")] = 5,
+    ranks: Annotated[
+        str, option(metavar="LIST", help="Ranks to record, for example 0,8-15 or every:8.")
+    ] = "all",
+    timeout: Annotated[
+        float, option(min=0.0, metavar="SECONDS", help="Longest time to wait; 0: do not wait.")
+    ] = 120.0,
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Record a timeline of some steps of a running, watched workload.
+
+    All ranks record the same steps. Prints the directory and the first finding of each capture.
+    """
+    from unified_prof.pipeline import watch_captures as captures
+    from unified_prof.sqlite.watch_file import read_folder
+
+    folder = captures.folder_of(int(target)) if target.isdecimal() else Path(target)
+    known = read_folder(folder)
+    chosen = parse_ranks(ranks)
+    running = [rank for rank in sorted(known) if rank in chosen and known[rank].is_running]
+    if not running:
+        raise UsageError(
+            f"no selected rank of {folder} is running",
+            hint=f"see the steps so far with uprof report {folder}",
+            slug="no-such-rank",
+        )
+    name = f"{time.time_ns()}_{os.getpid()}"
+    request = captures.CaptureRequest(
+        name, captures.common_step(known, running), steps, tuple(running)
+    )
+    captures.ask(folder, request)
+    end_s = time.monotonic() + timeout
+    waiting, made, failed = set(running), list[dict[str, Any]](), False
+    while waiting and time.monotonic() < end_s:
+        time.sleep(0.2)
+        known = read_folder(folder, known)
+        for rank in sorted(waiting):
+            for event in known[rank].events:
+                is_over = event.status in _DONE or (event.capture is None and event.finding)
+                if event.kind == "request" and name in event.text and is_over:
+                    failed |= event.status != "ready"
+                    waiting.discard(rank)
+                    fields = {"rank": rank, "status": event.status, "finding": event.finding}
+                    place = folder / (event.capture or "")
+                    made.append({"directory": str(place), **fields})
+                    if not json_:
+                        told = event.finding or str(event.status)
+                        printing.put(f"{printable(str(place))}: {printable(told)}\n")
+            if rank in waiting and not known[rank].is_running:
+                waiting.discard(rank)
+                failed = True
+    if json_:
+        printing.put_json({"captures": made})
+    if waiting and timeout:
+        numbers = ", ".join(map(str, sorted(waiting)))
+        raise CaptureError(
+            f"no capture of rank {numbers} after {timeout:g} s",
+            hint="the steps may be longer; it is made at the end of a step: see uprof report",
+            slug="nothing-measured",
+        )
+    if failed:
+        raise CaptureError(
+            f"{len(made)} of {len(running)} captures were made, the others failed or the run ended",
+            slug="nothing-measured",
+        )
+    if not quiet and not timeout:
+        streams.tell(f"uprof: requested, see uprof report {printable(str(folder))}")
+
+
+_DONE = ("ready", "failed")

@@ -1,0 +1,222 @@
+"""Captures of a watched run: when one may start, where it is written, and what becomes of it.
+
+A capture is a directory `captures/rank<R>_step<N>_<kind>`. A child process of low priority explains
+it (`watch_explain`). Other processes request captures with files in `requests/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unified_prof.base.text import NS_PER_S
+from unified_prof.errors import StoreError
+from unified_prof.pipeline.outputs import make_directory
+from unified_prof.sqlite.atomic import output_error
+from unified_prof.sqlite.watch_file import RankSteps, WatchEvent, rank_and_part
+
+CAPTURES = "captures"
+TRACE_NAME = "timeline.json.gz"
+_EXPLAIN = "unified_prof.pipeline.watch_explain"
+_REQUESTS = "requests"
+# Shortest time between two captures that triggers start.
+_MIN_INTERVAL_S = 10.0
+# Time in which every rank has read a request: it looks twice a second, and the row is written then.
+_NOTICE_S = 2.0
+
+
+class Budget:
+    """Limits the time spent in captures to a share of the time since the run began.
+
+    The capture of healthy steps and captures that a user requests do not count.
+
+    Args:
+        share: Maximum share.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._began_s = time.perf_counter()
+        self._spent_s = self._last_s = 0.0
+        self._ended_s = -_MIN_INTERVAL_S
+
+    def allows(self) -> bool:
+        """Return True if another capture like the last one keeps the share."""
+        now_s = time.perf_counter()
+        if not self._share or now_s - self._ended_s < _MIN_INTERVAL_S:
+            return False
+        return self._spent_s + self._last_s <= self._share * (now_s - self._began_s)
+
+    def spend(self, spent_ns: int, *, is_free: bool) -> None:
+        """Count a capture that slowed the program down by `spent_ns`."""
+        self._ended_s = time.perf_counter()
+        if not is_free:
+            self._last_s = spent_ns / NS_PER_S
+            self._spent_s += self._last_s
+
+
+class Conversions:
+    """Converts captures one after another in child processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: list[WatchEvent] = []
+        self._running: tuple[WatchEvent, subprocess.Popen[str]] | None = None
+        self._healthy: str | None = None
+
+    def add(self, event: WatchEvent) -> None:
+        """Convert the capture of `event` when its turn comes."""
+        self._waiting.append(event)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is running or waiting."""
+        return not self._waiting and self._running is None
+
+    def poll(self) -> Iterator[WatchEvent]:
+        """Start what is waiting; yield each event whose conversion has ended."""
+        if self._running is not None:
+            event, child = self._running
+            if child.poll() is None:
+                return
+            said = (child.stdout.read() if child.stdout else "").strip()
+            event.status = "failed" if child.returncode else "ready"
+            event.finding = said or None
+            if event.kind == "healthy" and not child.returncode:
+                self._healthy = event.capture
+            self._running = None
+            yield event
+        if self._waiting:
+            event = self._waiting.pop(0)
+            try:
+                self._running = event, self._start(event)
+            except OSError as error:
+                event.status, event.finding = "failed", str(error)
+                yield event
+
+    def stop(self) -> None:
+        """End the running conversion; its capture keeps the trace."""
+        if self._running is not None:
+            self._running[1].kill()
+            self._running[1].wait()
+
+    def _start(self, event: WatchEvent) -> subprocess.Popen[str]:
+        names = [event.capture, *([self._healthy] if self._healthy else [])]
+        environment = {key: os.environ[key] for key in os.environ if key != "LD_PRELOAD"}
+        return subprocess.Popen(
+            [sys.executable, "-m", _EXPLAIN, *(str(self._folder / str(name)) for name in names)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """A request of another process for a capture."""
+
+    name: str
+    from_step: int
+    """First step that may be captured, so that ranks capture the same steps."""
+    steps: int
+    ranks: tuple[int, ...] | None
+    """Global ranks; None: all."""
+
+
+def ask(folder: Path, request: CaptureRequest) -> Path:
+    """Write a request into the directory of a watched run; only its owner can.
+
+    Raises:
+        OutputError: The directory does not exist or cannot be written to.
+    """
+    place = folder / _REQUESTS
+    path = place / f"{request.name}.json"
+    fields = {"from_step": request.from_step, "steps": request.steps, "ranks": request.ranks}
+    try:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(fields), encoding="utf-8")
+        partial.rename(path)
+    except OSError as error:
+        raise output_error(path, error) from error
+    return path
+
+
+class Requests:
+    """Reads the requests in the directory of a run, which only its owner may write to.
+
+    Raises:
+        OutputError: The directory cannot be made.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._place = folder / _REQUESTS
+        self._rank = rank
+        self._known: set[str] = set()
+        make_directory(self._place)
+        with suppress(OSError):
+            self._place.chmod(0o700)
+        self._known.update(path.name for path in self._place.glob("*.json"))
+
+    def new(self) -> Iterator[CaptureRequest]:
+        """Yield requests for this rank that were not yielded before; others are ignored."""
+        try:
+            found = sorted(self._place.iterdir())
+        except OSError:
+            return
+        for path in found:
+            if path.suffix != ".json" or path.name in self._known:
+                continue
+            self._known.add(path.name)
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                state = path.lstat()
+                if state.st_uid != self._place.stat().st_uid or state.st_size > 1 << 20:
+                    continue
+                fields = json.loads(path.read_text(encoding="utf-8"))
+                ranks = fields["ranks"]
+                request = CaptureRequest(
+                    path.stem,
+                    int(fields["from_step"]),
+                    max(1, min(int(fields["steps"]), 1_000)),
+                    None if ranks is None else tuple(map(int, ranks)),
+                )
+                if request.ranks is None or self._rank in request.ranks:
+                    yield request
+
+
+def common_step(known: Mapping[int, RankSteps], ranks: Iterable[int]) -> int:
+    """Return a step that no rank has begun when it reads a request that is written now."""
+    last = [int(known[rank].columns["step"][-1]) for rank in ranks if len(known[rank])]
+    median_ns = [float(np.median(known[rank].values("length_ns")[-100:])) for rank in ranks]
+    step_ns = min((one for one in median_ns if one > 0), default=float(NS_PER_S))
+    return max(last, default=0) + 1 + round(_NOTICE_S * NS_PER_S / step_ns)
+
+
+def folder_of(pid: int) -> Path:
+    """Return the directory of the run that process `pid` watches, from its open files.
+
+    Raises:
+        StoreError: The process does not exist, belongs to another user, or watches nothing.
+    """
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                path = link.readlink()
+                if rank_and_part(path.name) is not None:
+                    return path.parent
+    raise StoreError(
+        f"process {pid} is not watched by uprof, or belongs to another user",
+        hint="give the directory that uprof watch printed",
+        slug="no-such-file",
+    )

@@ -1,0 +1,452 @@
+"""Measure every step of a running program at a cost of some microseconds per step.
+
+The ends of steps and the parts of a step are found as in tracked runs (`training_loop`, `passes`),
+but no operation is recorded. On a device, events mark the passes; their times are read some steps
+later, without waiting for the device.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter_ns, process_time_ns
+from types import CodeType
+from typing import Any
+
+from unified_prof.sqlite.watch_file import StepRow
+from unified_prof.tracking.device import Device, HostClock
+from unified_prof.tracking.inferred_iterations import InferredLoop
+from unified_prof.tracking.interception import Interception
+from unified_prof.tracking.passes import (
+    BACKWARD,
+    DATA_LOADING,
+    FORWARD,
+    GRADIENT_CLIPPING,
+    OPTIMIZER,
+    OTHER,
+    READS,
+    RECOMPUTATION,
+    ZERO_GRAD,
+    Passes,
+)
+from unified_prof.tracking.timeline import TimelineInstrument
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_names import Anomalies, Patches
+from unified_prof.tracking.training_loop import StepWatcher
+
+# Column of a watch file for each part of a step.
+_COLUMN = {
+    FORWARD: FORWARD,
+    BACKWARD: BACKWARD,
+    RECOMPUTATION: BACKWARD,
+    OPTIMIZER: OPTIMIZER,
+    ZERO_GRAD: OPTIMIZER,
+    GRADIENT_CLIPPING: OPTIMIZER,
+}
+_PASSES = (FORWARD, BACKWARD, OPTIMIZER)
+_NS_PER_MS = 1e6
+# Steps whose events may be outstanding; a device that hangs must not fill the memory.
+_MAX_OUTSTANDING = 1_000
+# Reading the memory may take this share of the time.
+_MEMORY_SHARE = 0.001
+_CLOCK = HostClock()
+
+
+class DeviceParts:
+    """Marks the passes of steps with events of the current device."""
+
+    def __init__(self, device: Device) -> None:
+        import torch
+
+        self._device = device
+        self._new: Callable[[], Any] = (
+            (lambda: torch.Event(device.kind, enable_timing=True))
+            if hasattr(torch, "accelerator")
+            else (lambda: device.module.Event(enable_timing=True))
+        )
+        self._pool: list[Any] = []
+        self._part = OTHER
+        self._marks: list[tuple[Any, str]] | None = []
+
+    def switch(self, part: str) -> None:
+        """Begin a part; reads of the host are within the pass that they interrupt."""
+        if part == READS:
+            return
+        column = _COLUMN.get(part, OTHER)
+        if column == self._part or self._marks is None:
+            return
+        try:
+            if not self._device.is_touched or self._device.is_capturing:
+                raise RuntimeError
+            event = self._pool.pop() if self._pool else self._new()
+            event.record()
+        except Exception:  # capturing, or a failed device: the program's next call reports it
+            self._marks = None
+            return
+        self._marks.append((event, column))
+        self._part = column
+
+    def end(self) -> list[tuple[Any, str]] | None:
+        """Return the marks of the step that ends; None if they are incomplete."""
+        marks, self._marks, self._part = self._marks, [], OTHER
+        return marks
+
+    def read(self, marks: list[tuple[Any, str]]) -> dict[str, int] | None:
+        """Return the nanoseconds of each pass; None if the device has not passed the marks yet."""
+        found = dict.fromkeys(_PASSES, 0)
+        if marks and not marks[-1][0].query():
+            return None
+        for (start, column), (end, _) in pairwise(marks):
+            if column != OTHER:
+                found[column] += round(start.elapsed_time(end) * _NS_PER_MS)
+        self._pool += [event for event, _ in marks]
+        return found
+
+
+class StepParts(Passes):
+    """Adds up the host time of the parts of one step."""
+
+    def __init__(self, on_device: DeviceParts | None) -> None:
+        super().__init__(_CLOCK, None)
+        self._on_device = on_device
+        self.host_ns: dict[str, int] = {}
+        """Part -> nanoseconds."""
+        self.began_ns = self._since_ns = perf_counter_ns()
+
+    def _switch(self, part: str) -> None:
+        if self._is_over:  # within a block that began in this step
+            return
+        now_ns = perf_counter_ns()
+        spent_ns = now_ns - self._since_ns
+        self.host_ns[self._part] = self.host_ns.get(self._part, 0) + spent_ns
+        self._since_ns, self._part = now_ns, part
+        if self._on_device is not None:
+            self._on_device.switch(part)
+
+
+class StepCollector:
+    """Finds the steps of this thread's program and passes a row for each to `take`.
+
+    Args:
+        device: torch device type.
+        take: Called with each row, in order; on a device some steps later.
+        on_step: Called between two steps with the number and length in ns of the one that ended.
+            The time that it takes belongs to no step.
+        bottoms: Code objects at which the program's stack ends.
+
+    Raises:
+        DeviceUnavailableError: The device cannot be used here.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        take: Callable[[StepRow], None],
+        on_step: Callable[[int, int], None],
+        bottoms: Sequence[CodeType] = (),
+    ) -> None:
+        self.device = Device(device)
+        self.anomalies = Anomalies()
+        self.event: int | None = None
+        """Number of the event whose capture slows the current step."""
+        self._take = take
+        self._on_step = on_step
+        self._internals = TorchInternals(self.anomalies)
+        self._interception = Interception(self._internals)
+        self._patches = Patches()
+        self._on_device = None if self.device.is_cpu else DeviceParts(self.device)
+        self._outstanding: deque[tuple[StepRow, list[tuple[Any, str]]]] = deque()
+        self._parts: StepParts | None = None
+        self._step = self._samples = self._start_ns = self._cpu_ns = 0
+        self._gc_ns = self._gc_began_ns = self._memory_due_ns = 0
+        self._statm = -1
+        self._steps = StepWatcher(
+            boundary=self._marked,
+            joined=self._restarted,
+            step_begins=lambda: self._optimizer(begins=True),
+            step_ended=lambda: self._optimizer(begins=False),
+            is_tracked_thread=lambda: self._interception.is_tracked_thread,
+            anomalies=self.anomalies,
+            internals=self._internals,
+        )
+        self._unmarked = InferredLoop(
+            boundary=self._boundary,
+            joined=self._restarted,
+            measuring=lambda: self._step > 0,
+            bottoms=frozenset(bottoms),
+            internals=self._internals,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Number of complete steps."""
+        return self._step
+
+    @property
+    def elsewhere(self) -> int:
+        """Number of optimizer steps and model calls in other threads, which are not measured."""
+        return self._steps.elsewhere + self._unmarked.elsewhere
+
+    def begin(self) -> None:
+        """Start to measure on this thread, with the first end of a step."""
+        self._interception.install_parts()
+        self._internals.replace(self._patches, "dataloader_next", self._wrap_loader)
+        self._steps.install()
+        self._unmarked.install()
+        self._interception.on_backward = self._unmarked.engine_ended
+        self._interception.hide_from_compiler = self._unmarked.hide_from_compiler
+        gc.callbacks.append(self._collected)
+        with suppress(OSError):
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        _stop_in_children(self)
+
+    def end(self) -> None:
+        """Stop and pass on the remaining rows."""
+        if self._on_device is not None:
+            with suppress(Exception):
+                self.device.module.synchronize()
+        self._read(last=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Stop without using the device, as in a forked child."""
+        self._parts = self._on_device = None
+        self._outstanding.clear()
+        self._steps.remove()
+        self._unmarked.remove()
+        self._patches.restore()
+        self._interception.remove()
+        with suppress(ValueError):
+            gc.callbacks.remove(self._collected)
+        if self._statm >= 0:
+            os.close(self._statm)
+            self._statm = -1
+
+    def mark(self, samples: int | None = None) -> None:
+        """End a step, as marked by the program."""
+        if samples is not None:
+            self._samples = samples
+        self._steps.marked()
+
+    def _marked(self) -> None:
+        """Handle an optimizer step or mark; other events no longer end steps."""
+        self._forget_unmarked()
+        self._boundary()
+
+    def _restarted(self) -> None:
+        """Handle another kind of end: the current step is not complete."""
+        if self._steps.steps:
+            self._forget_unmarked()
+        self._interception.outside_engine(self._begin_step)
+
+    def _forget_unmarked(self) -> None:
+        if self._interception.on_backward is not None:
+            self._interception.on_backward = None
+            self._interception.hide_from_compiler = None
+            self._unmarked.remove()
+
+    def _boundary(self) -> None:
+        self._interception.outside_engine(self._end_step)
+
+    def _optimizer(self, *, begins: bool) -> None:
+        parts = self._parts
+        if parts is not None:
+            if begins:
+                parts.optimizer_steps()
+            else:
+                parts.optimizer_ended()
+
+    def _end_step(self) -> None:
+        parts = self._parts
+        if parts is not None:
+            if not self.device.is_cpu and self.device.is_capturing:
+                return
+            parts.end()
+            length_ns = perf_counter_ns() - parts.began_ns
+            self._finish(parts, length_ns)
+            step, self._step = self._step, self._step + 1
+            self._on_step(step, length_ns)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        if self._on_device is not None:
+            self._on_device.end()
+        self._samples = self._gc_ns = 0
+        self._cpu_ns = process_time_ns()
+        self._start_ns = time.time_ns()
+        self._parts = StepParts(self._on_device)
+        self._interception.observe(self._parts)
+        self._parts.begin()
+
+    def _finish(self, parts: StepParts, length_ns: int) -> None:
+        ns = dict.fromkeys(_PASSES, 0)
+        for part, spent_ns in parts.host_ns.items():
+            column = _COLUMN.get(part)
+            if column is not None:
+                ns[column] += spent_ns
+        allocated, reserved = self._memory()
+        row = StepRow(
+            self._step,
+            self._start_ns,
+            length_ns,
+            parts.host_ns.get(DATA_LOADING, 0),
+            ns[FORWARD],
+            ns[BACKWARD],
+            ns[OPTIMIZER],
+            parts.host_ns.get(READS, 0),
+            self._gc_ns,
+            process_time_ns() - self._cpu_ns,
+            allocated,
+            reserved,
+            self._samples or None,
+            self.event,
+        )
+        if self._on_device is None:
+            self._take(row)
+            return
+        self._outstanding.append((row, self._on_device.end() or []))
+        self._read(last=False)
+
+    def _read(self, *, last: bool) -> None:
+        """Pass on the rows of steps that the device has completed; all of them if `last`."""
+        waiting, on_device = self._outstanding, self._on_device
+        while waiting and on_device is not None:
+            row, marks = waiting[0]
+            try:
+                passes = on_device.read(marks) if marks else None
+            except Exception:  # an event of a failed device, or of another one
+                passes, marks = None, []
+            if marks and passes is None and not last and len(waiting) < _MAX_OUTSTANDING:
+                return
+            waiting.popleft()
+            self._take(_with_passes(row, passes))
+
+    def _memory(self) -> tuple[int | None, int | None]:
+        """Return allocated and reserved bytes; None if unknown, or not due."""
+        began_ns = perf_counter_ns()
+        if began_ns < self._memory_due_ns:
+            return None, None
+        found: tuple[int | None, int | None] = None, None
+        try:
+            if self.device.is_cpu:
+                if self._statm >= 0:
+                    pages = int(os.pread(self._statm, 64, 0).split()[1])
+                    found = pages * os.sysconf("SC_PAGE_SIZE"), None
+            elif self.device.is_touched:
+                module = self.device.module
+                found = int(module.memory_allocated()), int(module.memory_reserved())
+        except Exception:  # a failed device, or a module without these functions
+            self._memory_due_ns = 1 << 62
+            return None, None
+        cost_ns = perf_counter_ns() - began_ns
+        self._memory_due_ns = began_ns + round(cost_ns / _MEMORY_SHARE)
+        return found
+
+    def _collected(self, phase: str, _info: Any) -> None:
+        now_ns = perf_counter_ns()
+        if phase == "start":
+            self._gc_began_ns = now_ns
+        elif self._gc_began_ns:
+            self._gc_ns += now_ns - self._gc_began_ns
+
+    def _wrap_loader(self, call: Any) -> Any:
+        collector = self
+
+        def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            batch = call(self, *args, **kwargs)
+            if collector._parts is not None and collector._interception.is_tracked_thread:
+                collector._samples += _batch_size(batch)
+            return batch
+
+        return counted
+
+
+def _with_passes(row: StepRow, passes: dict[str, int] | None) -> StepRow:
+    """Return the row of a step on a device with the device times of its passes."""
+    values = [None] * 3 if passes is None else [passes[part] for part in _PASSES]
+    total = None if passes is None else sum(passes.values())
+    return row._replace(
+        forward_ns=values[0], backward_ns=values[1], optimizer_ns=values[2], device_ns=total
+    )
+
+
+def _batch_size(batch: Any) -> int:
+    """Return the size of the first dimension of the first tensor in a batch; 0 if unknown."""
+    for _ in range(4):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 1
+        try:
+            batch = next(iter(batch.values() if hasattr(batch, "values") else batch))
+        except (TypeError, StopIteration, RuntimeError):
+            return 0
+        if isinstance(batch, str):
+            return 0
+    return 0
+
+
+_collector: weakref.ref[StepCollector] | None = None
+_registered = False
+
+
+def _stop_in_children(collector: StepCollector) -> None:
+    """Stop measuring in forked children, which must not use the device."""
+    global _collector, _registered
+    _collector = weakref.ref(collector)
+    if not _registered and hasattr(os, "register_at_fork"):
+        _registered = True
+        os.register_at_fork(after_in_child=_abandon)
+
+
+def _abandon() -> None:
+    collector = None if _collector is None else _collector()
+    if collector is not None:
+        collector.abandon()
+
+
+class StepCapture:
+    """Records a timeline of the next steps, on the program's thread.
+
+    Args:
+        path: Trace file to write.
+        device: torch device type.
+        steps: Number of steps to record.
+        details: Details to record, see `timeline.DETAILS`.
+    """
+
+    def __init__(self, path: Path, device: str, steps: int, details: tuple[str, ...]) -> None:
+        self._timeline = TimelineInstrument(path, device, details)
+        self._wanted = self._timeline.lead_in + steps
+        self._done = -1
+        self.spent_ns = 0
+        """Time that the program's thread spent on starting, stopping and writing the recording."""
+
+    def advance(self) -> bool:
+        """End a step and begin the next one; return True once the recording is over."""
+        began_ns = perf_counter_ns()
+        if self._done >= 0:
+            self._timeline.end_iteration(self._done)
+        self._done += 1
+        is_over = self._done >= self._wanted
+        if is_over:
+            self._timeline.stop(complete=True)  # torch's profiler is not thread-safe
+        else:
+            self._timeline.begin_iteration(self._done)
+        self.spent_ns += perf_counter_ns() - began_ns
+        return is_over
+
+    def stop(self) -> None:
+        """End the recording early."""
+        self._timeline.stop(complete=False)
+
+    @property
+    def failure(self) -> str | None:
+        """Reason why there is no trace after the recording; None if it was written."""
+        return None if self._timeline.written else self._timeline.remarks or "no step was recorded"
