@@ -1,4 +1,4 @@
--- What a recorded GPU trace says and msprof has no place for; each table only where it has rows.
+-- What a recorded trace says and msprof has no place for; each table only where it has rows.
 CREATE TABLE "UPROF_GPU_TASKS" (
   "globalTaskId" INTEGER NOT NULL,
   name INTEGER NOT NULL,
@@ -103,4 +103,9 @@ CREATE TABLE "UPROF_MEMORY_BLOCKS" (
   "allocationNs" INTEGER,
   "releaseNs" INTEGER,
   "callchainId" INTEGER
+);
+CREATE TABLE "UPROF_TASK_PMU_INFO" (
+  "globalTaskId" INTEGER NOT NULL,
+  name INTEGER NOT NULL,
+  value DOUBLE NOT NULL
 );

@@ -195,6 +195,13 @@ class DeviceSide:
         core = CORE[self.tasks["kind"]]
         alone = np.flatnonzero((core >= 0) & ~IS_MIX[self.tasks["kind"]])
         if self.recipe.platform in HWTS:
+            alone = alone[np.argsort(self.end[alone], kind="stable")]
+            part = self._counters(
+                "aicore_task", alone, task_id=self.task_id[alone],
+                stream_word=self.tasks["stream"][alone],
+            )  # fmt: skip
+            self._expect_pmu(alone, NO_CONTEXT, core[alone], part["total_cycle"], part["pmu"])
+            self._write("aicore", [part], [self.end[alone]])
             return
         if self.recipe.platform in V6:
             part = self._counters(
@@ -240,26 +247,32 @@ class DeviceSide:
         self._expect_pmu(rows, 0, 1 - core[rows], cycles, np.add.reduceat(blocks["pmu"], first))
         return [main, blocks]
 
-    def _counters(self, layout: str, rows: Any, start: Any, end: Any, **fields: Any) -> Records:
+    def _counters(
+        self, layout: str, rows: Any, start: Any = None, end: Any = None, **fields: Any
+    ) -> Records:
         """Return PMU records of tasks with random counts."""
         count = len(rows)
         cycles = self.rng.integers(1_000, 1_000_000, count)
         shape = record_type(layout)["pmu"].shape
         pmu = (cycles[:, None] * self.rng.random((count, *shape))).astype(np.uint64)
-        return records(
-            layout, count, start=start[rows], end=end[rows], total_cycle=cycles, pmu=pmu, **fields
-        )
+        if start is not None:
+            fields |= {"start": start[rows], "end": end[rows]}
+        return records(layout, count, total_cycle=cycles, pmu=pmu, **fields)
 
     def _expect_pmu(self, rows: Any, context: int, core: Any, cycles: Any, pmu: Any) -> None:
         """Add the expected counts that no formula changes."""
-        prefix = np.array(["", ""] if self.recipe.platform == 7 else ["aic_", "aiv_"], object)[core]
+        hwts = self.recipe.platform in HWTS
+        one_kind = hwts or self.recipe.platform == 7
+        prefix = np.array(["", ""] if one_kind else ["aic_", "aiv_"], object)[core]
         shown = [("total_cycles", cycles)]
         if self.recipe.pmu == "Custom":
             for place, event in enumerate(EVENTS["Custom"].split(",")):
                 shown.append((f"r{event[2:]}", pmu[:, place]))
         for name, values in shown:
             self.tables.add(
-                "TASK_PMU_INFO", len(rows), name=prefix + name, value=np.asarray(values, np.int64),
+                f"{'UPROF_' * hwts}TASK_PMU_INFO", len(rows), name=prefix + name,
+                value=np.asarray(values, np.int64),
+                startNs=self.timing.device_ns(self.start[rows] + np.uint64(context == 0)),
                 contextId=context, streamId=self.tasks["stream"][rows], taskId=self.task_id[rows],
                 deviceId=self.device,
             )  # fmt: skip

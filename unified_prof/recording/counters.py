@@ -19,6 +19,7 @@ from unified_prof.recording.source import (
     Source,
     Strings,
     recorded_facts,
+    task_counters,
 )
 
 TORCH = "PTA"  # Components of MEMORY_RECORD that are torch's caching allocator on an accelerator.
@@ -239,15 +240,15 @@ def _series_of_source(
 
 def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
     """Return the hardware counters of tasks by operator type."""
-    if "TASK_PMU_INFO" not in source.tables:
+    if (table := task_counters(source)) not in source.tables:
         return ()
     # Grouped by id inside SQLite; names are looked up for the few groups only.
     rows = source.rows(
-        """
+        f"""
         SELECT o.value, n.value, g.tasks, g.mean, g.total FROM (
             SELECT c.opType AS op, p.name AS counter, count(*) AS tasks,
                    avg(p.value) AS mean, total(p.value) AS total
-            FROM TASK_PMU_INFO p JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = p.globalTaskId
+            FROM {table} p JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = p.globalTaskId
             WHERE p.value BETWEEN -1e300 AND 1e300 GROUP BY c.opType, p.name
         ) g LEFT JOIN STRING_IDS o ON o.id = g.op LEFT JOIN STRING_IDS n ON n.id = g.counter
         ORDER BY o.value, n.value

@@ -32,7 +32,14 @@ from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.model import Breakdown, Clock
 from unified_prof.recording.replayed_graphs import Capture
-from unified_prof.recording.source import NOTHING_KNOWN, Findings, Source, Strings, possible
+from unified_prof.recording.source import (
+    NOTHING_KNOWN,
+    Findings,
+    Source,
+    Strings,
+    possible,
+    task_counters,
+)
 from unified_prof.recording.steps import StepTrace, TaskTimes, step_of
 from unified_prof.recording.task_order import LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
@@ -131,6 +138,11 @@ class Recording:
     def has_memory_blocks(self) -> bool:
         """True for a memory snapshot, which has the allocator's blocks with call chains."""
         return "UPROF_MEMORY_BLOCKS" in self.source.tables
+
+    @property
+    def task_counters(self) -> str:
+        """Table of the AI core counters of tasks."""
+        return task_counters(self.source)
 
     @cached_property
     def clock(self) -> Clock:

@@ -42,6 +42,12 @@ def file_anomalies(source: Source) -> list[Anomaly]:
     return result
 
 
+def task_counters(source: Source) -> str:
+    """Return the table with counters of tasks: that of msprof, or ours on 910A and 310P."""
+    ours = "UPROF_TASK_PMU_INFO"
+    return ours if ours in source.tables else "TASK_PMU_INFO"
+
+
 class Findings(Ledger):
     """Anomalies found while reading."""
 

@@ -354,3 +354,13 @@ class MemoryBlock(UprofBase):
         "callchainId", doc="PYTORCH_CALLCHAINS.id of the allocation's call stack"
     )
     __mapper_args__ = {"primary_key": [device_id, address, allocation_ns]}  # noqa: RUF012
+
+
+class TaskCounter(UprofBase):
+    """An AI core counter metric of a task on 910A or 310P, whose msprof databases have none."""
+
+    __tablename__ = "UPROF_TASK_PMU_INFO"
+    global_task_id: Mapped[int] = mapped_column("globalTaskId", doc="TASK.globalTaskId")
+    name: Mapped[int] = mapped_column(doc="string id: as TASK_PMU_INFO.name")
+    value: Mapped[float] = mapped_column(doc="as TASK_PMU_INFO.value")
+    __mapper_args__ = {"primary_key": [global_task_id, name]}  # noqa: RUF012

@@ -34,6 +34,7 @@ TEXT_COLUMNS = {
     "SIO": ("name",),
     "TASK": ("taskType",),
     "TASK_PMU_INFO": ("name",),
+    "UPROF_TASK_PMU_INFO": ("name",),
 }
 """Columns that hold ids of STRING_IDS."""
 
@@ -101,7 +102,8 @@ def with_tasks(tables: Tables) -> Tables:
     order = np.argsort(task["globalTaskId"], kind="stable")
     ids = task["globalTaskId"][order]
     result = dict(tables)
-    for table in ("COMPUTE_TASK_INFO", "MEMCPY_INFO", "TASK_PMU_INFO"):
+    pmu = ("TASK_PMU_INFO", "UPROF_TASK_PMU_INFO")
+    for table in ("COMPUTE_TASK_INFO", "MEMCPY_INFO", *pmu):
         if table not in tables:
             continue
         columns = tables[table]

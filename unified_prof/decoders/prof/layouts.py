@@ -133,7 +133,7 @@ _RECORDS = _layouts(
     ts_timeline 32: func_type u1@1, task_type u2@8, task_state u2@10, stream_id u2@12,
         task_id u2@14, timestamp u8@16
     hwts_log 64: w0 u1@0, task_type u1@1, task_id u2@6, timestamp u8@8, stream_word u4@16
-    aicore_task 128: w0 u1@0, stream_id u2@4, task_id u2@6, total_cycle u8@16, pmu 8u8@32
+    aicore_task 128: task_id u2@6, total_cycle u8@16, pmu 8u8@32, stream_word u4@96
     aicore_sample 96: mode u1@0, event_count 8u8@8, task_cycle u8@72, timestamp u8@80,
         count_num u1@88, core_id u1@89
     # Platforms 15 and 16.

@@ -4,7 +4,7 @@ A metric is a weighted sum of event counters, divided by the cycles, the time or
 Metrics refer to events by number, so one definition applies to task-based and sample-based
 counters, any order of events, and chips without some of the events. Numbers, bytes per event and
 names are those of the vendor's public exporter, verified with generated recordings of platforms 1,
-5, 7 and 15.
+5, 7 and 15; those by task of platforms 1 and 4 are in its Python part (analysis/common_func).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Floats
 
 Kind = Literal["ratio", "time", "rate", "count", "bandwidth"]
-Family = Literal["two kinds", "one kind", "v6"]
+Family = Literal["two kinds", "one kind", "310P", "v6"]
 
 TOTAL_TIME = "total_time"
 TOTAL_CYCLES = "total_cycles"
@@ -217,6 +217,18 @@ _SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
     ),
     "MemoryUB": (_VECTOR_READ, _bandwidth("ub_write_bw_vector", 0x191, 32), *_SETS["MemoryUB"]),
 }
+# Its vector unit does fewer operations per count of integers and of others.
+_SETS_310P: dict[str, tuple[Metric, ...]] = {
+    **_SETS_ONE_KIND,
+    "ArithmeticUtilization": (
+        *_SETS["ArithmeticUtilization"][:-1],
+        Metric(
+            "vector_fops",
+            "count",
+            ((0x4B, 64.0), (0x4C, 128.0), (0x4D, 64.0), (0x4E, 16.0), (0x4F, 16.0)),
+        ),
+    ),
+}
 _SETS_ONE_KIND_SAMPLED: dict[str, tuple[Metric, ...]] = {
     **_SETS,
     "PipelineExecuteUtilization": _EXECUTED,
@@ -291,6 +303,7 @@ def parse_events(text: str, limit: int) -> tuple[int, ...]:
 _TASK_SETS: dict[Family, dict[str, tuple[Metric, ...]]] = {
     "two kinds": _SETS,
     "one kind": _SETS_ONE_KIND,
+    "310P": _SETS_310P,
     "v6": _SETS_V6,
 }
 _SAMPLED_SETS: dict[Family, dict[str, tuple[Metric, ...]]] = {

@@ -1,4 +1,4 @@
-"""Decodes TASK_PMU_INFO: AI core counter metrics of each task (ffts_profile.data).
+"""Decodes TASK_PMU_INFO: AI core counter metrics of each task (ffts_profile.data, aicore.data).
 
 A record contains the counters of a task, or of one context of an FFTS+ task, on one kind of core. A
 MIX task runs on both kinds: its record contains the main cores, and additional records (one per
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs
 from unified_prof.base.columns import NO_CONTEXT, NO_STREAM, Sink
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
@@ -22,6 +22,7 @@ from unified_prof.decoders.prof.layouts import V6_PLATFORMS
 from unified_prof.decoders.prof.pmu_tables import (
     AIC,
     AIV,
+    HWTS_FILES,
     SAMPLE_BASED,
     CoreKind,
     core_kinds,
@@ -30,6 +31,7 @@ from unified_prof.decoders.prof.pmu_tables import (
 from unified_prof.decoders.prof.slices import RawFile
 from unified_prof.decoders.prof.task_identity import decode_words
 from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.prof.task_log import kernel_runs
 from unified_prof.decoders.spool import Rows
 
 # A record becomes up to 34 rows, so pieces are smaller than elsewhere.
@@ -315,6 +317,9 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
     """
     if device.sample.text("ai_core_profiling_mode") == SAMPLE_BASED:
         return
+    if device.has_hwts_log:
+        _decode_hwts(device, tasks, sink)
+        return
     file = device.data.get(_FILE)
     if file is None or device.platform not in _PLATFORMS:
         detail = f"{device.data.path}: AI core counters by task of platform {device.platform}"
@@ -338,6 +343,50 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
     for records in reader.blocks():
         blocks.add(records)
     writer.write_mix(mix_tasks, blocks)
+
+
+def _decode_hwts(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
+    """Write UPROF_TASK_PMU_INFO: counters by task of platforms 1 and 4, which msprof only exports.
+
+    Records have no time: the n-th of a stream and task id belongs to the n-th kernel with these
+    ids. The stream is at byte 96, which msprof's Python export (`AicPmuBean`) and MindSpore's
+    `FlopsParser` agree on.
+    """
+    kinds = core_kinds(device, sink)
+    starts, batch = kernel_runs(device, tasks.flips)
+    runs = starts["identity"]
+    none = np.full(len(runs), NO_CONTEXT, np.uint32)
+    key = tasks.pack(runs >> np.uint64(16), runs & np.uint64(0xFFFF), batch, none)
+    order = np.argsort(runs, kind="stable")
+    task_row, runs = tasks.find(key)[order], runs[order]
+    for kind, (name, _) in zip(kinds, HWTS_FILES, strict=False):
+        file, names = device.data.get(name), sink.strings.intern_all(kind.names)
+        seen = np.zeros(len(runs) + 1, np.int64)  # by first row of the ids in `runs`
+        for records in file.pieces("aicore_task", _PIECE_BYTES) if file is not None else ():
+            ids = (records["stream_word"] % 2048).astype(np.uint64) << np.uint64(16)
+            ids |= records["task_id"]
+            order = np.argsort(ids, kind="stable")
+            ids = ids[order]
+            same, first = Runs(ids), np.searchsorted(runs, ids)
+            first[np.searchsorted(runs, ids, side="right") == first] = len(runs)  # no such kernel
+            place = first + seen[first] + same.rank()
+            np.add.at(seen, first[same.starts], same.sizes)
+            ran = place < np.searchsorted(runs, ids, side="right")
+            row = task_row[place[ran]]
+            if lost := len(records) - int((row >= 0).sum()):
+                sink.anomaly("pmu_without_task", lost, f"{device.data.path}/{name}.data")
+            counted, row = records[order[ran]][row >= 0], row[row >= 0]
+            cycles = counted["total_cycle"].astype(np.float64)
+            mhz = np.full(len(row), kind.frequency_mhz)
+            time_ns = kind.time_on_cores_ns(cycles, mhz, tasks.block_num[row])
+            values = kind.values(counted["pmu"], cycles, time_ns)
+            _write(sink, "UPROF_TASK_PMU_INFO", tasks.ids_of(row), names, values)
+
+
+def _write(sink: Sink, table: str, task_ids: Ints, names: NDArray[Any], values: Floats) -> None:
+    """Write the values of tasks: one row per task and name."""
+    columns = {"name": np.tile(names, len(task_ids)), "value": values.ravel()}
+    sink.write(table, {"globalTaskId": np.repeat(task_ids, len(names)), **columns})
 
 
 class _Writer:
@@ -416,11 +465,4 @@ class _Writer:
         if not len(counted):
             return
         task_ids = self._tasks.ids_of(counted.task_row)
-        self._sink.write(
-            "TASK_PMU_INFO",
-            {
-                "globalTaskId": np.repeat(task_ids, len(self._name_ids)),
-                "name": np.tile(self._name_ids, len(counted)),
-                "value": values.ravel(),
-            },
-        )
+        _write(self._sink, "TASK_PMU_INFO", task_ids, self._name_ids, values)

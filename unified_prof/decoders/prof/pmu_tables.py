@@ -24,6 +24,7 @@ from unified_prof.decoders.prof.pmu_metrics import CUSTOM_PREFIX, TOTAL_CYCLES, 
 from unified_prof.decoders.spool import Rows
 
 AIC, AIV = 0, 1
+_310P = 4
 SAMPLE_BASED = "sample-based"
 
 # Highest number of a cube core in sampled records, by platform.
@@ -88,19 +89,22 @@ def core_kinds(
 ) -> tuple[CoreKind, ...]:
     """Return the kinds of cores of a device, indexed by `AIC` and `AIV`; empty if unknown.
 
+    Counters by task of platforms 1 and 4 have the names of chips with one kind of core.
+
     Metric sets without a formula, and metrics whose events were not counted, are reported as
     anomalies. `sampled` is True if cores were sampled, False if tasks were counted.
     """
-    one_kind = device.has_one_core_kind
-    wanted = [("ai_core_metrics", "ai_core", "ai_core_num", "" if one_kind else "aic_")]
-    if not one_kind:
-        wanted.append(("aiv_metrics", "aiv", "aiv_num", "aiv_"))
+    family = _family(device, sampled=sampled)
+    aic, aiv = ("aic_", "aiv_") if family in ("two kinds", "v6") else ("", "")
+    wanted = [("ai_core_metrics", "ai_core", "ai_core_num", aic)]
+    if aiv or (device.has_hwts_log and device.data.get("aiVectorCore")):
+        wanted.append(("aiv_metrics", "aiv", "aiv_num", aiv))
     kinds: list[CoreKind] = []
     uncounted: list[str] = []
     for keys in wanted:
-        kind = _core_kind(device, *keys, sampled=sampled, uncounted=uncounted)
+        kind = _core_kind(device, *keys, family, sampled=sampled, uncounted=uncounted)
         if kind is None or not kind.metrics:
-            _report_unknown(device, sink)
+            _report_unknown(device, family, sink)
             return ()
         kinds.append(kind)
     if uncounted:
@@ -110,20 +114,22 @@ def core_kinds(
     return tuple(kinds)
 
 
-def _report_unknown(device: DeviceDirectory, sink: Sink) -> None:
+def _report_unknown(device: DeviceDirectory, family: pmu_metrics.Family, sink: Sink) -> None:
     sets = [device.sample.text(key) for key in ("ai_core_metrics", "aiv_metrics")]
     name, platform = "unknown_pmu_metrics", device.platform
     detail = (
         f"no formulas for metrics {sets[0]!r} and {sets[1]!r} with the events given on platform"
     )
-    if {*sets} <= pmu_metrics.NOT_EVALUATED.get(_family(device), frozenset()):
+    if {*sets} <= pmu_metrics.NOT_EVALUATED.get(family, frozenset()):
         name, detail = "task_pmu_not_evaluated", f"metric set {sets[0]!r} of platform"
     sink.anomaly(name, 1, f"{device.sample.path}: {detail} {platform}")
 
 
-def _family(device: DeviceDirectory) -> pmu_metrics.Family:
+def _family(device: DeviceDirectory, *, sampled: bool) -> pmu_metrics.Family:
     if device.has_wide_task_ids:
         return "v6"
+    if device.has_hwts_log and not sampled:
+        return "310P" if device.platform == _310P else "one kind"
     return "one kind" if device.has_one_core_kind else "two kinds"
 
 
@@ -133,6 +139,7 @@ def _core_kind(
     events_key: str,
     cores_key: str,
     prefix: str,
+    family: pmu_metrics.Family,
     *,
     sampled: bool,
     uncounted: list[str],
@@ -141,7 +148,6 @@ def _core_kind(
 
     Appends the names of metrics whose events were not counted to `uncounted`.
     """
-    family = _family(device)
     set_name = device.sample.text(metrics_key)
     try:
         listed = device.sample.text(f"{events_key}_profiling_events")
@@ -157,14 +163,14 @@ def _core_kind(
         metrics=selection.metrics,
         cores=max(info.integer(cores_key) or 0, 0),
         frequency_mhz=float(info.decimal("aic_frequency") or 0),
-        rounded=family == "one kind" or set_name.startswith(CUSTOM_PREFIX),
+        rounded=not prefix or set_name.startswith(CUSTOM_PREFIX),
     )
 
 
 _CORE_TYPES = ("AIC", "AIV")
 
 _STARS_FILES = (("ffts_profile", None),)
-_HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
+HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
 
 # Mode byte that ends a file: no records follow.
 _END_OF_FILE = 0
@@ -187,7 +193,7 @@ def decode_sample_pmu(device: DeviceDirectory, sink: Sink) -> None:
     """Write SAMPLE_PMU_TIMELINE (each sample) and SAMPLE_PMU_SUMMARY (metrics of each core)."""
     if device.sample.text("ai_core_profiling_mode") != SAMPLE_BASED:
         return
-    files = _HWTS_FILES if device.has_hwts_log else _STARS_FILES
+    files = HWTS_FILES if device.has_hwts_log else _STARS_FILES
     if not any(device.data.get(name) for name, _ in files):
         return
     kinds = core_kinds(device, sink, sampled=True)

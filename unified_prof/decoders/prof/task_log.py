@@ -28,6 +28,9 @@ OTHER = "Other"
 _START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
 _CONTEXT_TYPE_BASE = 64
 
+# Type codes of tasks on AI cores: AI_CORE, AIV_SQE.
+_ON_CORES = (0, 2)
+
 _SQE_TYPES = (
     "AI_CORE AI_CPU AIV_SQE PLACE_HOLDER_SQE EVENT_RECORD_SQE EVENT_WAIT_SQE"
     " NOTIFY_RECORD_SQE NOTIFY_WAIT_SQE WRITE_VALUE_SQE VQ6_SQE TOF_SQE SDMA_SQE VPC_SQE"
@@ -80,7 +83,8 @@ def read_task_log(
         if device.has_wide_task_ids:
             _read_stars_v6(device, tasks, sink)
         elif device.has_hwts_log:
-            _read_hwts(device, tasks)
+            for marks in _hwts_marks(device):
+                tasks.append(marks)
         else:
             _read_stars(device, tasks, contexts, sink, expanded=expanded)
         for rows in _paired(tasks, "device_task", workspace.window_rows, sink):
@@ -239,13 +243,27 @@ def _read_stars_v6(device: DeviceDirectory, tasks: Spool, sink: Sink) -> None:
         tasks.append(_marks(task, rows["timestamp"], rows["w0"] & 1 == 1, kind))
 
 
-def _read_hwts(device: DeviceDirectory, tasks: Spool) -> None:
-    """Read the hwts log of platforms 1 and 4."""
+def _hwts_marks(device: DeviceDirectory) -> Iterator[Rows]:
+    """Yield the marks of the hwts log of platforms 1 and 4."""
     file = device.data.get("hwts")
     for piece in file.pieces("hwts_log") if file is not None else ():
         rows = piece[piece["w0"] & 0x7 <= _END]
         identity = (rows["stream_word"] % 2048).astype(np.uint64) << np.uint64(16) | rows["task_id"]
-        tasks.append(_marks(identity, rows["timestamp"], rows["w0"] & 1 == 1, rows["task_type"]))
+        yield _marks(identity, rows["timestamp"], rows["w0"] & 1 == 1, rows["task_type"])
+
+
+def kernel_runs(device: DeviceDirectory, flips: Flips) -> tuple[Rows, NDArray[np.uint32]]:
+    """Return the starts of kernels on AI cores in an hwts log by time, and their batches.
+
+    `identity` of a start is `stream << 16 | task`.
+    """
+    parts = [marks[~marks["is_end"]] for marks in _hwts_marks(device)]
+    starts = concatenate([np.zeros(0, _MARK), *parts])
+    starts = starts[np.argsort(starts["ticks"], kind="stable")]
+    task, stream = starts["identity"] & np.uint64(0xFFFF), starts["identity"] >> np.uint64(16)
+    batch = flips.batch_of(stream, task, starts["ticks"], at_flip=True)
+    kernels = np.isin(starts["type_code"], _ON_CORES)
+    return starts[kernels], batch[kernels]
 
 
 def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> Iterator[Rows]:

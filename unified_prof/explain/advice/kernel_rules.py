@@ -426,7 +426,7 @@ def _counters(recording: Recording) -> dict[str, NDArray[np.int64]]:
     if (cached := _counters_cache.get(recording)) is not None:
         return cached
     table: dict[str, NDArray[np.int64]] = recording.source.integers(
-        "TASK_PMU_INFO",
+        recording.task_counters,
         {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {_PARTS} AS INTEGER)"},
     )
     if len(table["id"]) <= _MAX_CACHED:

@@ -388,7 +388,8 @@ class _Kernels:
     @cached_property
     def moving_share(self) -> NDArray[np.float64]:
         """Share of its time that each kernel moves data; NaN without counters."""
-        if "TASK_PMU_INFO" not in self.context.recording.source.tables:
+        recording = self.context.recording
+        if recording.task_counters not in recording.source.tables:
             return np.full(len(self.row), np.nan)
         return highest_ratio(self.context, _MOVES)[self.row]
 

@@ -143,7 +143,9 @@ _MESSAGES = both(device, tables("COMMUNICATION_TASK_INFO", why="no collective ta
 _COPY_KINDS = both(device, tables("UPROF_GPU_TASKS", why="memory kind of copies not recorded"))
 _GRIDS = both(device, tables("UPROF_GPU_TASKS", why="grid sizes not recorded"))
 _CLOCKS = both(device, tables("AICORE_FREQ", why="AI core clocks not recorded"))
-_COUNTERS = both(device, tables("TASK_PMU_INFO", why="core counters not recorded"))
+_COUNTERS = both(
+    device, tables("TASK_PMU_INFO", "UPROF_TASK_PMU_INFO", why="core counters not recorded")
+)
 _COLLECTIONS = tables("GC_RECORD", why="no garbage collections recorded")
 _MEMORY = both(
     device,

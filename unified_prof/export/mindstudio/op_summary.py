@@ -25,7 +25,6 @@ from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 from unified_prof.sqlite.atomic import temporary_folder
 
-_TABLE = "TASK_PMU_INFO"
 # Larger matrices are mapped from a temporary file.
 _IN_MEMORY_BYTES = 64 << 20
 
@@ -119,13 +118,14 @@ class CoreMetrics:
     def __init__(self, recording: Recording, scratch: Path) -> None:
         self._recording = recording
         self._scratch = scratch
+        self._table = recording.task_counters
         first = next(self._windows(), None)
         self.is_empty = first is None or not len(first[0]["name"])
         if self.is_empty:
             return
         assert first is not None
         counted = whole_tables.counts(
-            recording.source, _TABLE, "globalTaskId", where={"name": int(first[0]["name"][0])}
+            recording.source, self._table, "globalTaskId", where={"name": int(first[0]["name"][0])}
         )
         self._tasks = Lookup(counted["key"])
         self._count = counted["rows"].astype(np.int64)
@@ -154,13 +154,15 @@ class CoreMetrics:
             matrix[self._first[task[fits]] + turn[fits], name[fits]] = value[fits]
         if lost:
             self._recording.findings.add(
-                "metric_without_record", f"{lost} rows of {_TABLE} have no matching record", lost
+                "metric_without_record",
+                f"{lost} rows of {self._table} have no matching record",
+                lost,
             )
         return matrix
 
     def _windows(self) -> Iterator[whole_tables.Window]:
         return whole_tables.windows(
-            self._recording.source, _TABLE, ["globalTaskId", "name"], ["value"]
+            self._recording.source, self._table, ["globalTaskId", "name"], ["value"]
         )
 
     @property
@@ -353,7 +355,7 @@ class _Summary:
             return
         if len(self._task) and not self._recording.has_contexts:
             self._recording.leave_out(
-                "op_summary", "AI core counters", "databases of this chip do not have them"
+                "op_summary", "AI core counters", "msprof's databases of this chip do not have them"
             )
 
     def _header(self) -> list[str]:

@@ -20,7 +20,7 @@ from unified_prof.base.columns import (
 from unified_prof.export.mindstudio import registry
 from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import Texts
-from unified_prof.recording.source import Findings, Source
+from unified_prof.recording.source import Findings, Source, task_counters
 
 # Rows that are converted to text at a time.
 BLOCK_ROWS = 32_768
@@ -89,6 +89,11 @@ class Recording:
     def collectives(self) -> Collectives:
         """The rows of COMMUNICATION_OP."""
         return Collectives(self)
+
+    @property
+    def task_counters(self) -> str:
+        """Table of the AI core counters of tasks."""
+        return task_counters(self.source)
 
     @cached_property
     def has_contexts(self) -> bool:

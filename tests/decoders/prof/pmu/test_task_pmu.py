@@ -135,13 +135,13 @@ def test_metrics_of_uncounted_events_are_reported(tmp_path: Path) -> None:
     assert sink.anomalies == {"pmu_metric_not_counted": 2 * 9}
 
 
-@pytest.mark.parametrize("platform", [1, 4])
-def test_task_counters_of_hwts_platforms_are_reported(platform: int, tmp_path: Path) -> None:
-    path = generate(tmp_path, Recipe(platform=platform, operators=2)).path
-    write_file(path / "device_0" / "data" / "aicore.data.0.slice_0", bytes(256))
+def test_hwts_records_without_a_kernel_are_counted(tmp_path: Path) -> None:
+    path = generate(tmp_path, Recipe(platform=1, operators=2, pmu="Custom")).path
+    file = path / "device_0" / "data" / "aicore.data.0.slice_0"
+    write_file(file, file.read_bytes() * 2 + records("aicore_task", 1, stream_word=99).tobytes())
     sink = MemorySink()
     decode_recording(ProfDirectory(path), sink)
-    assert sink.anomalies["task_pmu_not_evaluated"] == 1
+    assert sink.anomalies["pmu_without_task"] == file.stat().st_size // 128 // 2 + 1
 
 
 def test_device_without_cores_has_no_task_time() -> None:
