@@ -150,8 +150,13 @@ def test_a_killed_run_keeps_all_but_the_last_second(tmp_path: Path, delay_s: flo
     assert one.is_running
 
 
-def test_a_request_of_a_stopped_run_is_refused(tmp_path: Path) -> None:
-    start(tmp_path, "30", "-9").communicate(timeout=60)
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_request_of_a_stopped_run_is_refused(tmp_path: Path, *, is_killed: bool) -> None:
+    child = start(tmp_path, "100000" if is_killed else "30", "-9")
+    if is_killed:
+        wait_for_steps(tmp_path, 10)
+        child.kill()
+    child.communicate(timeout=60)
     made = subprocess.run(
         [sys.executable, "-m", "unified_prof", "capture", "out"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -176,3 +181,40 @@ with unified_prof.watch("out", device="cpu"):
     one = steps_of(tmp_path)
     assert len(one) >= 18
     assert set(one.columns["samples"].tolist()) == {7}
+
+
+def test_the_program_keeps_its_batches_and_may_change_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    program = """
+import os, pathlib, torch, unified_prof
+net = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+loader = torch.utils.data.DataLoader(range(240), batch_size=4, collate_fn=iter)
+seen = []
+for run in range(2):
+    settings = unified_prof.pipeline.watch.WatchSettings(steps=1)
+    with unified_prof.watch("out", device="cpu", settings=settings):
+        os.chdir("elsewhere")
+        for batch in loader:
+            values = [*batch]
+            seen += values
+            net(torch.tensor([[float(sum(values))]])).sum().backward()
+            optimizer.step()
+        import time
+        time.sleep(1.2)
+        net(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        for _ in range(3):
+            optimizer.step()
+    os.chdir("..")
+assert seen == [*range(240)] * 2
+"""
+    program = program.replace("import os,", "import unified_prof.pipeline.watch, os,")
+    command = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-I", "-c", program]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    captures = sorted(path.name for path in (tmp_path / "out" / "captures").iterdir())
+    assert [name for name in captures if name.endswith("healthy")], captures
+    assert [name for name in captures if name.endswith("healthy_2")], captures
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    assert {event.status for event in steps_of(tmp_path).events if event.capture} == {"ready"}

@@ -33,6 +33,7 @@ from unified_prof.pipeline.watch_captures import (
     Budget,
     Conversions,
     Requests,
+    new_directory,
 )
 from unified_prof.sqlite.watch_file import StepRow, WatchEvent, WatchFile
 from unified_prof.tracking.live import tracked_by
@@ -118,7 +119,7 @@ class Watch:
         exporters: Sequence[Exporter] = (),
         bottoms: Sequence[CodeType] = (),
     ) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # the program may change its directory
         self.settings = settings or WatchSettings()
         self.exit_code = 0
         rank = rank_here()
@@ -129,7 +130,7 @@ class Watch:
             slow_factor=self.settings.slow_factor, drift_percent=self.settings.drift_percent
         )
         self._budget = Budget(self.settings.share)
-        self._conversions = Conversions(folder)
+        self._conversions = Conversions(self.folder)
         self._numbers = itertools.count()
         self._rows: deque[StepRow] = deque()
         self._events: deque[WatchEvent] = deque()
@@ -137,6 +138,8 @@ class Watch:
         """Events of slow steps whose rows are not known yet, by step."""
         self._last_slow_ns, self._last_length_ns = -_QUIET_NS, 0
         self._lost = 0
+        self._is_off = False
+        """True after the file could not be written."""
         self._wanted: deque[_Capture] = deque()
         self._active: _Capture | None = None
         self._recorded: deque[_Capture] = deque()
@@ -148,10 +151,10 @@ class Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uprof watch", daemon=True)
         self._signalled: Any = None
-        make_directory(folder)
-        self._requests = Requests(folder, self._number)
+        make_directory(self.folder)
+        self._requests = Requests(self.folder, self._number)
         self._file = WatchFile(
-            folder,
+            self.folder,
             self._number,
             {
                 "rank": str(self._number),
@@ -213,7 +216,7 @@ class Watch:
     # On the program's thread.
 
     def _take(self, row: StepRow) -> None:
-        if len(self._rows) < _MAX_ROWS:
+        if len(self._rows) < _MAX_ROWS and not self._is_off:
             self._rows.append(row)
         else:
             self._lost += 1
@@ -243,13 +246,12 @@ class Watch:
         event = capture.event
         name = f"rank{self._number}_step{step + 1}_{event.kind}"
         try:
-            place = self.folder / CAPTURES / name
-            make_directory(place)
+            place = new_directory(self.folder / CAPTURES, name)
             steps = capture.steps or self.settings.steps
             capture.recording = StepCapture(
                 place / TRACE_NAME, self._collector.device.kind, steps, self.settings.details
             )
-            event.capture, event.status = f"{CAPTURES}/{name}", "recording"
+            event.capture, event.status = f"{CAPTURES}/{place.name}", "recording"
             self._active, self._collector.event = capture, event.id
             self._counted[event.id] = capture
             self._events.append(event)
@@ -277,19 +279,19 @@ class Watch:
     # On the writing thread.
 
     def _run(self) -> None:
-        disabled = False
-        while not disabled:
+        while not self._is_off:
             is_over = self._over.wait(_INTERVAL_S)
             try:
                 self._write()
             except Exception as error:  # a full disk must not end the program
                 reason = error if isinstance(error, UprofError) else repr(error)
                 streams.tell(f"uprof: watching ended: {printable(str(reason))}")
-                disabled = True
+                self._is_off = True
+                self._rows.clear()
             if is_over:
                 break
         with suppress(Exception):
-            if not disabled:
+            if not self._is_off:
                 self._finish()
         for exporter in self._exporters:
             with suppress(Exception):

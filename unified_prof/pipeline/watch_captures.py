@@ -6,6 +6,7 @@ it (`watch_explain`). Other processes request captures with files in `requests/`
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -32,6 +33,25 @@ _REQUESTS = "requests"
 _MIN_INTERVAL_S = 10.0
 # Time in which every rank has read a request: it looks twice a second, and the row is written then.
 _NOTICE_S = 2.0
+
+
+def new_directory(parent: Path, name: str) -> Path:
+    """Create a directory with a number after `name` if an earlier run has used it.
+
+    Raises:
+        OutputError: It cannot be created.
+    """
+    make_directory(parent)
+    for number in itertools.count(1):
+        place = parent / (name if number == 1 else f"{name}_{number}")
+        try:
+            place.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise output_error(place, error) from error
+        return place
+    raise AssertionError
 
 
 class Budget:
@@ -118,6 +138,7 @@ class Conversions:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            cwd=self._folder / CAPTURES,  # modules in the program's directory are not imported
             env={**environment, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
@@ -197,9 +218,10 @@ class Requests:
 
 def common_step(known: Mapping[int, RankSteps], ranks: Iterable[int]) -> int:
     """Return a step that no rank has begun when it reads a request that is written now."""
-    last = [int(known[rank].columns["step"][-1]) for rank in ranks if len(known[rank])]
-    median_ns = [float(np.median(known[rank].values("length_ns")[-100:])) for rank in ranks]
-    step_ns = min((one for one in median_ns if one > 0), default=float(NS_PER_S))
+    begun = [known[rank] for rank in ranks if len(known[rank])]
+    last = [int(one.columns["step"][-1]) for one in begun]
+    median_ns = [float(np.median(one.values("length_ns")[-100:])) for one in begun]
+    step_ns = max(min(median_ns, default=NS_PER_S), 1)
     return max(last, default=0) + 1 + round(_NOTICE_S * NS_PER_S / step_ns)
 
 

@@ -53,6 +53,7 @@ HEADINGS: Mapping[str, str] = {
     "causes wait": "Time that other ranks spend waiting for this rank, per step.",
     "change": "Candidate minus baseline, in time or percent.",
     "class": "Kind of work, such as matmul, attention or copies; for modules, their Python class.",
+    "clock": "Host or device, by whose clock a time is measured.",
     "collective": "Communication operation of a group of ranks.",
     "collectives": "Names of the collectives of a group.",
     "commit": "Version of the code that was measured.",

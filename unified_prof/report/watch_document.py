@@ -12,13 +12,8 @@ from unified_prof.report.document import Column, Document
 from unified_prof.report.names import format_duration, format_number, format_share, format_size
 from unified_prof.sqlite.watch_file import RankSteps
 
-_PARTS = {
-    "data_ns": "data loading",
-    "forward_ns": "forward",
-    "backward_ns": "backward",
-    "optimizer_ns": "optimizer",
-    "wait_ns": "host wait",
-}
+_ON_HOST = {"data_ns": "data loading", "wait_ns": "host wait"}
+_ON_DEVICE = {"forward_ns": "forward", "backward_ns": "backward", "optimizer_ns": "optimizer"}
 _MAX_EVENTS = 10
 
 
@@ -81,27 +76,30 @@ def _add_trends(document: Document, one: RankSteps, length: NDArray[np.float64])
 
 
 def _add_parts(document: Document, one: RankSteps, length: NDArray[np.float64]) -> None:
-    total = float(length.sum())
-    sums = {
-        title: float(np.nansum(one.values(column, healthy=True)))
-        for column, title in _PARTS.items()
-    }
+    """Add the parts of a step; those of each clock add up to the step."""
     on_device = not one.facts.get("device", "cpu").startswith("cpu")
-    if not on_device:
-        sums["other"] = max(total - sum(sums.values()), 0.0)
-    per_step = tuple(format_duration(value / len(length)) for value in sums.values())
-    shares = tuple(format_share(value, total) for value in sums.values())
-    document.table(
-        [
-            Column("part", tuple(sums), is_name=True),
-            Column("per step", per_step),
-            Column("share", shares),
+    clocks = {"host": _ON_HOST, "device": _ON_DEVICE}
+    rows: list[tuple[str, str, str, str]] = []
+    for clock, columns in clocks.items() if on_device else [("host", _ON_HOST | _ON_DEVICE)]:
+        values = [one.values(column, healthy=True) for column in columns]
+        known = np.isfinite(np.sum(values, axis=0))
+        if not known.any():  # the device has not completed a step
+            continue
+        step_ns = float(length[known].mean())
+        parts_ns = [float(each[known].mean()) for each in values]
+        parts_ns.append(max(step_ns - sum(parts_ns), 0.0))
+        rows += [
+            (title, clock, format_duration(part_ns), format_share(part_ns, step_ns))
+            for title, part_ns in zip((*columns.values(), "other"), parts_ns, strict=True)
         ]
-    )
-    if on_device:
-        document.note(
-            "forward, backward and optimizer are device time, which overlaps the host's steps"
-        )
+    part, clock_of, per_step, share = zip(*rows, strict=True)
+    table = [
+        Column("part", part, is_name=True),
+        Column("per step", per_step),
+        Column("share", share),
+    ]
+    document.table([table[0], Column("clock", clock_of), *table[1:]] if on_device else table)
+    total = float(length.sum())
     collected = float(one.values("gc_ns", healthy=True).sum())
     if collected > 0.001 * total:
         document.note(f"garbage collection took {format_share(collected, total)} of the time")

@@ -8,6 +8,8 @@ provide. A file that exceeds its size limit gets a number, and the next part of 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -179,8 +181,17 @@ class RankSteps:
 
     @property
     def is_running(self) -> bool:
-        """True if the run has not ended, as far as the file says."""
-        return "ended_ns" not in self.facts
+        """True if the run has not ended, as far as the file and processes of this host say."""
+        if "ended_ns" in self.facts:
+            return False
+        if self.facts.get("host") == platform.node():
+            try:
+                os.kill(int(self.facts["pid"]), 0)
+            except (ProcessLookupError, KeyError, ValueError, OverflowError):
+                return False
+            except OSError:  # of another user
+                return True
+        return True
 
     def values(self, column: str, *, healthy: bool = False) -> NDArray[np.float64]:
         """Return a column as floats, NaN for NULL; `healthy` leaves out steps of captures."""

@@ -7,12 +7,13 @@ later, without waiting for the device.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -359,6 +360,7 @@ class StepCollector:
     def _wrap_loader(self, call: Any) -> Any:
         collector = self
 
+        @functools.wraps(call)
         def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
             batch = call(self, *args, **kwargs)
             if collector._parts is not None and collector._interception.is_tracked_thread:
@@ -378,18 +380,18 @@ def _with_passes(row: StepRow, passes: dict[str, int] | None) -> StepRow:
 
 
 def _batch_size(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor in a batch; 0 if unknown."""
-    for _ in range(4):
+    """Return the size of the first dimension of the first tensor in a batch; 0 if unknown.
+
+    Only containers are searched: an iterator of the program must not be advanced.
+    """
+    try:
+        for _ in range(8):
+            if isinstance(batch, list | tuple | Mapping) and len(batch):
+                batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
         shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else 1
-        try:
-            batch = next(iter(batch.values() if hasattr(batch, "values") else batch))
-        except (TypeError, StopIteration, RuntimeError):
-            return 0
-        if isinstance(batch, str):
-            return 0
-    return 0
+        return 0 if shape is None else int(shape[0]) if len(shape) else 1
+    except Exception:  # a container of the program that does not behave like one
+        return 0
 
 
 _collector: weakref.ref[StepCollector] | None = None
