@@ -171,7 +171,7 @@ def _parquet_bomb(folder: Path) -> Path:
     }
     table = pyarrow.table(columns)
     with parquet.ParquetWriter(target / f"{KERNELS}.parquet", table.schema) as writer:
-        for _ in range(3):
+        for _ in range(2):
             writer.write_table(table)
     made.unlink()
     return target

@@ -325,7 +325,7 @@ def test_file_of_ten_thousand_lines_takes_little_time(tmp_path: Path) -> None:
     file = OpenFile(costs, "model.py", text, 0.0)
     file.edit(text.replace("return x\n", "return  x\n", 1))
     assert len(file.marks) == len(file.scopes) == 1_000
-    assert time.process_time() - began < 0.4  # 0.1 s on an idle machine
+    assert time.process_time() - began < 1  # 0.1 s on an idle machine
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -76,6 +77,7 @@ def error_record(error: UprofError) -> dict[str, Any]:
     }
 
 
+@lru_cache(16)  # thousands of errors may have the same hint
 def _redacted(text: str) -> str:
     from unified_prof.base.redaction import redact  # Only errors need it.
 

@@ -36,6 +36,7 @@ _NAMED_HOST = re.compile(r"(?P<host>[\w.-]+)_\d+(?:\.\d{10,}\.pt\.trace\b|_\d{14
 _HOST_DIRECTORY = re.compile(r"(?:host|node|server|machine)[-_.]?[\w.-]*\d", re.IGNORECASE)
 # Number of path components, from the end, that are searched for a host name.
 _NEAR_HOST = 4
+_OF_KERNEL = ("/proc", "/sys", "/dev")
 _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
 # Subdirectories of a recording that may contain its database.
 _DATABASE_DIRECTORIES = ("ASCEND_PROFILER_OUTPUT", "")
@@ -239,11 +240,19 @@ def _found(
                 yield Local(below)  # a file of a rank that cannot be read
             continue
         if is_directory:
+            if child.is_symlink() and _leads_away(below):
+                continue
             yield from _found(below, depth - 1, progress, visited)
         elif is_file:
             for local in _of_file(below):
                 if local.source is None or f"{local.source.stem(below)}.db" not in names:
                     yield local
+
+
+def _leads_away(link: Path) -> bool:
+    """Return True for a link to a directory above it, or to the kernel: `/proc/1/root` is `/`."""
+    target = link.resolve()
+    return target in link.absolute().parents or any(map(target.is_relative_to, _OF_KERNEL))
 
 
 def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
