@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from unified_prof.errors import CaptureError
 from unified_prof.integrations import measurement
 from unified_prof.integrations.measurement import Measurement
 from unified_prof.pipeline.live import Profile
+from unified_prof.sqlite.watch_file import read_folder
 
 
 class Recorder:
@@ -140,6 +142,31 @@ def test_summary_before_the_end_says_not_yet(recorder: Recorder) -> None:
     assert "yet" in measured.summary()
     measured.end()
     assert "yet" not in measured.summary()
+
+
+def test_watched_training_has_the_steps_of_its_trainer(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = torch.utils.data.DataLoader(torch.ones(160, 8), batch_size=4)
+    measured = Measurement(tmp_path / "out", watch=True, device="cpu")
+    measured.begin()
+    assert "yet" in measured.summary()
+    for number, batch in enumerate(loader):
+        net(batch).sum().backward()
+        if number % 2:  # gradients of two batches
+            optimizer.step()
+            optimizer.zero_grad()
+            measured.step()
+        if number == 21:
+            time.sleep(0.5)
+            measured.leave_out()
+    measured.end()
+    one = read_folder(tmp_path / "out")[0]
+    assert len(one) == 19
+    assert set(one.columns["samples"].tolist()) == {8}
+    assert one.values("length_ns").max() < 0.4e9
+    assert f"see uprof report {tmp_path / 'out'}" in measured.summary()
 
 
 @pytest.mark.skipif(

@@ -12,9 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from unified_prof.sqlite.watch_file import read_folder
 
 pytestmark = pytest.mark.clients
 
@@ -69,6 +71,33 @@ assert callback.measurement.failure is None, callback.measurement.failure
 """
 
 
+ACCELERATE = """
+import torch, unified_prof
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(16, 1)
+model, optimizer, data = accelerator.prepare(
+    model, torch.optim.SGD(model.parameters(), lr=0.01),
+    torch.utils.data.DataLoader(torch.randn(160, 16), batch_size=4))
+with unified_prof.watch("out"):
+    for batch in data:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+SLOW_DATA = """
+class Slow(list):
+    def __getitem__(self, index):
+        __import__("time").sleep(1.0)
+        return super().__getitem__(index)
+
+"""
+
+
 def needs(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -84,7 +113,7 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -128,3 +157,48 @@ def test_transformers_training_is_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "uprof: iteration " in done.stdout
     assert {"linear", "layer_norm"} <= operations(tmp_path)
+
+
+def check_watched(folder: Path, steps: int, samples: int) -> None:
+    one = read_folder(folder / "out")[0]
+    assert abs(len(one) - steps) <= 1
+    known = one.values("samples")
+    assert np.nanmedian(known) == samples
+    assert not one.is_running
+
+
+def test_lightning_training_is_watched(tmp_path: Path) -> None:
+    needs("lightning")
+    how = "callbacks=[UprofCallback('out', watch=True)], accumulate_grad_batches=2"
+    script = LIGHTNING.format(package="lightning.pytorch", how=how, fails=False)
+    done = run(script.replace("max_epochs=1", "max_epochs=4"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "see uprof report" in done.stdout
+    check_watched(tmp_path, 4 * 8 - 1, 8)
+
+
+def test_transformers_training_is_watched_without_its_evaluations(tmp_path: Path) -> None:
+    needs("transformers")
+    script = (
+        TRANSFORMERS.replace("iterations=4", "watch=True")
+        .replace(
+            "max_steps=12",
+            "max_steps=40, gradient_accumulation_steps=2, eval_strategy='steps', eval_steps=10",
+        )
+        .replace("train_dataset=data", "train_dataset=data, eval_dataset=Slow(data[:1])")
+        .replace("callback =", SLOW_DATA + "callback =")
+    )
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "see uprof report" in done.stdout
+    check_watched(tmp_path, 39, 4)
+    one = read_folder(tmp_path / "out")[0]
+    starts_ns, ends_ns = one.columns["start_ns"], one.columns["start_ns"] + one.columns["length_ns"]
+    assert sum(starts_ns[1:] - ends_ns[:-1] > 0.9e9) == 3  # evaluations, which belong to no step
+
+
+def test_accelerate_loop_is_watched(tmp_path: Path) -> None:
+    needs("accelerate")
+    done = run(ACCELERATE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_watched(tmp_path, 19, 8)

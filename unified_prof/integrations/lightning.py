@@ -59,18 +59,30 @@ class UprofCallback(_Callback):  # type: ignore[misc]
 
     Args:
         output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
-        options: Other arguments of `unified_prof.profile`, such as `iterations`.
+        options: Other arguments of `unified_prof.profile`, such as `iterations`; `watch=True` and
+            arguments of `unified_prof.watch` to watch the whole fit instead.
 
     Attributes:
-        measurement: Result: `profile`, `failure`, `summary()`.
+        measurement: Result: `profile` or `watch`, `failure`, `summary()`.
     """
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         self.measurement = Measurement(output, **options)
+        self._steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start measuring, after Lightning's validation sanity check."""
         self.measurement.begin()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        """End a watched step after the batch with which the optimizer stepped."""
+        if trainer.global_step != self._steps:
+            self._steps = trainer.global_step
+            self.measurement.step()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the validation out of the watched steps."""
+        self.measurement.leave_out()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the reports and print their paths."""
@@ -88,7 +100,7 @@ class UprofProfiler(_Profiler):  # type: ignore[misc]
 
     Args:
         output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
-        options: Other arguments of `unified_prof.profile`, such as `iterations`.
+        options: As for `UprofCallback`.
     """
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:

@@ -9,32 +9,45 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.errors import UprofError
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.distributed import rank_here
-from unified_prof.pipeline.live import Profile, profile
+from unified_prof.pipeline.live import Profile, profile, watch
+from unified_prof.tracking.live import step
+
+if TYPE_CHECKING:
+    from unified_prof.pipeline.watch import Watch
 
 
 class Measurement:
-    """`unified_prof.profile` for callbacks of a trainer.
+    """`unified_prof.profile`, or `unified_prof.watch`, for callbacks of a trainer.
 
     Errors of the measurement do not stop the training: they become warnings and `failure`. The
     measurement ends when the program exits at the latest.
 
+    Args:
+        output: Directory of the files; by default `uprof_<script>_<timestamp>`.
+        watch: If True, watch the whole training instead of profiling some iterations.
+        options: Other arguments of `unified_prof.profile` or `unified_prof.watch`.
+
     Attributes:
         profile: The profile; None before the start.
+        watch: The watched run; None before the start.
         failure: Why the measurement is missing or partial; None if it is complete.
     """
 
     # The running measurement of this program.
     _under_way: Measurement | None = None
 
-    def __init__(self, output: str | Path | None = None, **options: Any) -> None:
-        self._output, self._options = output, options
-        self._open: AbstractContextManager[Profile] | None = None
+    def __init__(
+        self, output: str | Path | None = None, *, watch: bool = False, **options: Any
+    ) -> None:
+        self._output, self._is_watched, self._options = output, watch, options
+        self._open: AbstractContextManager[Profile | Watch] | None = None
         self.profile: Profile | None = None
+        self.watch: Watch | None = None
         self.failure: str | None = None
         self._loop: object = None
 
@@ -50,21 +63,36 @@ class Measurement:
             loop: The training loop, for trainers that do not report failures: a measurement
                 that another loop left running is ended first.
         """
-        if self._open is not None or self.profile is not None:
+        if self._open is not None or self.profile is not None or self.watch is not None:
             return
         left = Measurement._under_way
         if left is not None and None not in (loop, left._loop) and left._loop is not loop:
             left.end(RuntimeError("the training loop stopped early, and another one started"))
         self._loop = loop
-        opened = profile(self._output, **self._options)
+        opened: AbstractContextManager[Profile | Watch]
         try:
-            self.profile = opened.__enter__()
+            if self._is_watched:
+                opened = self.watch = watch(self._output, **self._options)
+                self.watch.__enter__()
+            else:
+                opened = measured = profile(self._output, **self._options)
+                self.profile = measured.__enter__()
         except UprofError as err:
             self._fail(err)
             return
         self._open, self._owner = opened, os.getpid()
         Measurement._under_way = self
         atexit.register(self.end)
+
+    def step(self) -> None:
+        """Mark the end of a step of the trainer, if the training is watched."""
+        if self._is_watched and self.is_under_way:
+            step()
+
+    def leave_out(self) -> None:
+        """Count the time since the last step, such as a validation, to no step."""
+        if self.watch is not None and self.is_under_way:
+            self.watch.leave_out()
 
     def end(self, error: BaseException | None = None) -> None:
         """End the measurement and write the reports; does nothing if it is not running.
@@ -92,6 +120,8 @@ class Measurement:
 
     def summary(self) -> str:
         """Return the paths of the reports and the iteration time as text."""
+        if self.watch is not None:
+            return f"uprof: watched, see uprof report {self.watch.folder}"
         if self.failure is not None and (self.profile is None or not self.profile.files):
             return f"uprof: not measured: {self.failure}"
         if self.profile is None or self.is_under_way:

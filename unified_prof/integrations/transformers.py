@@ -27,10 +27,11 @@ class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped if it is 
 
     Args:
         output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
-        options: Other arguments of `unified_prof.profile`, such as `iterations`.
+        options: Other arguments of `unified_prof.profile`, such as `iterations`; `watch=True` and
+            arguments of `unified_prof.watch` to watch the whole training instead.
 
     Attributes:
-        measurement: Result: `profile`, `failure`, `summary()`.
+        measurement: Result: `profile` or `watch`, `failure`, `summary()`.
     """
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
@@ -39,6 +40,16 @@ class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped if it is 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start measuring."""
         self.measurement.begin(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End a watched step."""
+        self.measurement.step()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave an evaluation or a checkpoint out of the watched steps."""
+        self.measurement.leave_out()
+
+    on_save = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the reports and print their paths."""

@@ -198,6 +198,10 @@ class Watch:
         self._over.set()
         self._thread.join()
 
+    def leave_out(self) -> None:
+        """Count the time since the last step, such as a validation, to no step."""
+        self._collector.leave_out()
+
     def _listen(self) -> None:
         """Let SIGUSR2 request a capture, unless the program or its launcher handles it."""
         number = getattr(signal, "SIGUSR2", None)

@@ -236,6 +236,11 @@ class StepCollector:
             self._samples = samples
         self._steps.marked()
 
+    def leave_out(self) -> None:
+        """Begin the current step again."""
+        if self._parts is not None:
+            self._restarted()
+
     def _marked(self) -> None:
         """Handle an optimizer step or mark; other events no longer end steps."""
         self._forget_unmarked()
