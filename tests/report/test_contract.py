@@ -15,6 +15,7 @@ from tests.cli.test_report import refused, uprof
 from tests.cluster import ranks
 from tests.pipeline.test_flight_recorder import call, dump, waits, write
 from tests.report.on_page import embedded_data
+from tests.watch.runs import CAPTURED, eventful, write_run
 from unified_prof.report import contract
 
 
@@ -39,6 +40,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training_step(root / "device.db")
     ranks.databases(root / "ranks", world=2, slow_1=1.5)
     ranks.databases(root / "six_ranks", world=6)
+    (root / "watched").mkdir()
+    write_run(root / "watched", change=eventful, events=CAPTURED)
     (root / "dumps").mkdir()
     write(root / "dumps", {0: dump([call(1), waits(2)]), 1: dump([call(1)])})
     assert uprof("cluster", "build", root / "ranks", "-o", root / "run").returncode == 0
@@ -51,6 +54,7 @@ COMMANDS = (
     ("report", "report", "ranks"),
     ("report", "report", "six_ranks"),
     ("report", "report", "dumps"),
+    ("report", "report", "watched"),
     ("advise", "advise", "device.db"),
     ("advise", "advise", "base", "--top", "1"),
     ("advise", "advise", "ranks"),

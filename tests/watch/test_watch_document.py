@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import os
+import sqlite3
+import statistics
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.watch.runs import CAPTURED, MS, eventful, step, write_run
+from unified_prof.cli.app import app
+from unified_prof.errors import UprofError
 from unified_prof.report.document import Document
 from unified_prof.report.terminal import render_text
-from unified_prof.report.watch_document import watch_document
+from unified_prof.report.watch_document import run_figures, watch_document
 from unified_prof.sqlite.watch_file import StepRow, WatchFile, read_folder
 
 
@@ -16,7 +27,7 @@ def summary_of(folder: Path, device: str, rows: list[StepRow]) -> Document:
     """Write steps of one rank and return their summary."""
     file = WatchFile(folder, 0, {"rank": "0", "began_ns": "1", "device": device})
     file.append(rows)
-    return watch_document(read_folder(folder), folder)
+    return watch_document(run_figures(read_folder(folder), folder))
 
 
 def row(step: int, passes_ns: tuple[int | None, int | None, int | None]) -> StepRow:
@@ -34,7 +45,7 @@ def test_parts_of_each_clock_add_up_to_the_step(tmp_path: Path, device: str) -> 
     text = render_text(summary_of(tmp_path, device, [*unknown, *known]))
     shares: dict[str, float] = {}
     for line in text.splitlines():
-        if line.endswith(" %") and "tenth" not in line:
+        if line.endswith(" %") and " of which " not in line:
             words = line.split()
             clock = next((word for word in words if word in ("host", "device")), "host")
             if words[0] == "host" and words[1] == "wait":
@@ -52,3 +63,121 @@ def test_steps_without_device_times_have_parts_of_the_host_only(tmp_path: Path) 
     text = render_text(summary_of(tmp_path, "cuda", [row(0, (None, None, None))]))
     assert "data loading" in text
     assert "forward" not in text
+
+
+def report(*words: str | Path) -> str:
+    """Run `uprof report` and return its output."""
+    done = CliRunner().invoke(app, ["report", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_headline_names_what_matters(tmp_path: Path) -> None:
+    write_run(tmp_path, change=eventful, events=CAPTURED)
+    text = report(tmp_path)
+    head, first = text.splitlines()[1], " ".join(text.split("\n\n")[1].split())
+    assert "a step takes 10.0 ms, of which backward 38 %" in head
+    assert "20.0 % slower than at the beginning" in head
+    assert "memory grows by 48.8 MiB per 1,000 steps" in head
+    assert f"try first load ahead (uprof advise {tmp_path}/captures/slow)" in first
+    assert "500  70.0 ms    7.0  data loading +60.0 ms  captures/slow" in text
+    assert "700  40.0 ms    4.0  data loading +30.0 ms  -" in text
+
+
+def test_figures_agree_with_sql_and_statistics_of_the_standard_library(tmp_path: Path) -> None:
+    write_run(tmp_path, change=eventful, events=CAPTURED)
+    (one,) = json.loads(report(tmp_path, "--json"))["ranks"]
+    with sqlite3.connect(tmp_path / "watch_rank0.db") as db:
+        rows = db.execute("SELECT step, length_ns, data_ns, allocated_bytes FROM STEP").fetchall()
+    steps, lengths, data, sizes = zip(*rows, strict=True)
+    assert one["length"]["median_ns"] == statistics.median(lengths)
+    assert one["clocks"][0]["step_ns"] == pytest.approx(statistics.fmean(lengths))
+    assert one["clocks"][0]["parts_ns"]["data loading"] == pytest.approx(statistics.fmean(data))
+    slope = statistics.linear_regression(steps, sizes).slope
+    growth = one["memory"]["growth_per_1000_steps_bytes"]
+    assert growth == pytest.approx(1_000 * slope, rel=0.02)
+    assert one["memory"]["max_bytes"] == max(sizes)
+
+
+parts = st.integers(0, 30 * MS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@given(rows=st.lists(st.tuples(*[parts] * 6, st.booleans()), min_size=1, max_size=60))
+def test_parts_add_up_for_any_steps(
+    device: str, rows: list[tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def change(number: int) -> dict[str, int | None]:
+        data, forward, backward, optimizer, wait, rest, known = rows[number]
+        passes = {"forward_ns": forward, "backward_ns": backward, "optimizer_ns": optimizer}
+        unknown = dict.fromkeys(passes) if device == "cuda" and not known else passes
+        whole = data + wait + rest + (0 if device == "cuda" else sum(passes.values()))
+        return {"length_ns": whole, "data_ns": data, "wait_ns": wait, **unknown}
+
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder, len(rows), change, device=device)
+    (one,) = run_figures(read_folder(folder), folder).ranks
+    assert [clock.clock for clock in one.clocks][:1] == ["host"]
+    for clock in one.clocks:
+        assert min(clock.parts_ns.values()) >= 0
+        assert sum(clock.parts_ns.values()) == pytest.approx(clock.step_ns)
+    assert one.length is not None
+    assert one.clocks[0].step_ns == pytest.approx(
+        statistics.fmean(change(number)["length_ns"] or 0 for number in range(len(rows)))
+    )
+
+
+def test_the_slowest_rank_has_details(tmp_path: Path) -> None:
+    for rank in range(4):
+        lengths = {number: {"length_ns": (10 + rank) * MS} for number in range(200)}
+        write_run(tmp_path, 200, lengths.__getitem__, rank=rank)
+    text = report(tmp_path)
+    assert "rank 3 is slowest (1.13 of the median rank)" in text
+    assert [line.split()[:3] for line in text.splitlines() if line.startswith("   ")] == [
+        [str(rank), f"{10 + rank}.0", "ms"] for rank in range(4)
+    ]
+    assert "rank 3, the slowest" in text
+    assert "the slowest" not in report(tmp_path, "--rank", "1")
+    assert "median 11.0 ms" in report(tmp_path, "--rank", "1")
+
+
+@pytest.mark.parametrize("shape", ["csv", "parquet", "arrow"])
+def test_tables_have_all_steps_of_all_ranks(tmp_path: Path, shape: str) -> None:
+    for rank in range(2):
+        write_run(tmp_path, 30, lambda number: {"event": 0 if number == 7 else None}, rank=rank)
+    file = tmp_path / f"steps.{shape}"
+    report(tmp_path, "-o", file)
+    if shape == "csv":
+        found = [
+            {name: int(value) if value else None for name, value in row.items()}
+            for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+        ]
+    else:
+        feather = pytest.importorskip("pyarrow.feather")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        read = parquet.read_table if shape == "parquet" else feather.read_table
+        found = read(file).to_pylist()
+    events = [step(number)._replace(event=0 if number == 7 else None) for number in range(30)]
+    assert found == [{"rank": rank} | row._asdict() for rank in range(2) for row in events]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nowhere",), "nowhere"),
+        (("run", "--rank", "3"), "run has no rank 3"),
+        (("run", "--by", "kernel"), "do not apply to watched runs"),
+        (("cut",), "watch_rank0.db"),
+    ],
+)
+def test_wrong_input_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    for name in ("run", "cut"):
+        (tmp_path / name).mkdir()
+        file = write_run(tmp_path / name)
+    os.truncate(file.path, file.path.stat().st_size // 2)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["report", *words])
+    assert isinstance(done.exception, UprofError)
+    assert message in str(done.exception)

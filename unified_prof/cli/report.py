@@ -161,7 +161,16 @@ def report(
     )
     folder = path.parent if path.match(WATCH_FILES) else path
     if any(folder.glob(WATCH_FILES)):
-        _report_watched(folder, shape.name, file, force=force)
+        if by is not None or sort is not None or statistics or capture is not None:
+            raise UsageError(
+                "--by, --sort, --stats and --with do not apply to watched runs",
+                slug="option-without-effect",
+            )
+        content = _render_watched(folder, shape.name, rank, request)
+        if file is None:
+            printing.put(content, for_people=shape.for_people)
+        else:
+            printing.write(file, content, force=force)
         return
     made = report_input.render_reports(
         path,
@@ -187,21 +196,19 @@ def report(
         raise click.exceptions.Exit(StoreError.exit_code)
 
 
-def _report_watched(folder: Path, shape: str, file: Path | None, *, force: bool) -> None:
-    """Show the steps of a run that `uprof watch` follows or followed."""
-    from unified_prof.report.watch_document import watch_document
+def _render_watched(
+    folder: Path, shape: str, rank: int | None, request: formats.ReportRequest
+) -> str | bytes:
+    """Render the steps of a run that `uprof watch` follows or followed."""
+    from unified_prof.report.watch_document import produce_watch
     from unified_prof.sqlite.watch_file import read_folder
 
-    if shape not in ("text", "markdown"):
+    ranks = read_folder(folder)
+    if rank is not None and rank not in ranks:
         raise UsageError(
-            f"--format {shape} is not available for watched runs",
-            hint="use text or markdown, or read the tables STEP and EVENT of the files",
-            slug="unknown-format",
+            f"{folder} has no rank {rank}",
+            hint=f"it has {', '.join(map(str, sorted(ranks)))}",
+            slug="no-such-rank",
         )
-    text = printing.render(
-        watch_document(read_folder(folder), folder), shape, to_file=file is not None
-    )
-    if file is None:
-        printing.put(text, for_people=shape == "text")
-    else:
-        printing.write(file, text, force=force)
+    chosen = ranks if rank is None else {rank: ranks[rank]}
+    return produce_watch(shape, chosen, folder, request)

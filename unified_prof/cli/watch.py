@@ -170,11 +170,11 @@ def watch(
 
 def _say_summary(folder: Path) -> None:
     from unified_prof.report.terminal import render_text
-    from unified_prof.report.watch_document import watch_document
+    from unified_prof.report.watch_document import run_figures, watch_document
     from unified_prof.sqlite.watch_file import read_folder
 
     width, color = printing.terminal(sys.stderr) if streams.is_terminal() else (None, False)
-    document = watch_document(read_folder(folder), folder)
+    document = watch_document(run_figures(read_folder(folder), folder))
     streams.tell(render_text(document, width=width, color=color).rstrip("\n"))
 
 

@@ -114,7 +114,7 @@ class StepChanges:
             f"step {row.step:,} took {scaled(row.length_ns, TIMES)}, "
             f"{row.length_ns / max(usual_ns, 1):.1f} times the median of {scaled(usual_ns, TIMES)}"
         )
-        if found := _grown(rows, [row]):
+        if found := grown(rows, [row]):
             text += f": {found[0]} took {scaled(found[1], TIMES)} more than usual"
         return Change("slow_step", row.step, text)
 
@@ -157,7 +157,7 @@ class StepChanges:
             f"steps take {100 * (after_ns / before_ns - 1):.1f} % longer since about step "
             f"{since:,}: typically {scaled(after_ns, TIMES)}, before {scaled(before_ns, TIMES)}"
         )
-        if part := _grown(self._usual, [*self._recent][-3 * BLOCK :]):
+        if part := grown(self._usual, [*self._recent][-3 * BLOCK :]):
             text += f"; {part[0]} takes {scaled(part[1], TIMES)} more"
         return Change("drift", block[-1].step, text)
 
@@ -291,7 +291,7 @@ def _parts(row: StepRow) -> dict[str, int | None]:
     return {**parts, "other code": max(0, row.length_ns - known)}
 
 
-def _grown(before: Sequence[StepRow], after: Sequence[StepRow]) -> tuple[str, float] | None:
+def grown(before: Sequence[StepRow], after: Sequence[StepRow]) -> tuple[str, float] | None:
     """Return the part whose median grew most, and by how much in ns."""
     if not before:
         return None

@@ -37,6 +37,7 @@ from unified_prof.recording.steps import StepTrace
 from unified_prof.report.cluster_document import CLUSTER_FORMAT_VERSION, RankOperationRow
 from unified_prof.report.figures import FORMAT_VERSION
 from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION
+from unified_prof.report.watch_document import RunFigures
 
 
 def _shape(
@@ -175,6 +176,12 @@ _HANG = _shape(
     findings=[model.Finding],
     last_calls=[{str: str}],
 )
+_WATCHED = _shape(
+    "WatchDocument",
+    {Literal["uprof-watch"]: "format", int: "version"},
+    RunFigures,
+    doc=_output_of("report --json DIR, of a watched run"),
+)
 _ADVICE = _shape(
     "AdviceDocument",
     {Literal["uprof-advice"]: "format", int: "version", _COVERAGE | None: "coverage"},
@@ -286,7 +293,7 @@ _GATES = _shape(
 
 # Command -> version and shapes of its documents.
 DOCUMENTS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
-    "report": (FORMAT_VERSION, (_REPORTS, _HANG)),
+    "report": (FORMAT_VERSION, (_REPORTS, _HANG, _WATCHED)),
     "advise": (FORMAT_VERSION, (_ADVICE,)),
     "what-if": (FORMAT_VERSION, (_WHAT_IF,)),
     "diff": (DIFFERENCE_FORMAT_VERSION, (_OPERATIONS, _DEVICES, _WORKLOADS)),

@@ -199,6 +199,14 @@ class RankSteps:
         found = np.where(numbers == UNKNOWN, np.nan, numbers.astype(np.float64))
         return found[self.columns["event"] == UNKNOWN] if healthy else found
 
+    def rows(self, places: NDArray[np.int64] | slice = slice(None)) -> list[StepRow]:
+        """Return the rows at the given places, by default all."""
+        columns = [self.columns[name][places].tolist() for name in STEP_COLUMNS]
+        return [
+            StepRow._make(None if value == UNKNOWN else value for value in row)
+            for row in zip(*columns, strict=True)
+        ]
+
     def refresh(self, path: Path) -> None:
         """Read the rows of `path` that are not known yet, and all of its events.
 
