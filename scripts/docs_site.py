@@ -139,9 +139,9 @@ def _text(words: str | None) -> str:
     return "".join(plain)
 
 
-def with_messages(markdown: str) -> str:
+def with_messages(markdown: str, trees: dict[Path, ast.Module] | None = None) -> str:
     """Return the troubleshooting page with the messages of each error."""
-    known = messages()
+    known = messages(trees)
 
     def add_messages(match: re.Match[str]) -> str:
         found = known.get(match[1], ())
@@ -153,10 +153,10 @@ def with_messages(markdown: str) -> str:
     return re.sub(r"^### (\S+)\n(?:- .*\n)+", add_messages, markdown, flags=re.M)
 
 
-def messages() -> dict[str, list[str]]:
+def messages(trees: dict[Path, ast.Module] | None = None) -> dict[str, list[str]]:
     """Return slug -> messages of the package's errors, with … for variable parts."""
     found: dict[str, set[str]] = defaultdict(set)
-    for call, _ in raised():
+    for call, _ in raised(trees):
         for slug in slugs_of(call):
             found[slug] |= _templates(call.args[0]) if call.args else set()
     return {slug: sorted(texts, key=str.lower) for slug, texts in found.items()}

@@ -98,8 +98,15 @@ def shared() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def window() -> Iterator[Browser]:
-    """Return a browser for the tests of a module."""
+@pytest.fixture(scope="session")
+def browser_of_session() -> Iterator[Browser]:
+    """Return the browser of all tests of this process."""
     with Browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def window(browser_of_session: Browser) -> Browser:
+    """Return the browser, without messages of earlier pages."""
+    browser_of_session.console()
+    return browser_of_session

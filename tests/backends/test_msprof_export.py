@@ -105,7 +105,7 @@ def test_hanging_exporter_is_stopped(prof: Path, monkeypatch: pytest.MonkeyPatch
     began = time.monotonic()
     with pytest.raises(CaptureError, match="took more than 2 s"):
         export(prof, limit_s=2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert contents(prof) == before
 
 
@@ -118,7 +118,7 @@ def test_signal_stops_the_export_and_is_delivered_afterwards(
     before, received = contents(prof), []
 
     def send_signal() -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (prof.parent / "hangs").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)

@@ -67,7 +67,7 @@ def test_refused_options_are_dropped_without_help_and_the_workload_runs_once(
     messages: list[str] = []
     began = time.monotonic()
     capture = run(tmp_path, COUNT_RUNS, options={"preset": "full"}, relay=messages.append)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
     assert (capture.exit_code, capture.failure) == (0, None)
     first, second = stand_in_msprof.starts(log)
     assert options_of(first) - options_of(second) == {"sys-interconnection-profiling"}

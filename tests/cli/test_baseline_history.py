@@ -98,28 +98,25 @@ def test_unknown_baseline_metric_or_format_is_a_usage_error(
 @pytest.mark.slow
 @browser.needed
 @pytest.mark.parametrize("width", [390, 1280])
-def test_chart_renders_in_browser(
-    store: Path, width: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chart_renders_in_browser(store: Path, window: Browser, width: int) -> None:
     assert uprof("baseline", "history", "main", HOSTILE, "-o", "page.html") == 0
-    with Browser() as browser:
-        browser.open(Path("page.html"), width=width, dark=width < 600)
-        assert browser.console() == []
-        labels = browser.run(
-            "return [...document.querySelectorAll('#series-0 .point')]"
-            ".map((one) => one.getAttribute('aria-label'))"
-        )
-        assert len(labels) == 9
-        assert "slower +" in labels[5]
-        assert "between" in labels[0]
-        over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert browser.run(over) == 0
-        assert browser.run("return document.title") != "x"
-        browser.run("document.querySelector('#series-0 .point').dispatchEvent(new Event('focus'))")
-        tip = "document.querySelector('#series-0 .tip')"
-        hidden, text = browser.run(f"return [{tip}.hidden, {tip}.textContent]")
-        assert not hidden
-        assert text == labels[0]
-        browser.run("document.querySelector('#series-0 details').open = true")
-        rows = "return document.querySelectorAll('#series-0 tbody tr').length"
-        assert browser.run(rows) == 9
+    window.open(Path("page.html"), width=width, dark=width < 600)
+    assert window.console() == []
+    labels = window.run(
+        "return [...document.querySelectorAll('#series-0 .point')]"
+        ".map((one) => one.getAttribute('aria-label'))"
+    )
+    assert len(labels) == 9
+    assert "slower +" in labels[5]
+    assert "between" in labels[0]
+    over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert window.run(over) == 0
+    assert window.run("return document.title") != "x"
+    window.run("document.querySelector('#series-0 .point').dispatchEvent(new Event('focus'))")
+    tip = "document.querySelector('#series-0 .tip')"
+    hidden, text = window.run(f"return [{tip}.hidden, {tip}.textContent]")
+    assert not hidden
+    assert text == labels[0]
+    window.run("document.querySelector('#series-0 details').open = true")
+    rows = "return document.querySelectorAll('#series-0 tbody tr').length"
+    assert window.run(rows) == 9

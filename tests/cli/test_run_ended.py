@@ -85,7 +85,7 @@ def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
     process = start(f"train({STEPS})\nopen('up', 'w').close()\ntime.sleep(600)\n")
     wait_for("up", process)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     assert facts("out/memory.sqlite")["complete"] == "true"
 

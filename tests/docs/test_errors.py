@@ -85,7 +85,7 @@ def test_each_entry_has_a_cause_and_a_fix(slug: str) -> None:
 
 @pytest.mark.slow
 def test_site_lists_the_messages_of_each_error() -> None:
-    shown = SITE["with_messages"](PAGE)
+    shown = SITE["with_messages"](PAGE, trees("unified_prof"))
     entry = shown.partition("\n### no-report\n")[2].partition("\n#")[0]
     assert "`… contains no readable report…`" in entry
     assert shown.count("**Messages:**") > 100

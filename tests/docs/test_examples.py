@@ -39,6 +39,9 @@ _COMMAND = re.compile(
     r"(?:[^\n#|&;<>()\"'`]|\"[^\"]*\"|'[^']*'|\(\))*)"
 )
 
+# Neither needs a shell nor runs a program: such commands run in this process.
+_ALONE = re.compile(r"uprof ((?!run|gate|view|watch|lsp|mcp)[\w ./=:,+@%-]+?) *(?:#.*)?")
+
 
 def shell_text(block: Block) -> str:
     """Return the commands of a block without their output."""
@@ -211,6 +214,12 @@ def _prepare(block: Block, words: list[str], store: Path) -> None:
 def _run_shell(block: Block) -> None:
     lines = block.page.read_text(encoding="utf-8").splitlines()
     above = re.fullmatch(r"<!-- exit: (\d+) -->", lines[block.line - 2])
+    alone = [_ALONE.fullmatch(line) for line in shell_text(block).splitlines()]
+    if not above and all(alone):
+        for found in filter(None, alone):
+            done_here = uprof(*shlex.split(found[1]))
+            assert done_here.returncode == 0, f"{block.where}: {found[1]}: {done_here.stderr}"
+        return
     binaries = Path("..", ".bin").resolve()
     binaries.mkdir(exist_ok=True)
     # The outcome of a gate depends on how busy this machine is, so any is accepted.

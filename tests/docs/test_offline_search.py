@@ -24,14 +24,13 @@ worker.postMessage(20);
 
 @pytest.mark.slow
 @browser.needed
-def test_worker_on_disk_gets_messages_and_answers(tmp_path: Path) -> None:
+def test_worker_on_disk_gets_messages_and_answers(tmp_path: Path, window: browser.Browser) -> None:
     (tmp_path / SHIM.name).write_bytes(SHIM.read_bytes())
     (tmp_path / "worker.js").write_text(
         'addEventListener("message", async (event) => postMessage(event.data + 1));'
     )
     page = tmp_path / "page.html"
     page.write_text(PAGE)
-    with browser.Browser() as shown:
-        shown.open(page)
-        assert shown.run("return document.body.dataset.answer") == "21"
-        assert shown.console() == []
+    window.open(page)
+    assert window.run("return document.body.dataset.answer") == "21"
+    assert window.console() == []

@@ -109,7 +109,7 @@ def test_killed_export_leaves_no_files(
     while not any(scratch.rglob("*.db*")) and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode in (-number, 128 + number)
     assert not list(scratch.iterdir())
     assert not out.exists()

@@ -255,10 +255,10 @@ def dask_by_command_line(
         for process in reversed(started):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
+            process.wait(120)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -359,7 +359,7 @@ def test_ctrl_c_ends_a_local_pool_with_all_its_processes(tmp_path: Path) -> None
         assert process.stdout.readline() == b"open\n"
         time.sleep(1)
         os.killpg(process.pid, signal.SIGINT)  # To the whole group, as a terminal does.
-        _, messages = process.communicate(timeout=60)
+        _, messages = process.communicate(timeout=120)
     assert (process.returncode, messages) == (130, b"")
     assert wait_until(lambda: not processes_of_session(process.pid), 10)
 

@@ -164,7 +164,7 @@ def test_interruption_leaves_no_process() -> None:
         interrupted()
     assert started
     assert not any(b"spawn_main" in command_of(process_id) for process_id in started)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50
 
 
 @linux
@@ -354,7 +354,7 @@ def command_of(process_id: int) -> bytes:
         return b""
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -437,7 +437,7 @@ def test_workers_end_with_the_command_and_the_next_call_continues(
     workers = children(conversion_process.pid)
     assert workers
     conversion_process.send_signal(number)
-    conversion_process.communicate(timeout=60)
+    conversion_process.communicate(timeout=120)
     assert wait_until(lambda: not any(b"spawn_main" in command_of(pid) for pid in workers), 15)
     assert conversion_process.returncode == (-9 if number is signal.SIGKILL else 128 + number)
     if number is not signal.SIGKILL:
@@ -482,7 +482,7 @@ def test_killed_import_leaves_no_temporary_files(number: signal.Signals, tmp_pat
     ) as process:
         assert wait_until(lambda: has_spooled(process.pid), 60)
         process.send_signal(number)
-        process.wait(60)
+        process.wait(120)
     assert list((tmp_path / "tmp").iterdir()) == []
     abandoned = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("r.db"))
     assert bool(abandoned) == (number is signal.SIGKILL)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-_PATIENCE_S = 30
+_PATIENCE_S = 120
 
 ARGUMENTS = (
     "--headless=new",

@@ -14,7 +14,7 @@ from unified_prof.explain.api import open_analyses
 from unified_prof.report.figures import collect_figures, figures_document
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two Skyline reports of a run and an msprof database."""
     folder = tmp_path_factory.mktemp("page")
@@ -34,12 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page(folder: Path) -> Path:
     return write_page(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def document(folder: Path) -> Any:
     with open_analyses(folder) as analyses:
         found = figures_document([collect_figures(analysis) for analysis in analyses])
