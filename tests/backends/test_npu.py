@@ -430,7 +430,7 @@ def test_running_process_is_recorded_for_a_duration(tmp_path: Path) -> None:
             process.kill()
     assert (capture.exit_code, capture.failure) == (0, None)
     assert len(capture.recordings) == 1
-    assert 0.3 < float((tmp_path / "out" / "recorded_seconds").read_text()) < 5
+    assert 0.3 < float((tmp_path / "out" / "recorded_seconds").read_text()) < 20
 
 
 # Providers that also initialize the "NPU".

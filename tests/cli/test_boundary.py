@@ -346,7 +346,10 @@ def test_workload_is_profiled_for_any_state_of_its_streams(
     line = f"uprof run --backend cpu --scope project -o out train.py {streams}"
     found = shell(line, place)
     assert found.returncode == 0, found.stderr
-    assert (place / "out" / "run_time.sqlite").exists()
+    assert sorted(path.name for path in (place / "out").iterdir()) == [
+        "memory.sqlite",
+        "run_time.sqlite",
+    ]
     if workload == "prints":
         assert found.stdout == "hello\n"
 

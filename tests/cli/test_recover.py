@@ -126,15 +126,6 @@ def test_run_killed_midway_can_be_recovered() -> None:
 
 
 @pytest.mark.slow
-def test_program_that_calls_os_exit_in_step_7_can_be_recovered() -> None:
-    process = start("train(7)\nos._exit(3)\n", "--iterations", "99")
-    end(process)
-    assert process.returncode == 3
-    assert uprof("recover", "out", "-q").returncode == 0
-    assert files() == REPORTS
-
-
-@pytest.mark.slow
 def test_nothing_is_recovered_before_the_first_iteration() -> None:
     process = start("os._exit(3)\n")
     end(process)
@@ -154,12 +145,11 @@ def test_completed_measurement_leaves_nothing_to_recover() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_run_killed_at_any_moment_leaves_reports_or_a_recoverable_spool(seed: int) -> None:
+def test_run_killed_at_any_moment_leaves_reports_or_a_recoverable_spool() -> None:
     process = start("print('go', flush=True)\ntrain(400, 0.01)\n", "--iterations", "200")
     assert process.stdout is not None
     process.stdout.readline()
-    time.sleep(random.Random(seed).uniform(0.0, 4.0))
+    time.sleep(random.uniform(0.0, 4.0))
     process.kill()
     end(process)
     had_spool = any(name.endswith(".spool") for name in files())

@@ -52,12 +52,12 @@ def start(source: str, *options: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: str, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
+    for _ in range(6000):
         if Path(path).exists():
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    pytest.fail(f"no {path} after a minute")
+    pytest.fail(f"no {path} after five minutes")
 
 
 def facts(path: str) -> dict[str, str | None]:
@@ -108,41 +108,14 @@ def test_exit_of_the_program_is_added_to_reports_already_written() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_terminated_run_keeps_its_complete_iterations(number: signal.Signals) -> None:
+def test_run_of_a_closed_terminal_keeps_its_complete_iterations() -> None:
     process = start("train(6)\nopen('up', 'w').close()\ntime.sleep(600)\n", "--iterations", "99")
     wait_for("up", process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == -number, err  # as without uprof
+    assert process.returncode == -signal.SIGHUP, err  # as without uprof
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     assert facts("out/run_time.sqlite")["complete"] == "false"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
-def test_broken_streams_do_not_affect_the_reports(redirection: str) -> None:
-    Path("train.py").write_text(TRAINING + f"train({STEPS})\n")
-    line = " ".join(f"'{word}'" for word in command())
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["sh", "-c", f"{line} {redirection}"], env=environment, check=False)
-    assert done.returncode == 0
-    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "close_streams",
-    ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)"],
-    ids=["objects", "descriptors"],
-)
-def test_program_that_closes_its_streams_is_profiled(close_streams: str) -> None:
-    process = start(f"{close_streams}\ntrain({STEPS})\n")
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
-    assert facts("out/run_time.sqlite")["exit_code"] == "0"
 
 
 @pytest.mark.slow

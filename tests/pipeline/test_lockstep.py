@@ -154,12 +154,11 @@ def test_short_script_is_inconclusive_and_not_an_error(tmp_path: Path) -> None:
     ("extra", "options", "message"),
     [
         ("print('bad input'); sys.exit(7 if step == 9 else 0) if step == 9 else 0", (), "code 7"),
-        ("1 / (step - 20)", (), "ZeroDivisionError"),
         ("1 / step", ("--timeout", "60"), "ZeroDivisionError"),
         ("time.sleep(999 * (step == 12))", ("--timeout", "20"), "no progress for 20 s"),
         ("torch.os.kill(torch.os.getpid(), 9 * (step == 9))", (), "killed by signal 9"),
     ],
-    ids=["exit", "exception", "exception before the first turn", "hang", "killed"],
+    ids=["exit", "exception before the first turn", "hang", "killed"],
 )
 def test_failing_candidate_is_an_error_of_its_own(
     extra: str, options: tuple[str, ...], message: str, tmp_path: Path, mark: str
@@ -173,7 +172,7 @@ def test_failing_candidate_is_an_error_of_its_own(
     assert f"in {Path('new')}" in err.decode()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_over_if_the_gate_is_ended(
     number: signal.Signals, tmp_path: Path, mark: str
 ) -> None:
