@@ -31,7 +31,7 @@ demo: $(STAMP)-run
 	$(BIN)/uprof run --backend cpu --force -o .cache/demo examples/transformer.py
 
 test: $(STAMP)-dev
-	$(MAKE) lint types contracts
+	$(MAKE) --no-print-directory -j 2 lint types contracts
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not clients and not timing'
 
 # Needs an otherwise idle machine.

@@ -41,7 +41,7 @@ def served(trace: Path) -> Iterator[Served]:
 def request(
     served: Served, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     try:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, headers=named)
@@ -102,7 +102,7 @@ def test_host_header_of_a_forwarded_port_is_accepted(served: Served, host: str) 
 
 
 def test_request_without_host_header_is_forbidden(served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(f"GET {path_of(served)} HTTP/1.0\r\n\r\n".encode())
         assert connection.recv(100).startswith(b"HTTP/1.0 403 ")
 
@@ -130,7 +130,7 @@ def test_methods_that_write_are_not_allowed(served: Served, method: str) -> None
 
 
 def test_invalid_request_is_not_echoed(served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(b"<script>\r\n\r\n")
         answer = connection.recv(1000)
     assert b"script" not in answer
@@ -154,7 +154,7 @@ def test_occupied_port_is_an_error_or_the_next_port_is_used() -> None:
 def test_server_ends_after_a_time_without_requests(served: Served) -> None:
     began = time.monotonic()
     served.wait(0.2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     began = time.monotonic()
     asking = threading.Timer(0.3, request, (served, path_of(served)))
     asking.start()
@@ -171,7 +171,7 @@ def test_server_ends_soon_after_the_last_file_was_fetched(served: Served) -> Non
     waiting.join(0.4)
     assert waiting.is_alive(), "neither HEAD nor the page is the trace"
     request(served, path_of(served, "run.trace"))
-    waiting.join(10)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 
@@ -187,7 +187,7 @@ def test_running_transfer_is_completed(tmp_path: Path) -> None:
         waiting.join(0.3)
         assert waiting.is_alive()
         assert len(answer.read()) == 30_000_000
-        waiting.join(10)
+        waiting.join(30)
         assert not waiting.is_alive()
         connection.close()
 
@@ -197,7 +197,7 @@ def test_idle_connection_does_not_keep_the_server_running(served: Served) -> Non
         began = time.monotonic()
         served.wait(0.1)
         served.__exit__(None, None, None)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_requests_with_a_wrong_token_do_not_keep_the_server_running(served: Served) -> None:
@@ -211,7 +211,7 @@ def test_requests_with_a_wrong_token_do_not_keep_the_server_running(served: Serv
     waiting = threading.Thread(target=served.wait, args=(0.5,))
     guessing.start()
     waiting.start()
-    waiting.join(10)
+    waiting.join(30)
     ended = not waiting.is_alive()
     stop.set()
     guessing.join()
@@ -227,7 +227,7 @@ def test_clients_that_never_finish_their_request_block_no_other_client(served: S
         assert request(served, path_of(served))[0] == 200
         began = time.monotonic()
         served.wait(0.1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_client_that_stops_reading_is_disconnected_after_the_timeout(
@@ -243,5 +243,5 @@ def test_client_that_stops_reading_is_disconnected_after_the_timeout(
             assert connection.recv(10) == b"HTTP/1.0 2"
             began = time.monotonic()
             served.wait(0.1)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         assert request(served, path_of(served, "large"), "HEAD")[0] == 200

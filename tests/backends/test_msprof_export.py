@@ -118,7 +118,7 @@ def test_signal_stops_the_export_and_is_delivered_afterwards(
     before, received = contents(prof), []
 
     def send_signal() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not (prof.parent / "hangs").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)

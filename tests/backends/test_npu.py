@@ -225,7 +225,7 @@ time.sleep(60)
     spec = spec_of(tmp_path, source)
 
     def send_signal() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)
@@ -358,7 +358,7 @@ def test_signals_reach_the_workload_and_its_recording_is_kept(
     )
 
     def send_signal() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)

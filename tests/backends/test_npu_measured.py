@@ -45,7 +45,7 @@ def train(steps, pause=0.0):
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 """
@@ -171,7 +171,7 @@ def test_recover_writes_reports_after_everything_was_killed(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not [*tmp_path.glob("out/.uprof*.spool")] and time.monotonic() < deadline:
         time.sleep(0.05)
     # Everything that uprof started dies with it, as when a machine or a container fails.

@@ -57,7 +57,7 @@ def postgres() -> Iterator[str]:
 
     def tool(name: str, *arguments: str) -> None:
         command = [*as_user, str(tools[-1] / name), "-D", str(folder / "data"), *arguments]
-        subprocess.run(command, check=True, cwd="/", timeout=60, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, cwd="/", timeout=400, stdout=subprocess.DEVNULL)
 
     try:
         tool("initdb", "-A", "trust", "--no-sync")
@@ -142,7 +142,7 @@ for _ in range({EACH}):
     command = [sys.executable, "-c", program, place]
     writers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(PROCESSES)]
     for writer in writers:
-        assert writer.communicate(timeout=100)[1] == b""
+        assert writer.communicate(timeout=400)[1] == b""
     store = open_store(place, create=False)
     versions = [entry.version for entry in store.entries("main")]
     store.close()
@@ -179,7 +179,7 @@ store.close()
         writer.stdin.write("go\n")
         writer.stdin.flush()
     for writer in writers:
-        for line in writer.communicate(timeout=100)[0].splitlines():
+        for line in writer.communicate(timeout=400)[0].splitlines():
             version, document = line.split()
             assert int(version) not in documents
             documents[int(version)] = document
@@ -334,7 +334,7 @@ def results(started: list[subprocess.Popen[str]]) -> tuple[dict[str, int], list[
     """Return document -> version as saved, and the lines about failures."""
     lines: list[str] = []
     for writer in started:
-        out, error = writer.communicate(timeout=100)
+        out, error = writer.communicate(timeout=400)
         assert "Traceback" not in error, error
         lines += out.splitlines()
     saved = [line.split() for line in lines if line.startswith("saved")]

@@ -32,7 +32,7 @@ def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        timeout=120,
+        timeout=400,
     )
 
 

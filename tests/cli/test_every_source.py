@@ -58,11 +58,18 @@ def test_every_recording_can_be_imported_and_read(recording: Path, tmp_path: Pat
 
 
 @pytest.mark.quick(cases=1)
-def test_every_recording_can_be_read_with_convert(recording: Path, tmp_path: Path) -> None:
-    read_all(recording, tmp_path, "--convert")
+def test_every_recording_can_be_read_with_convert(recording: Path) -> None:
+    text = succeeded(uprof("report", recording, "--convert")).stdout
+    assert "msprof database" in text
     message = uprof("report", recording)
     assert message.returncode == 7
     assert "first, or use --convert" in message.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kineto", "prof"])
+def test_every_command_can_convert(kind: str, tmp_path: Path) -> None:
+    read_all(MAKERS[kind](tmp_path / "in"), tmp_path, "--convert")
 
 
 def test_conversion_is_noted_once_and_never_with_quiet(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def start(source: str, *options: str, **more: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=120)[1]
+    return process.communicate(timeout=400)[1]
 
 
 def files() -> list[str]:

@@ -221,7 +221,7 @@ def test_interrupted_run_keeps_its_complete_iterations(
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == code, err
     assert "Traceback" not in err
     answer = json.loads(out)

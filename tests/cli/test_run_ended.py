@@ -71,7 +71,7 @@ REPORTS = ["memory.sqlite", "run_time.sqlite"]
 @pytest.mark.slow
 def test_program_that_calls_os_exit_leaves_complete_reports() -> None:
     process = start(f"train({STEPS})\nos._exit(0)\n")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     found = facts("out/run_time.sqlite")
@@ -85,7 +85,7 @@ def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
     process = start(f"train({STEPS})\nopen('up', 'w').close()\ntime.sleep(600)\n")
     wait_for("up", process)
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=400)
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     assert facts("out/memory.sqlite")["complete"] == "true"
 
@@ -99,7 +99,7 @@ def test_exit_of_the_program_is_added_to_reports_already_written() -> None:
         "print(before)\n"
         "sys.exit(3)\n"
     )
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 3, err
     assert Path("out/run_time.sqlite").stat().st_ino == int(out), "written once"
     found = facts("out/run_time.sqlite")
@@ -112,7 +112,7 @@ def test_run_of_a_closed_terminal_keeps_its_complete_iterations() -> None:
     process = start("train(6)\nopen('up', 'w').close()\ntime.sleep(600)\n", "--iterations", "99")
     wait_for("up", process)
     process.send_signal(signal.SIGHUP)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=400)
     assert process.returncode == -signal.SIGHUP, err  # as without uprof
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     assert facts("out/run_time.sqlite")["complete"] == "false"

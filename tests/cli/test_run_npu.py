@@ -45,7 +45,7 @@ def start(place: Path, source: str, *options: str) -> subprocess.Popen[str]:
 
 def uprof(place: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     process = start(place, source, *options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -177,7 +177,7 @@ def test_interrupted_run_keeps_the_recorded_data(place: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 130
     assert "the run was interrupted" in err
     assert "Traceback" not in err

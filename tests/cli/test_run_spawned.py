@@ -43,6 +43,6 @@ def test_data_sent_by_a_spawned_child_arrives(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     assert (done.returncode, done.stdout) == (0, "[2, 4]\n"), done.stderr

@@ -234,7 +234,7 @@ def _run_shell(block: Block) -> None:
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=400,
         check=False,
         stdin=subprocess.DEVNULL,
     )

@@ -91,7 +91,7 @@ def _signal(number: signal.Signals) -> Prepare:
 
 def mount(*arguments: str) -> None:
     """Call the command `mount`."""
-    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=60)
+    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=400)
 
 
 def _mounted(folder: Path, options: str, launch: Launch) -> None:
@@ -227,5 +227,5 @@ def can_mount(folder: Path) -> bool:
         mount("-t", "tmpfs", "none", str(folder))
     except (OSError, subprocess.SubprocessError):
         return False
-    subprocess.run(["umount", folder], check=True, timeout=60)
+    subprocess.run(["umount", folder], check=True, timeout=400)
     return True

@@ -22,7 +22,7 @@ from tests.faults.commands import Command
 from tests.faults.kinds import Fault, Launch, Reference
 
 # A command that takes longer than this hangs.
-PATIENCE_S = 120
+PATIENCE_S = 400
 # Time in which the processes that a command has started must end after it.
 ORPHANS_S = 15
 # Never in the messages of a command.

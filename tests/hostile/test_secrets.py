@@ -201,7 +201,7 @@ class Site:
                 env=self.environment,
                 stdout=out,
                 stderr=err,
-                timeout=300,
+                timeout=400,
                 check=False,
             )
         if "crash.py" in line or "{wrong}" in line:  # The traceback is the script's own output.

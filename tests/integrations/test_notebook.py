@@ -320,7 +320,7 @@ def test_notebook_runs_in_a_real_kernel(tmp_path: Path) -> None:
     document.cells[6].metadata["tags"] = ["raises-exception"]
     client = NotebookClient(
         document,
-        timeout=120,
+        timeout=400,
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     )

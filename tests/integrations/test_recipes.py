@@ -39,7 +39,7 @@ def run(folder: Path, heading: str, **variables: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -176,7 +176,7 @@ def test_signal_interrupts_a_statement_and_leaves_the_original(
     assert process.stdout.readline() == "step\n"
     time.sleep(0.2)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=400)
     assert process.returncode == code, errors
     assert "StoreError" not in errors
     assert path.read_bytes() == before

@@ -461,7 +461,7 @@ def test_invalid_scheduler_is_refused_before_reading(run: Path, target: str) -> 
 def uprof(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "unified_prof", *map(str, words)],
-        capture_output=True, text=True, check=False, timeout=120, **more,
+        capture_output=True, text=True, check=False, timeout=400, **more,
     )  # fmt: skip
 
 

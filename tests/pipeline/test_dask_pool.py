@@ -255,7 +255,7 @@ def dask_by_command_line(
         for process in reversed(started):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(120)
+            process.wait(400)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120) -> bool:
@@ -359,9 +359,9 @@ def test_ctrl_c_ends_a_local_pool_with_all_its_processes(tmp_path: Path) -> None
         assert process.stdout.readline() == b"open\n"
         time.sleep(1)
         os.killpg(process.pid, signal.SIGINT)  # To the whole group, as a terminal does.
-        _, messages = process.communicate(timeout=120)
+        _, messages = process.communicate(timeout=400)
     assert (process.returncode, messages) == (130, b"")
-    assert wait_until(lambda: not processes_of_session(process.pid), 10)
+    assert wait_until(lambda: not processes_of_session(process.pid), 40)
 
 
 def processes_of_session(session: int) -> list[int]:

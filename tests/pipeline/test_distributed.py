@@ -60,7 +60,7 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=400,
     )
 
 

@@ -211,7 +211,7 @@ def test_cancelled_futures_wake_waiting_threads() -> None:
         tasks: list[Future[Any]] = [pool.submit(sleep, 60.0)]
         tasks += [pool.submit(double, number) for number in range(9)]
         pool.shutdown(cancel_futures=True)
-        assert wait(tasks, 20.0).not_done == set()
+        assert wait(tasks, 50.0).not_done == set()
 
 
 @pytest.mark.slow
@@ -416,7 +416,7 @@ def test_killed_worker_loses_no_recording(
     conversion_process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     os.kill(children(conversion_process.pid)[0], signal.SIGKILL)
-    out, err = conversion_process.communicate(timeout=120)
+    out, err = conversion_process.communicate(timeout=400)
     assert conversion_process.returncode == 0, err
     assert b"Traceback" not in err
     assert out.count(b'"database"') == len(databases(tmp_path)) == 50
@@ -437,8 +437,8 @@ def test_workers_end_with_the_command_and_the_next_call_continues(
     workers = children(conversion_process.pid)
     assert workers
     conversion_process.send_signal(number)
-    conversion_process.communicate(timeout=120)
-    assert wait_until(lambda: not any(b"spawn_main" in command_of(pid) for pid in workers), 15)
+    conversion_process.communicate(timeout=400)
+    assert wait_until(lambda: not any(b"spawn_main" in command_of(pid) for pid in workers), 40)
     assert conversion_process.returncode == (-9 if number is signal.SIGKILL else 128 + number)
     if number is not signal.SIGKILL:
         assert not partials(tmp_path)
@@ -480,9 +480,9 @@ def test_killed_import_leaves_no_temporary_files(number: signal.Signals, tmp_pat
         [sys.executable, "-m", "unified_prof", "convert", str(trace), "-o", str(tmp_path / "r.db")],
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
     ) as process:
-        assert wait_until(lambda: has_spooled(process.pid), 60)
+        assert wait_until(lambda: has_spooled(process.pid))
         process.send_signal(number)
-        process.wait(120)
+        process.wait(400)
     assert list((tmp_path / "tmp").iterdir()) == []
     abandoned = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("r.db"))
     assert bool(abandoned) == (number is signal.SIGKILL)

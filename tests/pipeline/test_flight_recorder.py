@@ -259,7 +259,7 @@ def test_finds_the_absent_rank_in_dumps_of_torch(tmp_path: Path) -> None:
         ],
         env=environment,
         check=True,
-        timeout=240,
+        timeout=400,
         capture_output=True,
     )
     for name in ("pickle", "json"):

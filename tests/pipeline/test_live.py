@@ -163,7 +163,7 @@ def test_forked_process_that_leaves_the_block_writes_nothing(tmp_path: Path) -> 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert result.stdout.splitlines() == ["0 []", "['memory.sqlite', 'run_time.sqlite'] None"]

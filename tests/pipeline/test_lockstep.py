@@ -68,7 +68,7 @@ def mark(tmp_path: Path) -> Iterator[str]:
     """Return a text in the environment of all processes of a gate; check that all have ended."""
     text = f"MARK={tmp_path}"
     yield text.partition("=")[2]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while (left := marked(text)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for one in left:
@@ -166,7 +166,7 @@ def test_failing_candidate_is_an_error_of_its_own(
     checkout(tmp_path / "base")
     checkout(tmp_path / "new", extra=extra)
     with start(tmp_path, *options, MARK=mark) as process:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=400)
     assert process.returncode == CaptureError.exit_code, (out, err)
     assert message in err.decode()
     assert f"in {Path('new')}" in err.decode()
@@ -180,11 +180,11 @@ def test_nothing_is_left_over_if_the_gate_is_ended(
     for side in ("base", "new"):
         checkout(tmp_path / side, extra=child)
     with start(tmp_path, MARK=mark) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         # The gate, two runs and a process that each of them started.
         while len(marked(f"MARK={mark}")) < 5 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(marked(f"MARK={mark}")) >= 5
         process.send_signal(number)
-        process.communicate(timeout=120)
+        process.communicate(timeout=400)
     assert process.returncode != 0

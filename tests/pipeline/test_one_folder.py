@@ -51,7 +51,7 @@ def start_run(name: str, reports: str) -> subprocess.Popen[str]:
 )
 def test_processes_that_share_a_directory_keep_both_reports(reports: str, kinds: list[str]) -> None:
     both = [start_run("a", reports), start_run("b", reports)]
-    messages = [process.communicate(timeout=200)[1] for process in both]
+    messages = [process.communicate(timeout=400)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], messages
     for kind in kinds:
         assert len(list(Path("out").glob(kind))) == 2, messages

@@ -83,7 +83,7 @@ def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=400,
     )
     return result.returncode, result.stdout, result.stderr
 

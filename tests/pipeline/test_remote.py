@@ -295,7 +295,7 @@ def _installed(name: str) -> bool:
 @pytest.mark.slow
 def test_error_of_an_ftp_server_is_the_only_output() -> None:
     words = [sys.executable, "-m", "unified_prof", "cluster", "report", "ftp://127.0.0.1:1/run"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 6
     assert done.stderr == (
         "uprof: error: ftp://127.0.0.1:1/run/cluster.sqlite: the service does not respond "

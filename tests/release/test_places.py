@@ -80,7 +80,7 @@ def builder() -> str:
     for name in BUILDERS:
         if shutil.which(name) is None:
             continue
-        if subprocess.run([name, "info"], capture_output=True, timeout=60).returncode == 0:
+        if subprocess.run([name, "info"], capture_output=True, timeout=400).returncode == 0:
             return name
     pytest.skip(f"needs {', '.join(BUILDERS)} and its service")
 
@@ -98,7 +98,7 @@ def test_image_builds_and_shows_a_report(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     for command in (["db", "create", "x.db"], ["report", "x.db"]):
         run = [tool, "run", "--rm", "-v", f"{tmp_path}:/work", tag, *command]
-        done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(run, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
     owner = subprocess.run(
         [tool, "run", "--rm", "--entrypoint", "id", tag, "-u"], capture_output=True, text=True

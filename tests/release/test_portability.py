@@ -184,7 +184,7 @@ def run_like_windows(code: str, folder: Path) -> subprocess.CompletedProcess[str
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 

@@ -21,7 +21,7 @@ def command(*arguments: str | bytes) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "unified_prof", *arguments],
         capture_output=True,
-        timeout=60,
+        timeout=400,
         check=False,
     )
 

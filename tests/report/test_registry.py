@@ -87,7 +87,7 @@ def test_full_disk_behind_stdout_exits_with_code_9(report: Path, form: str) -> N
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=400,
             check=False,
         )
     message = "stdout cannot be written: No space left on device [uprof:stdout]"
@@ -104,7 +104,7 @@ def test_closed_pipe_is_no_error(report: Path) -> None:
             stdout=write,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=400,
             check=False,
         )
     finally:
@@ -119,7 +119,7 @@ def test_unwritable_stderr_does_not_fail_the_command(report: Path) -> None:
         done = subprocess.run(
             command("report", report, "-o", report.with_name("o.json")),
             stderr=full,
-            timeout=60,
+            timeout=400,
             check=False,
         )
     assert done.returncode == 0

@@ -104,7 +104,7 @@ def worktrees() -> list[str]:
 
 def ends(process: int) -> bool:
     """Return whether a process that has no parent here ends soon."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 400
     while time.monotonic() < until:
         try:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -69,7 +69,7 @@ def compare(*traces: Path) -> str:
     if "HTA_PYTHON" not in os.environ:
         pytest.skip("HTA_PYTHON does not name an environment with HolisticTraceAnalysis")
     run = subprocess.run(
-        [sys.executable, SCRIPT, *traces], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, SCRIPT, *traces], capture_output=True, text=True, timeout=400, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

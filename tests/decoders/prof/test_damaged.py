@@ -194,13 +194,12 @@ def test_flipped_bits_are_survived(
 @pytest.mark.slow
 def test_flipped_bits_in_vendor_recordings_are_survived(shared: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(20)
-    for archive in sorted((shared / "goldens" / "prof").glob("*/PROF_*.tar.xz")):
+    for archive in sorted((shared / "goldens" / "prof").glob("*/PROF_*.tar.xz"))[::2]:
         with tarfile.open(archive) as packed:
             packed.extractall(tmp_path, filter="data")
         recording = tmp_path / archive.name.removesuffix(".tar.xz")
-        for _ in range(2):
-            flip_bits(recording, rng, files=6, flips=10)
-            decode_twice(recording)
+        flip_bits(recording, rng, files=6, flips=10)
+        decode_twice(recording)
         shutil.rmtree(recording)
 
 
