@@ -18,6 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def main(arguments: list[str]) -> int:
     json.dumps({"result_dir": str(output)}, ensure_ascii=False).encode()
     output.mkdir(parents=True, exist_ok=True)
     if "pid" in options:
-        return attach(options, output)
+        return attach(options, output, failures)
     if not parsed.application:
         say("[ERROR] No argument of application.")
         return 255
@@ -178,25 +179,59 @@ def export_one(prof: Path, failures: list[str], options: dict[str, str]) -> None
     say(f"[INFO] Export all data in {prof.name} done.")
 
 
-def attach(options: dict[str, str], output: Path) -> int:
+def attach(options: dict[str, str], output: Path, failures: list[str]) -> int:
     """Record the process `--pid` between `start` and `stop` on standard input."""
+    pid = options["pid"]
+    if "attach_refused" in failures:
+        say(f"[ERROR] cannot connect to server for pid {pid}, maybe server is closed")
+        return 255
     started = 0.0
-    for line in sys.stdin:
-        word = line.strip()
-        say(f"[INFO] {word}")
+    for word in commands():
+        if f"hangs_at_{word}" in failures:
+            time.sleep(60)
+        if f"exits_at_{word}" in failures:
+            return 0
         if word == "start":
             started = time.monotonic()
         elif word == "stop":
             (output / "recorded_seconds").write_text(str(time.monotonic() - started))
-            sample = {"result_dir": str(output), "msprofBinPid": os.getpid()}
-            os.environ["PROFILER_SAMPLECONFIG"] = json.dumps(sample)
-            from tests.backends import stand_in_acl
-
-            stand_in_acl.init()
-        elif word == "quit":
+            record_attached(output, failures)
+        say(f"> dynamic profiling for pid {pid} {word} success")
+        if word == "quit":
             break
     (output / f"{os.getpid()}_profiling_output_record").unlink(missing_ok=True)
     return 0  # Recordings of attached processes are exported by the user.
+
+
+def commands() -> Iterator[str]:
+    """Yield the lines of standard input as the genuine command reads them.
+
+    It waits for the descriptor and then reads a line through a buffer: a second line in the buffer
+    is seen only after more input, or at its end.
+    """
+    rest = b""
+    while True:
+        time.sleep(_POLL_S)
+        if not (chunk := os.read(0, 4096)):
+            break
+        line, _, rest = (rest + chunk).partition(b"\n")
+        yield line.decode()
+    yield from rest.decode().splitlines()
+
+
+def record_attached(output: Path, failures: list[str]) -> None:
+    """Write the recording of an attached process."""
+    if "records_nothing" in failures:
+        return
+    sample = {"result_dir": str(output), "msprofBinPid": os.getpid()}
+    os.environ["PROFILER_SAMPLECONFIG"] = json.dumps(sample)
+    from tests.backends import stand_in_acl
+
+    prof = stand_in_acl.init(device="records_no_device" not in failures)
+    if "truncates" in failures:
+        for file in prof.rglob("*"):
+            if file.is_file():
+                os.truncate(file, min(10, file.stat().st_size))
 
 
 if __name__ == "__main__":

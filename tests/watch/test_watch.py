@@ -16,7 +16,9 @@ from unified_prof.sqlite.watch_file import RankSteps, read_folder
 pytest.importorskip("torch")
 
 SCRIPT = """
-import sys, time, torch
+import os, sys, time, torch
+assert os.environ["UPROF_DEVICE"] == "cpu"
+os.chdir("/")  # the summary must still be found
 steps, slow = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
 

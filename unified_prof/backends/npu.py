@@ -337,6 +337,7 @@ def _start_and_stop(duration_s: int | None) -> Feed:
                 stdin.flush()
                 if wait:
                     asked_to_end.wait(duration_s)
+            stdin.close()  # msprof sees a command behind another one only at the end of its input
         except OSError:
             pass  # msprof has ended; its output is shown anyway
 

@@ -50,7 +50,7 @@ def torch_missing_reason() -> str | None:
 
 
 @contextmanager
-def _workload_environment(device: str) -> Iterator[None]:
+def workload_environment(device: str) -> Iterator[None]:
     """Set UPROF_DEVICE during the block; restore the working directory and output streams after it.
 
     The workload may change them, but uprof needs them to write its results.
@@ -116,7 +116,7 @@ class TorchBackend(ABC):
 
         process = os.getpid()
         try:
-            with _workload_environment(self.name):
+            with workload_environment(self.name):
                 capture = run_workload(
                     self.name,
                     replace(spec, on_measured=measured),

@@ -120,11 +120,18 @@ def watch(
         exec_unprofiled(workload)
     check_script(workload, syntax=True)
     from unified_prof.backends import registry
+    from unified_prof.backends.msprof_dynamic import MODE, MODE_VARIABLE
+    from unified_prof.backends.torch_device import workload_environment
     from unified_prof.pipeline import provenance
     from unified_prof.pipeline.watch import Watch, WatchSettings
     from unified_prof.tracking.workload import run_watched
 
-    chosen = registry.choose() if backend == registry.AUTO else registry.load(backend)
+    if backend == "npu":  # steps need no msprof
+        chosen = registry.make(backend)
+    else:
+        chosen = registry.choose() if backend == registry.AUTO else registry.load(backend)
+    if chosen.name == "npu":
+        os.environ.setdefault(MODE_VARIABLE, MODE)
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
     settings = WatchSettings(
         steps=capture_steps,
@@ -151,6 +158,7 @@ def watch(
         streams.as_found(),
         signals.ended_by_signals(in_children=False),
         signals.held_back_from_end_of_workload(),
+        workload_environment(chosen.name),
     ):
         code = run_watched(
             spec,

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any, Protocol
 
+from unified_prof.backends.msprof_dynamic import DynamicRecording
+from unified_prof.backends.npu_launcher import MarkIterations
 from unified_prof.base import streams
 from unified_prof.base.text import NS_PER_MS, NS_PER_S, printable
 from unified_prof.compare.step_changes import StepChanges
@@ -44,6 +46,7 @@ _INTERVAL_S = 0.5
 _MAX_ROWS = 1_000_000
 # After a slow step, only one of twice its length is an event in this time; all of them are rows.
 _QUIET_NS = 5 * NS_PER_S
+_HOST_ONLY = "; the capture contains the host only"
 # Steps before the capture of healthy steps.
 _HEALTHY_AFTER = 50
 # Longest time to wait at the end of the run for captures to be explained.
@@ -91,6 +94,18 @@ class _Capture:
     recording: StepCapture | None = None
     slowed_ns: int = 0
     """Time that its steps took longer than usual."""
+    place: Path | None = None
+    """Its directory."""
+    on_npu: DynamicRecording | None = None
+    """Recording of msprof, which starts before the steps."""
+
+    def includes_npu(self) -> bool:
+        """Return True if msprof records; otherwise note in the event why it does not."""
+        if self.on_npu is None or self.on_npu.failure is None:
+            return self.on_npu is not None
+        if _HOST_ONLY not in self.event.text:
+            self.event.text += f"{_HOST_ONLY} ({self.on_npu.failure})"
+        return False
 
 
 class Watch:
@@ -141,6 +156,9 @@ class Watch:
         self._is_off = False
         """True after the file could not be written."""
         self._wanted: deque[_Capture] = deque()
+        self._attaching: deque[_Capture] = deque() if device == "npu" else self._wanted
+        """Captures for which msprof must start first."""
+        self._msprof: DynamicRecording | None = None
         self._active: _Capture | None = None
         self._recorded: deque[_Capture] = deque()
         """Captures that have ended."""
@@ -211,7 +229,7 @@ class Watch:
             self._signalled = signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: Any) -> None:
-        self._wanted.append(_Capture(self._event("signal", "SIGUSR2 requested a capture")))
+        self._attaching.append(_Capture(self._event("signal", "SIGUSR2 requested a capture")))
 
     def _event(self, kind: str, text: str, step: int | None = None) -> WatchEvent:
         step = self._collector.steps if step is None else step
@@ -241,19 +259,24 @@ class Watch:
         self._last_slow_ns, self._last_length_ns = now_ns, length_ns
         text = f"step {step:,} took {length_ns / NS_PER_MS:,.1f} ms"
         event = self._slow[step] = self._event("slow_step", text, step)
-        if self._budget.allows():
-            self._start(_Capture(event, is_free=False), step)
-        else:
+        if not self._budget.allows():
             self._events.append(event)
+        elif self._attaching is self._wanted:
+            self._start(_Capture(event, is_free=False), step)
+        elif self._attaching:
+            self._events.append(event)
+        else:
+            self._attaching.append(_Capture(event, is_free=False))
 
     def _start(self, capture: _Capture, step: int) -> None:
         event = capture.event
-        name = f"rank{self._number}_step{step + 1}_{event.kind}"
         try:
-            place = new_directory(self.folder / CAPTURES, name)
+            place = capture.place or self._make_place(event, step + 1)
             steps = capture.steps or self.settings.steps
+            device = self._collector.device.kind
+            marks = [MarkIterations()] if capture.includes_npu() else []
             capture.recording = StepCapture(
-                place / TRACE_NAME, self._collector.device.kind, steps, self.settings.details
+                place / TRACE_NAME, device, steps, self.settings.details, marks
             )
             event.capture, event.status = f"{CAPTURES}/{place.name}", "recording"
             self._active, self._collector.event = capture, event.id
@@ -262,6 +285,10 @@ class Watch:
             self._go_on(capture)
         except Exception as error:  # a failing capture must not disturb the program
             self._failed(capture, error)
+
+    def _make_place(self, event: WatchEvent, step: int) -> Path:
+        name = f"rank{self._number}_step{step}_{event.kind}"
+        return new_directory(self.folder / CAPTURES, name)
 
     def _go_on(self, capture: _Capture) -> None:
         assert capture.recording is not None
@@ -275,6 +302,8 @@ class Watch:
     def _failed(self, capture: _Capture, error: Exception | str) -> None:
         if self._active is capture:
             self._active = self._collector.event = None
+        if capture.on_npu is not None:
+            capture.on_npu.has_stopped()
         event = capture.event
         event.status = event.capture and "failed"
         event.finding = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
@@ -297,6 +326,8 @@ class Watch:
         with suppress(Exception):
             if not self._is_off:
                 self._finish()
+        if self._msprof is not None:
+            self._msprof.kill()
         for exporter in self._exporters:
             with suppress(Exception):
                 exporter.close()
@@ -311,13 +342,14 @@ class Watch:
                 self._events.append(event)
         for change in self._changes.add(rows):
             event = self._event(change.kind, change.text, change.step)
-            if self._budget.allows() and not self._wanted:
-                self._wanted.append(_Capture(event, is_free=False))
+            if self._budget.allows() and not (self._wanted or self._attaching):
+                self._attaching.append(_Capture(event, is_free=False))
             else:
                 self._events.append(event)
         self._look_for_reasons()
-        while self._recorded:
-            self._capture_ended(self._recorded.popleft())
+        self._end_recordings()
+        if self._attaching is not self._wanted:
+            self._attach()
         self._events.extend(self._conversions.poll())
         if self._lost:
             lost, self._lost = self._lost, 0
@@ -345,18 +377,45 @@ class Watch:
         """Request the captures that are due."""
         for request in self._requests.new():
             event = self._event("request", f"capture {request.name} was requested")
-            self._wanted.append(_Capture(event, request.from_step, request.steps))
-        if self._wanted or self._active is not None or not self.settings.share:
+            self._attaching.append(_Capture(event, request.from_step, request.steps))
+        if self._wanted or self._attaching or self._active is not None or not self.settings.share:
             return
         every_s, now_s = self.settings.every_s, time.monotonic()
         if not self._was_healthy and self._collector.steps >= _HEALTHY_AFTER:
             self._was_healthy = True
             event = self._event("healthy", "capture of usual steps, for comparison")
-            self._wanted.append(_Capture(event))
+            self._attaching.append(_Capture(event))
         elif every_s and now_s - self._interval_began_s > every_s and self._budget.allows():
             self._interval_began_s = now_s
             event = self._event("interval", "capture at a fixed interval")
-            self._wanted.append(_Capture(event, is_free=False))
+            self._attaching.append(_Capture(event, is_free=False))
+
+    def _attach(self) -> None:
+        """Start msprof for the next capture of an NPU; it may start late, but is not waited for."""
+        while self._attaching and not (
+            self._wanted or self._active or self._recorded or self._over.is_set()
+        ):
+            capture = self._attaching[0]
+            try:
+                if capture.on_npu is None:
+                    if self._msprof is not None and not self._msprof.has_stopped():
+                        return
+                    capture.place = self._make_place(capture.event, self._collector.steps)
+                    self._msprof = capture.on_npu = DynamicRecording(capture.place)
+                if not capture.on_npu.has_started:
+                    return
+                self._wanted.append(capture)
+            except UprofError as error:
+                self._failed(capture, error)
+            self._attaching.popleft()
+
+    def _end_recordings(self) -> None:
+        for _ in range(len(self._recorded)):
+            capture = self._recorded.popleft()
+            if capture.on_npu is None or capture.on_npu.has_stopped():
+                self._capture_ended(capture)
+            else:
+                self._recorded.append(capture)
 
     def _capture_ended(self, capture: _Capture) -> None:
         assert capture.recording is not None
@@ -364,7 +423,7 @@ class Watch:
         spent_ns = capture.recording.spent_ns + capture.slowed_ns
         self._budget.spend(spent_ns, is_free=capture.is_free)
         self._counted.pop(capture.event.id, None)
-        if failure is not None:
+        if not capture.includes_npu() and failure is not None:
             self._failed(capture, failure)
             return
         capture.event.status = "converting"
@@ -374,7 +433,8 @@ class Watch:
     def _finish(self) -> None:
         """Wait until captures are explained, and close the file."""
         end_s = time.monotonic() + _EXPLAIN_S
-        while not self._conversions.is_idle and time.monotonic() < end_s:
+        while (self._recorded or not self._conversions.is_idle) and time.monotonic() < end_s:
+            self._end_recordings()
             self._events.extend(self._conversions.poll())
             self._hand_over()
             time.sleep(0.05)

@@ -33,6 +33,8 @@ _REQUESTS = "requests"
 _MIN_INTERVAL_S = 10.0
 # Time in which every rank has read a request: it looks twice a second, and the row is written then.
 _NOTICE_S = 2.0
+# Additional time in which msprof starts.
+_NPU_NOTICE_S = 3.0
 
 
 def new_directory(parent: Path, name: str) -> Path:
@@ -222,7 +224,9 @@ def common_step(known: Mapping[int, RankSteps], ranks: Iterable[int]) -> int:
     last = [int(one.columns["step"][-1]) for one in begun]
     median_ns = [float(np.median(one.values("length_ns")[-100:])) for one in begun]
     step_ns = max(min(median_ns, default=NS_PER_S), 1)
-    return max(last, default=0) + 1 + round(_NOTICE_S * NS_PER_S / step_ns)
+    has_npu = any(str(one.facts.get("device")).startswith("npu") for one in begun)
+    notice_s = _NOTICE_S + has_npu * _NPU_NOTICE_S
+    return max(last, default=0) + 1 + round(notice_s * NS_PER_S / step_ns)
 
 
 def folder_of(pid: int) -> Path:

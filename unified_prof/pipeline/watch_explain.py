@@ -2,8 +2,9 @@
 
     python -m unified_prof.pipeline.watch_explain CAPTURE [HEALTHY]
 
-Converts the trace in the directory CAPTURE to `timeline.db`, writes its findings to `advice.txt`
-and the comparison with the capture HEALTHY to `diff.txt`, and prints the first finding.
+Converts msprof's recording in the directory CAPTURE, or else torch's trace, to `timeline.db`,
+writes its findings to `advice.txt` and the comparison with the capture HEALTHY to `diff.txt`, and
+prints the first finding.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from unified_prof.backends.msprof_dynamic import has_device_data
+from unified_prof.backends.msprof_outcome import find
 from unified_prof.compare import runs
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.compare.diff import diff
@@ -33,12 +36,20 @@ _NICENESS = 19
 
 
 def explain_capture(folder: Path, healthy: Path | None) -> str:
-    """Convert the trace in `folder`, write advice and comparison; return the first finding.
+    """Convert the recording in `folder`, write advice and comparison; return the first finding.
 
     Raises:
-        UprofError: The trace cannot be converted.
+        UprofError: It cannot be converted.
     """
-    database = convert(folder / TRACE_NAME, folder / _REPORT, force=True).database
+    problem, database = "", folder / _REPORT
+    for recording in (*filter(has_device_data, find(folder)), folder / TRACE_NAME):
+        try:
+            convert(recording, database, force=True)
+            break
+        except UprofError as error:
+            if recording.name == TRACE_NAME:
+                raise
+            problem = f"the host only, because {error}: "
     with open_reports(database) as opened:
         found = gather_advice(opened)
     _write(folder / "advice.txt", render_text(advice_document(found, (), top=10)))
@@ -46,7 +57,7 @@ def explain_capture(folder: Path, healthy: Path | None) -> str:
         with suppress(UprofError):  # two recordings that cannot be compared
             _write(folder / "diff.txt", compared(healthy / _REPORT, database))
     findings = [one for each in found for one in each.advice.findings]
-    return findings[0].text if findings else "no findings"
+    return problem + (findings[0].text if findings else "no findings")
 
 
 def compared(base: Path, new: Path) -> str:

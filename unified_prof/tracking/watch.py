@@ -23,6 +23,7 @@ from typing import Any
 
 from unified_prof.sqlite.watch_file import StepRow
 from unified_prof.tracking.device import Device, HostClock
+from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.inferred_iterations import InferredLoop
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.passes import (
@@ -426,10 +427,21 @@ class StepCapture:
         device: torch device type.
         steps: Number of steps to record.
         details: Details to record, see `timeline.DETAILS`.
+        marks: Further instruments for the recorded steps.
     """
 
-    def __init__(self, path: Path, device: str, steps: int, details: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: str,
+        steps: int,
+        details: tuple[str, ...],
+        marks: Sequence[Instrument] = (),
+    ) -> None:
         self._timeline = TimelineInstrument(path, device, details)
+        self._instruments = (self._timeline, *marks)
+        for mark in marks:
+            mark.start()
         self._wanted = self._timeline.lead_in + steps
         self._done = -1
         self.spent_ns = 0
@@ -439,19 +451,22 @@ class StepCapture:
         """End a step and begin the next one; return True once the recording is over."""
         began_ns = perf_counter_ns()
         if self._done >= 0:
-            self._timeline.end_iteration(self._done)
+            for one in self._instruments:
+                one.end_iteration(self._done)
         self._done += 1
         is_over = self._done >= self._wanted
         if is_over:
             self._timeline.stop(complete=True)  # torch's profiler is not thread-safe
         else:
-            self._timeline.begin_iteration(self._done)
+            for one in self._instruments:
+                one.begin_iteration(self._done)
         self.spent_ns += perf_counter_ns() - began_ns
         return is_over
 
     def stop(self) -> None:
         """End the recording early."""
-        self._timeline.stop(complete=False)
+        for one in self._instruments:
+            one.stop(complete=False)
 
     @property
     def failure(self) -> str | None:
