@@ -287,8 +287,10 @@ class _Growth:
 
 def _parts(row: StepRow) -> dict[str, int | None]:
     parts = {name: getattr(row, column) for name, column in _PARTS.items()}
-    known = sum(value or 0 for name, value in parts.items() if name != "garbage collection")
-    return {**parts, "other code": max(0, row.length_ns - known)}
+    known = [value for name, value in parts.items() if name != "garbage collection"]
+    others_ns = [value for value in known if value is not None]
+    is_known = len(others_ns) == len(known)
+    return {**parts, "other code": max(0, row.length_ns - sum(others_ns)) if is_known else None}
 
 
 def grown(before: Sequence[StepRow], after: Sequence[StepRow]) -> tuple[str, float] | None:

@@ -30,6 +30,7 @@ FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 OPTIMIZER, ZERO_GRAD, DATA_LOADING = "optimizer", "zero_grad", "data_loading"
 GRADIENT_CLIPPING, READS = "gradient_clipping", "synchronizing_reads"
 RECOMPUTATION = "recomputation"
+SEPARATE_READS = (FORWARD, OTHER)
 _Span = tuple[Moment, Moment]
 
 
@@ -61,6 +62,8 @@ class Passes:
         # The part that begins at each mark; the last mark ends the iteration.
         self._marks: list[tuple[Moment, str]] = []
         self._part = OTHER
+        self.separates_reads = True
+        """False within parts that reads belong to: an optimizer reads its step counters."""
         self._is_over = False
         self._in_backward = False
         self._backward_passes = self._optimizer_steps = 0
@@ -128,14 +131,8 @@ class Passes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time the block as part `name` of the iteration; data loading ends a forward pass.
-
-        Reads within other parts belong to these: an optimizer reads its step counters.
-        """
+        """Time the block as part `name` of the iteration; data loading ends a forward pass."""
         before = self._part
-        if name == READS and before not in (FORWARD, OTHER):
-            yield
-            return
         if name == DATA_LOADING and before == FORWARD:
             before = OTHER
             self.await_forward()
@@ -192,7 +189,7 @@ class Passes:
                 moment = {0: read_ns}  # what the thread waits from now on is in the next part
             self._cpu.append((perf_counter_ns(), process_time_ns()))
         self._marks.append((moment, part))
-        self._part = part
+        self._part, self.separates_reads = part, part in SEPARATE_READS
         if part != OTHER:
             self._note_line(part, sys._getframe())
 

@@ -35,6 +35,7 @@ from unified_prof.tracking.passes import (
     OTHER,
     READS,
     RECOMPUTATION,
+    SEPARATE_READS,
     ZERO_GRAD,
     Passes,
 )
@@ -56,13 +57,17 @@ _PASSES = (FORWARD, BACKWARD, OPTIMIZER)
 _NS_PER_MS = 1e6
 # Steps whose events may be outstanding; a device that hangs must not fill the memory.
 _MAX_OUTSTANDING = 1_000
-# Reading the memory may take this share of the time.
-_MEMORY_SHARE = 0.001
+# Reading the memory, and marking passes on a device, may take this share of the time.
+_MEMORY_SHARE, _MARKS_SHARE = 0.001, 0.003
+_MAX_MARK_NS = 100_000
 _CLOCK = HostClock()
 
 
 class DeviceParts:
-    """Marks the passes of steps with events of the current device."""
+    """Marks the passes of steps with events of the current device.
+
+    Short steps are marked only now and then: a mark takes the host some microseconds.
+    """
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -76,6 +81,7 @@ class DeviceParts:
         self._pool: list[Any] = []
         self._part = OTHER
         self._marks: list[tuple[Any, str]] | None = []
+        self._due_ns = 0
 
     def switch(self, part: str) -> None:
         """Begin a part; reads of the host are within the pass that they interrupt."""
@@ -84,6 +90,7 @@ class DeviceParts:
         column = _COLUMN.get(part, OTHER)
         if column == self._part or self._marks is None:
             return
+        began_ns = perf_counter_ns()
         try:
             if not self._device.is_touched or self._device.is_capturing:
                 raise RuntimeError
@@ -94,14 +101,23 @@ class DeviceParts:
             return
         self._marks.append((event, column))
         self._part = column
+        self._paid(began_ns)
 
-    def end(self) -> list[tuple[Any, str]] | None:
-        """Return the marks of the step that ends; None if they are incomplete."""
-        marks, self._marks, self._part = self._marks, [], OTHER
+    def begin(self) -> None:
+        """Begin a step, which is marked if that is due."""
+        now_ns, self._part = perf_counter_ns(), OTHER
+        self._marks = None
+        if now_ns >= self._due_ns:
+            self._marks, self._due_ns = [], now_ns
+
+    def end(self) -> list[tuple[Any, str]]:
+        """Return the marks of the step that ends; none if they are incomplete."""
+        marks, self._marks = self._marks or [], None
         return marks
 
     def read(self, marks: list[tuple[Any, str]]) -> dict[str, int] | None:
         """Return the nanoseconds of each pass; None if the device has not passed the marks yet."""
+        began_ns = perf_counter_ns()
         found = dict.fromkeys(_PASSES, 0)
         if marks and not marks[-1][0].query():
             return None
@@ -109,7 +125,12 @@ class DeviceParts:
             if column != OTHER:
                 found[column] += round(start.elapsed_time(end) * _NS_PER_MS)
         self._pool += [event for event, _ in marks]
+        self._paid(began_ns)
         return found
+
+    def _paid(self, began_ns: int) -> None:
+        spent_ns = perf_counter_ns() - began_ns  # more than the maximum: a full queue of launches
+        self._due_ns += round(min(spent_ns, _MAX_MARK_NS) / _MARKS_SHARE)
 
 
 class StepParts(Passes):
@@ -129,6 +150,7 @@ class StepParts(Passes):
         spent_ns = now_ns - self._since_ns
         self.host_ns[self._part] = self.host_ns.get(self._part, 0) + spent_ns
         self._since_ns, self._part = now_ns, part
+        self.separates_reads = part in SEPARATE_READS
         if self._on_device is not None:
             self._on_device.switch(part)
 
@@ -284,7 +306,7 @@ class StepCollector:
 
     def _begin_step(self) -> None:
         if self._on_device is not None:
-            self._on_device.end()
+            self._on_device.begin()
         self._samples = self._gc_ns = 0
         self._cpu_ns = process_time_ns()
         self._start_ns = time.time_ns()
@@ -318,7 +340,7 @@ class StepCollector:
         if self._on_device is None:
             self._take(row)
             return
-        self._outstanding.append((row, self._on_device.end() or []))
+        self._outstanding.append((row, self._on_device.end()))
         self._read(last=False)
 
     def _read(self, *, last: bool) -> None:
