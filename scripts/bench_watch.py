@@ -66,12 +66,17 @@ class Training:
 def training_of(device: str, step_s: float) -> Training:
     """Return a training whose steps take about this long: a width, then a batch that fills it."""
     for width in (256, 128, 64):
-        training, larger = Training(device, 1, width), Training(device, 9, width)
-        shortest, longer = (min(one.run(5) for _ in range(6)) for one in (training, larger))
-        if shortest <= step_s:
+        batch, length = 1, _least(Training(device, 1, width))
+        if length <= step_s:
             break
-    per_sample = max((longer - shortest) / 8, 1e-6)
-    return Training(device, max(1 + round((step_s - shortest) / per_sample), 1), width)
+    while length < step_s:
+        batch *= 2
+        length = _least(Training(device, batch, width))
+    return Training(device, max(round(batch * step_s / length), 1), width)
+
+
+def _least(training: Training) -> float:
+    return min(training.run(5) for _ in range(4))
 
 
 @contextlib.contextmanager
