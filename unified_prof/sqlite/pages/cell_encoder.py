@@ -19,7 +19,10 @@ from unified_prof.sqlite.pages.row_encoder import NULL, NUMBER, TEXT, Field, Fix
 
 # Indexes of rows in a block; None: all rows.
 _Rows = NDArray[np.int64] | None
-_FEW_SHAPES = 4096
+_FEW_SHAPES = 1 << 16
+# Bytes of values by kind: NULL, numbers, texts; and of their serial types.
+_BODY_BYTES = np.array([0, *range(TEXT), *[0] * row_encoder.MAX_VARINT_BYTES])
+_TYPE_BYTES = np.array([*[1] * (TEXT + 1), *range(1, row_encoder.MAX_VARINT_BYTES + 1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ def encode(fields: Sequence[Field], rowids: NDArray[np.int64]) -> Cells:
     sizes = _sizes(fields, rowids)
     flat: NDArray[np.uint8] | None = None
     total = sizes.payload_width + sizes.rowid_width + sizes.payload
+    if not isinstance(total, int) and (packed := _packed(fields, rowids, sizes)) is not None:
+        return Cells(packed, total, sizes.payload)
     for rows in _shapes(fields, sizes):
         at = 0 if rows is None else int(rows[0])
         pieces = _pieces(fields, rowids, sizes, rows, at)
@@ -71,6 +76,46 @@ def encode(fields: Sequence[Field], rowids: NDArray[np.int64]) -> Cells:
     return Cells(flat, total, sizes.payload)
 
 
+def _packed(
+    fields: Sequence[Field], rowids: NDArray[np.int64], sizes: _Sizes
+) -> NDArray[np.uint8] | None:
+    """Return the cells of rows of numbers, made with the largest sizes and then shortened.
+
+    None if the table has texts, or sizes other than those of numbers differ.
+    """
+    widths = (sizes.header, sizes.rowid_width, sizes.payload_width)
+    if not all(isinstance(width, int) for width in widths) or any(
+        isinstance(field, Varying) and field.texts is not None for field in fields
+    ):
+        return None
+    piece = _Piece()
+    piece.varint(sizes.payload, _int(sizes.payload_width))
+    piece.varint(rowids, _int(sizes.rowid_width))
+    piece.same(row_encoder.encoded(_int(sizes.header)))
+    for field in fields:
+        if isinstance(field, Fixed) or isinstance(field.kinds, int):
+            _add_type(piece, field, None, 0)
+        else:
+            types = np.where(field.kinds == NULL, np.uint8(layout.NULL), np.uint8(field.types))
+            piece.bytes(types[:, np.newaxis])
+    kept = []
+    for field in fields:
+        if isinstance(field, Fixed):
+            piece.same(field.body)
+        elif field.bits is not None:
+            each = _BODY_BYTES[field.kinds]
+            width = int(np.max(each))
+            at = piece.number(field.bits << 8 * (width - each) if each.ndim else field.bits, width)
+            if each.ndim:
+                table = np.arange(width) < np.arange(width + 1)[:, np.newaxis]
+                kept.append((at, table.view(f"V{width}")[each, 0]))
+    cells = piece.rendered(len(rowids))
+    keep = np.ones(cells.shape, np.bool_)
+    for at, part in kept:
+        np.ndarray(part.shape, part.dtype, keep, at, keep.strides[:1])[:] = part
+    return cells[keep]
+
+
 def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
     header: NDArray[np.int64] | int = 0
     body: NDArray[np.int64] | int = 0
@@ -79,14 +124,8 @@ def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
             header = header + row_encoder.width_of(field.type)
             body = body + len(field.body)
             continue
-        header_bytes = np.array([1, 1, *range(1, row_encoder.MAX_VARINT_BYTES + 1)], np.int64)
-        body_bytes = np.where(np.arange(len(header_bytes)) == NUMBER, field.width, 0)
-        if isinstance(field.kinds, int):
-            header = header + int(header_bytes[field.kinds])
-            body = body + int(body_bytes[field.kinds])
-        else:
-            header = header + header_bytes[field.kinds]
-            body = body + body_bytes[field.kinds]
+        header = header + (1 if field.texts is None else _TYPE_BYTES[field.kinds])
+        body = body + _BODY_BYTES[field.kinds]
         if field.texts is not None:
             body = body + _one_or_all(field.texts.lengths)
     header = _one_or_all(header)
@@ -96,10 +135,15 @@ def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
     payload = _one_or_all(header + body)
     return _Sizes(
         payload=payload,
-        rowid_width=_one_or_all(row_encoder.widths_of(rowids)),
-        payload_width=_one_or_all(row_encoder.widths_of(np.asarray(payload, np.int64))),
+        rowid_width=_varint_widths(rowids),
+        payload_width=_varint_widths(np.atleast_1d(payload)),
         header=header,
     )
+
+
+def _varint_widths(values: NDArray[np.int64]) -> NDArray[np.int64] | int:
+    least, most = row_encoder.width_of(int(values.min())), row_encoder.width_of(int(values.max()))
+    return most if least == most else _one_or_all(row_encoder.widths_of(values))
 
 
 def _one_or_all(values: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
@@ -161,10 +205,11 @@ class _Piece:
         self._bytes.append((len(self._same), values))
         self._same += bytearray(values.shape[1])
 
-    def number(self, values: NDArray[np.int64], width: int) -> None:
-        """Add one integer per row."""
-        self._numbers.append((len(self._same), values, width))
+    def number(self, values: NDArray[np.int64], width: int) -> int:
+        """Add one integer per row; return its position."""
+        self._numbers.append((at := len(self._same), values, width))
         self._same += bytes(width)
+        return at
 
     def varint(self, values: NDArray[np.int64] | int, width: int) -> None:
         """Add one varint per row, all of the same width."""
@@ -222,9 +267,10 @@ def _pieces(
             piece.same(field.body)
             continue
         kind = field.kind_at(at)
-        if kind == NUMBER and field.bits is not None:
-            piece.number(field.bits if rows is None else field.bits[rows], field.width)
-        elif kind > NUMBER:
+        if NUMBER < kind <= TEXT:
+            assert field.bits is not None
+            piece.number(field.bits if rows is None else field.bits[rows], kind - NUMBER)
+        elif kind > TEXT:
             assert field.texts is not None
             lengths = field.texts.lengths
             each = _one_or_all(lengths) if isinstance(field.kinds, int) else lengths
@@ -252,7 +298,7 @@ def _add_type(piece: _Piece, field: Field, rows: _Rows, at: int) -> None:
     kind = field.kind_at(at)
     if kind == NULL:
         piece.same(bytes([layout.NULL]))
-    elif kind == NUMBER:
+    elif kind <= TEXT:
         if isinstance(field.types, int):
             piece.same(bytes([field.types]))
         else:

@@ -145,11 +145,23 @@ def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: i
 
 
 NULL = 0
+# Kind of a number: this plus the size of its value, 0 to 8.
 NUMBER = 1
-# Kind of a text: this plus the size of its serial type, 2 for short texts.
-TEXT = 1
+# Kind of a text: this plus the size of its serial type, from 1.
+TEXT = NUMBER + 8
 
 _BEYOND = 2.0**63
+# Integers have their own sizes if this saves as many bytes per row: each size is a shape of rows.
+_SAVED = 0.25
+# Rows from which the saving is estimated.
+_SAMPLE = 500
+# Serial type of a number -> its kind.
+_KINDS = (NUMBER + layout.WIDTHS).astype(np.uint8)
+# Exponent of a float as stored -> serial type of an integer with this exponent.
+_TYPES = np.full(1023 + 64, 6, np.uint8)
+for _kind, _width in reversed(layout.INTEGER_BYTES.items()):
+    _TYPES[: 1023 + 8 * _width - 1] = _kind
+_TYPES[0], _TYPES[1023] = layout.ZERO, layout.ONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +187,9 @@ class Varying:
     """Values that differ from row to row."""
 
     kinds: NDArray[np.uint8] | int
-    """Kind of each row: NULL, NUMBER, or TEXT plus the size of its serial type."""
+    """Kind of each row: NULL, or NUMBER or TEXT plus a size."""
     types: NDArray[np.uint8] | int = layout.NULL
     """Serial type of every number; a single one if all are equal."""
-    width: int = 0
-    """Number of bytes of every number: that of the largest."""
     bits: NDArray[np.int64] | None = None
     """Integers, and the bits of floats; None if numbers take no bytes."""
     texts: Texts | None = None
@@ -244,25 +254,41 @@ def _from_numbers(
             integers = np.where(whole, array, 0.0).astype(np.int64)
             if (whole if nulls is None else whole | nulls).all():
                 return _from_integers(integers, nulls)
+            types = np.where(whole, _types_of(integers), np.uint8(layout.FLOAT))
             bits = np.where(whole, integers, array.view(np.int64))
-            integer, real = np.uint8(6), np.uint8(layout.FLOAT)
-            return Varying(_kinds(nulls), np.where(whole, integer, real), 8, bits)
+            return Varying(_kinds(nulls, types), types, bits)
     return _from_floats(array, nulls)
 
 
 def _from_floats(array: NDArray[np.float64], nulls: NDArray[np.bool_] | None) -> Field:
-    return Varying(_kinds(nulls), layout.FLOAT, 8, array.view(np.int64))
+    return Varying(_kinds(nulls, layout.FLOAT), layout.FLOAT, array.view(np.int64))
 
 
 def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
-    """Return integers, all encoded with the size of the largest."""
+    """Return integers, each with its size if that saves enough, else with that of the largest."""
     least, most = int(array.min()), int(array.max())
     if least == most and nulls is None:
         return _fixed(least)
     if least >= 0 and most <= 1:
-        return Varying(_kinds(nulls), array.astype(np.uint8) + np.uint8(layout.ZERO))
+        return Varying(_kinds(nulls, layout.ZERO), array.astype(np.uint8) + np.uint8(layout.ZERO))
     kind, width = integer_type(least, most)
-    return Varying(_kinds(nulls), kind, width, array)
+    if (
+        float(np.mean(layout.WIDTHS[_types_of(array[:: len(array) // _SAMPLE + 1])]))
+        < width - _SAVED
+    ):
+        types = _types_of(array)
+        return Varying(_kinds(nulls, types), types, array)
+    return Varying(_kinds(nulls, kind), kind, array)
+
+
+def _types_of(integers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the serial type of each integer."""
+    # Converted to float, a number below 2**53 has its number of bits as exponent.
+    positive = integers ^ integers >> 63
+    types = _TYPES.take(positive.astype(np.float64).view(np.int64) >> 52)
+    if (integers < 0).any():
+        types[(integers < 0) & (types >= layout.ZERO)] = 1
+    return types
 
 
 def _from_texts(values: Sequence[Plain]) -> Field:
@@ -319,11 +345,11 @@ def _from_any(values: list[Plain]) -> Field:
             lengths[row] = len(text)
             kinds[row] = TEXT + width_of(layout.FIRST_TEXT + 2 * len(text))
         elif isinstance(value, int):
-            kinds[row], types[row], bits[row] = NUMBER, 6, value
+            kinds[row], types[row], bits[row] = NUMBER + 8, 6, value
         elif isinstance(value, float):
-            kinds[row], bits[row] = NUMBER, np.float64(value).view(np.int64)
+            kinds[row], bits[row] = NUMBER + 8, np.float64(value).view(np.int64)
     flat = _bytes(b"".join(texts))
-    return Varying(kinds, types, 8, bits, Texts(flat, lengths) if texts else None)
+    return Varying(kinds, types, bits, Texts(flat, lengths) if texts else None)
 
 
 def _fixed(value: Plain) -> Fixed:
@@ -360,10 +386,14 @@ def _as_sqlite_prints(value: float) -> str:
         return str(db.execute("SELECT CAST(? AS TEXT)", (value,)).fetchone()[0])
 
 
-def _kinds(nulls: NDArray[np.bool_] | None) -> NDArray[np.uint8] | int:
+def _kinds(
+    nulls: NDArray[np.bool_] | None, types: NDArray[np.uint8] | int
+) -> NDArray[np.uint8] | int:
+    """Return the kinds of numbers of the given serial types, and of NULL."""
+    kinds = _KINDS[types]
     if nulls is None or not nulls.any():
-        return NUMBER
-    return np.where(nulls, np.uint8(NULL), np.uint8(NUMBER))
+        return int(kinds) if isinstance(types, int) else kinds
+    return np.where(nulls, np.uint8(NULL), kinds)
 
 
 def _bytes(text: bytes) -> NDArray[np.uint8]:

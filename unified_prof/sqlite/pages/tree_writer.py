@@ -153,21 +153,25 @@ class LeafPacker:
     def _pages_of_any(
         self, flat: NDArray[np.uint8], sizes: NDArray[np.int64], base: int
     ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        pages = []
-        lasts = []
-        at = 0
-        for start, stop in breaks(sizes, self._room):
-            of_page = sizes[start:stop]
-            cells = flat[at : (at := at + int(of_page.sum()))]
-            if stop == len(sizes):
-                self._hold(cells, of_page)
-            else:
-                pages.append(
-                    page_of(layout.TABLE_LEAF, cells, of_page, self._page_bytes, self._usable)
+        """Pack cells of different sizes; the last page is kept, even if full."""
+        *full, (start, stop) = breaks(sizes, self._room)
+        ends = np.concatenate(([0], np.cumsum(sizes)))
+        if full:
+            pages = np.zeros((len(full), self._page_bytes), np.uint8)
+            counts = np.array([end - begin for begin, end in full])
+            shift = self._usable - ends[[end for _, end in full]]
+            pointers = (ends[:start] + np.repeat(shift, counts)).astype(">u2").view(np.uint8)
+            for page, (begin, end), moved in zip(pages, full, shift.tolist(), strict=True):
+                first, last = int(ends[begin]), int(ends[end])
+                page[first + moved : self._usable] = flat[first:last]
+                page[layout.LEAF_HEADER_BYTES : layout.LEAF_HEADER_BYTES + 2 * (end - begin)] = (
+                    pointers[2 * begin : 2 * end]
                 )
-                lasts.append(base + stop - 1)
-        if pages:
-            yield np.stack(pages), np.array(lasts)
+            firsts = np.stack([counts, ends[[begin for begin, _ in full]] + shift], axis=1)
+            pages[:, 0] = layout.TABLE_LEAF
+            pages[:, 3:7] = firsts.astype(">u2").view(np.uint8)
+            yield pages, base - 1 + np.cumsum(counts)
+        self._hold(flat[ends[start] :], sizes[start:stop])
 
     def _hold(self, cells: NDArray[np.uint8], sizes: NDArray[np.int64]) -> None:
         """Copy the cells of the pending page."""

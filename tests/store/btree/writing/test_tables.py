@@ -106,6 +106,18 @@ def check_blocks(types: Sequence[str], blocks: Sequence[Block], page_bytes: int 
         return path
 
 
+def test_numbers_take_as_many_bytes_as_in_files_of_sqlite(tmp_path: Path) -> None:
+    rows = np.arange(6_000)
+    values = np.where(rows % 4 < 2, 0.0, np.where(rows % 4 == 2, rows % 7 * 100.0, rows / 7))
+    limits = np.array([0, 1, -1, 127, 128, -129, 2**31, -(2**31) - 1, 2**47, 2**53 + 1, -(2**63)])
+    blocks = [([rows // 28, limits[rows % len(limits)], values], None)]
+    sizes = []
+    for write in (write_pages, write_statements):
+        write(path := tmp_path / write.__name__, ("INTEGER", "INTEGER", "NUMERIC"), blocks, 4096)
+        sizes.append(path.stat().st_size)
+    assert sizes[0] <= 1.01 * sizes[1]
+
+
 EXTREMES = (-(2**63), 2**63 - 1)
 INTEGERS = st.integers(*EXTREMES) | st.sampled_from(
     [*EXTREMES, *(s * 2**b - d for b in (7, 15, 23, 31, 47) for s in (1, -1) for d in (0, 1))]
