@@ -173,6 +173,7 @@ UNTRUSTED = {
         "until-sure self-test base-python new-python module npu msprof-arg pid dask allow-run"
     ),
     "lets other programs read a directory": "root run",
+    "replaces the command": "attach",
     "connects to an address": "store scheduler export",
     "copies local files into a report": "embed-source",
     "turns off a protection": "raw",

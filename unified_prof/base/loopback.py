@@ -12,7 +12,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -48,18 +48,21 @@ class Item:
 class Served:
     """Server that runs within a `with` block."""
 
-    def __init__(self, items: Iterable[Item], ports: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self, items: Iterable[Item] | Callable[[str], Item | None], ports: Sequence[int] = (0,)
+    ) -> None:
         """Bind a port.
 
         Args:
-            items: Files to serve.
+            items: Files to serve, or a function that returns the file of a name; threads call it.
             ports: Ports to try in order; 0 for any free one.
 
         Raises:
             UsageError: No port is available.
         """
         self._word = secrets.token_urlsafe(24)
-        self._items = {item.name: item for item in items}
+        self._items = {} if callable(items) else {item.name: item for item in items}
+        self._item = items if callable(items) else self._items.get
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._asked_at = time.monotonic()
@@ -124,7 +127,7 @@ class Served:
         """Return the file at a path; the random part is compared in constant time."""
         word, slash, name = path.partition("?")[0].removeprefix("/").partition("/")
         known = hmac.compare_digest(word.encode(), self._word.encode())
-        return self._items.get(name) if known and slash else None
+        return self._item(name) if known and slash else None
 
     def _begin(self) -> None:
         with self._changed:

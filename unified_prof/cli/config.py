@@ -30,7 +30,7 @@ PROJECT_SETTINGS = frozenset(
     against ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base base-with baseline
     batch-size batch-sizes by capture-steps convert critical-path debug delay device drift dry-run
     duration every exporter family faster format full-names ge-api history host-sys host-sys-usage
-    host-sys-usage-freq idle ids include iterations jobs json l2 last layout llc-profiling
+    host-sys-usage-freq idle ids include iterations jobs json l2 last layout live llc-profiling
     max-regress measure memory metric min-abs msproftx mstx-domain-exclude mstx-domain-include new
     new-with no-open noise npu-chip npu-events nts-metrics path perfetto port preset project-root
     quiet rank ranks report rounds runtime-api schema scope share slow sort stats step steps

@@ -7,9 +7,11 @@ import re
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -17,7 +19,8 @@ import click
 from unified_prof.cli import output, report_input
 from unified_prof.cli.command import AsJson, Group, OneRank, Quiet, ReportPath, option
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import StoreError
+from unified_prof.errors import StoreError, UprofError
+from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
     from unified_prof.base.loopback import Item
@@ -77,9 +80,14 @@ def view(
     from unified_prof.base.loopback import Served
     from unified_prof.sqlite.atomic import temporary_folder
 
+    items: list[Item] | Callable[[str], Item | None]
     with temporary_folder() as folder:
-        made = _timeline if perfetto else _page
-        items, missing = made(path, folder, rank, convert=convert, quiet=quiet)
+        run = path.parent if path.match(WATCH_FILES) else path
+        if any(run.glob(WATCH_FILES)) and not perfetto:
+            items, missing = _watched(run), ""
+        else:
+            made = _timeline if perfetto else _page
+            items, missing = made(path, folder, rank, convert=convert, quiet=quiet)
         ports = (_PERFETTO_PORT, 0) if perfetto else (0,)
         with Served(items, ports if port is None else (port,)) as served:
             if json_:
@@ -115,6 +123,30 @@ def _page(
         report_input.print_hints(path, made)
     assert isinstance(made.content, str)
     return [Item("", _HTML, made.content.encode())], made.missing
+
+
+def _watched(path: Path) -> Callable[[str], Item | None]:
+    """Return what serves the page of a watched run and the pages of its captures."""
+    from unified_prof.base.loopback import Item
+    from unified_prof.report.watch_document import watch_page
+    from unified_prof.sqlite.watch_file import read_folder
+
+    ranks, lock = read_folder(path), Lock()
+
+    def find(name: str) -> Item | None:
+        nonlocal ranks
+        with lock:
+            with suppress(StoreError):  # a file is being rotated
+                ranks = read_folder(path, ranks)
+            if name == "":
+                return Item(name, _HTML, watch_page(ranks, path, is_live=True).encode())
+            events = [event for one in ranks.values() for event in one.events]
+            if any(event.capture == name and event.status == "ready" for event in events):
+                with suppress(UprofError):
+                    return _page(path / name, path, None, convert=False, quiet=True)[0][0]
+        return None
+
+    return find
 
 
 def _timeline(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,6 +91,14 @@ def watch(
             "(comma-separated).",
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        option("--live", help="Show the steps below the script's output if that is a terminal."),
+    ] = False,
+    attach: Annotated[
+        Path | None,
+        option("--attach", metavar="DIR", help="Show a watched run, from another terminal."),
+    ] = None,
     timeline_detail: Annotated[
         str | None,
         option(
@@ -115,6 +124,15 @@ def watch(
     after a slow step, if step times or memory grow, on SIGUSR2, and on `uprof capture DIR`.
     `uprof report DIR` shows the run, also while it continues.
     """
+    if attach is not None:
+        if what.command or what.module is not None:
+            raise UsageError(
+                "--attach shows a watched run and takes no workload", slug="contradicting-options"
+            )
+        from unified_prof.cli import watch_live
+
+        watch_live.attach(attach)
+        return
     workload = what.workload(attach=False)
     if not is_measured(rank_of(), parse_ranks(ranks)):
         exec_unprofiled(workload)
@@ -154,7 +172,16 @@ def watch(
     is_first = not rank_of().number
     if not quiet and is_first:
         streams.tell(f"uprof: watching, steps in {printable(str(folder))}")
+    shows = live and is_first and streams.is_terminal() and sys.stdout.isatty()
+    if live and is_first and not shows and not quiet:
+        streams.tell("uprof: note: --live needs a terminal at stdout and stderr")
+    view: AbstractContextManager[None] = nullcontext()
+    if shows:
+        from unified_prof.cli import watch_live
+
+        view = watch_live.below(folder)
     with (
+        view,
         streams.as_found(),
         signals.ended_by_signals(in_children=False),
         signals.held_back_from_end_of_workload(),

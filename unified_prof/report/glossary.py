@@ -143,6 +143,7 @@ HEADINGS: Mapping[str, str] = {
     "time": "Sum of durations.",
     "transfer": "Time of a collective without waiting for peers.",
     "transfers": "Number of transfers over a link.",
+    "try first": "First finding of the capture that matters most, or how to get one.",
     "version": "Number of a stored baseline.",
     "vs stage": "Kernel time of a rank over the median of the ranks of its pipeline stage.",
     "waiting": "Time that a rank waits for its peers, per step.",

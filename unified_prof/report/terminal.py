@@ -41,6 +41,9 @@ _BAR_CHARACTERS = {
     "backward": "▓",
     "optimizer": "▒",
     "waiting for CPU": "·",
+    "data loading": "░",
+    "host wait": "·",
+    "other": " ",
 }
 # A number and its unit stay on one line: the space between them is this character while wrapping.
 _UNBREAKABLE = "\ue000"

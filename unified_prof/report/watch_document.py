@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.base import arrow_files
 from unified_prof.compare.step_changes import RECENT, WARM_UP, grown
-from unified_prof.errors import UsageError
 from unified_prof.report.document import Column, Document
 from unified_prof.report.formats import ReportRequest
+from unified_prof.report.html_page import fill_page
 from unified_prof.report.names import format_duration, format_number, format_share, format_size
 from unified_prof.report.renderers import csv_text, dump_json, render_markdown
 from unified_prof.report.terminal import render_text
@@ -31,7 +32,9 @@ _SLOW = 1.5
 # Blocks whose minima of memory give its growth, and the steps of the shortest one.
 _BLOCKS, _MIN_BLOCK = 20, 10
 # Change over the whole run from which steps or memory are said to grow.
-_MIN_CHANGE = 0.02
+_MIN_CHANGE = 0.05
+# Intervals of a line on the page, each drawn by its minimum and maximum.
+_INTERVALS = 300
 # Captures of these events show a problem; the latest one is tried first.
 _PROBLEMS = ("slow_step", "drift", "memory_growth")
 _Values = NDArray[np.float64]
@@ -116,6 +119,15 @@ class RankFigures:
         return "{1} {0:.0%}".format(*max(shares)).replace("%", " %") if shares else "-"
 
     @property
+    def memory_text(self) -> str:
+        """Latest and largest memory, and its growth if there are enough steps."""
+        if self.memory is None:
+            return "-"
+        last, most = map(format_size, (self.memory.last_bytes, self.memory.max_bytes))
+        end = "" if self.is_running else " at the end"
+        return ", ".join(filter(None, (f"{last}{end}", f"max {most}", self.memory_change)))
+
+    @property
     def memory_change(self) -> str | None:
         """Growth of memory in words; None if there are too few steps."""
         if self.memory is None or (growth := self.memory.growth_per_1000_steps_bytes) is None:
@@ -187,6 +199,7 @@ def _advice(found: Sequence[RankFigures], folder: Path) -> tuple[str | None, str
 
 def _rank_figures(one: RankSteps, recent: int | None) -> RankFigures:
     places = np.flatnonzero(one.columns["event"] == UNKNOWN)
+    memory = _memory(places, one.values("allocated_bytes")[places])
     count, places = len(places), places[-recent:] if recent else places
     values = {name: one.values(name)[places] for name in STEP_COLUMNS}
     length, samples = values["length_ns"], values["samples"]
@@ -198,7 +211,7 @@ def _rank_figures(one: RankSteps, recent: int | None) -> RankFigures:
         *(one.rank, device, one.is_running, None if exit_code is None else int(exit_code)),
         *(count, len(one) - count),
         length=_lengths(length, has_drift=recent is None),
-        memory=_memory(values["step"], values["allocated_bytes"]),
+        memory=memory,
         samples_per_second=rate if sampled.any() else None,
         garbage_collection_percent=100 * float(values["gc_ns"].sum()) / total_ns,
         clocks=list(_clocks(values, on_device=not device.startswith("cpu"))),
@@ -219,7 +232,7 @@ def _lengths(length: _Values, *, has_drift: bool) -> StepLengths | None:
     )
 
 
-def _memory(steps: _Values, sizes: _Values) -> StepMemory | None:
+def _memory(steps: NDArray[np.int64], sizes: _Values) -> StepMemory | None:
     known = np.isfinite(sizes)
     steps, sizes = steps[known], sizes[known]
     if not len(sizes):
@@ -308,7 +321,22 @@ def _add_rank(document: Document, one: RankFigures) -> None:
     if one.length is None:
         document.line("no complete step: no optimizer stepped twice, no model was called twice")
         return
-    length, memory = one.length, one.memory
+    add_facts(document, one)
+    parts = [
+        (name, clock.clock, format_duration(part_ns), format_share(part_ns, clock.step_ns))
+        for clock in one.clocks
+        for name, part_ns in clock.parts_ns.items()
+    ]
+    document.table(_columns(("part", "clock", "per step", "share"), *parts))
+    if one.garbage_collection_percent > 0.1:
+        document.note(f"garbage collection took {one.garbage_collection_percent:.1f} % of the time")
+    _add_slow_steps(document, one)
+
+
+def add_facts(document: Document, one: RankFigures) -> None:
+    """Add the figures of a rank that has steps, without tables."""
+    length = one.length
+    assert length is not None
     note = f", {one.captured_steps:,} more slowed by captures" if one.captured_steps else ""
     if one.is_running:
         note += ", running"
@@ -325,19 +353,8 @@ def _add_rank(document: Document, one: RankFigures) -> None:
             "drift",
             f"median {first} in the first tenth, {last} in the last ({100 * length.drift:+.1f} %)",
         )
-    if memory is not None:
-        last, most = map(format_size, (memory.last_bytes, memory.max_bytes))
-        change = "" if one.memory_change is None else f"; {one.memory_change}"
-        document.fact("memory", f"{last} at the end, max {most}{change}")
-    parts = [
-        (name, clock.clock, format_duration(part_ns), format_share(part_ns, clock.step_ns))
-        for clock in one.clocks
-        for name, part_ns in clock.parts_ns.items()
-    ]
-    document.table(_columns(("part", "clock", "per step", "share"), *parts))
-    if one.garbage_collection_percent > 0.1:
-        document.note(f"garbage collection took {one.garbage_collection_percent:.1f} % of the time")
-    _add_slow_steps(document, one)
+    if one.memory is not None:
+        document.fact("memory", one.memory_text)
 
 
 def _add_slow_steps(document: Document, one: RankFigures) -> None:
@@ -378,7 +395,7 @@ def produce_watch(
         return _steps_file(ranks, shape)
     run, wide = run_figures(ranks, folder), request.full_names
     if shape == "html":
-        raise UsageError("the page of watched runs is not available", slug="unknown-format")
+        return watch_page(ranks, folder)
     if shape == "json":
         head = {"format": "uprof-watch", "version": WATCH_FORMAT_VERSION}
         return dump_json(head | asdict(run))
@@ -387,6 +404,48 @@ def produce_watch(
     return render_text(
         watch_document(run), width=request.width, color=request.color, full_names=wide
     )
+
+
+def watch_page(ranks: Mapping[int, RankSteps], folder: Path, *, is_live: bool = False) -> str:
+    """Render a run as a page; if `is_live`, it fetches itself again to get new data.
+
+    Parts over time are those of the slowest rank.
+    """
+    run = run_figures(ranks, folder)
+    known = {f"rank {rank}": one for rank, one in ranks.items() if len(one)}
+    began_ns = min((int(one.columns["start_ns"][0]) for one in known.values()), default=0)
+    chosen = ranks[min(ranks) if run.slowest_rank is None else run.slowest_rank]
+    wanted = [("steps", name, "length_ns", one) for name, one in known.items()]
+    wanted += [("memory", name, "allocated_bytes", one) for name, one in known.items()]
+    wanted += [("parts", name, column, chosen) for column, name in (_ON_HOST | _ON_DEVICE).items()]
+    lines = [
+        {"chart": chart, "name": name, **_line(one, column, began_ns)}
+        for chart, name, column, one in wanted
+        if np.isfinite(one.values(column)).any()
+    ]
+    span_ns = max((line["time_ns"][-1] for line in lines), default=0)
+    return fill_page(
+        f"{folder.name}: watched run",
+        ("page.css",),
+        ("base.js", "frame.js", "table.js", "timeline.js", "chart.js", "watch.js"),
+        {"live": is_live, "run": asdict(run), "lines": lines, "span_ns": span_ns},
+        allows_fetch=is_live,
+    )
+
+
+def _line(one: RankSteps, column: str, began_ns: int) -> dict[str, Any]:
+    values = one.values(column)
+    known = np.flatnonzero(np.isfinite(values))
+    times, values = one.columns["start_ns"][known] - began_ns, values[known]
+    parts = np.array_split(np.arange(len(values)), min(_INTERVALS, len(values)))
+    places = sorted({part[find(values[part])] for part in parts for find in (np.argmin, np.argmax)})
+    return {
+        "unit": "B" if column == "allocated_bytes" else "ns",
+        "max": values.max(),
+        "time_ns": times[places].tolist(),
+        "value": values[places].tolist(),
+        "samples": len(values),
+    }
 
 
 def _steps_file(ranks: Mapping[int, RankSteps], kind: str) -> bytes:
