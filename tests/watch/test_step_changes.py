@@ -110,6 +110,36 @@ def test_healthy_lengths_are_no_drift(model: str) -> None:
         assert found(rows(50 * LENGTHS[model](rng, 10_000)), chunk=100) == [], seed
 
 
+def slow_steps(steps: Sequence[StepRow]) -> list[int]:
+    """Return the steps that are reported as slow if rows are added every 500 ms, as in a run."""
+    changes, waiting, reported = StepChanges(), list[StepRow](), list[int]()
+    for row in steps:
+        if row.length_ns > changes.slow_limit_ns and changes.is_unusual(row.step, row.length_ns):
+            reported.append(row.step)
+        waiting.append(row)
+        if sum(one.length_ns for one in waiting) > 500e6:
+            changes.add(waiting)
+            waiting.clear()
+    return reported
+
+
+@pytest.mark.quick(cases=2)
+@pytest.mark.parametrize("model", LENGTHS)
+def test_slow_steps_that_recur_are_not_reported_again(model: str) -> None:
+    lengths = 10 * LENGTHS[model](np.random.default_rng(1), 10_000)
+    assert len(slow_steps(rows(lengths))) <= 10
+    lengths[7003:7008] += 100
+    assert {*range(7003, 7008)} & {*slow_steps(rows(lengths))}
+
+
+def test_the_first_slow_steps_and_those_after_a_longer_time_are_reported() -> None:
+    lengths = np.full(9_000, 10.0)
+    lengths[200:4000:200] = 40
+    lengths[[5000, 8000]] = 40
+    lengths[4500] = 100
+    assert slow_steps(rows(lengths)) == [200, 400, 4500, 8000]
+
+
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("model", SIZES)
 def test_healthy_memory_does_not_grow(model: str) -> None:

@@ -10,6 +10,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -22,6 +23,10 @@ RECENT = 100  # Steps of the running medians.
 MIN_KNOWN = 20  # Steps after the warm-up that are required to call a step slow.
 USUAL_SHARE = 0.95  # A slow step is 10 % longer than this share of recent steps ...
 MIN_EXCESS_NS = 1_000_000  # ... and longer than the median by this time.
+EPISODE = 20  # Slow steps at most this far apart are one episode.
+EPISODES = 64  # Episodes that are remembered.
+SIMILAR = 1.5  # An episode recurs if its excess is at most this multiple of two earlier ones ...
+LATEST_GAPS = 2.0  # ... and it comes within this multiple of the longest time between those.
 
 BLOCK = 20  # Steps per level of the length, and per minimum of memory.
 BASELINE_BLOCKS = 10  # Blocks that the usual length requires; it uses up to twice as many.
@@ -64,7 +69,10 @@ class StepChanges:
     """Finds changes of the steps of a training as they are added.
 
     A slow step is at least `slow_factor` times as long as the median of the last 100 steps, and
-    longer than all but 5 % of them.
+    longer than all but 5 % of them. Slow steps that follow each other are one episode, reported
+    once, and again if a step is twice as long. Episodes that recur, such as an evaluation every 500
+    steps, are reported twice, unless one is longer than the others (by the sum of its steps) or
+    comes after a longer time.
 
     Drift is found by a cumulative sum of the logarithms of the lengths of blocks of 20 steps (the
     mean of the middle half of each) over the usual length. That is determined from the first 200
@@ -76,10 +84,10 @@ class StepChanges:
     must grow without levelling off: 720 steps at least. Peaks, and growth that approaches a limit
     with a time constant of up to 500 steps, are not reported.
 
-    False alarms per million healthy steps (1 million steps of each noise model in
-    tests/watch/test_step_changes.py): growth 0; drift 4 if the lengths of batches differ by a
-    factor of 3 at random, otherwise 0; drift 16 if the length itself wanders by 3 % (standard
-    deviation) over hundreds of steps.
+    False alarms of the noise models in tests/watch/test_step_changes.py: at most 10 slow steps per
+    10,000 steps. Per million steps: growth 0; drift 4 if the lengths of batches differ by a factor
+    of 3 at random, otherwise 0; drift 16 if the length itself wanders by 3 % (standard deviation)
+    over hundreds of steps.
 
     Args:
         slow_factor: Length of a slow step over the median.
@@ -88,6 +96,7 @@ class StepChanges:
 
     Attributes:
         slow_limit_ns: Length from which a step is slow; `sys.maxsize` before 40 steps are known.
+        usual_ns: Median length of the last 100 steps.
     """
 
     def __init__(
@@ -98,6 +107,8 @@ class StepChanges:
         growth_percent: float = 2.0,
     ) -> None:
         self.slow_limit_ns = sys.maxsize
+        self.usual_ns = 0
+        self._episodes: deque[_Episode] = deque(maxlen=EPISODES)
         self._slow_factor = slow_factor
         self._warm_up = WARM_UP
         self._recent: deque[StepRow] = deque(maxlen=RECENT)
@@ -105,6 +116,26 @@ class StepChanges:
         self._block: list[StepRow] = []
         self._drift = _Drift(math.log1p(drift_percent / 100))
         self._growth = _Growth(growth_percent / 100)
+
+    def is_unusual(self, step: int, length_ns: int) -> bool:
+        """Return True if a step longer than `slow_limit_ns` is to be reported.
+
+        All of them must be passed, by the program's thread.
+        """
+        excess_ns, episodes = length_ns - self.usual_ns, self._episodes
+        if episodes and step - episodes[-1].last <= EPISODE:
+            latest = episodes.pop()
+            is_longer = excess_ns > 2 * latest.longest_ns
+            latest.last, latest.excess_ns = step, latest.excess_ns + excess_ns
+            latest.longest_ns = max(latest.longest_ns, excess_ns)
+        else:
+            latest, is_longer = _Episode(step, step, excess_ns, excess_ns), False
+        similar = [one for one in episodes if latest.excess_ns <= SIMILAR * one.excess_ns]
+        gaps = [right.first - left.last for left, right in pairwise(similar)]
+        recurs = gaps and latest.first - similar[-1].last <= LATEST_GAPS * max(gaps)
+        episodes.append(latest)
+        was_reported, latest.is_reported = latest.is_reported, latest.is_reported or not recurs
+        return not recurs and (is_longer or not was_reported)
 
     def slow(self, row: StepRow) -> Change:
         """Describe a slow step; may be called by another thread than `add`."""
@@ -137,7 +168,7 @@ class StepChanges:
                 self._block = []
         lengths = sorted([row.length_ns for row in self._recent])
         if len(lengths) >= MIN_KNOWN:
-            usual_ns = lengths[len(lengths) // 2]
+            self.usual_ns = usual_ns = lengths[len(lengths) // 2]
             recurring_ns = 1.1 * lengths[int(USUAL_SHARE * len(lengths))]
             self.slow_limit_ns = int(
                 max(self._slow_factor * usual_ns, recurring_ns, usual_ns + MIN_EXCESS_NS)
@@ -160,6 +191,19 @@ class StepChanges:
         if part := grown(self._usual, [*self._recent][-3 * BLOCK :]):
             text += f"; {part[0]} takes {scaled(part[1], TIMES)} more"
         return Change("drift", block[-1].step, text)
+
+
+@dataclass(slots=True)
+class _Episode:
+    """Slow steps that follow each other."""
+
+    first: int
+    last: int
+    excess_ns: int
+    """Time that its steps took longer than usual."""
+    longest_ns: int
+    """Longest excess of a step."""
+    is_reported: bool = False
 
 
 class _Drift:

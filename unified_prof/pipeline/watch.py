@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from unified_prof.backends.msprof_dynamic import DynamicRecording
 from unified_prof.backends.npu_launcher import MarkIterations
 from unified_prof.base import streams
-from unified_prof.base.text import NS_PER_MS, NS_PER_S, printable
+from unified_prof.base.text import NS_PER_MS, printable
 from unified_prof.compare.step_changes import StepChanges
 from unified_prof.errors import UprofError
 from unified_prof.pipeline.distributed import rank_here
@@ -44,8 +44,6 @@ from unified_prof.tracking.watch import StepCapture, StepCollector
 _INTERVAL_S = 0.5
 # Rows that may wait for the disk; more would fill the memory if it hangs.
 _MAX_ROWS = 1_000_000
-# After a slow step, only one of twice its length is an event in this time; all of them are rows.
-_QUIET_NS = 5 * NS_PER_S
 _HOST_ONLY = "; the capture contains the host only"
 # Steps before the capture of healthy steps.
 _HEALTHY_AFTER = 50
@@ -151,7 +149,6 @@ class Watch:
         self._events: deque[WatchEvent] = deque()
         self._slow: dict[int, WatchEvent] = {}
         """Events of slow steps whose rows are not known yet, by step."""
-        self._last_slow_ns, self._last_length_ns = -_QUIET_NS, 0
         self._lost = 0
         self._is_off = False
         """True after the file could not be written."""
@@ -252,11 +249,8 @@ class Watch:
             self._start(self._wanted.popleft(), step)
 
     def _step_was_slow(self, step: int, length_ns: int) -> None:
-        now_ns = time.monotonic_ns()
-        is_soon = now_ns - self._last_slow_ns < _QUIET_NS
-        if is_soon and length_ns < 2 * self._last_length_ns:
+        if not self._changes.is_unusual(step, length_ns):
             return
-        self._last_slow_ns, self._last_length_ns = now_ns, length_ns
         text = f"step {step:,} took {length_ns / NS_PER_MS:,.1f} ms"
         event = self._slow[step] = self._event("slow_step", text, step)
         if not self._budget.allows():

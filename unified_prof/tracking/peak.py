@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 from unified_prof.tracking.activations import plain_tensors, storage_of
 from unified_prof.tracking.device import Device, MemoryUse
 from unified_prof.tracking.regions import RegionWatch
-from unified_prof.tracking.timeline import is_profiler_prepared
+from unified_prof.tracking.timeline import is_profiler_prepared, without_log_messages
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches, instances
 
@@ -181,7 +180,7 @@ class ProfiledPeak:
         ours = profile(profile_memory=True)
         self._log_level_before = internals.set_log_level(_ERRORS_ONLY)
         try:
-            self._profiler = _quietly(ours.__enter__)
+            self._profiler = without_log_messages(ours.__enter__)
         finally:
             if self._profiler is None:
                 self._patches.restore()
@@ -285,7 +284,7 @@ class ProfiledPeak:
     def _finish(self) -> Any:
         profiler, self._profiler = self._profiler, None
         self._patches.restore()
-        _quietly(lambda: profiler.__exit__(None, None, None))
+        without_log_messages(lambda: profiler.__exit__(None, None, None))
         self._internals.set_log_level(self._log_level_before)
         return profiler
 
@@ -304,16 +303,3 @@ def live_tensor_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
             if storage is not None and storage.device.type == device:
                 storages[storage_key(storage)] = storage.nbytes()
     return sum(storages.values())
-
-
-def _quietly(action: Callable[[], Any]) -> Any:
-    """Run `action` and suppress the log messages of the profiler on stderr."""
-    name = "KINETO_LOG_LEVEL"
-    chosen = os.environ.get(name)
-    if chosen is None:
-        os.environ[name] = "99"
-    try:
-        return action()
-    finally:
-        if chosen is None:
-            del os.environ[name]

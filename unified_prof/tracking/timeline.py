@@ -48,6 +48,22 @@ def make_profiler(device: str, details: tuple[str, ...]) -> Any:
     )
 
 
+def without_log_messages(action: Callable[[], Any]) -> Any:
+    """Run `action`; if it is the first use of the profiler, its log messages are off from then on.
+
+    A level that the user has chosen remains. Levels up to 6 still print two lines per recording.
+    """
+    name = "KINETO_LOG_LEVEL"
+    chosen = os.environ.get(name)
+    if chosen is None:
+        os.environ[name] = "99"
+    try:
+        return action()
+    finally:
+        if chosen is None:
+            del os.environ[name]
+
+
 def is_beyond_stacks() -> bool:
     """Return True if a file of the program has a name that torch cannot record in stacks."""
     modules = list(sys.modules.values())
@@ -415,7 +431,7 @@ class TimelineInstrument:
     def _call(self, action: str, profiler: Any) -> Any:
         """Call the method `action` of `profiler`; return `profiler`, or None if the call failed."""
         try:
-            getattr(profiler, action)()
+            without_log_messages(getattr(profiler, action))
         except RuntimeError as err:
             self.failure = f"torch.profiler failed: {_first_line(err)}"
             return None
