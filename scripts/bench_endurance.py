@@ -7,6 +7,8 @@ PART is one of:
 
 - `run`: `uprof run` of a small training, whose script samples its own process. At most about
   10,000 samples of such iterations are kept.
+- `watch`: `uprof watch` of the same training, with a new part of the file each 4 MiB; also the
+  bytes per step, and `uprof report` of the result.
 - `reports`: reports of a tracked run and of a device recording through the Python API, read in turn
   in one process.
 - `ranks`: `uprof cluster build` and `cluster report` of 50 ranks and of --ranks ranks. Memory is
@@ -34,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import unified_prof
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.cluster import ranks
+from unified_prof.sqlite.watch_file import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 # Number of samples of a part.
@@ -48,7 +51,8 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Lin
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 samples, every, number = Path(sys.argv[1]).open("w"), int(sys.argv[2]), 0
 page = os.sysconf("SC_PAGESIZE")
-while True:  # uprof ends the script
+end = int(sys.argv[3])
+while number < end:  # `uprof run` ends the script earlier
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
@@ -84,7 +88,7 @@ def run(folder: Path, iterations: int) -> None:
     script.write_text(TRAINING)
     every = max(1, iterations // SAMPLES)
     options = ["--iterations", str(iterations), "--stop-after", "--quiet"]
-    workload = [str(script), str(samples), str(every)]
+    workload = [str(script), str(samples), str(every), str(1 << 60)]
     uprof(folder, "run", "--backend", "cpu", *options, "-o", "out", *workload)
     rows = [tuple(map(int, line.split())) for line in samples.read_text().splitlines()]
     facts = dict(unified_prof.figures(folder / "out")[0].summary.facts)
@@ -92,6 +96,37 @@ def run(folder: Path, iterations: int) -> None:
     assert facts["iterations"] == str(iterations)
     share = iterations / rows[-1][0]  # of the script's iterations, which are measured in two ways
     show("`run`, iterations", [(round(number * share), *more) for number, *more in rows])
+
+
+# Runs the command line with parts of 4 MiB.
+SMALL_PARTS = """\
+from unified_prof.sqlite.watch_file import WatchFile
+WatchFile.__init__.__defaults__ = (4 << 20,)
+from unified_prof.__main__ import main
+main()
+"""
+
+
+def watch(folder: Path, iterations: int) -> None:
+    """Watch a training."""
+    script, samples = folder / "small.py", folder / "samples"
+    script.write_text(TRAINING)
+    workload = [str(script), str(samples), str(max(1, iterations // SAMPLES)), str(iterations)]
+    command = [sys.executable, "-c", SMALL_PARTS, "watch", "--backend", "cpu", "-o", "out", "-q"]
+    place = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, *workload], cwd=folder, env=place, check=True)
+    rows = [tuple(map(int, line.split())) for line in samples.read_text().splitlines()]
+    show("`watch`, steps", rows)
+    parts = sorted((folder / "out").glob("watch_rank0*.db"))
+    steps = read_folder(folder / "out")[0]
+    assert steps.columns["step"].tolist() == list(range(iterations - 1)), len(steps)
+    size = sum(part.stat().st_size for part in parts) / len(steps)
+    start = time.perf_counter()
+    peak, _ = uprof(folder, "report", "out", "-o", "report.txt", "-q")
+    print(
+        f"{len(parts)} parts, {size:.0f} bytes per step, report {time.perf_counter() - start:.1f} s"
+        f" and {peak / 1e6:.0f} MB; events: {[event.text for event in steps.events]}"
+    )
 
 
 def reports(folder: Path, count: int) -> None:
@@ -158,14 +193,15 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=200_000)
     parser.add_argument("--reports", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=500)
-    parser.add_argument("--only", choices=["run", "reports", "ranks"])
+    parser.add_argument("--only", choices=["run", "watch", "reports", "ranks"])
     given = parser.parse_args()
     print(
         "| what | number | MB, median | max | bytes each | descriptors, median | max | per 1,000 |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    parts = {"run": run, "reports": reports, "ranks": cluster}
-    counts = {"run": given.iterations, "reports": given.reports, "ranks": given.ranks}
+    parts = {"run": run, "watch": watch, "reports": reports, "ranks": cluster}
+    steps = given.iterations
+    counts = {"run": steps, "watch": steps, "reports": given.reports, "ranks": given.ranks}
     for name, part in parts.items():
         if given.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
