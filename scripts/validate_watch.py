@@ -89,7 +89,7 @@ def fault(folder: Path, name: str) -> bool:
 def healthy(folder: Path, number: int) -> bool:
     """Run a healthy training; print and judge the events per 10,000 steps."""
     shape = SHAPES[number % len(SHAPES)]
-    start(folder, shape, "none", 20_000 if shape == "tiny" else 1_500, 0, number).wait()
+    start(folder, shape, "none", 20_000 if shape == "tiny" else 1_000, 0, number).wait()
     one = read_folder(folder / "out")[0]
     kinds = Counter(event.kind for event in one.events if event.kind != "healthy")
     print(f"| {shape} | {len(one):,} | {dict(kinds)} |", flush=True)
