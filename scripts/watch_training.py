@@ -17,7 +17,7 @@ import torch
 
 SHAPES = [
     *("plain", "accumulation", "gan", "lengths", "noisy", "validation", "slow_stretches"),
-    *("checkpoint", "tiny", "compiled"),
+    *("checkpoint", "tiny", "compiled", "long"),
 ]
 FAULTS = ["loader_5", "loader", "drift", "leak", "gc", "item"]
 WIDTH = 32
@@ -52,7 +52,7 @@ def batches(shape: str, fault: str, begin: int) -> Iterator[torch.Tensor]:
 
 def length_s(shape: str, fault: str, begin: int) -> float:
     """Return how long the forward pass sleeps."""
-    length = 0.0 if shape == "tiny" else 0.008
+    length = {"tiny": 0.0, "long": 0.06}.get(shape, 0.008)
     if shape == "lengths":
         length *= random.choice([0.6, 0.8, 1, 1.4, 2.0])
     if shape == "noisy":
@@ -87,7 +87,7 @@ def train(shape: str, fault: str, steps: int, begin: int) -> None:
     optimizer = torch.optim.SGD(net.parameters(), 1e-4)
     critic = torch.nn.Linear(WIDTH, 1)
     other = torch.optim.Adam(critic.parameters(), 1e-4)
-    ballast = [[number] for number in range(1_000_000)] if fault == "gc" else None
+    ballast = [[number] for number in range(200_000)] if fault == "gc" else None
     leaked = []
     for step, batch in zip(range(steps), batches(shape, fault, begin), strict=False):
         is_faulty = step >= begin
