@@ -12,27 +12,32 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from watch_training import SHAPES
+import torch
+from watch_training import SHAPES, STEP_LOG, STEP_RECORD, train
 
+import unified_prof
+from unified_prof.__main__ import main as run_uprof
 from unified_prof.migrate.check import check
-from unified_prof.sqlite.watch_file import WatchEvent, read_folder
+from unified_prof.sqlite.watch_file import WatchEvent, WatchFile, read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN = 1_200  # Step with which faults begin.
 
 
 class Fault(NamedTuple):
-    """What is expected of a fault."""
+    """Expected event and capture of a fault."""
 
     steps: int
     kind: str
@@ -76,7 +81,7 @@ def texts(folder: Path, events: list[WatchEvent]) -> str:
 def fault(folder: Path, name: str) -> bool:
     """Run a training with a fault; print and judge what was found."""
     wanted = FAULTS[name]
-    # Steps of 60 ms, so that 12 % more of them can be told from the noise of a busy machine.
+    # Steps of 60 ms, because 12 % of 8 ms is below the noise of a busy machine.
     shape = "long" if name == "drift" else "plain"
     start(folder, shape, name, wanted.steps, BEGIN).wait()
     later = [event for event in read_folder(folder / "out")[0].events if event.step >= BEGIN]
@@ -99,33 +104,60 @@ def healthy(folder: Path, number: int) -> bool:
     return code == 0 and kinds.total() <= 10
 
 
+def forked(folder: Path, action: Callable[[], object]) -> int:
+    """Start an action in a child process, which has imported torch already; return its number."""
+    if pid := os.fork():
+        return pid
+    code: object = 1
+    try:
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        action()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def command(folder: Path, *arguments: str) -> int:
+    """Run uprof; return its exit code."""
+    sys.argv = ["uprof", *arguments]
+    return os.waitstatus_to_exitcode(os.waitpid(forked(folder, run_uprof), 0)[1])
+
+
+def watched(shape: str, parts_bytes: int) -> None:
+    """Train until the process is killed."""
+    WatchFile.__init__.__defaults__ = (parts_bytes,)
+    torch.set_num_threads(1)
+    with unified_prof.watch("out", device="cpu"):
+        train(shape, "none", 1 << 40, 1 << 40)
+
+
 def kill(folder: Path, number: int) -> bool:
     """Kill a training at a random moment; print and judge what was kept."""
-    is_rotating = bool(number % 2)
-    shape, parts_bytes = ("tiny", 32 << 10) if is_rotating else ("plain", 64 << 20)
-    child = start(folder, shape, "none", 1 << 40, parts_bytes=parts_bytes)
-    while not (folder / "out" / "watch_rank0.db").exists():
-        time.sleep(0.1)
-    while not len(read_folder(folder / "out")[0]):
-        time.sleep(0.1)
-    time.sleep(random.uniform(0, 4))
-    child.kill()
-    killed_ns = time.time_ns()
-    child.wait()
+    shape, parts_bytes = ("tiny", 32 << 10) if number % 2 else ("plain", 64 << 20)
+    pid = forked(folder, lambda: watched(shape, parts_bytes))
+    while not (folder / STEP_LOG).exists() or not (folder / STEP_LOG).stat().st_size:
+        time.sleep(0.05)
+    time.sleep(random.uniform(0, 8))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     files = sorted((folder / "out").glob("watch_rank0*.db"))
+    journal = any((folder / "out").glob("*-journal"))
     one = read_folder(folder / "out")[0]
-    lost_s = (killed_ns - one.columns["start_ns"][-1] - one.columns["length_ns"][-1]) / 1e9
-    command = [sys.executable, "-m", "unified_prof"]
+    ends_ns = dict(STEP_RECORD.iter_unpack((folder / STEP_LOG).read_bytes()))
+    kept = len(one)  # rows begin with the end of step 0
+    last = max(ends_ns)
+    lost_s = (ends_ns[last] - ends_ns.get(kept, ends_ns[0])) / 1e9
     codes = [
-        subprocess.run([*command, *more], cwd=folder, capture_output=True, check=False).returncode
-        for more in (["report", "out"], ["db", "check", *map(str, files)])
+        command(folder, "report", "out"),
+        command(folder, "db", "check", *map(str, files)),
     ]
     has_gap = one.columns["step"].tolist() != list(range(len(one)))
     state = [event.status for event in one.events if event.capture]
-    journal = any((folder / "out").glob("*-journal"))
     print(
-        f"| {number} | {len(one):,} | {len(files)} | {lost_s:.2f} s | {state} | {journal} "
-        f"| {codes} |",
+        f"| {number} | {len(one):,} of {last:,} | {len(files)} | {lost_s:.2f} s | {state} "
+        f"| {journal} | {codes} |",
         flush=True,
     )
     findings = [found for file in files for found in check(file).findings]

@@ -6,7 +6,9 @@ uprof watch scripts/watch_training.py SHAPE FAULT STEPS [BEGIN [SEED]]
 from __future__ import annotations
 
 import gc
+import os
 import random
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ SHAPES = [
 FAULTS = ["loader_5", "loader", "drift", "leak", "gc", "item"]
 WIDTH = 32
 SLOWER_S = 0.02
+STEP_LOG = "steps.log"  # A record per step: its number, and the Unix ns of its end.
+STEP_RECORD = struct.Struct("qq")
 step = 0
 
 
@@ -89,6 +93,7 @@ def train(shape: str, fault: str, steps: int, begin: int) -> None:
     other = torch.optim.Adam(critic.parameters(), 1e-4)
     ballast = [[number] for number in range(200_000)] if fault == "gc" else None
     leaked = []
+    log = os.open(STEP_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for step, batch in zip(range(steps), batches(shape, fault, begin), strict=False):
         is_faulty = step >= begin
         optimizer.zero_grad()
@@ -101,6 +106,7 @@ def train(shape: str, fault: str, steps: int, begin: int) -> None:
             critic(batch).mean().backward()
             other.step()
         optimizer.step()
+        os.write(log, STEP_RECORD.pack(step, time.time_ns()))
         for _ in range(5_000 if fault == "item" and is_faulty else 1):
             loss.item()
         if fault == "leak" and is_faulty:
