@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import click
 import pytest
@@ -13,17 +12,14 @@ import pytest
 from unified_prof.cli.command import argument, make_command, option
 from unified_prof.errors import UsageError
 
-
-class Color(str, Enum):
-    RED = "red"
-    GREEN = "green"
+Color = Literal["red", "green"]
 
 
 @dataclass(frozen=True)
 class Size:
     """Options that form one value of a command."""
 
-    wide: Annotated[int, option("--wide")] = 2
+    wide: int = option("--wide", default=2)
     each: Annotated[list[str] | None, option()] = None
 
 
@@ -35,10 +31,10 @@ def call(*words: str) -> dict[str, Any]:
         context: click.Context,
         paths: Annotated[list[Path], argument()],
         size: Size,
-        top: Annotated[int | None, option(min=1, max=50)] = None,
-        part: Annotated[float, option(max=1.5)] = 0.5,
+        top: int | None = option(min=1, max=50),
+        part: float = option(default=0.5, max=1.5),
         color: Annotated[Color | None, option()] = None,
-        shade: Annotated[Color, option()] = Color.GREEN,
+        shade: Annotated[Color, option()] = "green",
         output: Annotated[Path | None, option("-o", "--output")] = None,
         loud: Annotated[bool, option("--loud/--quiet")] = False,
     ) -> None:
@@ -56,13 +52,13 @@ def call(*words: str) -> dict[str, Any]:
         (["a", "b/c", "-"], {"paths": [Path("a"), Path("b/c"), Path("-")]}),
         (["a", "--wide", "-3", "--each", "x", "--each", "y"], {"size": Size(-3, ["x", "y"])}),
         (["a", "--top", "3", "--part=1.25"], {"top": 3, "part": 1.25}),
-        (["a", "--color", "red", "--loud"], {"color": Color.RED, "loud": True}),
+        (["a", "--color", "red", "--loud"], {"color": "red", "loud": True}),
         (["a", "--output", "o.txt"], {"output": Path("o.txt")}),
     ],
 )
 def test_values_are_converted_by_type(words: list[str], changed: dict[str, Any]) -> None:
     defaults = {"paths": [Path("a")], "size": Size(), "top": None, "part": 0.5, "color": None}
-    defaults |= {"shade": Color.GREEN, "output": None, "loud": False}
+    defaults |= {"shade": "green", "output": None, "loud": False}
     assert call(*words) == defaults | changed
 
 

@@ -14,7 +14,6 @@ from tests.analysis.builders import Device, run_time_report
 from tests.analysis.compare.device.recordings import GPU, Op, npu_recording, recording
 from tests.report.on_page import embedded_data
 from unified_prof.cli.app import app
-from unified_prof.cli.diff import FormatOption
 from unified_prof.errors import UsageError
 from unified_prof.report.formats import DEVICE_FORMATS
 
@@ -35,7 +34,8 @@ def table(text: str) -> list[dict[str, str]]:
 def test_every_format_is_offered_with_its_extensions(
     sides: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    assert list(DEVICE_FORMATS) == [one.value for one in FormatOption]
+    (offered,) = (one for one in app.commands["diff"].params if one.name == "format_")
+    assert list(DEVICE_FORMATS) == list(offered.to_info_dict()["type"]["choices"])
     for name, one in DEVICE_FORMATS.items():
         printed = uprof(*sides, "--format", name)
         for suffix in one.suffixes:

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input, report_ranks
 from unified_prof.cli.command import (
-    FORMAT,
     AsJsonFormat,
     Force,
     FullNames,
@@ -23,10 +21,12 @@ from unified_prof.cli.command import (
     OutputFile,
     Quiet,
     ReportPath,
+    flag,
+    format_option,
     option,
 )
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import UsageError
 from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
@@ -37,51 +37,32 @@ if TYPE_CHECKING:
     from unified_prof.report.document import Document
 
 
+_FORMATS = ("text", "json", "markdown")
 # Default number of findings in text and Markdown; JSON has all. Also the number of candidates that
 # `--what-if` tries.
 _DEFAULT_ROWS = 10
-
-
-class AdviceFormat(str, Enum):
-    """Output format of advice."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeOptions:
     """Changes of a what-if estimate."""
 
-    faster: Annotated[
-        list[str] | None,
-        option(
-            "--faster",
-            metavar="NAME=K",
-            help="Estimate the step time if an operation, kernel, collective, call or class "
-            "(kernel, communication, copy, host, input) were K times as fast; host:NAME: on the "
-            "host. Repeatable.",
-        ),
-    ] = None
-    without: Annotated[
-        list[str] | None,
-        option(
-            "--without",
-            metavar="NAME",
-            help="Estimate the step time without an operation, kernel, collective, call or class. "
-            "Repeatable.",
-        ),
-    ] = None
+    faster: list[str] | None = option(
+        metavar="NAME=K",
+        help="Estimate the step time if an operation, kernel, collective, call or class "
+        "(kernel, communication, copy, host, input) were K times as fast; host:NAME: on the "
+        "host. Repeatable.",
+    )
+    without: list[str] | None = option(
+        metavar="NAME",
+        help="Estimate the step time without an operation, kernel, collective, call or class. "
+        "Repeatable.",
+    )
 
-    device: Annotated[
-        str | None,
-        option(
-            "--device",
-            metavar="NAME",
-            help="Estimate the step time with the kernels on another device, for example MI300X.",
-        ),
-    ] = None
+    device: str | None = option(
+        metavar="NAME",
+        help="Estimate the step time with the kernels on another device, for example MI300X.",
+    )
 
     def changes(self) -> list[Change]:
         """Return the changes.
@@ -134,19 +115,15 @@ def advise(
     *,
     context: click.Context,
     path: ReportPath,
-    top: Annotated[
-        int | None,
-        option(min=1, help="Number of findings to show.", show_default="10; all for json"),
-    ] = None,
-    format_: Annotated[AdviceFormat | None, FORMAT] = None,
-    estimate: Annotated[
-        bool,
-        option(
-            "--what-if",
-            help="Estimate the step time if each of the most expensive items of the critical path "
-            "were twice as fast or gone.",
-        ),
-    ] = False,
+    top: int | None = option(
+        min=1, help="Number of findings to show.", show_default="10; all for json"
+    ),
+    format_: str | None = format_option(_FORMATS),
+    estimate: bool = flag(
+        "--what-if",
+        help="Estimate the step time if each of the most expensive items of the critical path "
+        "were twice as fast or gone.",
+    ),
     changed: ChangeOptions,
     reading: ReadingOptions,
 ) -> None:
@@ -166,13 +143,8 @@ def advise(
 
     changes = changed.changes()
     estimate = estimate or bool(changes) or changed.device is not None
-    file = printing.output_file(reading.output)
-    shape = printing.choose_format(
-        context,
-        advice.ADVICE_SUFFIXES,
-        asked=format_ and format_.value,
-        as_json=reading.json_,
-        file=file,
+    file, shape = printing.destination(
+        context, advice.ADVICE_SUFFIXES, reading.output, format_, reading.json_
     )
     if file is not None:
         refuse_existing(file, overwrite=reading.force)
@@ -181,10 +153,7 @@ def advise(
         to_file, full = file is not None, reading.full_names
         text = as_json() if shape == "json" else ""
         text = text or printing.render(as_document(), shape, to_file=to_file, full_names=full)
-        if file is None:
-            printing.put(text, for_people=shape == "text")
-        else:
-            printing.write(file, text, force=reading.force)
+        printing.deliver(text, file, force=reading.force, for_people=shape == "text")
 
     def print_findings(of_run: tuple[Finding, ...], opened: Opened | None) -> None:
         reports = [] if opened is None else advice.gather_advice(opened)
@@ -226,9 +195,7 @@ def advise(
         else:
             print_findings(of_run, opened)
         missing = opened.coverage.sentence
-    if missing:
-        printing.put_error(StoreError(missing, slug="ranks-missing"))
-        raise click.exceptions.Exit(StoreError.exit_code)
+    printing.end_if_missing(missing)
 
 
 def what_if(
@@ -236,8 +203,8 @@ def what_if(
     context: click.Context,
     path: ReportPath,
     changed: ChangeOptions,
-    top: Annotated[int, option(min=1, help="Number of candidates to try.")] = _DEFAULT_ROWS,
-    format_: Annotated[AdviceFormat | None, FORMAT] = None,
+    top: int = option(default=_DEFAULT_ROWS, min=1, help="Number of candidates to try."),
+    format_: str | None = format_option(_FORMATS),
     reading: ReadingOptions,
 ) -> None:
     """Estimate the step time if kernels, copies or host work were faster."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from unified_prof.cli import output
-from unified_prof.cli.command import Group, argument, option
+from unified_prof.cli.command import Group, argument, flag, option
 from unified_prof.errors import UsageError
 
 
@@ -19,17 +18,12 @@ def register(app: Group) -> None:
 
 def mcp(
     *,
-    root: Annotated[
-        list[Path] | None,
-        option(
-            metavar="DIR",
-            help="Directory whose reports may be read. Repeatable.",
-            show_default="the current directory",
-        ),
-    ] = None,
-    allow_run: Annotated[
-        bool, option("--allow-run", help="Also offer a tool that profiles a script.")
-    ] = False,
+    root: list[Path] | None = option(
+        metavar="DIR",
+        help="Directory whose reports may be read. Repeatable.",
+        show_default="the current directory",
+    ),
+    allow_run: bool = flag(help="Also offer a tool that profiles a script."),
 ) -> None:
     """Answer questions of coding agents about reports: an MCP server on stdio.
 
@@ -48,14 +42,11 @@ def mcp(
 
 def lsp(
     *,
-    run: Annotated[
-        Path | None,
-        option(
-            metavar="FILE|DIR",
-            help="Report to show.",
-            show_default="the newest below the editor's folder",
-        ),
-    ] = None,
+    run: Path | None = option(
+        metavar="FILE|DIR",
+        help="Report to show.",
+        show_default="the newest below the editor's folder",
+    ),
 ) -> None:
     """Show costs in the editor: a language server on stdio for Python files.
 
@@ -69,7 +60,7 @@ def lsp(
     make_server(run).start_io()
 
 
-def schema(command: Annotated[str, argument(metavar="COMMAND")]) -> None:
+def schema(command: str = argument(metavar="COMMAND")) -> None:
     """Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.
 
     Readers must ignore keys that they do not know: new keys do not change the version.

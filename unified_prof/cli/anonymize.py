@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from unified_prof.base import streams
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, option
+from unified_prof.cli.command import REQUIRED, AsJson, Force, Group, Quiet, argument, option
 
 _EPILOG = (
     "Exit codes: 0 success; 2 usage error; 6 recording unreadable or of an unknown format; "
@@ -24,23 +22,18 @@ def register(app: Group) -> None:
 
 
 def anonymize(
-    recording: Annotated[
-        Path,
-        argument(
-            metavar="RECORDING",
-            help="A recording as for convert, a report, Flight Recorder dumps, or a directory.",
-        ),
-    ],
-    output: Annotated[
-        Path,
-        option(
-            "-o",
-            "--output",
-            metavar="OUT",
-            help="File or directory to write. Files whose names end in .gz, .xz or .bz2 are "
-            "compressed.",
-        ),
-    ],
+    recording: Path = argument(
+        metavar="RECORDING",
+        help="A recording as for convert, a report, Flight Recorder dumps, or a directory.",
+    ),
+    output: Path = option(
+        "-o",
+        "--output",
+        default=REQUIRED,
+        metavar="OUT",
+        help="File or directory to write. Files whose names end in .gz, .xz or .bz2 are "
+        "compressed.",
+    ),
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
@@ -48,8 +41,7 @@ def anonymize(
     """Replace names, paths and texts of a recording, so that you can share it."""
     from unified_prof.pipeline.anonymize import anonymize as write
 
-    enabled = streams.is_terminal() and not quiet
-    with printing.progress_line(enabled=enabled) as progress:
+    with printing.progress(quiet) as progress:
         result = write(recording, output, progress, force=force)
     if json_:
         paths = {"recording": str(recording), "output": str(output)}

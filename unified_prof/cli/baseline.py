@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +19,8 @@ from unified_prof.cli.command import (
     OutputFile,
     Quiet,
     argument,
+    flag,
+    format_option,
     option,
 )
 from unified_prof.cli.gate_sides import Allowed
@@ -36,15 +37,6 @@ _STORE_HELP = (
 StoreOption = Annotated[
     str | None, option("--store", help=_STORE_HELP, show_default=".uprof/baselines.sqlite")
 ]
-
-
-class HistoryFormat(str, Enum):
-    """Output format of a history."""
-
-    TEXT = "text"
-    HTML = "html"
-    JSON = "json"
-    CSV = "csv"
 
 
 _SUFFIXES = {
@@ -66,14 +58,11 @@ def register(app: Group) -> None:
 
 
 def save(
-    name: Annotated[str, argument(metavar="NAME", help="Name of the baseline, for example main.")],
-    files: Annotated[
-        list[Path],
-        argument(
-            metavar="FILE|DIR",
-            help="Report or run directory; several runs of one workload are samples.",
-        ),
-    ],
+    name: str = argument(metavar="NAME", help="Name of the baseline, for example main."),
+    files: list[Path] = argument(
+        metavar="FILE|DIR",
+        help="Report or run directory; several runs of one workload are samples.",
+    ),
     store: StoreOption = None,
     convert: Convert = False,
     quiet: Quiet = False,
@@ -102,15 +91,10 @@ def list_baselines(store: StoreOption = None, json_: AsJson = False) -> None:
 class ChartOptions:
     """Output of a chart."""
 
-    last: Annotated[int, option(min=1, help="Chart: number of versions to show, newest first.")] = (
-        100
+    last: int = option(default=100, min=1, help="Chart: number of versions to show, newest first.")
+    format_: str | None = format_option(
+        _SUFFIXES, help="Format of the chart.", show_default="by the extension of -o, or text"
     )
-    format_: Annotated[
-        HistoryFormat | None,
-        option(
-            "--format", help="Format of the chart.", show_default="by the extension of -o, or text"
-        ),
-    ] = None
     output: OutputFile = None
     force: Force = False
     quiet: Quiet = False
@@ -119,12 +103,10 @@ class ChartOptions:
 def show(
     *,
     context: click.Context,
-    names: Annotated[
-        list[str] | None, argument(metavar="[NAME]...", help="Names of baselines.")
-    ] = None,
-    as_chart: Annotated[
-        bool, option("--history", help="Show a chart of the versions, with changes marked.")
-    ] = False,
+    names: list[str] | None = argument(
+        default=None, metavar="[NAME]...", help="Names of baselines."
+    ),
+    as_chart: bool = flag("--history", help="Show a chart of the versions, with changes marked."),
     allowed: Allowed,
     chart: ChartOptions,
     store: StoreOption = None,
@@ -157,7 +139,7 @@ def show(
 def show_history(
     *,
     context: click.Context,
-    names: Annotated[list[str], argument(metavar="NAME", help="Names of baselines.")],
+    names: list[str] = argument(metavar="NAME", help="Names of baselines."),
     allowed: Allowed,
     chart: ChartOptions,
     store: StoreOption = None,
@@ -169,9 +151,7 @@ def show_history(
     from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 
-    file = printing.output_file(chart.output)
-    asked = chart.format_ and chart.format_.value
-    shape = printing.choose_format(context, _SUFFIXES, asked=asked, as_json=json_, file=file)
+    file, shape = printing.destination(context, _SUFFIXES, chart.output, chart.format_, json_)
     limits = allowed.limits()
     series = []
     for name in dict.fromkeys(names):
@@ -191,11 +171,8 @@ def show_history(
         width = None if file else printing.terminal()[0]
         document = shown.history_document(series, limits, width=width)
         text = printing.render(document, shape, to_file=file is not None)
-    if file is None:
-        printing.put(text, for_people=shape == "text")
-        return
-    printing.write(file, text, force=chart.force)
-    if not chart.quiet:
+    printing.deliver(text, file, force=chart.force, for_people=shape == "text")
+    if file is not None and not chart.quiet:
         printing.print_message(f"{file}: {shape}, {sum(len(one.entries) for one in series)} points")
 
 

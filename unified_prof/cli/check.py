@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from unified_prof.base import streams
 from unified_prof.base.coverage import coverage_text
 from unified_prof.cli import output
 from unified_prof.cli.command import AsJson, Group, Quiet, argument, option
@@ -29,19 +28,17 @@ def register(app: Group) -> None:
 
 
 def check(
-    recording: Annotated[Path, argument(metavar="RECORDING", help="A recording, as for convert.")],
-    against: Annotated[
-        Path | None,
-        option(metavar="DB", help="Database that another exporter wrote for the recording."),
-    ] = None,
+    recording: Path = argument(metavar="RECORDING", help="A recording, as for convert."),
+    against: Path | None = option(
+        metavar="DB", help="Database that another exporter wrote for the recording."
+    ),
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
     """Check that a recording is decoded completely, or compare a database with it by table."""
     from unified_prof.pipeline.recording_check import check_recording
 
-    enabled = streams.is_terminal() and not quiet
-    with output.progress_line(enabled=enabled) as progress:
+    with output.progress(quiet) as progress:
         result = check_recording(recording, against, progress)
     if json_:
         output.put_json(_record(result, against))

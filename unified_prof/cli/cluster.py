@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from unified_prof.base import streams
 from unified_prof.cli import cluster_report
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, option
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, flag, option
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -30,45 +29,33 @@ _EPILOG = (
 
 
 def build(
-    inputs: Annotated[
-        list[str],
-        argument(
-            metavar="INPUT...",
-            help="Directories of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; "
-            "patterns, URLs (s3://BUCKET/RUN), RANK=FILE.",
-        ),
-    ],
-    output: Annotated[
-        str,
-        option("-o", "--output", metavar="RUN", help="Directory or URL of the run to write."),
-    ] = "run.cluster",
-    jobs: Annotated[
-        int | None,
-        option(
-            min=1,
-            help="Number of processes on this machine.",
-            show_default="one per processor; 1 for few ranks",
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        option(
-            metavar="ADDRESS|FILE.json",
-            help="Use a Dask scheduler: tcp://HOST:PORT, or its scheduler file.",
-        ),
-    ] = None,
-    dask: Annotated[
-        str | None,
-        option(metavar="local:N", help="Use N Dask worker processes on this machine."),
-    ] = None,
-    strict: Annotated[
-        bool, option("--strict", help="Exit with 7 if a rank is missing or damaged.")
-    ] = False,
-    watch: Annotated[
-        bool,
-        option("--watch", help="Add ranks as their files appear, until all are read."),
-    ] = False,
-    verbose: Annotated[bool, option("--verbose", help="Show Dask's log.")] = False,
+    inputs: list[str] = argument(
+        metavar="INPUT...",
+        help="Directories of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; "
+        "patterns, URLs (s3://BUCKET/RUN), RANK=FILE.",
+    ),
+    output: str = option(
+        "-o",
+        "--output",
+        default="run.cluster",
+        metavar="RUN",
+        help="Directory or URL of the run to write.",
+    ),
+    jobs: int | None = option(
+        min=1,
+        help="Number of processes on this machine.",
+        show_default="one per processor; 1 for few ranks",
+    ),
+    scheduler: str | None = option(
+        metavar="ADDRESS|FILE.json",
+        help="Use a Dask scheduler: tcp://HOST:PORT, or its scheduler file.",
+    ),
+    dask: str | None = option(
+        metavar="local:N", help="Use N Dask worker processes on this machine."
+    ),
+    strict: bool = flag(help="Exit with 7 if a rank is missing or damaged."),
+    watch: bool = flag(help="Add ranks as their files appear, until all are read."),
+    verbose: bool = flag(help="Show Dask's log."),
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
@@ -89,8 +76,7 @@ def build(
         raise UsageError(
             "--jobs applies to local processes, not to Dask", slug="option-without-effect"
         )
-    enabled = streams.is_terminal() and not quiet
-    with printing.progress_line(enabled=enabled) as progress:
+    with printing.progress(quiet) as progress:
         rebuilt = False
 
         def note(text: str) -> None:

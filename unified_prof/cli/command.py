@@ -1,8 +1,8 @@
 """Basis of all commands: declaration of options, and help screens.
 
-A command is a function whose parameters are annotated with `option(...)` or `argument(...)`. A
+A command is a function whose parameters are declared by `option(...)` or `argument(...)`. A
 parameter whose type is a dataclass stands for the fields of that dataclass. Types determine how
-values are read: `bool` is a flag, `list` is repeatable, an Enum is a choice.
+values are read: `bool` is a flag, `list` is repeatable, a Literal is a choice.
 
 Every option can also be set by a variable named after it (`UPROF_GATE_FORMAT` for `uprof gate
 --format`). Help has sections, and examples come before exit codes.
@@ -14,13 +14,12 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -35,28 +34,33 @@ HELP_ALL = "--help-all"
 _PAGE = "unified_prof.help_page"
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """Declaration of a command line parameter, part of an annotation."""
-
-    # Names of an option; an option without names is named after its Python parameter.
-    names: tuple[str, ...]
-    is_argument: bool
-    settings: dict[str, Any]
+# Default of an option that must be given.
+REQUIRED = MISSING
 
 
-def option(*names: str, **settings: Any) -> Any:
-    """Declare an option, for the second place of `Annotated`.
+def option(*names: str, default: Any = None, **settings: Any) -> Any:
+    """Declare an option, as the default of a parameter or field, or in `Annotated`.
 
-    Settings are those of `click.Option`, `min` and `max` (limits of a number), `section` (heading
-    in the help), and `shown_by` (option that shows this one if `--help` does not).
+    Args:
+        names: Names; an option without names is named after its Python parameter.
+        default: Value if the option is not given, or REQUIRED.
+        settings: Those of `click.Option`, `choices`, `min` and `max` (limits of a number),
+            `section` (heading in the help), and `shown_by` (option that shows this one if `--help`
+            does not).
     """
-    return Declaration(names, False, settings)
+    return field(default=default, metadata={_NAMES: names, _SETTINGS: settings})
 
 
-def argument(**settings: Any) -> Any:
+flag = functools.partial(option, default=False)
+
+
+def argument(*, default: Any = REQUIRED, **settings: Any) -> Any:
     """Declare a positional argument; settings are `metavar`, `help` and `hidden`."""
-    return Declaration((), True, settings)
+    return field(default=default, metadata={_NAMES: None, _SETTINGS: settings})
+
+
+# Keys of a field's metadata. The names of an argument are None.
+_NAMES, _SETTINGS = "names", "settings"
 
 
 class Argument(click.Argument):
@@ -147,19 +151,6 @@ class _NumberType(click.ParamType[Any]):
         return number
 
 
-class _ChoiceType(click.Choice[Any]):
-    """Value of an Enum."""
-
-    def __init__(self, kind: type[Enum]) -> None:
-        super().__init__([member.value for member in kind])
-        self._kind = kind
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Enum:
-        if isinstance(value, self._kind):
-            return value
-        return self._kind(super().convert(value, param, ctx))
-
-
 class _FlagType(click.types.BoolParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> bool:
         try:
@@ -170,44 +161,47 @@ class _FlagType(click.types.BoolParamType):
 
 def _value_type(kind: Any, settings: dict[str, Any]) -> click.ParamType[Any]:
     low, high = settings.pop("min", None), settings.pop("max", None)
+    choices = get_args(kind) if get_origin(kind) is Literal else settings.pop("choices", ())
+    if choices:
+        return click.Choice(list(choices))
     if kind is bool:
         return _FlagType()
     if kind in (int, float):
         return _NumberType(kind, low, high)
     if kind is Path:
         return _PathType()
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _ChoiceType(kind)
     assert kind is str, kind
     return click.STRING
 
 
 def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     """Return the Click parameter that an annotated Python parameter declares."""
-    annotated, declared = get_args(parameter.annotation)
-    settings: dict[str, Any] = dict(declared.settings)
-    kind = annotated
+    kind, declared, default = parameter.annotation, parameter.default, parameter.default
+    if get_origin(kind) is Annotated:
+        kind, declared = get_args(kind)
+    else:
+        default = declared.default
+    names, settings = declared.metadata[_NAMES], dict(declared.metadata[_SETTINGS])
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     several = get_origin(kind) is list
     if several:
         (kind,) = get_args(kind)
     settings["type"] = _value_type(kind, settings)
-    if kind is str and (declared.is_argument or "--output" in declared.names):
+    if kind is str and (names is None or "--output" in names):
         settings["type"] = _LocationType()
-    has_default = parameter.default is not inspect.Parameter.empty
-    if has_default and parameter.default is not None:
-        default = parameter.default
-        settings["default"] = default.value if isinstance(default, Enum) else default
-    if declared.is_argument:
+    is_required = default in (inspect.Parameter.empty, REQUIRED)
+    if not is_required and default is not None:
+        settings["default"] = default
+    if names is None:
         settings |= {"nargs": -1} if several else {}
-        return Argument([parameter.name], required=not has_default, **settings)
+        return Argument([parameter.name], required=is_required, **settings)
     if kind is bool:
         settings.setdefault("is_flag", True)
-    names = declared.names or (f"--{parameter.name.replace('_', '-')}",)
+    names = names or (f"--{parameter.name.replace('_', '-')}",)
     return Option(
         [parameter.name, *names],
-        required=not has_default and kind is not bool,
+        required=is_required and kind is not bool,
         multiple=several,
         **settings,
     )
@@ -300,9 +294,9 @@ def _page(context: click.Context) -> tuple[str, str | None]:
 def _fields(group: Any) -> Iterator[inspect.Parameter]:
     """Yield the fields of a dataclass as parameters."""
     annotations = get_type_hints(group, include_extras=True)
-    signature = inspect.signature(group)
     for one in fields(group):
-        yield signature.parameters[one.name].replace(annotation=annotations[one.name])
+        default, kind = one if one.metadata else one.default, inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(one.name, kind, default=default, annotation=annotations[one.name])
 
 
 Force = Annotated[bool, option("--force", help="Overwrite existing files.")]
@@ -337,8 +331,14 @@ MoreNew = Annotated[
     list[Path] | None,
     option("--new", metavar="FILE", help=_MORE.format("candidate"), shown_by=HELP_ALL),
 ]
-# Second part of `Annotated[SomeEnum | None, FORMAT]`.
-FORMAT = option("--format", help="Output format.", show_default="text, or by -o")
+
+
+def format_option(choices: Iterable[str], **settings: Any) -> Any:
+    """Declare --format."""
+    usual = {"help": "Output format.", "show_default": "text, or by -o"}
+    return option("--format", choices=choices, **usual | settings)
+
+
 OneRank = Annotated[
     int | None, option(min=0, metavar="N", help="Select one rank of a multi-rank run.")
 ]

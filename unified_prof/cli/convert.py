@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from unified_prof.base import streams
 from unified_prof.base.coverage import coverage_text
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Group, Quiet, argument, option
@@ -27,13 +25,6 @@ _EPILOG = (
 )
 
 
-class Layout(str, Enum):
-    """Naming of files and directories."""
-
-    PLAIN = "plain"
-    ASCEND_PT = "ascend-pt"
-
-
 def register(app: Group) -> None:
     """Register the command and its former names."""
     app.command("convert", no_args_is_help=True, epilog=_EPILOG)(convert)
@@ -42,40 +33,30 @@ def register(app: Group) -> None:
 
 
 def convert(
-    recordings: Annotated[
-        list[Path],
-        argument(
-            metavar="RECORDING...",
-            help="Recordings, directories of them at any depth, patterns, or - for standard "
-            f"input (compressed or not). Formats: {_INPUT_HELP}.",
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        option(
-            "-o",
-            "--output",
-            metavar="OUT",
-            help="Database file if OUT ends in .db (one recording), else a directory.",
-            show_default="PROF_*/msprof_TIME.db; for others TRACE.db in the current directory",
-        ),
-    ] = None,
-    schema: Annotated[
-        str | None,
-        option(
-            metavar="REVISION",
-            help=SCHEMA_HELP,
-            show_default="documented; latest with --layout ascend-pt",
-        ),
-    ] = None,
-    layout: Annotated[
-        Layout,
-        option(
-            help="ascend-pt: the directories that MindStudio Insight and msprof-analyze "
-            "expect. Not for PROF_* directories and memory snapshots."
-        ),
-    ] = Layout.PLAIN,
-    jobs: Annotated[int, option(min=1, help="Number of recordings to convert in parallel.")] = 1,
+    recordings: list[Path] = argument(
+        metavar="RECORDING...",
+        help="Recordings, directories of them at any depth, patterns, or - for standard "
+        f"input (compressed or not). Formats: {_INPUT_HELP}.",
+    ),
+    output: Path | None = option(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="Database file if OUT ends in .db (one recording), else a directory.",
+        show_default="PROF_*/msprof_TIME.db; for others TRACE.db in the current directory",
+    ),
+    schema: str | None = option(
+        metavar="REVISION",
+        help=SCHEMA_HELP,
+        show_default="documented; latest with --layout ascend-pt",
+    ),
+    layout: str = option(
+        default="plain",
+        choices=("plain", "ascend-pt"),
+        help="ascend-pt: the directories that MindStudio Insight and msprof-analyze "
+        "expect. Not for PROF_* directories and memory snapshots.",
+    ),
+    jobs: int = option(default=1, min=1, help="Number of recordings to convert in parallel."),
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
@@ -86,13 +67,12 @@ def convert(
 
     keep_memory()
     outcomes: list[Outcome] = []
-    enabled = streams.is_terminal() and not quiet
-    with printing.progress_line(enabled=enabled) as progress:
+    with printing.progress(quiet) as progress:
         for outcome in convert_all(
             recordings,
             output,
             schema=schema,
-            layout=layout.value,
+            layout=layout,
             force=force,
             jobs=jobs,
             progress=progress,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 
 from unified_prof.base.text import printable
-from unified_prof.cli.command import AsJson, Force, Group, Quiet, Schema, argument, option
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, Schema, argument, flag, option
 from unified_prof.cli.output import error_record, print_message, put, put_error, put_json
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 
@@ -50,7 +50,7 @@ def register(app: Group) -> None:
 
 @db.command()
 def info(
-    files: Annotated[list[Path] | None, argument(metavar="[FILE]...", help="Report files.")] = None,
+    files: list[Path] | None = argument(default=None, metavar="[FILE]...", help="Report files."),
     family: Family = "msprof",
     as_json: AsJson = False,
 ) -> None:
@@ -100,9 +100,9 @@ def history(family: Family = "msprof", as_json: AsJson = False) -> None:
 
 @db.command()
 def check(
-    files: Annotated[
-        list[str], argument(metavar="FILE...", help="Report files and cluster runs, or their URLs.")
-    ],
+    files: list[str] = argument(
+        metavar="FILE...", help="Report files and cluster runs, or their URLs."
+    ),
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -130,19 +130,14 @@ def check(
 def upgrade(
     files: Files,
     schema: Schema = "latest",
-    to: Annotated[str | None, option("--to", metavar="REVISION", hidden=True)] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "-o",
-            "--output",
-            metavar="OUT",
-            help="Write to OUT instead of in place; a directory for several files.",
-        ),
-    ] = None,
-    no_backup: Annotated[
-        bool, option("--no-backup", help="Do not keep a copy of the original.")
-    ] = False,
+    to: str | None = option(metavar="REVISION", hidden=True),
+    output: Path | None = option(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="Write to OUT instead of in place; a directory for several files.",
+    ),
+    no_backup: bool = flag(help="Do not keep a copy of the original."),
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -172,7 +167,7 @@ def upgrade(
 
 @db.command()
 def create(
-    file: Annotated[Path, argument(metavar="FILE", help="File to create.")],
+    file: Path = argument(metavar="FILE", help="File to create."),
     family: Family = "msprof",
     schema: Schema = "documented",
     force: Force = False,
@@ -190,10 +185,7 @@ def create(
 
 
 def recover(
-    folder: Annotated[
-        Path,
-        argument(metavar="DIR", help="Output directory of the killed `uprof run`."),
-    ],
+    folder: Path = argument(metavar="DIR", help="Output directory of the killed `uprof run`."),
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,

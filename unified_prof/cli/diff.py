@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -25,6 +23,8 @@ from unified_prof.cli.command import (
     OutputFile,
     Quiet,
     argument,
+    flag,
+    format_option,
     option,
 )
 from unified_prof.cli.report_input import Convert, Side
@@ -38,39 +38,12 @@ if TYPE_CHECKING:
     from unified_prof.report.document import Document
 
 
-class ByOption(str, Enum):
-    """Breakdowns of a comparison."""
-
-    OPERATION = "operation"
-    LINE = "line"
-    MODULE = "module"
-    CLASS = "class"
-    SHAPE = "shape"
-    KERNEL = "kernel"
-    ANNOTATION = "annotation"
-
-
+_By = Literal["operation", "line", "module", "class", "shape", "kernel", "annotation"]
 # Breakdowns that tracked workloads have; device recordings have all others.
-_BY_SAMPLES: Final[Mapping[ByOption, By]] = {
-    ByOption.OPERATION: "operation",
-    ByOption.LINE: "line",
-    ByOption.MODULE: "module",
-    ByOption.ANNOTATION: "annotation",
-}
-
-
-class FormatOption(str, Enum):
-    """Output format of a comparison."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
-    MARKDOWN = "markdown"
-    HTML = "html"
-
-
+_BY_SAMPLES: Final[tuple[By, ...]] = ("operation", "line", "module", "annotation")
+_FORMATS = ("text", "json", "csv", "markdown", "html")
 # Formats that only comparisons of device recordings have.
-_DEVICE_OPTIONS = (FormatOption.CSV, FormatOption.HTML)
+_DEVICE_ONLY = ("csv", "html")
 
 
 def register(app: Group) -> None:
@@ -85,57 +58,42 @@ def register(app: Group) -> None:
 
 def diff(
     context: click.Context,
-    base: Annotated[
-        Path | None, argument(metavar="BASE", help="Baseline: a report or run directory.")
-    ] = None,
-    new: Annotated[
-        Path | None, argument(metavar="NEW", help="Candidate: a report or run directory.")
-    ] = None,
+    base: Path | None = argument(
+        default=None, metavar="BASE", help="Baseline: a report or run directory."
+    ),
+    new: Path | None = argument(
+        default=None, metavar="NEW", help="Candidate: a report or run directory."
+    ),
     more_base: MoreBase = None,
     more_new: MoreNew = None,
     workload: WorkloadOption = None,
-    capture: Annotated[
-        Path | None,
-        option(
-            "--with",
-            metavar="CAPTURE",
-            help="Report in which the CUDA graphs that both runs replay were captured; their "
-            "kernels are attributed to the operations recorded there.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
-    base_capture: Annotated[
-        Path | None,
-        option(
-            "--base-with",
-            metavar="CAPTURE",
-            help="Like --with, for the baseline only.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
-    new_capture: Annotated[
-        Path | None,
-        option(
-            "--new-with",
-            metavar="CAPTURE",
-            help="Like --with, for the candidate only.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
-    by: Annotated[ByOption, option(help="Breakdown of the changes.")] = ByOption.OPERATION,
-    top: Annotated[int, option(min=1, help="Number of rows per table.")] = 20,
-    everything: Annotated[
-        bool, option("--all", help="Also show unchanged and inconclusive rows.")
-    ] = False,
-    format_: Annotated[
-        FormatOption | None,
-        option(
-            "--format",
-            help="Output format; json and csv have all rows; csv and html need recordings of "
-            "device work.",
-            show_default="text, or by -o",
-        ),
-    ] = None,
+    capture: Path | None = option(
+        "--with",
+        metavar="CAPTURE",
+        help="Report in which the CUDA graphs that both runs replay were captured; their "
+        "kernels are attributed to the operations recorded there.",
+        shown_by=HELP_ALL,
+    ),
+    base_capture: Path | None = option(
+        "--base-with",
+        metavar="CAPTURE",
+        help="Like --with, for the baseline only.",
+        shown_by=HELP_ALL,
+    ),
+    new_capture: Path | None = option(
+        "--new-with",
+        metavar="CAPTURE",
+        help="Like --with, for the candidate only.",
+        shown_by=HELP_ALL,
+    ),
+    by: _By = option(default="operation", help="Breakdown of the changes."),
+    top: int = option(default=20, min=1, help="Number of rows per table."),
+    everything: bool = flag("--all", help="Also show unchanged and inconclusive rows."),
+    format_: str | None = format_option(
+        _FORMATS,
+        help="Output format; json and csv have all rows; csv and html need recordings of "
+        "device work.",
+    ),
     output: OutputFile = None,
     noise: Noise = None,
     convert: Convert = False,
@@ -154,17 +112,8 @@ def diff(
     """
     from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
 
-    file = printing.output_file(output)
-    asked = format_ and format_.value
-    shape = FormatOption(
-        printing.choose_format(context, DEVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
-    )
-    if file is None and sys.stdout.isatty() and not DEVICE_FORMATS[shape.value].for_terminal:
-        raise UsageError(
-            f"{shape.value} cannot be shown on a terminal",
-            hint="write it to a file with -o",
-            slug="not-for-a-terminal",
-        )
+    file, shape = printing.destination(context, DEVICE_SUFFIXES, output, format_, json_)
+    printing.refuse_terminal(shape, file, for_terminal=DEVICE_FORMATS[shape].for_terminal)
     how = _Shown(shape, by, top, everything, file is not None, full_names, noise)
     if capture is not None and (base_capture or new_capture):
         raise UsageError(
@@ -174,15 +123,15 @@ def diff(
         )
     reading = _SideReader(
         convert=convert,
-        quiet=quiet or shape is not FormatOption.TEXT,
+        quiet=quiet or shape != "text",
         output=file,
         captures=(base_capture or capture, new_capture or capture),
     )
     warnings: Sequence[str]
     if workload:
-        if shape not in (FormatOption.TEXT, FormatOption.JSON, FormatOption.MARKDOWN):
+        if shape in _DEVICE_ONLY:
             raise UsageError(
-                f"--format {shape.value} supports one comparison, not several workloads",
+                f"--format {shape} supports one comparison, not several workloads",
                 hint="use text, json or markdown, or compare each workload separately",
                 slug="contradicting-options",
             )
@@ -198,8 +147,6 @@ def diff(
                 hint="use --workload NAME=BASE:NEW for each workload",
                 slug="contradicting-options",
             )
-        if shape in _DEVICE_OPTIONS:
-            raise _check_options(shape, "not available for several workloads")
         text, warnings = _compare_each(workloads.parse_workloads(workload), reading, how)
     elif base is None or new is None:
         raise UsageError(
@@ -209,11 +156,8 @@ def diff(
         sides = [base, *(more_base or [])], [new, *(more_new or [])]
         found = _compared(*sides, reading, how)
         text, warnings = found.text(how), found.warnings
-    if file is None:
-        printing.put(text, for_people=shape is FormatOption.TEXT)
-    else:
-        printing.write(file, text, force=force)
-    if shape is not FormatOption.TEXT and not quiet:
+    printing.deliver(text, file, force=force, for_people=shape == "text")
+    if shape != "text" and not quiet:
         for warning in warnings:
             printing.print_message(f"uprof: warning: {warning}")
 
@@ -222,8 +166,8 @@ def diff(
 class _Shown:
     """Presentation of a comparison."""
 
-    shape: FormatOption
-    by: ByOption
+    shape: str
+    by: _By
     top: int
     everything: bool
     to_file: bool
@@ -232,7 +176,7 @@ class _Shown:
 
     def render(self, document: Document) -> str:
         return printing.render(
-            document, self.shape.value, to_file=self.to_file, full_names=self.full_names
+            document, self.shape, to_file=self.to_file, full_names=self.full_names
         )
 
 
@@ -276,7 +220,7 @@ class _Comparison:
     def text(self, how: _Shown) -> str:
         if self.produce is not None:
             return self.produce()
-        if how.shape is FormatOption.JSON:
+        if how.shape == "json":
             return printing.json_text(self.fields())
         return how.render(self.document)
 
@@ -301,7 +245,7 @@ def _compare_each(
         if (mean := compare_workloads(pairs, metric, noises)) is not None
     }
     warnings = [f"{name}: {one}" for name, each in found.items() for one in each.warnings]
-    if how.shape is FormatOption.JSON:
+    if how.shape == "json":
         fields = {name: one.fields() for name, one in found.items()}
         return printing.json_text(
             operation_difference.differences_fields(fields, together)
@@ -334,7 +278,7 @@ def _compared(
 
 def _devices(found: DeviceDifference, how: _Shown) -> _Comparison:
     """Compare device recordings."""
-    if how.by is ByOption.ANNOTATION:
+    if how.by == "annotation":
         raise UsageError(
             "--by annotation needs tracked workloads; these reports are device recordings",
             hint="use --by operation, line, module, class, shape or kernel; or uprof report "
@@ -345,24 +289,24 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Comparison:
     from unified_prof.report.formats import DEVICE_FORMATS, DeviceRequest
 
     shown = DeviceRequest(
-        by=how.by.value,
+        by=how.by,
         top=how.top,
         everything=how.everything,
         full_names=how.full_names,
     )
 
-    special = how.shape in _DEVICE_OPTIONS
+    special = how.shape in _DEVICE_ONLY
     return _Comparison(
         lambda: device_fields(found),
         device_document(found, shown),
         found.warnings,
-        (lambda: DEVICE_FORMATS[how.shape.value].produce(found, shown)) if special else None,
+        (lambda: DEVICE_FORMATS[how.shape].produce(found, shown)) if special else None,
     )
 
 
-def _check_options(shape: FormatOption, why: str) -> UsageError:
+def _check_options(shape: str, why: str) -> UsageError:
     return UsageError(
-        f"--format {shape.value} needs two recordings of device work: {why}",
+        f"--format {shape} needs two recordings of device work: {why}",
         hint="use --format text, json or markdown",
         slug="unknown-format",
     )
@@ -373,14 +317,14 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     from unified_prof.compare import diff as analysis
     from unified_prof.report import operation_difference
 
-    if how.shape in _DEVICE_OPTIONS:
+    if how.shape in _DEVICE_ONLY:
         raise _check_options(
             how.shape, "these reports are of tracked workloads, or of the host only"
         )
-    by = _BY_SAMPLES.get(how.by)
+    by = next((one for one in _BY_SAMPLES if one == how.by), None)
     if by is None:
         raise UsageError(
-            f"--by {how.by.value} needs recordings of device work",
+            f"--by {how.by} needs recordings of device work",
             hint="use --by operation, line, module or annotation",
             slug="no-breakdown",
         )

@@ -2,80 +2,63 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import click
 
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input, trace
-from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, option
+from unified_prof.cli.command import REQUIRED, AsJson, Force, Group, Quiet, argument, flag, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.cli.trace import TimelineOptions
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.export import files as layouts
-from unified_prof.recording.breakdown_kinds import MEASURES, PLACES
+from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.report.formats import FORMAT_SUFFIXES
 
 if TYPE_CHECKING:
     from unified_prof.export.mindstudio.writer import Exported
 
-    LayoutOption = Enum
-    MeasureOption = Enum
-    PlaceOption = Enum
-else:
-    LayoutOption = Enum("LayoutOption", {name: name for name in layouts.NAMES}, type=str)
-    MeasureOption = Enum("MeasureOption", {name: name for name in MEASURES}, type=str)
-    PlaceOption = Enum("PlaceOption", {name: name for name in PLACES}, type=str)
+_MEASURE_HELP = f"Stacks: weight of the frames: {', '.join(MEASURES)}."
+_LAYOUT_HELP = "; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + "."
 
 
 @dataclass(frozen=True)
 class StackOptions:
     """Options of stack exports."""
 
-    measure: Annotated[
-        MeasureOption | None,
-        option(
-            metavar="NAME",
-            help=f"Stacks: weight of the frames: {', '.join(MEASURES)}.",
-            show_default="all; collapsed: the first available",
-        ),
-    ] = None
-    by: Annotated[
-        PlaceOption | None,
-        option(help="Stacks: frames above the operations.", show_default="module, else line"),
-    ] = None
+    measure: str | None = option(
+        choices=MEASURES,
+        metavar="NAME",
+        help=_MEASURE_HELP,
+        show_default="all; collapsed: the first available",
+    )
+    by: Place | None = option(
+        help="Stacks: frames above the operations.",
+        show_default="module, else line",
+    )
 
 
 @dataclass(frozen=True)
 class TableOptions:
     """Options of table exports."""
 
-    table: Annotated[
-        list[str] | None,
-        option(metavar="NAME", help="Tables: export only this table. Repeatable."),
-    ] = None
-    ids: Annotated[
-        bool,
-        option("--ids", help="Tables: write ids of strings and enums instead of their texts."),
-    ] = False
+    table: list[str] | None = option(
+        metavar="NAME", help="Tables: export only this table. Repeatable."
+    )
+    ids: bool = flag(help="Tables: write ids of strings and enums instead of their texts.")
 
 
 @dataclass(frozen=True)
 class CommonOptions:
     """Options that most commands have."""
 
-    raw: Annotated[
-        bool,
-        option(
-            "--raw",
-            help="mindstudio: write names as msprof does, without the apostrophe that keeps "
-            "spreadsheets from running them as formulas.",
-        ),
-    ] = False
+    raw: bool = flag(
+        help="mindstudio: write names as msprof does, without the apostrophe that keeps "
+        "spreadsheets from running them as formulas."
+    )
     convert: Convert = False
     force: Force = False
     quiet: Quiet = False
@@ -95,31 +78,24 @@ def register(app: Group) -> None:
 
 
 def export(
-    path: Annotated[
-        str,
-        argument(
-            metavar="FILE|DIR",
-            help="A report or a directory of reports, or the URL of a cluster run; mindstudio: an "
-            "msprof database or a PROF_* directory.",
-        ),
-    ],
-    output: Annotated[
-        Path,
-        option(
-            "-o",
-            "--output",
-            metavar="FILE|DIR",
-            help="File for timelines and stacks, directory for other layouts.",
-        ),
-    ],
-    layout: Annotated[
-        LayoutOption | None,
-        option(
-            metavar="NAME",
-            help="; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + ".",
-            show_default="by the extension of -o, or mindstudio",
-        ),
-    ] = None,
+    path: str = argument(
+        metavar="FILE|DIR",
+        help="A report or a directory of reports, or the URL of a cluster run; mindstudio: an "
+        "msprof database or a PROF_* directory.",
+    ),
+    output: Path = option(
+        "-o",
+        "--output",
+        default=REQUIRED,
+        metavar="FILE|DIR",
+        help="File for timelines and stacks, directory for other layouts.",
+    ),
+    layout: str | None = option(
+        choices=layouts.NAMES,
+        metavar="NAME",
+        help=_LAYOUT_HELP,
+        show_default="by the extension of -o, or mindstudio",
+    ),
     *,
     timeline: TimelineOptions,
     stacks: StackOptions,
@@ -137,7 +113,7 @@ def export(
 def _export(
     path: Path,
     output: Path,
-    layout: LayoutOption | None,
+    layout: str | None,
     timeline: TimelineOptions,
     stacks: StackOptions,
     tables: TableOptions,
@@ -145,7 +121,7 @@ def _export(
 ) -> None:
     if layout is None:
         _refuse_report_formats(path, output)
-    chosen = layouts.select_layout(output, layout and layout.value)
+    chosen = layouts.select_layout(output, layout)
     if usual.raw and chosen.makes != "deliverables":
         raise UsageError(
             "--raw applies to the files of msprof",
@@ -190,11 +166,10 @@ def _export(
     from unified_prof.pipeline import export as job
 
     quiet = usual.quiet
-    enabled = sys.stderr.isatty() and not quiet
     # The conversion must keep rows that a report does not show.
     convert = usual.convert and not job.is_converted_first(path)
     ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
-    with printing.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
+    with printing.with_convert_hint(path), printing.progress(quiet) as progress:
         exported = job.export(
             ready.path, output, force=usual.force, raw=usual.raw, progress=progress
         )
@@ -229,8 +204,8 @@ def _stacks(
             opened,
             output,
             layout,
-            measure=stacks.measure and stacks.measure.value,
-            by=stacks.by and stacks.by.value,
+            measure=stacks.measure,
+            by=stacks.by,
             force=usual.force,
         )
         coverage = opened.coverage

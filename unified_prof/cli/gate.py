@@ -7,29 +7,28 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import click
 
-from unified_prof.base import signals, streams
+from unified_prof.base import signals
 from unified_prof.cli import output, workloads
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import (
-    FORMAT,
     HELP_ALL,
     AsJsonFormat,
     Force,
     Group,
     OutputFile,
     Quiet,
+    format_option,
     option,
 )
 from unified_prof.cli.gate_sides import (
     SUFFIXES,
     Allowed,
-    FormatOption,
     Sides,
-    append_summary,
+    print_verdict,
     verdict_text,
     verdicts_text,
 )
@@ -58,68 +57,44 @@ class SelfTest:
 class Rounds:
     """Options of --until-sure and --self-test."""
 
-    until_sure: Annotated[
-        str | None,
-        option(
-            metavar="COMMAND",
-            help="BASE and NEW are checkouts: run `uprof run COMMAND` in both, in lock-step, until "
-            "the verdict is certain. Several workloads: one NAME=COMMAND per line.",
-        ),
-    ] = None
-    self_test: Annotated[
-        str | None,
-        option(
-            metavar="COMMAND",
-            help=(
-                "Run this command against itself, and show the smallest change that this machine "
-                "can detect."
-            ),
-        ),
-    ] = None
-    rounds: Annotated[
-        int | None,
-        option(
-            min=1,
-            help="Maximum number of rounds, 3 or more; each starts both sides anew.",
-            show_default="12; 6 with --self-test",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    timeout: Annotated[
-        int,
-        option(
-            min=1,
-            metavar="SECONDS",
-            help="Fail if a run makes no progress for this long.",
-            shown_by=HELP_ALL,
-        ),
-    ] = 600
-    keep: Annotated[
-        Path | None,
-        option(
-            metavar="DIR",
-            help="Keep the reports of these runs in a new directory.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    base_python: Annotated[
-        Path | None,
-        option(
-            metavar="FILE",
-            help="Python interpreter for BASE, if its package is installed in an environment.",
-            show_default="the running interpreter",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    new_python: Annotated[
-        Path | None,
-        option(
-            metavar="FILE",
-            help="Python interpreter for NEW.",
-            show_default="the running interpreter",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
+    until_sure: str | None = option(
+        metavar="COMMAND",
+        help="BASE and NEW are checkouts: run `uprof run COMMAND` in both, in lock-step, until "
+        "the verdict is certain. Several workloads: one NAME=COMMAND per line.",
+    )
+    self_test: str | None = option(
+        metavar="COMMAND",
+        help="Run this command against itself, and show the smallest change that this machine "
+        "can detect.",
+    )
+    rounds: int | None = option(
+        min=1,
+        help="Maximum number of rounds, 3 or more; each starts both sides anew.",
+        show_default="12; 6 with --self-test",
+        shown_by=HELP_ALL,
+    )
+    timeout: int = option(
+        default=600,
+        min=1,
+        metavar="SECONDS",
+        help="Fail if a run makes no progress for this long.",
+        shown_by=HELP_ALL,
+    )
+    keep: Path | None = option(
+        metavar="DIR", help="Keep the reports of these runs in a new directory.", shown_by=HELP_ALL
+    )
+    base_python: Path | None = option(
+        metavar="FILE",
+        help="Python interpreter for BASE, if its package is installed in an environment.",
+        show_default="the running interpreter",
+        shown_by=HELP_ALL,
+    )
+    new_python: Path | None = option(
+        metavar="FILE",
+        help="Python interpreter for NEW.",
+        show_default="the running interpreter",
+        shown_by=HELP_ALL,
+    )
 
     def check(self, *, reports: int, baseline: bool) -> None:
         """Check that options do not contradict one another.
@@ -174,7 +149,7 @@ class Rounds:
 
         base, new = checkouts
         commands = workloads.commands(self.until_sure or "")
-        with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+        with output.progress(quiet) as progress:
             return rounds.until_sure(
                 base,
                 new,
@@ -191,7 +166,7 @@ class Rounds:
         from unified_prof.baselines import noise
         from unified_prof.pipeline import rounds
 
-        with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+        with output.progress(quiet) as progress:
             pair, effort = rounds.with_itself(
                 self._workload(self.self_test or ""),
                 self.rounds or 6,
@@ -252,7 +227,7 @@ def gate(
     sides: Sides,
     allowed: Allowed,
     rounds: Rounds,
-    format_: Annotated[FormatOption | None, FORMAT] = None,
+    format_: str | None = format_option(SUFFIXES),
     output: OutputFile = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -266,11 +241,7 @@ def gate(
     from unified_prof.compare import gate as analysis
     from unified_prof.compare.diff import comparability_warnings
 
-    file = printing.output_file(output)
-    asked = format_ and format_.value
-    shape = FormatOption(
-        printing.choose_format(context, SUFFIXES, asked=asked, as_json=json_, file=file)
-    )
+    file, shape = printing.destination(context, SUFFIXES, output, format_, json_)
     limits = allowed.limits()
     if allowed.metrics:
         analysis.check_metrics(allowed.metrics)
@@ -310,7 +281,7 @@ def gate(
     if verdicts is not None and len(pairs) > 1:
         exit_code = verdicts.exit_code
 
-        def text(shape: FormatOption, to_file: bool = False) -> str:
+        def text(shape: str, to_file: bool = False) -> str:
             return verdicts_text(verdicts, pairs, shape, to_file=to_file)
     else:
         if verdicts is not None:
@@ -322,18 +293,14 @@ def gate(
         pairs, exit_code = {"": (base, new)}, verdict.exit_code
         labels = (base.label, new.label)
 
-        def text(shape: FormatOption, to_file: bool = False) -> str:
+        def text(shape: str, to_file: bool = False) -> str:
             return verdict_text(verdict, labels, shape, to_file=to_file)
 
     if not quiet:
         for name, pair in pairs.items():
             for doubt in comparability_warnings(*pair):
                 printing.print_message(f"uprof: warning: {f'{name}: ' if name else ''}{doubt}")
-    if file is not None:
-        printing.write(file, text(shape, to_file=True), force=force)
-    elif not (quiet and shape is FormatOption.TEXT):  # the exit code reports it
-        printing.put(text(shape), for_people=shape is FormatOption.TEXT)
-    append_summary(lambda: text(FormatOption.MARKDOWN))
+    print_verdict(text, shape, file, force=force, quiet=quiet)
     raise click.exceptions.Exit(exit_code)
 
 
@@ -349,11 +316,11 @@ def _gate_one(
     return analysis.gate(base, new, metrics, limits, noise), base, new
 
 
-def _print_self_test(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool) -> None:
+def _print_self_test(rounds: Rounds, limits: Limits, shape: str, *, quiet: bool) -> None:
     """Run a workload against itself and print the smallest detectable change."""
     found = rounds.learned(limits, quiet=quiet)
     run, noise = found.run, found.noise
-    if shape is FormatOption.JSON:
+    if shape == "json":
         document = {
             "format_version": 2,
             "host": run.facts.get("host"),

@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from unified_prof.cli import output, report_input, workloads
 from unified_prof.cli.command import HELP_ALL, MoreBase, MoreNew, Noise, argument, option
@@ -32,23 +31,16 @@ if TYPE_CHECKING:
 class Sides:
     """Reports of two runs, or of one run and a baseline."""
 
-    files: Annotated[
-        list[Path] | None,
-        argument(metavar="[BASE] NEW", help="Reports BASE and NEW; with --baseline only NEW."),
-    ] = None
+    files: list[Path] | None = argument(
+        default=None, metavar="[BASE] NEW", help="Reports BASE and NEW; with --baseline only NEW."
+    )
     more_base: MoreBase = None
     more_new: MoreNew = None
     workload: WorkloadOption = None
-    baseline: Annotated[
-        str | None, option(metavar="NAME", help="Compare with this stored baseline.")
-    ] = None
-    store: Annotated[
-        str | None,
-        option(
-            help="Baseline store: an SQLite file or a SQLAlchemy URL.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
+    baseline: str | None = option(metavar="NAME", help="Compare with this stored baseline.")
+    store: str | None = option(
+        help="Baseline store: an SQLite file or a SQLAlchemy URL.", shown_by=HELP_ALL
+    )
 
     convert: Convert = False
 
@@ -116,30 +108,22 @@ class Sides:
 class Allowed:
     """Limits of accepted regressions."""
 
-    max_regress: Annotated[
-        str, option(metavar="SHARE", help="Largest accepted regression: 5% or 0.05.")
-    ] = "5%"
-    min_abs: Annotated[
-        list[str] | None,
-        option(
-            metavar="AMOUNT",
-            help="Ignore regressions below this time (0.05ms) or size (1MiB). Repeatable.",
-            show_default="0.05ms and 1MiB",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    metric: Annotated[
-        list[str] | None,
-        option(
-            metavar="METRIC",
-            help=(
-                "total, forward, backward, peak-memory, operation:GLOB (name, module or line), "
-                "or an exact count such as flops, whose limit is 0. NAME=5% sets a limit. "
-                "Repeatable."
-            ),
-            show_default="exact counts and total, or peak-memory",
-        ),
-    ] = None
+    max_regress: str = option(
+        default="5%", metavar="SHARE", help="Largest accepted regression: 5% or 0.05."
+    )
+    min_abs: list[str] | None = option(
+        metavar="AMOUNT",
+        help="Ignore regressions below this time (0.05ms) or size (1MiB). Repeatable.",
+        show_default="0.05ms and 1MiB",
+        shown_by=HELP_ALL,
+    )
+    metric: list[str] | None = option(
+        metavar="METRIC",
+        help="total, forward, backward, peak-memory, operation:GLOB (name, module or line), "
+        "or an exact count such as flops, whose limit is 0. NAME=5% sets a limit. "
+        "Repeatable.",
+        show_default="exact counts and total, or peak-memory",
+    )
 
     noise: Noise = None
 
@@ -181,15 +165,6 @@ def _split_limit(text: str) -> tuple[str, str]:
     return (name, limit) if equals and re.fullmatch(r"[\d.]+ ?%?", limit) else (text, "")
 
 
-class FormatOption(str, Enum):
-    """Output format of a verdict."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    JUNIT = "junit"
-
-
 SUFFIXES = {
     "text": (".txt",),
     "json": (".json",),
@@ -198,42 +173,52 @@ SUFFIXES = {
 }
 
 
-def append_summary(text: Callable[[], str]) -> None:
-    """Append Markdown to the job summary of GitHub Actions, if there is one.
+def print_verdict(
+    text: Callable[[str, bool], str], shape: str, file: Path | None, *, force: bool, quiet: bool
+) -> None:
+    """Print or write a verdict, and append it to the job summary of GitHub Actions if there is one.
+
+    Args:
+        text: (format, True if it is written to a file) -> the verdict.
+        shape: Output format.
+        file: File to write, or None for stdout.
+        force: Overwrite the file.
+        quiet: Do not print text, since the exit code reports the verdict.
 
     Raises:
-        OutputError: The summary cannot be written.
+        OutputError: The file or the summary cannot be written.
     """
+    if file is not None or not (quiet and shape == "text"):
+        content = text(shape, file is not None)
+        output.deliver(content, file, force=force, for_people=shape == "text")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        _append(Path(summary), text())
+        _append(Path(summary), text("markdown", False))
 
 
-def verdicts_text(
-    verdicts: Verdicts, pairs: Pairs, shape: FormatOption, *, to_file: bool = False
-) -> str:
+def verdicts_text(verdicts: Verdicts, pairs: Pairs, shape: str, *, to_file: bool = False) -> str:
     """Render the verdicts on several workloads."""
     from unified_prof.report import verdict_documents
 
-    if shape is FormatOption.JSON:
+    if shape == "json":
         return output.json_text(verdict_documents.verdicts_fields(verdicts, pairs))
-    if shape is FormatOption.JUNIT:
+    if shape == "junit":
         return verdict_documents.verdicts_junit(verdicts, pairs)
     document = verdict_documents.verdicts_document(verdicts)
-    return output.render(document, shape.value, to_file=to_file)
+    return output.render(document, shape, to_file=to_file)
 
 
 def verdict_text(
-    verdict: Verdict, labels: tuple[str, str], shape: FormatOption, *, to_file: bool = False
+    verdict: Verdict, labels: tuple[str, str], shape: str, *, to_file: bool = False
 ) -> str:
     """Render the verdict on (baseline, candidate)."""
     from unified_prof.report import verdict_documents
 
-    if shape is FormatOption.JSON:
+    if shape == "json":
         return output.json_text(verdict_documents.gate_fields(verdict, *labels))
-    if shape is FormatOption.JUNIT:
+    if shape == "junit":
         return verdict_documents.gate_junit(verdict, *labels)
     document = verdict_documents.gate_document(verdict, *labels)
-    return output.render(document, shape.value, to_file=to_file)
+    return output.render(document, shape, to_file=to_file)
 
 
 def _append(path: Path, text: str) -> None:

@@ -6,11 +6,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+import click
 
 from unified_prof.base import streams
 from unified_prof.base.text import printable
@@ -90,6 +92,11 @@ class _Progress:
     stands = False
 
 
+def progress(quiet: bool) -> AbstractContextManager[Callable[[str], None]]:
+    """Return `progress_line`, enabled on a terminal unless --quiet is given."""
+    return progress_line(enabled=streams.is_terminal() and not quiet)
+
+
 @contextmanager
 def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows progress in one terminal line, which is erased at the end."""
@@ -157,6 +164,55 @@ def write(path: Path, content: str | bytes, *, force: bool) -> None:
             partial.write_text(content, encoding="utf-8", newline="\n")
 
 
+def deliver(
+    content: str | bytes, file: Path | None, *, force: bool, for_people: bool = True, note: str = ""
+) -> None:
+    """Write a result to a file, or print it to stdout if there is none.
+
+    Args:
+        content: The result.
+        file: File to write.
+        force: Overwrite the file.
+        for_people: False if stdout must be UTF-8 for programs.
+        note: What the file is, for a message with its size; empty for no message.
+
+    Raises:
+        OutputError: Same as `put` and `write`.
+    """
+    if file is None:
+        put(content, for_people=for_people)
+        return
+    write(file, content, force=force)
+    if note:
+        print_message(f"{file}: {note}, {file.stat().st_size:,} bytes")
+
+
+def refuse_terminal(shape: str, file: Path | None, *, for_terminal: bool) -> None:
+    """Raise UsageError if a result that a terminal cannot show would be printed to one."""
+    if file is None and not for_terminal and sys.stdout.isatty():
+        raise UsageError(
+            f"{shape} cannot be shown on a terminal",
+            hint="write it to a file with -o",
+            slug="not-for-a-terminal",
+        )
+
+
+def end_if_missing(missing: str, *, told: bool = False) -> None:
+    """Exit with the code of unreadable reports if there are any.
+
+    Args:
+        missing: Description of what could not be read; empty if everything was read.
+        told: If True, it was printed before.
+
+    Raises:
+        Exit: Something could not be read.
+    """
+    if missing:
+        if not told:
+            put_error(StoreError(missing, slug="ranks-missing"))
+        raise click.exceptions.Exit(StoreError.exit_code)
+
+
 TEXT, JSON = "text", "json"
 STDOUT = Path("-")
 
@@ -171,9 +227,16 @@ class Context(Protocol):
         """Return the source of a parameter's value."""
 
 
-def output_file(output: Path | None) -> Path | None:
-    """Return the file given by -o, or None for stdout (no -o, or `-o -`)."""
-    return None if output == STDOUT else output
+def destination(
+    context: Context, suffixes: Suffixes, output: Path | None, asked: str | None, as_json: bool
+) -> tuple[Path | None, str]:
+    """Return the file given by -o, or None for stdout (no -o, or `-o -`), and the output format.
+
+    Raises:
+        UsageError: Same as `choose_format`.
+    """
+    file = None if output == STDOUT else output
+    return file, choose_format(context, suffixes, asked=asked, as_json=as_json, file=file)
 
 
 def choose_format(

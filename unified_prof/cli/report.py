@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input
 from unified_prof.cli.command import (
-    FORMAT,
     HELP_ALL,
     AsJsonFormat,
     Force,
@@ -22,32 +19,19 @@ from unified_prof.cli.command import (
     OutputFile,
     Quiet,
     ReportPath,
+    flag,
+    format_option,
     option,
 )
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
 from unified_prof.schema.catalogue import WATCH_FILES
 
-if TYPE_CHECKING:
-    ByOption = Enum
-    FormatOption = Enum
-else:
-    ByOption = Enum("ByOption", {name: name for name in KINDS}, type=str)
-    FormatOption = Enum("FormatOption", {name: name for name in formats.FORMAT_NAMES}, type=str)
-
-
-class SortOption(str, Enum):
-    """Sort keys of rows, largest value first."""
-
-    TIME = "time"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    AVERAGE = "average"
-    COUNT = "count"
-    SIZE = "size"
-    NAME = "name"
+# Keys to sort rows by, largest value first.
+_SORT_KEYS = ("time", "forward", "backward", "average", "count", "size", "name")
+_BY_HELP = f"Breakdown: {', '.join(KINDS)}."
 
 
 def register(app: Group) -> None:
@@ -62,54 +46,36 @@ def register(app: Group) -> None:
 def report(
     context: click.Context,
     path: ReportPath,
-    by: Annotated[
-        ByOption | None,
-        option(
-            metavar="NAME",
-            help=f"Breakdown: {', '.join(KINDS)}.",
-            show_default="operation; several for json and html",
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        option(
-            min=1, help="Number of rows to show.", show_default="20; all for json, csv and html"
-        ),
-    ] = None,
-    sort: Annotated[
-        SortOption | None,
-        option(help="Sort rows.", show_default="time, else size"),
-    ] = None,
-    format_: Annotated[FormatOption | None, FORMAT] = None,
+    by: str | None = option(
+        choices=KINDS,
+        metavar="NAME",
+        help=_BY_HELP,
+        show_default="operation; several for json and html",
+    ),
+    top: int | None = option(
+        min=1, help="Number of rows to show.", show_default="20; all for json, csv and html"
+    ),
+    sort: str | None = option(
+        choices=_SORT_KEYS, help="Sort rows.", show_default="time, else size"
+    ),
+    format_: str | None = format_option(formats.FORMAT_NAMES),
     output: OutputFile = None,
     rank: OneRank = None,
-    statistics: Annotated[
-        bool,
-        option(
-            "--stats",
-            help="Add min, median, p99, max, standard deviation and launch statistics.",
-        ),
-    ] = False,
-    capture: Annotated[
-        Path | None,
-        option(
-            "--with",
-            metavar="CAPTURE",
-            help="Report in which the CUDA graphs that this run replays were captured; their "
-            "kernels are attributed to the operations recorded there.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
+    statistics: bool = flag(
+        "--stats", help="Add min, median, p99, max, standard deviation and launch statistics."
+    ),
+    capture: Path | None = option(
+        "--with",
+        metavar="CAPTURE",
+        help="Report in which the CUDA graphs that this run replays were captured; their "
+        "kernels are attributed to the operations recorded there.",
+        shown_by=HELP_ALL,
+    ),
     full_names: FullNames = False,
     convert: Convert = False,
-    embed_source: Annotated[
-        bool,
-        option(
-            "--embed-source",
-            help="html: embed source lines of files below the current directory.",
-            shown_by=HELP_ALL,
-        ),
-    ] = False,
+    embed_source: bool = flag(
+        help="html: embed source lines of files below the current directory.", shown_by=HELP_ALL
+    ),
     force: Force = False,
     json_: AsJsonFormat = False,
     quiet: Quiet = False,
@@ -122,36 +88,26 @@ def report(
     """
     from unified_prof.sqlite.atomic import refuse_existing
 
-    file = printing.output_file(output)
-    asked = format_ and format_.value
-    shape = formats.find_format(
-        printing.choose_format(
-            context, formats.FORMAT_SUFFIXES, asked=asked, as_json=json_, file=file
-        )
-    )
+    file, name = printing.destination(context, formats.FORMAT_SUFFIXES, output, format_, json_)
+    shape = formats.find_format(name)
     to_terminal = file is None and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
         raise UsageError(
             "--embed-source applies to --format html only", slug="option-without-effect"
         )
-    if to_terminal and not shape.for_terminal:
-        raise UsageError(
-            f"{shape.name} cannot be shown on a terminal",
-            hint="write it to a file with -o",
-            slug="not-for-a-terminal",
-        )
+    printing.refuse_terminal(name, file, for_terminal=shape.for_terminal)
     if file is not None:
         refuse_existing(file, overwrite=force)
-    if statistics and by is not None and by.value not in STATISTICS_OF:
+    if statistics and by is not None and by not in STATISTICS_OF:
         raise UsageError(
-            f"--stats adds nothing to --by {by.value}",
+            f"--stats adds nothing to --by {by}",
             hint=f"use it with --by {', '.join(STATISTICS_OF)}",
             slug="no-breakdown",
         )
     width, color = printing.terminal() if to_terminal else (None, False)
     request = formats.ReportRequest(
-        by=None if by is None else by.value,
-        sort=None if sort is None else sort.value,
+        by=by,
+        sort=sort,
         top=top,
         statistics=statistics,
         full_names=full_names,
@@ -167,10 +123,7 @@ def report(
                 slug="option-without-effect",
             )
         content = _render_watched(folder, shape.name, rank, request)
-        if file is None:
-            printing.put(content, for_people=shape.for_people)
-        else:
-            printing.write(file, content, force=force)
+        printing.deliver(content, file, force=force, for_people=shape.for_people)
         return
     made = report_input.render_reports(
         path,
@@ -182,18 +135,12 @@ def report(
         quiet=quiet,
         output=file,
     )
-    if file is None:
-        printing.put(made.content, for_people=shape.for_people)
-    else:
-        printing.write(file, made.content, force=force)
-        if not quiet:
-            printing.print_message(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
+    note = "" if quiet else shape.name
+    printing.deliver(made.content, file, force=force, for_people=shape.for_people, note=note)
     if rank is None and not quiet:
         report_input.print_hints(path, made)
-    if made.missing:
-        if not (to_terminal and shape.for_people):  # on a terminal it is printed above the figures
-            printing.put_error(StoreError(made.missing, slug="ranks-missing"))
-        raise click.exceptions.Exit(StoreError.exit_code)
+    # On a terminal it is printed above the figures.
+    printing.end_if_missing(made.missing, told=to_terminal and shape.for_people)
 
 
 def _render_watched(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unified_prof.base import streams
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_ranks
 from unified_prof.cli.command import option
@@ -104,7 +103,7 @@ def reports_of(
         if not quiet:
             printing.print_message(f"uprof: note: {sentence}")
 
-    with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+    with printing.progress(quiet) as progress:
         ready = cache.reports_of(path, several=several, progress=progress, note=note)
     _refuse_recording(output, (path, *(found.path for found, _ in ready.converted)))
     for found, report in ready.converted:

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.base import streams
 from unified_prof.cli import output
 from unified_prof.pipeline import rank_runs
 
@@ -36,7 +35,7 @@ def open_ranks(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Ove
             output.print_message(f"uprof: hint: {text}")
 
     with ExitStack() as stack:
-        with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+        with output.progress(quiet) as progress:
             overview = stack.enter_context(
                 rank_runs.open_ranks(path, progress=progress, note=note, needed=needed)
             )

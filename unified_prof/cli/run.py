@@ -18,7 +18,7 @@ from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import HELP_ALL, Force, Group, Quiet, argument, option
+from unified_prof.cli.command import HELP_ALL, Force, Group, Quiet, argument, flag, option
 from unified_prof.cli.output import WIPE
 from unified_prof.cli.run_options import (
     MeasurementOptions,
@@ -171,60 +171,39 @@ def register(app: Group) -> None:
 def run(
     *,
     what: WorkloadOptions,
-    backend: Annotated[
-        str,
-        option(
-            help="auto, cpu, cuda, npu, or a backend of another package. auto selects the "
-            "first of npu, cuda, cpu that is available."
-        ),
-    ] = "auto",
-    output: Annotated[
-        Path | None,
-        option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="Directory for the reports.",
-            show_default="uprof_SCRIPT_TIME",
-        ),
-    ] = None,
+    backend: str = option(
+        default="auto",
+        help="auto, cpu, cuda, npu, or a backend of another package. auto selects the "
+        "first of npu, cuda, cpu that is available.",
+    ),
+    output: Path | None = option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Directory for the reports.",
+        show_default="uprof_SCRIPT_TIME",
+    ),
     measured: MeasurementOptions,
-    dry_run: Annotated[
-        bool, option("--dry-run", help="Print the command that would run, and exit.")
-    ] = False,
-    ranks: Annotated[
-        str,
-        option(
-            metavar="LIST",
-            help="Ranks to profile, for example 0,8-15 or every:8. Other ranks run unprofiled.",
-        ),
-    ] = "all",
-    batch_sizes: Annotated[
-        str | None,
-        option(
-            metavar="LIST",
-            help="Run once per batch size, for example 8,16,32.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        option(
-            metavar="SIZE",
-            help="Memory limit for the largest-batch estimate, for example 24GiB.",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        option(
-            "--strict",
-            help="Fail if a rank cannot be measured although its workload succeeded. By "
-            "default only single-process runs fail; a rank leaves a report with the "
-            "reason.",
-            shown_by=HELP_ALL,
-        ),
-    ] = False,
+    dry_run: bool = flag(help="Print the command that would run, and exit."),
+    ranks: str = option(
+        default="all",
+        metavar="LIST",
+        help="Ranks to profile, for example 0,8-15 or every:8. Other ranks run unprofiled.",
+    ),
+    batch_sizes: str | None = option(
+        metavar="LIST", help="Run once per batch size, for example 8,16,32.", shown_by=HELP_ALL
+    ),
+    memory: str | None = option(
+        metavar="SIZE",
+        help="Memory limit for the largest-batch estimate, for example 24GiB.",
+        shown_by=HELP_ALL,
+    ),
+    strict: bool = flag(
+        help="Fail if a rank cannot be measured although its workload succeeded. By "
+        "default only single-process runs fail; a rank leaves a report with the "
+        "reason.",
+        shown_by=HELP_ALL,
+    ),
     force: Force = False,
     said: OutputOptions,
     npu_options: Mapping[str, object],
@@ -317,7 +296,7 @@ def _run(
     result = None
     try:
         with (
-            printing.progress_line(enabled=streams.is_terminal() and not shown.quiet) as progress,
+            printing.progress(shown.quiet) as progress,
             streams.as_found(),
             streams.stdout_to_stderr(enabled=shown.json or own_stdout),
             signals.ended_by_signals(in_children=False),

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -39,6 +38,7 @@ from unified_prof.cli.command import (
     Option,
     Quiet,
     argument,
+    flag,
     help_page,
     option,
 )
@@ -214,28 +214,18 @@ def _python() -> list[str]:
     return [sys.executable, *options]
 
 
-class Scope(str, Enum):
-    """Which operations are kept in a report."""
-
-    MODULE = asked.MODULE
-    PROJECT = asked.PROJECT
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
     """The workload, as on a `python` command line."""
 
-    command: Annotated[
-        list[str] | None,
-        argument(
-            metavar="SCRIPT [ARGS]",
-            help="Workload; all arguments after SCRIPT belong to it.",
-        ),
-    ] = None
-    module: Annotated[
-        str | None,
-        option("-m", "--module", metavar="MODULE", help="Run a module, like python -m."),
-    ] = None
+    command: list[str] | None = argument(
+        default=None,
+        metavar="SCRIPT [ARGS]",
+        help="Workload; all arguments after SCRIPT belong to it.",
+    )
+    module: str | None = option(
+        "-m", "--module", metavar="MODULE", help="Run a module, like python -m."
+    )
 
     def workload(self, *, attach: bool) -> Workload:
         """Return the workload to run, or an empty one if --pid records a running process.
@@ -300,63 +290,45 @@ def check_script(workload: Workload, *, syntax: bool) -> None:
 class MeasurementOptions:
     """Reports and iterations to measure, and which operations to keep."""
 
-    report: Annotated[
-        str | None,
-        option(
-            metavar="LIST",
-            help="Reports to write: run-time, memory, timeline; comma-separated.",
-            show_default="depends on the backend",
-        ),
-    ] = None
-    timeline_detail: Annotated[
-        str | None,
-        option(
-            metavar="LIST",
-            help="Timeline on cpu or cuda: also record shapes, stacks and memory "
-            "(comma-separated), or none. All of them almost double the step time.",
-            show_default="shapes",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    warmup: Annotated[int, option(min=0, help="Iterations to skip before measuring.")] = (
-        asked.WARMUP
+    report: str | None = option(
+        metavar="LIST",
+        help="Reports to write: run-time, memory, timeline; comma-separated.",
+        show_default="depends on the backend",
     )
-    iterations: Annotated[int, option(min=1, help="Iterations to measure.")] = asked.ITERATIONS
-    project_root: Annotated[
-        Path | None,
-        option(
-            metavar="DIR",
-            help="Directory of the user's own files, which appear in stack frames.",
-            show_default="the current directory, or the script's if it is outside",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    scope: Annotated[
-        Scope,
-        option(
-            help="module: operations called below a module of the project; project: all "
-            "operations with a frame in the project, for example a loss outside the "
-            "model.",
-            shown_by=HELP_ALL,
-        ),
-    ] = Scope.MODULE
-    include: Annotated[
-        list[str] | None,
-        option(
-            metavar="PACKAGE",
-            help="Keep frames of this package below the user's own, for example "
-            "mylibrary.models. Repeatable.",
-            show_default="model code of transformers, diffusers, timm, torchvision",
-            shown_by=HELP_ALL,
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        option(min=1, help="Batch size to request from the input provider.", shown_by=HELP_ALL),
-    ] = None
-    stop_after: Annotated[
-        bool, option("--stop-after", help="End the script when the measurement is complete.")
-    ] = False
+    timeline_detail: str | None = option(
+        metavar="LIST",
+        help="Timeline on cpu or cuda: also record shapes, stacks and memory "
+        "(comma-separated), or none. All of them almost double the step time.",
+        show_default="shapes",
+        shown_by=HELP_ALL,
+    )
+    warmup: int = option(default=asked.WARMUP, min=0, help="Iterations to skip before measuring.")
+    iterations: int = option(default=asked.ITERATIONS, min=1, help="Iterations to measure.")
+    project_root: Path | None = option(
+        metavar="DIR",
+        help="Directory of the user's own files, which appear in stack frames.",
+        show_default="the current directory, or the script's if it is outside",
+        shown_by=HELP_ALL,
+    )
+    scope: str = option(
+        default=asked.MODULE,
+        choices=(asked.MODULE, asked.PROJECT),
+        help="module: operations called below a module of the project; project: all "
+        "operations with a frame in the project, for example a loss outside the "
+        "model.",
+        shown_by=HELP_ALL,
+    )
+    include: list[str] | None = option(
+        metavar="PACKAGE",
+        help="Keep frames of this package below the user's own, for example "
+        "mylibrary.models. Repeatable.",
+        show_default="model code of transformers, diffusers, timm, torchvision",
+        shown_by=HELP_ALL,
+    )
+    batch_size: int | None = option(
+        min=1, help="Batch size to request from the input provider.", shown_by=HELP_ALL
+    )
+    stop_after: bool = flag(help="End the script when the measurement is complete.")
 
     def spec(
         self,
@@ -379,7 +351,7 @@ class MeasurementOptions:
             project_root=_project_root(self.project_root, workload),
             warmup=self.warmup,
             iterations=self.iterations,
-            scope=self.scope.value,
+            scope=self.scope,
             include=tuple(self.include or ()),
             batch_size=self.batch_size,
             stop_after=self.stop_after,
@@ -392,11 +364,8 @@ class OutputOptions:
     """Options of the output."""
 
     quiet: Quiet = False
-    verbose: Annotated[bool, option("-v", "--verbose", help="Show more operations.")] = False
-    json_: Annotated[
-        bool,
-        option("--json", help="Print the result as JSON; workload output goes to stderr."),
-    ] = False
+    verbose: bool = flag("-v", "--verbose", help="Show more operations.")
+    json_: bool = flag("--json", help="Print the result as JSON; workload output goes to stderr.")
 
 
 def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:

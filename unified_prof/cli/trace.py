@@ -6,13 +6,11 @@ import re
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import click
+from typing import TYPE_CHECKING
 
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input, report_ranks
-from unified_prof.cli.command import option
+from unified_prof.cli.command import flag, option
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.pipeline import rank_runs
 
@@ -29,20 +27,14 @@ _CHROME = (".json",)
 class TimelineOptions:
     """Options of timelines."""
 
-    ranks: Annotated[
-        str | None,
-        option(
-            metavar="N,...",
-            help="Timelines of a cluster run: these ranks on one clock, for example 0,8-11.",
-        ),
-    ] = None
-    step: Annotated[
-        int | None, option(metavar="N", help="Timelines of a cluster run: only this step.")
-    ] = None
-    critical_path: Annotated[
-        bool,
-        option("--critical-path", "--path", help="Timelines: add a track of the critical path."),
-    ] = False
+    ranks: str | None = option(
+        metavar="N,...",
+        help="Timelines of a cluster run: these ranks on one clock, for example 0,8-11.",
+    )
+    step: int | None = option(metavar="N", help="Timelines of a cluster run: only this step.")
+    critical_path: bool = flag(
+        "--critical-path", "--path", help="Timelines: add a track of the critical path."
+    )
 
 
 def write_timeline(
@@ -96,9 +88,7 @@ def write_timeline(
         )
     elif not quiet:
         printing.print_message(trace_summary(output, written))
-    if coverage.missing:
-        printing.put_error(StoreError(coverage.sentence, slug="ranks-missing"))
-        raise click.exceptions.Exit(StoreError.exit_code)
+    printing.end_if_missing(coverage.sentence if coverage.missing else "")
 
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")

@@ -12,14 +12,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated
-
-import click
+from typing import TYPE_CHECKING
 
 from unified_prof.cli import output, report_input
-from unified_prof.cli.command import AsJson, Group, OneRank, Quiet, ReportPath, option
+from unified_prof.cli.command import AsJson, Group, OneRank, Quiet, ReportPath, flag, option
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import StoreError, UprofError
+from unified_prof.errors import UprofError
 from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
@@ -45,27 +43,18 @@ def register(app: Group) -> None:
 
 def view(
     path: ReportPath,
-    perfetto: Annotated[
-        bool,
-        option("--perfetto", help="Open the timeline in ui.perfetto.dev instead of the page."),
-    ] = False,
-    port: Annotated[
-        int | None,
-        option(
-            min=1,
-            max=65535,
-            metavar="N",
-            help="Port on 127.0.0.1.",
-            show_default="9001 with --perfetto if it is free, else any",
-        ),
-    ] = None,
-    no_open: Annotated[
-        bool, option("--no-open", help="Print the address without opening a browser.")
-    ] = False,
-    idle: Annotated[
-        int,
-        option(min=0, metavar="SECONDS", help="Stop after this time without a request."),
-    ] = _IDLE_S,
+    perfetto: bool = flag(help="Open the timeline in ui.perfetto.dev instead of the page."),
+    port: int | None = option(
+        min=1,
+        max=65535,
+        metavar="N",
+        help="Port on 127.0.0.1.",
+        show_default="9001 with --perfetto if it is free, else any",
+    ),
+    no_open: bool = flag(help="Print the address without opening a browser."),
+    idle: int = option(
+        default=_IDLE_S, min=0, metavar="SECONDS", help="Stop after this time without a request."
+    ),
     rank: OneRank = None,
     convert: Convert = False,
     quiet: Quiet = False,
@@ -99,9 +88,7 @@ def view(
                 _print_address(served.port, opened=opened)
             with suppress(KeyboardInterrupt):
                 served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
-    if missing:
-        output.put_error(StoreError(missing, slug="ranks-missing"))
-        raise click.exceptions.Exit(StoreError.exit_code)
+    output.end_if_missing(missing)
 
 
 def _page(
