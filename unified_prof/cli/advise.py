@@ -181,7 +181,7 @@ def advise(
                         "uprof: hint: use --rank N to analyze the recording of one rank"
                     )
                 return
-        ready = report_input.reports_of(path, convert=reading.convert, quiet=quiet, output=file)
+        ready = report_input.Reader(reading.convert, quiet, file).reports(path)
         stack.enter_context(printing.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         if estimate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +70,7 @@ def save(
     """Save a run as a new version of a baseline; earlier versions are kept."""
     from unified_prof.baselines import api
 
-    read = partial(report_input.run_of, convert=convert, quiet=quiet or json_)
+    read = report_input.Reader(convert, quiet or json_).run
     entry = api.save(name, files, store, read)
     if json_:
         printing.put_json(_document(entry))

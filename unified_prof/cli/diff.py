@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_input, workloads
+from unified_prof.cli import workloads
 from unified_prof.cli.command import (
     HELP_ALL,
     AsJsonFormat,
@@ -27,7 +27,7 @@ from unified_prof.cli.command import (
     format_option,
     option,
 )
-from unified_prof.cli.report_input import Convert, Side
+from unified_prof.cli.report_input import Convert, Reader, Side
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
@@ -114,19 +114,15 @@ def diff(
 
     file, shape = printing.destination(context, DEVICE_SUFFIXES, output, format_, json_)
     printing.refuse_terminal(shape, file, for_terminal=DEVICE_FORMATS[shape].for_terminal)
-    how = _Shown(shape, by, top, everything, file is not None, full_names, noise)
+    captures = base_capture or capture, new_capture or capture
+    how = _Shown(shape, by, top, everything, file is not None, full_names, noise, captures)
     if capture is not None and (base_capture or new_capture):
         raise UsageError(
             "--with applies to both runs",
             hint="use --base-with and --new-with for one of them",
             slug="contradicting-options",
         )
-    reading = _SideReader(
-        convert=convert,
-        quiet=quiet or shape != "text",
-        output=file,
-        captures=(base_capture or capture, new_capture or capture),
-    )
+    reading = Reader(convert, quiet or shape != "text", file)
     warnings: Sequence[str]
     if workload:
         if shape in _DEVICE_ONLY:
@@ -173,37 +169,12 @@ class _Shown:
     to_file: bool
     full_names: bool
     noise: str | None
+    # Reports in which the replayed graphs of each side were captured.
+    captures: tuple[Path | None, Path | None]
 
     def render(self, document: Document) -> str:
         return printing.render(
             document, self.shape, to_file=self.to_file, full_names=self.full_names
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _SideReader:
-    """How the reports of each side are read."""
-
-    convert: bool
-    quiet: bool
-    output: Path | None
-    # Reports in which the replayed graphs of each side were captured.
-    captures: tuple[Path | None, Path | None]
-
-    def read_captures(self) -> tuple[Path | None, Path | None]:
-        """Return the reports to read for the captures."""
-        first, second = (None if one is None else self._capture(one) for one in self.captures)
-        return first, second
-
-    def _capture(self, path: Path) -> Path:
-        made = report_input.reports_of(
-            path, convert=self.convert, quiet=self.quiet, several=False, output=self.output
-        )
-        return made.path
-
-    def side(self, paths: Sequence[Path]) -> Side:
-        return report_input.side_of(
-            paths, convert=self.convert, quiet=self.quiet, output=self.output
         )
 
 
@@ -226,7 +197,7 @@ class _Comparison:
 
 
 def _compare_each(
-    given: workloads.WorkloadPairs, reading: _SideReader, how: _Shown
+    given: workloads.WorkloadPairs, reading: Reader, how: _Shown
 ) -> tuple[str, Sequence[str]]:
     """Compare several workloads: overall change, then each workload."""
     from unified_prof.compare.comparable import PEAK, TIMES
@@ -234,10 +205,7 @@ def _compare_each(
     from unified_prof.report import operation_difference
 
     found = {name: _compared(*sides, reading, how) for name, sides in given.items()}
-    pairs = {
-        name: (reading.side(base).run(), reading.side(new).run())
-        for name, (base, new) in given.items()
-    }
+    pairs = workloads.load(given, reading)
     noises = workloads.noises(how.noise, pairs)
     together = {
         metric: mean
@@ -255,23 +223,24 @@ def _compare_each(
 
 
 def _compared(
-    base: Sequence[Path], new: Sequence[Path], reading: _SideReader, how: _Shown
+    base: Sequence[Path], new: Sequence[Path], reading: Reader, how: _Shown
 ) -> _Comparison:
     """Compare two sides of any kind."""
     from unified_prof.compare import device_diff
 
     before, after = reading.side(base), reading.side(new)
     with printing.with_convert_hint(*before.given, *after.given):
+        first, second = (one and reading.reports(one, several=False).path for one in how.captures)
         diff_recordings = device_diff.diff_recordings(
             before.reports,
             after.reports,
             (before.label, after.label),
             None if how.noise is None else parse_noise(how.noise),
-            reading.read_captures(),
+            (first, second),
         )
     if diff_recordings is not None:
         return _devices(diff_recordings, how)
-    if any(reading.captures):
+    if any(how.captures):
         raise device_diff.without_replays()
     return _samples(before, after, how)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_input, trace
+from unified_prof.cli import trace
 from unified_prof.cli.command import REQUIRED, AsJson, Force, Group, Quiet, argument, flag, option
-from unified_prof.cli.report_input import Convert
+from unified_prof.cli.report_input import Convert, Reader
 from unified_prof.cli.trace import TimelineOptions
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.export import files as layouts
@@ -129,15 +129,8 @@ def _export(
             slug="option-without-effect",
         )
     if chosen.makes == "timeline":
-        trace.write_timeline(
-            path,
-            output,
-            timeline,
-            convert=usual.convert,
-            force=usual.force,
-            quiet=usual.quiet,
-            as_json=usual.json_,
-        )
+        reader = Reader(usual.convert, usual.quiet, output)
+        trace.write_timeline(path, output, timeline, reader, force=usual.force, as_json=usual.json_)
         return
     if timeline != TimelineOptions():
         raise UsageError(
@@ -168,7 +161,7 @@ def _export(
     quiet = usual.quiet
     # The conversion must keep rows that a report does not show.
     convert = usual.convert and not job.is_converted_first(path)
-    ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
+    ready = Reader(convert, quiet).reports(path, several=False)
     with printing.with_convert_hint(path), printing.progress(quiet) as progress:
         exported = job.export(
             ready.path, output, force=usual.force, raw=usual.raw, progress=progress
@@ -198,7 +191,7 @@ def _stacks(
     from unified_prof.report import names
     from unified_prof.report.figures import coverage_fields
 
-    ready = report_input.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
+    ready = Reader(usual.convert, usual.quiet, output).reports(path)
     with printing.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         parts = export_stacks(
             opened,
@@ -230,7 +223,7 @@ def _tables(
     from unified_prof.pipeline.export import export_tables
 
     quiet = usual.quiet
-    ready = report_input.reports_of(path, convert=usual.convert, quiet=quiet, several=False)
+    ready = Reader(usual.convert, quiet).reports(path, several=False)
     with printing.with_convert_hint(path):
         exported = export_tables(
             ready.path,

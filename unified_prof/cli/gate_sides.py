@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.cli import output, report_input, workloads
+from unified_prof.cli import output, workloads
 from unified_prof.cli.command import HELP_ALL, MoreBase, MoreNew, Noise, argument, option
-from unified_prof.cli.report_input import Convert
+from unified_prof.cli.report_input import Convert, Reader
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import (
     default_metrics,
@@ -61,7 +61,7 @@ class Sides:
     def pairs(self, *, quiet: bool, output: Path | None = None) -> Pairs:
         """Return the runs of each workload; see `load`."""
         given = workloads.parse_workloads(self.workload or [])
-        return workloads.load(given, convert=self.convert, quiet=quiet, output=output)
+        return workloads.load(given, Reader(self.convert, quiet, output))
 
     def load(self, *, quiet: bool, output: Path | None = None) -> tuple[Run, Run]:
         """Return the baseline run and the candidate run.
@@ -76,7 +76,7 @@ class Sides:
             StoreError: A report or a baseline cannot be read.
         """
         more_base, more_new = self.more_base or [], self.more_new or []
-        files = self.files or []
+        files, reader = self.files or [], Reader(self.convert, quiet, output)
         if self.baseline is None:
             if len(files) != 2:
                 raise UsageError(
@@ -85,9 +85,7 @@ class Sides:
                     slug="wrong-inputs",
                 )
             base, new = files
-            return self._run([base, *more_base], quiet, output), self._run(
-                [new, *more_new], quiet, output
-            )
+            return reader.run([base, *more_base]), reader.run([new, *more_new])
         if more_base:
             raise UsageError(
                 "--base cannot be combined with --baseline",
@@ -97,11 +95,8 @@ class Sides:
 
         if not files:
             raise UsageError("--baseline needs a report of the candidate", slug="wrong-inputs")
-        new_run = self._run([*files, *more_new], quiet, output)
+        new_run = reader.run([*files, *more_new])
         return api.load_baseline(self.baseline, self.store), new_run
-
-    def _run(self, paths: Sequence[Path], quiet: bool, output: Path | None) -> Run:
-        return report_input.run_of(paths, convert=self.convert, quiet=quiet, output=output)
 
 
 @dataclass(frozen=True, slots=True)

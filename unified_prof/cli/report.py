@@ -131,9 +131,7 @@ def report(
         request,
         rank=rank,
         capture=capture,
-        convert=convert,
-        quiet=quiet,
-        output=file,
+        reader=report_input.Reader(convert, quiet, file),
     )
     note = "" if quiet else shape.name
     printing.deliver(made.content, file, force=force, for_people=shape.for_people, note=note)

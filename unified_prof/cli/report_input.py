@@ -74,41 +74,70 @@ class ReportInput:
     is_converted: bool = False
 
 
-def reports_of(
-    path: Path,
-    *,
-    convert: bool,
-    quiet: bool,
-    several: bool = True,
-    output: Path | None = None,
-) -> ReportInput:
-    """Return the reports to read for `path`, and print what was converted.
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How the paths that the user gave are read."""
 
-    Args:
-        path: Path as the user gave it.
-        convert: If True, recordings are converted; otherwise `path` is read as it is.
-        quiet: Print errors only.
-        several: If True, a directory of several recordings is accepted.
-        output: File that will be written; never one of the recordings, not even with --force.
+    # If True, recordings are converted; otherwise paths are read as they are.
+    convert: bool
+    # Print errors only.
+    quiet: bool
+    # File that will be written; never one of the recordings, not even with --force.
+    output: Path | None = None
 
-    Raises:
-        OutputError: The output is one of the recordings.
-        UprofError: Same as `pipeline.cache.reports_of`.
-    """
-    if not convert:
-        return ReportInput(path)
-    from unified_prof.pipeline import cache  # 80 ms that reading a report does not need
+    def reports(self, path: Path, *, several: bool = True) -> ReportInput:
+        """Return the reports to read for `path`, and print what was converted.
 
-    def note(sentence: str) -> None:
-        if not quiet:
-            printing.print_message(f"uprof: note: {sentence}")
+        Args:
+            path: Path as the user gave it.
+            several: If True, a directory of several recordings is accepted.
 
-    with printing.progress(quiet) as progress:
-        ready = cache.reports_of(path, several=several, progress=progress, note=note)
-    _refuse_recording(output, (path, *(found.path for found, _ in ready.converted)))
-    for found, report in ready.converted:
-        note(f"{found.path} is {found.source.title}; its report is {report}")
-    return ReportInput(ready.path, ready.missing, is_converted=bool(ready.converted))
+        Raises:
+            OutputError: The output is one of the recordings.
+            UprofError: Same as `pipeline.cache.reports_of`.
+        """
+        if not self.convert:
+            return ReportInput(path)
+        from unified_prof.pipeline import cache  # 80 ms that reading a report does not need
+
+        def note(sentence: str) -> None:
+            if not self.quiet:
+                printing.print_message(f"uprof: note: {sentence}")
+
+        with printing.progress(self.quiet) as progress:
+            ready = cache.reports_of(path, several=several, progress=progress, note=note)
+        _refuse_recording(self.output, (path, *(found.path for found, _ in ready.converted)))
+        for found, report in ready.converted:
+            note(f"{found.path} is {found.source.title}; its report is {report}")
+        return ReportInput(ready.path, ready.missing, is_converted=bool(ready.converted))
+
+    def side(self, paths: Sequence[Path]) -> Side:
+        """Return one side of a comparison, labelled with the paths that the user gave.
+
+        Raises:
+            UprofError: Same as `reports`; also if a path is a cluster summary.
+        """
+        from unified_prof.cluster.rank_partial import is_run_directory
+
+        for path in paths:
+            if is_run_directory(path):
+                raise UsageError(
+                    f"{path} is the summary of a cluster run, not the report of one process",
+                    hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
+                    slug="summary-of-a-cluster",
+                )
+        ready = [self.reports(path, several=False) for path in paths]
+        return Side(
+            tuple(paths), tuple(one.path for one in ready), any(one.is_converted for one in ready)
+        )
+
+    def run(self, paths: Sequence[Path]) -> Run:
+        """Load a run from reports or recordings.
+
+        Raises:
+            UprofError: Same as `compare.runs.load` and `side`.
+        """
+        return self.side(paths).run()
 
 
 def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
@@ -121,41 +150,6 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
                 hint="choose another file",
                 slug="not-replaced",
             )
-
-
-def side_of(
-    paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None
-) -> Side:
-    """Return one side of a comparison, labelled with the paths that the user gave.
-
-    Raises:
-        UprofError: Same as `reports_of`; also if a path is a cluster summary.
-    """
-    from unified_prof.cluster.rank_partial import is_run_directory
-
-    for path in paths:
-        if is_run_directory(path):
-            raise UsageError(
-                f"{path} is the summary of a cluster run, not the report of one process",
-                hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
-                slug="summary-of-a-cluster",
-            )
-    ready = [
-        reports_of(path, convert=convert, quiet=quiet, several=False, output=output)
-        for path in paths
-    ]
-    return Side(
-        tuple(paths), tuple(one.path for one in ready), any(one.is_converted for one in ready)
-    )
-
-
-def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None) -> Run:
-    """Load a run from reports or recordings.
-
-    Raises:
-        UprofError: Same as `compare.runs.load` and `side_of`.
-    """
-    return side_of(paths, convert=convert, quiet=quiet, output=output).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +170,7 @@ def render_reports(
     *,
     rank: int | None = None,
     capture: Path | None = None,
-    convert: bool = False,
-    quiet: bool = False,
-    output: Path | None = None,
+    reader: Reader,
 ) -> RenderedReport:
     """Render a report, a directory of reports or a multi-rank run.
 
@@ -188,9 +180,7 @@ def render_reports(
         request: What to show.
         rank: Rank of a multi-rank run to show.
         capture: Report in which the replayed graphs were captured.
-        convert: If True, recordings are accepted too.
-        quiet: Print errors only.
-        output: File that will be written.
+        reader: How paths are read, and the file that will be written.
 
     Raises:
         UprofError: Same as the command `report`.
@@ -206,25 +196,23 @@ def render_reports(
                 slug="no-breakdown",
             )
         found = flight_recorder.compare_dumps(path, dumps)
-        style = {"to_file": output is not None, "full_names": request.full_names}
+        style = {"to_file": reader.output is not None, "full_names": request.full_names}
         is_json = shape.name == "json"
         text = "" if is_json else printing.render(found.document(request.top), shape.name, **style)
         return RenderedReport(text or printing.json_text(found.fields()), found.missing, False)
     with ExitStack() as stack:
         overview = None
-        together = request.by is None and not convert and capture is None and shape.is_text
+        together = request.by is None and not reader.convert and capture is None and shape.is_text
         if rank is not None or together:
             overview = stack.enter_context(
-                report_ranks.open_ranks(path, quiet=quiet, needed=rank is not None)
+                report_ranks.open_ranks(path, quiet=reader.quiet, needed=rank is not None)
             )
         if rank is not None:
             path = rank_runs.rank_report(overview, path, rank)
             overview = None
         reports = None
         if overview is None or len(overview.run.read) <= report_ranks.MAX_RANK_REPORTS:
-            reports = stack.enter_context(
-                _open_report(path, overview, capture, convert=convert, quiet=quiet, output=output)
-            )
+            reports = stack.enter_context(_open_report(path, overview, capture, reader))
         if overview is None:
             assert reports is not None
             return RenderedReport(shape.produce(reports, request), reports.coverage.sentence, False)
@@ -245,13 +233,7 @@ def print_hints(path: Path, made: RenderedReport) -> None:
 
 @contextmanager
 def _open_report(
-    path: Path,
-    overview: Overview | None,
-    capture: Path | None,
-    *,
-    convert: bool,
-    quiet: bool,
-    output: Path | None,
+    path: Path, overview: Overview | None, capture: Path | None, reader: Reader
 ) -> Iterator[Opened | None]:
     """Open the reports; ranks of a cluster summary may be missing."""
     from unified_prof.explain.api import open_reports
@@ -259,10 +241,9 @@ def _open_report(
     if overview is not None and (not path.is_dir() or overview.run.file.parent == path):
         yield None
         return
-    ready = reports_of(path, convert=convert, quiet=quiet, output=output)
+    ready = reader.reports(path)
     if capture is not None:
-        made = reports_of(capture, convert=convert, quiet=quiet, several=False, output=output)
-        capture = made.path
+        capture = reader.reports(capture, several=False).path
     with (
         printing.with_convert_hint(path),
         open_reports(ready.path, ready.missing, capture=capture) as opened,

@@ -9,8 +9,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +19,7 @@ from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import HELP_ALL, Force, Group, Quiet, argument, flag, option
+from unified_prof.cli.command import HELP_ALL, REQUIRED, Force, Group, Quiet, argument, flag, option
 from unified_prof.cli.output import WIPE
 from unified_prof.cli.run_options import (
     MeasurementOptions,
@@ -148,13 +149,15 @@ def _line_of_rank(result: RunResult) -> str:
 
 def register(app: Group) -> None:
     """Register the command, and the former commands `time` and `memory`."""
-    for name, function in (("time", time), ("memory", memory)):
+    for name, report, what in (("time", RUN_TIME, "run time"), ("memory", MEMORY, "memory")):
         app.command(
             name,
+            help=f"Write only the {what} report of a script, like Skyline's `{name}`.\n\n"
+            "`uprof run` has more options and writes both reports at once.",
             no_args_is_help=True,
             epilog=_SKYLINE_EPILOG,
             replaced_by=f"run --report {name}",
-        )(function)
+        )(partial(skyline, report))
     app.command(
         "run",
         cls=WorkloadCommand,
@@ -350,54 +353,22 @@ def _suppress_messages(_: str) -> None:
 # Former commands `uprof time` and `uprof memory`: Skyline's spelling, one report each.
 _SKYLINE_EPILOG = "Exit codes: as `uprof run`; 9 if the file exists (use --force)."
 
-_Entry = Annotated[
-    str, argument(metavar="ENTRY_POINT", help="Script to profile, with or without providers.")
-]
-_Output = Annotated[Path, option("-o", "--output", metavar="FILE", help="Report to write.")]
-_Backend = Annotated[str, option(help="auto, cpu or cuda.")]
-_LogFile = Annotated[
-    Path | None, option(hidden=True, help="Ignored, for compatibility with Skyline.")
-]
-_Debug = Annotated[
-    bool, option("--debug", hidden=True, help="Ignored, for compatibility with Skyline.")
-]
 
-
-def time(
-    entry_point: _Entry,
-    output: _Output,
-    backend: _Backend = "auto",
-    log_file: _LogFile = None,
-    debug: _Debug = False,
+def skyline(
+    report: str,
+    entry_point: str = argument(
+        metavar="ENTRY_POINT", help="Script to profile, with or without providers."
+    ),
+    output: Path = option(
+        "-o", "--output", default=REQUIRED, metavar="FILE", help="Report to write."
+    ),
+    backend: str = option(default="auto", help="auto, cpu or cuda."),
+    log_file: Path | None = option(hidden=True, help="Ignored, for compatibility with Skyline."),
+    debug: bool = flag("--debug", hidden=True, help="Ignored, for compatibility with Skyline."),
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write only the run time report of a script, like Skyline's `time`.
-
-    `uprof run` has more options and writes both reports at once.
-    """
-    _write_report(RUN_TIME, entry_point, output, backend, force=force, quiet=quiet)
-
-
-def memory(
-    entry_point: _Entry,
-    output: _Output,
-    backend: _Backend = "auto",
-    log_file: _LogFile = None,
-    debug: _Debug = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Write only the memory report of a script, like Skyline's `memory`.
-
-    `uprof run` has more options and writes both reports at once.
-    """
-    _write_report(MEMORY, entry_point, output, backend, force=force, quiet=quiet)
-
-
-def _write_report(
-    report: str, entry_point: str, output: Path, backend: str, *, force: bool, quiet: bool
-) -> None:
+    """Write one report of a script, as Skyline's `time` and `memory`."""
     from unified_prof.sqlite.atomic import output_error, refuse_existing
 
     target = output.absolute()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_input, report_ranks
+from unified_prof.cli import report_ranks
 from unified_prof.cli.command import flag, option
+from unified_prof.cli.report_input import Reader
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.pipeline import rank_runs
 
@@ -41,10 +42,9 @@ def write_timeline(
     path: Path,
     output: Path,
     options: TimelineOptions,
+    reader: Reader,
     *,
-    convert: bool,
     force: bool,
-    quiet: bool,
     as_json: bool,
 ) -> None:
     """Write a timeline and print what was written.
@@ -63,30 +63,22 @@ def write_timeline(
                 "--critical-path cannot be combined with --ranks and --step",
                 slug="contradicting-options",
             )
-        traced = write_ranks(
-            path,
-            output,
-            RankSelection.parse(ranks, step),
-            convert=convert,
-            force=force,
-            quiet=quiet,
-        )
+        wanted = RankSelection.parse(ranks, step)
+        traced = write_ranks(path, output, wanted, reader, force=force)
         if as_json:
             printing.put_json(
                 {"output": str(output), **asdict(traced.written), "ranks": traced.ranks}
                 | {"clock_islands": traced.islands}
             )
-        elif not quiet:
+        elif not reader.quiet:
             printing.print_message(trace_summary(output, traced.written))
         return
-    written, coverage = write_reports(
-        path, output, with_path=with_path, convert=convert, force=force, quiet=quiet
-    )
+    written, coverage = write_reports(path, output, reader, with_path=with_path, force=force)
     if as_json:
         printing.put_json(
             {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
         )
-    elif not quiet:
+    elif not reader.quiet:
         printing.print_message(trace_summary(output, written))
     printing.end_if_missing(coverage.sentence if coverage.missing else "")
 
@@ -143,7 +135,7 @@ class RankTrace:
 
 
 def write_ranks(
-    path: Path, output: Path, wanted: RankSelection, *, convert: bool, force: bool, quiet: bool
+    path: Path, output: Path, wanted: RankSelection, reader: Reader, *, force: bool
 ) -> RankTrace:
     """Write the timelines of selected ranks, shifted to the common clock.
 
@@ -161,7 +153,9 @@ def write_ranks(
     from unified_prof.explain.api import open_reports
 
     with ExitStack() as stack:
-        overview = stack.enter_context(report_ranks.open_ranks(path, quiet=quiet, needed=True))
+        overview = stack.enter_context(
+            report_ranks.open_ranks(path, quiet=reader.quiet, needed=True)
+        )
         if overview is None:
             raise rank_runs.not_a_run_error(
                 path, "leave out --ranks and --step, which apply to cluster runs"
@@ -172,9 +166,7 @@ def write_ranks(
         for rank in chosen:
             window = step_window(overview.run, rank, wanted.step)
             file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
-            ready = report_input.reports_of(
-                file, convert=convert, quiet=quiet, several=False, output=output
-            )
+            ready = reader.reports(file, several=False)
             reports = stack.enter_context(open_reports(ready.path))
             label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
             found += [
@@ -182,7 +174,7 @@ def write_ranks(
                 for one in reports.analyses
             ]
         together = ranks_by_clock(chosen)
-        if not quiet and (len(together) > 1 or None in together):
+        if not reader.quiet and (len(together) > 1 or None in together):
             printing.print_message(
                 "uprof: warning: clocks cannot be aligned, no common event between ranks: "
                 + "; ".join(", ".join(map(str, ranks)) for ranks in together.values())
@@ -192,7 +184,7 @@ def write_ranks(
 
 
 def write_reports(
-    path: Path, output: Path, *, with_path: bool, convert: bool, force: bool, quiet: bool
+    path: Path, output: Path, reader: Reader, *, with_path: bool, force: bool
 ) -> tuple[TraceContents, Coverage]:
     """Write the timeline of a report, or of all reports in a directory, and return its content.
 
@@ -203,7 +195,7 @@ def write_reports(
     """
     from unified_prof.explain.api import open_reports
 
-    ready = report_input.reports_of(path, convert=convert, quiet=quiet, output=output)
+    ready = reader.reports(path)
     with printing.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         named = _timed_reports(opened, with_path=with_path)
 

@@ -98,14 +98,9 @@ def _page(
     from unified_prof.base.loopback import Item
     from unified_prof.report import formats
 
-    made = report_input.render_reports(
-        path,
-        formats.find_format("html"),
-        formats.ReportRequest(),
-        rank=rank,
-        convert=convert,
-        quiet=quiet,
-    )
+    shape, request = formats.find_format("html"), formats.ReportRequest()
+    reader = report_input.Reader(convert, quiet)
+    made = report_input.render_reports(path, shape, request, rank=rank, reader=reader)
     if rank is None and not quiet:
         report_input.print_hints(path, made)
     assert isinstance(made.content, str)
@@ -149,15 +144,13 @@ def _timeline(
     # Perfetto also reads Chrome's format, which needs no extra package.
     suffix = ".perfetto-trace" if find_spec("perfetto") else ".json"
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
-    missing = ""
+    missing, reader = "", report_input.Reader(convert, quiet, file)
     if rank is not None or is_run_directory(path):
         wanted = trace.RankSelection(None if rank is None else (rank,), None)
-        ranks = trace.write_ranks(path, file, wanted, convert=convert, force=False, quiet=quiet)
+        ranks = trace.write_ranks(path, file, wanted, reader, force=False)
         written = ranks.written
     else:
-        written, coverage = trace.write_reports(
-            path, file, with_path=False, convert=convert, force=False, quiet=quiet
-        )
+        written, coverage = trace.write_reports(path, file, reader, with_path=False, force=False)
         missing = coverage.sentence if coverage.missing else ""
     if not quiet:
         output.print_message(trace.trace_summary(Path(file.name), written))

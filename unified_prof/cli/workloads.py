@@ -84,20 +84,13 @@ def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
     return chosen[0]
 
 
-def load(given: WorkloadPairs, *, convert: bool, quiet: bool, output: Path | None) -> Pairs:
+def load(given: WorkloadPairs, reader: report_input.Reader) -> Pairs:
     """Return the runs of each workload.
 
     Raises:
-        UprofError: Same as `convert.run_of`.
+        UprofError: Same as `Reader.run`.
     """
-    pairs = {}
-    for name, (base, new) in given.items():
-        before, after = (
-            report_input.run_of(side, convert=convert, quiet=quiet, output=output)
-            for side in (base, new)
-        )
-        pairs[name] = before, after
-    return pairs
+    return {name: (reader.run(base), reader.run(new)) for name, (base, new) in given.items()}
 
 
 def noises(text: str | None, pairs: Pairs) -> Noises:
