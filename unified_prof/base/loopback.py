@@ -19,7 +19,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from unified_prof.errors import UsageError
@@ -78,12 +77,7 @@ class Served:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         end = time.monotonic() + _GRACE_S

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_input, report_ranks
 from unified_prof.cli.command import (
     AsJsonFormat,
     Force,
@@ -25,7 +24,7 @@ from unified_prof.cli.command import (
     format_option,
     option,
 )
-from unified_prof.cli.report_input import Convert
+from unified_prof.cli.report_input import Convert, Reader
 from unified_prof.errors import UsageError
 from unified_prof.pipeline import rank_runs
 
@@ -165,11 +164,10 @@ def advise(
 
     of_run: tuple[Finding, ...] = ()
     rank, quiet = reading.rank, reading.quiet
+    reader = Reader(reading.convert, quiet, file)
     with ExitStack() as stack:
         if rank is not None or (path.is_dir() and not reading.convert and not estimate):
-            overview = stack.enter_context(
-                report_ranks.open_ranks(path, quiet=quiet, needed=rank is not None)
-            )
+            overview = stack.enter_context(reader.ranks(path, needed=rank is not None))
             of_run = () if overview is None or estimate else _findings(overview)
             if rank is not None:
                 path = rank_runs.rank_report(overview, path, rank)
@@ -181,7 +179,7 @@ def advise(
                         "uprof: hint: use --rank N to analyze the recording of one rank"
                     )
                 return
-        ready = report_input.Reader(reading.convert, quiet, file).reports(path)
+        ready = reader.reports(path)
         stack.enter_context(printing.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         if estimate:

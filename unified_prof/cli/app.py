@@ -214,7 +214,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Check that a recording is decoded completely, or compare a database with it by table.",
     ),
     "anonymize": (
-        "anonymize",
+        "check",
         "Replace names, paths and texts of a recording, so that you can share it.",
     ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),

@@ -1,4 +1,4 @@
-"""Command `uprof check`: check a recording, or another exporter's database against it."""
+"""Commands on recordings: `uprof check` compares what is decoded, `uprof anonymize` copies one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unified_prof.base.coverage import coverage_text
-from unified_prof.cli import output
-from unified_prof.cli.command import AsJson, Group, Quiet, argument, option
+from unified_prof.cli import output as printing
+from unified_prof.cli.command import REQUIRED, AsJson, Force, Group, Quiet, argument, option
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.recording_check import RecordingCheck, TableCheck
@@ -22,9 +22,18 @@ _EPILOG = (
 )
 
 
+_ANONYMIZE_EPILOG = (
+    "Exit codes: 0 success; 2 usage error; 6 recording unreadable or of an unknown format; "
+    "9 OUT exists or cannot be written."
+)
+# Files that are left out and listed on the terminal; --json has all.
+_MAX_SHOWN = 5
+
+
 def register(app: Group) -> None:
-    """Register the command."""
+    """Register the commands."""
     app.command("check", no_args_is_help=True, epilog=_EPILOG)(check)
+    app.command("anonymize", no_args_is_help=True, epilog=_ANONYMIZE_EPILOG)(anonymize)
 
 
 def check(
@@ -38,12 +47,12 @@ def check(
     """Check that a recording is decoded completely, or compare a database with it by table."""
     from unified_prof.pipeline.recording_check import check_recording
 
-    with output.progress(quiet) as progress:
+    with printing.progress(quiet) as progress:
         result = check_recording(recording, against, progress)
     if json_:
-        output.put_json(_record(result, against))
+        printing.put_json(_record(result, against))
     elif not quiet:
-        output.put("\n".join(_lines(result)) + "\n")
+        printing.put("\n".join(_lines(result)) + "\n")
     if not result.passes:
         raise click.exceptions.Exit(1)
 
@@ -51,8 +60,7 @@ def check(
 def _lines(result: RecordingCheck) -> Iterator[str]:
     conversion = result.conversion
     yield f"{conversion.recording}: decoded {coverage_text(conversion.coverage)}"
-    for name, (count, detail) in sorted(conversion.anomalies.items()):
-        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+    yield from printing.anomaly_lines(conversion.anomalies)
     for finding in result.findings:
         yield f"  problem {finding.kind}: {finding.message} ({finding.count:,} rows)"
     for table in result.tables:
@@ -84,10 +92,44 @@ def _record(result: RecordingCheck, database: Path | None) -> dict[str, Any]:
         "database": None if database is None else str(database),
         "passes": result.passes,
         "coverage": [part._asdict() for part in conversion.coverage],
-        "anomalies": {
-            name: {"count": count, "detail": detail}
-            for name, (count, detail) in sorted(conversion.anomalies.items())
-        },
+        "anomalies": printing.anomaly_fields(conversion.anomalies),
         "problems": [asdict(one) for one in result.findings],
         "tables": [{**asdict(one), "agrees": one.agrees} for one in result.tables],
     }
+
+
+def anonymize(
+    recording: Path = argument(
+        metavar="RECORDING",
+        help="A recording as for convert, a report, Flight Recorder dumps, or a directory.",
+    ),
+    output: Path = option(
+        "-o",
+        "--output",
+        default=REQUIRED,
+        metavar="OUT",
+        help="File or directory to write. Files whose names end in .gz, .xz or .bz2 are "
+        "compressed.",
+    ),
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Replace names, paths and texts of a recording, so that you can share it."""
+    from unified_prof.pipeline.anonymize import anonymize as write
+
+    with printing.progress(quiet) as progress:
+        result = write(recording, output, progress, force=force)
+    if json_:
+        paths = {"recording": str(recording), "output": str(output)}
+        printing.put_json({**asdict(result), **paths})
+    elif not quiet:
+        files = "file" if result.files == 1 else "files"
+        printing.put(f"{output}: {result.files:,} {files}, {result.names:,} names replaced\n")
+    left_out = list(result.left_out.items())
+    notes = [f"{path} is left out: {why}" for path, why in left_out[:_MAX_SHOWN]]
+    if more := left_out[_MAX_SHOWN:]:
+        notes.append(f"{len(more):,} other files are left out (--json lists them)")
+    notes += [f"{part} is copied, text in it is not searched" for part in result.unsearched]
+    for note in notes:
+        printing.print_message(f"uprof: note: {note}")

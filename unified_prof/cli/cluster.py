@@ -79,9 +79,7 @@ def build(
     with printing.progress(quiet) as progress:
         rebuilt = False
 
-        def note(text: str) -> None:
-            if not quiet:
-                printing.print_message(f"uprof: note: {text}")
+        note = printing.say_unless(quiet, "note")
 
         def refresh(found: Sequence[Input] | None = None) -> ClusterOutcome:
             return pipeline.build(

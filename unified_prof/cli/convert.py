@@ -128,8 +128,7 @@ def _summary(outcome: Outcome) -> Iterator[str]:
             yield f"  {table:{width}}  {rows:>12,} rows"
     if conversion.coverage:
         yield f"  decoded {coverage_text(conversion.coverage)}"
-    for name, (count, detail) in sorted(conversion.anomalies.items()):
-        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+    yield from printing.anomaly_lines(conversion.anomalies)
     total = sum(conversion.seconds.values())
     slowest = sorted(conversion.seconds.items(), key=lambda stage: -stage[1])
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.005)
@@ -159,10 +158,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         database: str(conversion.database),
         **conversion.result.figures,
         "rows": dict(sorted(conversion.rows.items())),
-        "anomalies": {
-            name: {"count": count, "detail": detail}
-            for name, (count, detail) in sorted(conversion.anomalies.items())
-        },
+        "anomalies": printing.anomaly_fields(conversion.anomalies),
         "coverage": [part._asdict() for part in conversion.coverage],
         "cpu_seconds": {name: round(seconds, 4) for name, seconds in conversion.seconds.items()},
     }

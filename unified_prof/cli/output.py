@@ -62,6 +62,11 @@ def print_message(text: str) -> None:
     streams.tell(f"{WIPE if _Progress.stands else ''}{printable(text)}")
 
 
+def say_unless(quiet: bool, kind: str) -> Callable[[str], None]:
+    """Return a function that prints messages of a kind (note, hint, warning) unless `quiet`."""
+    return lambda text: None if quiet else print_message(f"uprof: {kind}: {text}")
+
+
 def put_error(error: UprofError) -> None:
     """Print an error and its hint to stderr, without the passwords of URLs."""
     print_message(_redacted(f"uprof: error: {error.tagged_message}"))
@@ -135,6 +140,17 @@ def render(
         return render_markdown(document, full_names=full_names)
     width, color = (None, False) if to_file else terminal()
     return render_text(document, width=width, color=color, full_names=full_names)
+
+
+def anomaly_lines(anomalies: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """Yield a line for each kind of anomaly of a conversion."""
+    for name, (count, detail) in sorted(anomalies.items()):
+        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+
+
+def anomaly_fields(anomalies: Mapping[str, tuple[int, str]]) -> dict[str, dict[str, Any]]:
+    """Return the anomalies of a conversion as plain data, sorted by name."""
+    return {name: {"count": n, "detail": detail} for name, (n, detail) in sorted(anomalies.items())}
 
 
 def put_json(document: object) -> None:

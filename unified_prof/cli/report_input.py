@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_ranks
 from unified_prof.cli.command import option
 from unified_prof.errors import OutputError, UsageError
 from unified_prof.pipeline import rank_runs
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Output formats of Flight Recorder dumps.
 _DUMP_FORMATS = ("text", "markdown", "json")
+# Maximum number of ranks whose own reports follow the summary of the run.
+_MAX_RANK_REPORTS = 4
 
 Convert = Annotated[
     bool,
@@ -100,16 +102,29 @@ class Reader:
             return ReportInput(path)
         from unified_prof.pipeline import cache  # 80 ms that reading a report does not need
 
-        def note(sentence: str) -> None:
-            if not self.quiet:
-                printing.print_message(f"uprof: note: {sentence}")
-
+        note = printing.say_unless(self.quiet, "note")
         with printing.progress(self.quiet) as progress:
             ready = cache.reports_of(path, several=several, progress=progress, note=note)
         _refuse_recording(self.output, (path, *(found.path for found, _ in ready.converted)))
         for found, report in ready.converted:
             note(f"{found.path} is {found.source.title}; its report is {report}")
         return ReportInput(ready.path, ready.missing, is_converted=bool(ready.converted))
+
+    @contextmanager
+    def ranks(self, path: Path, *, needed: bool = False) -> Iterator[Overview | None]:
+        """Yield the ranks of a directory as one run, see `rank_runs.open_ranks`.
+
+        Args:
+            path: Directory or file.
+            needed: If True, two recordings of one rank are an error.
+        """
+        note = printing.say_unless(self.quiet, "hint")
+        with ExitStack() as stack:
+            with printing.progress(self.quiet) as progress:
+                overview = stack.enter_context(
+                    rank_runs.open_ranks(path, progress=progress, note=note, needed=needed)
+                )
+            yield overview
 
     def side(self, paths: Sequence[Path]) -> Side:
         """Return one side of a comparison, labelled with the paths that the user gave.
@@ -204,23 +219,44 @@ def render_reports(
         overview = None
         together = request.by is None and not reader.convert and capture is None and shape.is_text
         if rank is not None or together:
-            overview = stack.enter_context(
-                report_ranks.open_ranks(path, quiet=reader.quiet, needed=rank is not None)
-            )
+            overview = stack.enter_context(reader.ranks(path, needed=rank is not None))
         if rank is not None:
             path = rank_runs.rank_report(overview, path, rank)
             overview = None
         reports = None
-        if overview is None or len(overview.run.read) <= report_ranks.MAX_RANK_REPORTS:
+        if overview is None or len(overview.run.read) <= _MAX_RANK_REPORTS:
             reports = stack.enter_context(_open_report(path, overview, capture, reader))
         if overview is None:
             assert reports is not None
             return RenderedReport(shape.produce(reports, request), reports.coverage.sentence, False)
         return RenderedReport(
-            report_ranks.produce(overview, shape, request, reports),
+            _produce_ranks(overview, shape, request, reports),
             overview.coverage if overview.missing else "",
             reports is None,
         )
+
+
+def _produce_ranks(
+    overview: Overview, shape: Format, request: ReportRequest, reports: Opened | None
+) -> str:
+    """Render a run, followed by the reports of its ranks if there are few."""
+    from unified_prof.report import cluster_document, formats
+    from unified_prof.report.figures import figures_document
+
+    own = formats.ClusterRequest(
+        top=request.top, full_names=request.full_names, width=request.width, color=request.color
+    )
+    if shape.name == "json":
+        told = figures_document(()) | {"coverage": None}
+        if reports is not None:
+            told = json.loads(shape.text(reports, request))
+        return printing.json_text(told | {"cluster": cluster_document.run_fields(overview)})
+    text = formats.produce_cluster(shape, overview, own)
+    if reports is None or shape.name == "html":
+        return text
+    if shape.name == "csv":
+        return shape.text(reports, request)
+    return f"{text}\n{shape.text(reports, request)}"
 
 
 def print_hints(path: Path, made: RenderedReport) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_ranks
 from unified_prof.cli.command import flag, option
 from unified_prof.cli.report_input import Reader
 from unified_prof.errors import StoreError, UsageError
@@ -153,9 +152,7 @@ def write_ranks(
     from unified_prof.explain.api import open_reports
 
     with ExitStack() as stack:
-        overview = stack.enter_context(
-            report_ranks.open_ranks(path, quiet=reader.quiet, needed=True)
-        )
+        overview = stack.enter_context(reader.ranks(path, needed=True))
         if overview is None:
             raise rank_runs.not_a_run_error(
                 path, "leave out --ranks and --step, which apply to cluster runs"

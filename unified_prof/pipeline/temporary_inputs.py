@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 from unified_prof.decoders.compression import (
@@ -80,12 +79,7 @@ class TemporaryInputs:
     def __enter__(self) -> TemporaryInputs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def contains(self, path: Path) -> bool:
