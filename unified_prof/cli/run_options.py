@@ -1,6 +1,6 @@
 """Options of `uprof run`, and the `RunSpec` that they describe.
 
-An option about measuring is a field here and in `base.run_spec.RunSpec`; `WhatToMeasure.spec`
+An option about measuring is a field here and in `base.run_spec.RunSpec`; `MeasurementOptions.spec`
 connects them. Options of the NPU backend are rows of `backends.msprof_options`. Ranks that are not
 profiled replace their process with the workload.
 """
