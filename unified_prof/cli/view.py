@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from unified_prof.cli import output, report_input
 from unified_prof.cli.command import AsJson, Group, OneRank, Quiet, ReportPath, flag, option
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import UprofError
+from unified_prof.errors import StoreError, UprofError
 from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
