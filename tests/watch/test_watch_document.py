@@ -20,7 +20,7 @@ from unified_prof.errors import UprofError
 from unified_prof.report.document import Document
 from unified_prof.report.terminal import render_text
 from unified_prof.report.watch_document import run_figures, watch_document
-from unified_prof.sqlite.watch_file import StepRow, WatchFile, read_folder
+from unified_prof.sqlite.watch_file import StepRow, WatchEvent, WatchFile, read_folder
 
 
 def summary_of(folder: Path, device: str, rows: list[StepRow]) -> Document:
@@ -181,3 +181,11 @@ def test_wrong_input_is_named(
     done = CliRunner().invoke(app, ["report", *words])
     assert isinstance(done.exception, UprofError)
     assert message in str(done.exception)
+
+
+def test_drift_without_a_capture_is_tried_before_a_capture_of_usual_steps(tmp_path: Path) -> None:
+    drift = WatchEvent(1, 9, 900, "drift", "steps take longer: data loading takes 2 ms more")
+    write_run(tmp_path, events=(CAPTURED[0], drift))
+    text = render_text(watch_document(run_figures(read_folder(tmp_path), tmp_path)))
+    (line,) = [line for line in text.splitlines() if line.startswith("try first")]
+    assert "uprof watch --every 60: steps take longer: data loading" in line

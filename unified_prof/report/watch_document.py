@@ -37,6 +37,7 @@ _MIN_CHANGE = 0.05
 _INTERVALS = 300
 # Captures of these events show a problem; the latest one is tried first.
 _PROBLEMS = ("slow_step", "drift", "memory_growth")
+_LASTING = ("drift", "memory_growth")
 _Values = NDArray[np.float64]
 
 
@@ -182,8 +183,10 @@ def run_figures(
 
 def _advice(found: Sequence[RankFigures], folder: Path) -> tuple[str | None, str]:
     """Return the capture that matters most and its first finding, or what else to try first."""
-    ready = [event for one in found for event in one.events if event.status == "ready"]
-    if ready:
+    events = [event for one in found for event in one.events]
+    ready = [event for event in events if event.status == "ready"]
+    unknown = [event.text for event in events if event.kind in _LASTING and not event.capture]
+    if ready and not (unknown and all(event.kind not in _PROBLEMS for event in ready)):
         best = max(
             ready,
             key=lambda event: (
@@ -192,9 +195,8 @@ def _advice(found: Sequence[RankFigures], folder: Path) -> tuple[str | None, str
             ),
         )
         return best.capture, best.finding or "no findings"
-    if any(one.is_running for one in found):
-        return None, f"record a timeline with uprof capture {folder}"
-    return None, "record a timeline with uprof watch --every 60"
+    command = f"capture {folder}" if any(one.is_running for one in found) else "watch --every 60"
+    return None, ": ".join([f"record a timeline with uprof {command}", *unknown[-1:]])
 
 
 def _rank_figures(one: RankSteps, recent: int | None) -> RankFigures:
