@@ -50,7 +50,7 @@ def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview
     """Open a cluster run; the summary of a URL is copied to a temporary file while it is open.
 
     Args:
-        location: Its directory, its summary file, or the URL of either.
+        location: Its directory, its summary file, a directory of watch files, or a URL of these.
         with_partials: If True, the partials of a URL are copied too.
 
     Raises:
@@ -59,8 +59,13 @@ def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview
     from unified_prof.cluster.overview import Overview
     from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
     from unified_prof.cluster.stored_run import open_run
+    from unified_prof.pipeline.rank_runs import open_watched
     from unified_prof.pipeline.remote import fetch, fetch_part
 
+    with open_watched(location) as watched:
+        if watched is not None:
+            yield watched
+            return
     copy = fetch(location) if with_partials else fetch_part(location, SUMMARY_FILE_NAME)
     with copy as path, open_run(path, location) as run:
         yield Overview(run)

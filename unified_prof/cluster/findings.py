@@ -7,6 +7,7 @@ from rank to rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from unified_prof.cluster.moe_imbalance import (
 )
 from unified_prof.cluster.rank_signals import (
     chance_limit,
+    collect_signals,
     kernel_ratios,
     robust_deviation,
     slowness_in_steps,
@@ -35,6 +37,7 @@ from unified_prof.cluster.rule_context import (
     excess_segments,
     group_by_host,
     join_first,
+    lasting,
     remove_excess,
     steps_text,
 )
@@ -65,9 +68,11 @@ _MIN_KERNEL_SHARE = 0.005
 _MIN_SLOW_STEPS = 0.75  # Minimum share of the steps in which a kind of kernel must be slower.
 # Minimum ratio of the work of a pipeline stage to the median stage to report the stage.
 _MIN_STAGE_FACTOR = 1.08
-# Minimum number of steps, and minimum correlation with the step number, for a trend.
+_MAX_SLOW_REST = 0.1  # Maximum share of slow blocks among the other ones of a watched rank.
+# Minimum number of steps, and minimum correlation with the step number, for a trend; that of a jump
+# is 0.87 or less.
 _MIN_TREND_STEPS = 5
-_MIN_TREND_CORRELATION = 0.85
+_MIN_TREND_CORRELATION = 0.9
 
 
 def find_all(context: RuleContext) -> list[Finding]:
@@ -93,12 +98,18 @@ def find_all(context: RuleContext) -> list[Finding]:
 
 def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
     """Yield ranks and hosts whose kernels take longer than those of ranks with the same role."""
+    if context.is_watched and len(context.signals.kernels.names) > 1:
+        for number in range(len(context.signals.kernels.names)):
+            yield from slow_ranks(_only_pass(context, number))
+        return
     always = _slow_in_all_steps(context)
     at_times = dict(_slow_in_some_steps(context))
     in_all = {rank: factor for rank, factor in always.items() if rank not in at_times}
     for ranks, host in _group(context, list(in_all)):
         factors = {rank: in_all[rank] for rank in ranks}
-        change = ReplayChange(work={rank: 1 / factor for rank, factor in factors.items()})
+        change = ReplayChange(
+            work={rank: context.healthy_work(rank, factors[rank]) for rank in ranks}
+        )
         worst = max(ranks, key=lambda rank: factors[rank])
         error = float(context.signals.kernels.error[worst])
         yield _slow_rank(context, host, factors, error, context.steps, change)
@@ -108,17 +119,35 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
     for steps, members in by_steps.items():
         for ranks, host in _group(context, members):
             factors = {rank: at_times[rank][1] for rank in ranks}
-            work_at = {(rank, step): 1 / f for rank, f in factors.items() for step in steps}
+            work_at = {
+                (rank, step): context.healthy_work(rank, factor)
+                for rank, factor in factors.items()
+                for step in steps
+            }
             for rank in ranks:
                 if trend := _trend(context, rank):
                     line = np.linspace(*trend, len(context.steps)).clip(1.0)
                     work_at |= {
-                        (rank, step): 1 / float(f)
+                        (rank, step): context.healthy_work(rank, float(f))
                         for step, f in zip(context.steps, line, strict=True)
                     }
             change = ReplayChange(work_at=work_at)
             worst = max(ranks, key=lambda rank: factors[rank])
             yield _slow_rank(context, host, factors, at_times[worst][2], steps, change)
+
+
+def _only_pass(context: RuleContext, number: int) -> RuleContext:
+    """Return the context with one pass of the steps of watched ranks as their only kernels."""
+    found = []
+    for partial in context.matched.partials:
+        inside = partial.kernels["name"] == number
+        columns = {name: values[inside] for name, values in partial.kernels.items()}
+        columns["name"] = columns["name"] - number
+        names = (partial.names[number],)
+        found.append(replace(partial, names=names, kernels=columns))
+    matched = replace(context.matched, partials=tuple(found))
+    signals = collect_signals(matched, context.roles, context.steps)
+    return replace(context, matched=matched, signals=signals, work=context.signals.work)
 
 
 def _group(context: RuleContext, ranks: Sequence[int]) -> Iterator[tuple[list[int], str | None]]:
@@ -176,10 +205,12 @@ def _slow_in_some_steps(
     if slowness.shape[1] < _MIN_STEPS or not known.any():
         return
     limit = chance_limit(int(known.sum())) * robust_deviation(slowness)
-    slow = known & (slowness > max(limit, _MIN_SLOWNESS))
+    slow = lasting(context, known & (slowness > max(limit, _MIN_SLOWNESS)))
+    allowed = _MAX_SLOW_REST if context.is_watched else 0.0
     for rank in np.flatnonzero(slow.any(axis=1)).tolist():
         rest = slowness[rank, known[rank] & ~slow[rank]]
-        if not len(rest) or (rest >= float(np.median(slowness[rank, slow[rank]])) / 2).any():
+        half = float(np.median(slowness[rank, slow[rank]])) / 2
+        if not len(rest) or (rest >= half).mean() > allowed:
             continue
         steps = tuple(signals.steps[at] for at in np.flatnonzero(slow[rank]).tolist())
         found, error, share = slowness_in_steps(context.matched, context.roles.peers, rank, steps)
@@ -263,6 +294,8 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
     """Yield ranks on which a kind of kernel is always slower with the same number of calls."""
     kernels = context.signals.kernels
     steps = max(len(context.steps), 1)
+    if context.is_watched:  # each pass is compared by `slow_ranks`
+        return
     in_general = {*_slow_in_all_steps(context), *(rank for rank, _ in _slow_in_some_steps(context))}
     spread = np.array([robust_deviation(kernels.ratio[:, at]) for at in range(len(kernels.names))])
     limit = np.maximum(chance_limit(kernels.ratio.size) * spread, _MIN_KERNEL_SLOWNESS)

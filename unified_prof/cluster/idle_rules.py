@@ -25,6 +25,7 @@ from unified_prof.cluster.rule_context import (
     excess_segments,
     group_by_host,
     join_first,
+    lasting,
     remove_excess,
     steps_text,
 )
@@ -68,7 +69,7 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
     """Yield slow launches and pauses: idle devices without another recorded cause."""
     signals = context.signals
     paused = np.zeros(len(context.steps), bool)
-    if len(context.steps) >= _MIN_STEPS:
+    if len(context.steps) >= _MIN_STEPS and not context.is_watched:
         paused, found = _pause_of_all(context)
         yield from found
     idle = np.where(paused, np.nan, signals.idle_at)
@@ -210,7 +211,7 @@ def _outliers(
         with np.errstate(invalid="ignore"):
             spread = own - _row_medians(own)[:, None]
     limit = chance_limit(int(known.sum())) * robust_deviation(spread[known])
-    return np.asarray(known & (excess > max(limit, min_share * context.step_ns)))
+    return lasting(context, known & (excess > max(limit, min_share * context.step_ns)))
 
 
 def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candidate]]:
@@ -353,6 +354,8 @@ def _late_rank(
     late_ns = float(np.median([*idle_ns.values()]))
     cut = _longest_intervals(context, rank, idle_ns)
     where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
+    if context.is_watched:
+        where = "in other Python code"
     cause = "the cause is not recorded"
     if not context.matched.facts[rank].loader_recorded:
         cause = "a possible cause is late input (no data loader was recorded)"

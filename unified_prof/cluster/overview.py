@@ -175,6 +175,11 @@ class Overview:
         rows = [LinkRow(link, link.ratio) for link in self.run.links]
         return tuple(sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0)))
 
+    @property
+    def is_watched(self) -> bool:
+        """True if the run was only watched, and communication includes backward passes."""
+        return any(one.name == "watched_steps" for one in self.run.anomalies)
+
     @cached_property
     def layout(self) -> str:
         """The parallel layout, such as `tp 4 x dp 4 x pp 4`; empty if unknown."""

@@ -86,6 +86,8 @@ class RankFacts:
     # True if steps were recorded; otherwise the whole recording is one step.
     steps_recorded: bool = False
     loader_recorded: bool = False
+    # True if the rank was only watched: the passes of its steps take the place of kernels.
+    watched: bool = False
     notes: tuple[str, ...] = ()  # Descriptions of missing data.
 
 

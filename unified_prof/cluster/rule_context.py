@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from unified_prof.arrays.grouping import Floats
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_signals import RankRoles, RankSignals
 from unified_prof.cluster.replay import MarkInterval, Replay, ReplayChange
@@ -25,6 +27,9 @@ _MIN_COST_SHARE = 0.0003  # Minimum cost of a finding as a share of the step.
 _MIN_HOST_SHARE = 0.75
 # Share of a rank's collectives with missing members above which its costs are lower bounds.
 _MAX_INCOMPLETE_SHARE = 0.05
+# Minimum number of consecutive blocks of watched steps for a finding, also as a part of all blocks.
+_MIN_BLOCKS = 3
+_MIN_BLOCK_SHARE = 6
 _MAX_STEPS_LISTED = 5  # Maximum number of steps listed in a sentence.
 
 
@@ -39,11 +44,17 @@ class RuleContext:
     replay: Replay
     steps: tuple[int, ...]  # The compared steps.
     step_ns: float  # Median length of a step.
+    work: Floats | None = None  # All work of each rank, ns, if `signals` have one pass only.
 
     @property
     def on_hosts(self) -> bool:
         """True if no device was recorded, and the operations of processes are compared."""
         return all(facts.vendor is None for facts in self.matched.facts)
+
+    @property
+    def is_watched(self) -> bool:
+        """True if ranks were only watched, and the passes of their steps are compared."""
+        return all(facts.watched for facts in self.matched.facts)
 
     @property
     def device(self) -> str:
@@ -53,7 +64,14 @@ class RuleContext:
     @property
     def kernels(self) -> str:
         """The word for units of work."""
+        if self.is_watched and len(names := self.signals.kernels.names) == 1:
+            return names[0]
         return "operations" if self.on_hosts else "kernels"
+
+    def healthy_work(self, rank: int, factor: float) -> float:
+        """Return the work of a rank as a share of its recorded work if it were `factor` faster."""
+        share = 1.0 if self.work is None else float(self.signals.work[rank] / self.work[rank])
+        return 1 - share * (1 - 1 / factor)
 
     def host(self, rank: int) -> str | None:
         """Return the host of a rank."""
@@ -307,6 +325,23 @@ def group_by_host(context: RuleContext, ranks: Sequence[int]) -> list[tuple[list
             result.append((chosen, host))
             left -= set(chosen)
     return [*result, *(([rank], None) for rank in sorted(left))]
+
+
+def lasting(context: RuleContext, late: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask, ranks x steps; of watched steps without short runs.
+
+    A process that waits for a processor from time to time is no finding.
+    """
+    blocks = late.shape[1]
+    least = min(max(_MIN_BLOCKS, -(-blocks // _MIN_BLOCK_SHARE)), blocks)
+    if not context.is_watched:
+        return late
+    count = blocks - least + 1
+    begins = np.logical_and.reduce([late[:, at : at + count] for at in range(least)])
+    result = np.zeros_like(late)
+    for at in range(least):
+        result[:, at : at + count] |= begins
+    return result
 
 
 def steps_text(context: RuleContext, steps: Sequence[int], everywhere: str = "") -> str:

@@ -239,7 +239,13 @@ def summarize_run(
         excluded = {other.rank for other in others}
         matched = match_collectives(one for one in found if one.facts.rank not in excluded)
     _note_other_times(matched)
-    if all(facts.vendor is None for facts in matched.facts):
+    if all(facts.watched for facts in matched.facts):
+        text = (
+            "communication includes backward passes: a slower one looks like waiting, unless it is "
+            "captured; each step is the median of the steps up to the next one"
+        )
+        matched.left_out.add("watched_steps", text, 1)
+    elif all(facts.vendor is None for facts in matched.facts):
         text = "operations and gloo collectives of the processes are compared"
         matched.left_out.add("no_device_recorded", text, len(matched.ranks))
     waits = compute_waits(matched)

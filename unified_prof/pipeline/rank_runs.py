@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.errors import StoreError, UprofError, UsageError
+from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
@@ -43,8 +45,6 @@ def open_ranks(
         StoreError: The summary of a run is damaged.
         UsageError: A run is needed, but two recordings have the same rank.
     """
-    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
-
     if is_summary(path):
         from unified_prof.cluster.stored_run import open_run
 
@@ -55,11 +55,7 @@ def open_ranks(
     if len(databases) < 2:
         yield None
         return
-    from unified_prof.cluster.stored_run import StoredRun
     from unified_prof.pipeline import cluster
-    from unified_prof.sqlite import skyline_writer
-    from unified_prof.sqlite.atomic import temporary_folder
-    from unified_prof.sqlite.reader import open_report
 
     why: UprofError | None = None
     try:
@@ -77,11 +73,64 @@ def open_ranks(
     if summary.ranks_read < 2 or not summary.tables["GROUP"]:
         yield None
         return
+    with _opened(summary, path) as overview:
+        yield overview
+
+
+@contextmanager
+def _opened(summary: RunSummary, location: str | Path) -> Iterator[Overview]:
+    """Write a summary to a temporary file and open it."""
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
+    from unified_prof.cluster.stored_run import StoredRun
+    from unified_prof.sqlite import skyline_writer
+    from unified_prof.sqlite.atomic import temporary_folder
+    from unified_prof.sqlite.reader import open_report
+
     with temporary_folder() as folder:
         file = folder / SUMMARY_FILE_NAME
         skyline_writer.write_cluster_summary(file, summary.tables, {})
         with open_report(file) as report:
-            yield _overview(StoredRun(path, report))
+            yield _overview(StoredRun(location, report))
+
+
+@contextmanager
+def open_watched(location: str) -> Iterator[Overview | None]:
+    """Yield the ranks of a watched run in a directory or at a URL; None if there is none.
+
+    Raises:
+        RawFormatError: The URL cannot be read.
+        StoreError: No rank can be read, or the ranks have too few steps in common.
+    """
+    from unified_prof.pipeline.remote import StorageDirectory, local_path
+    from unified_prof.sqlite.atomic import temporary_folder
+
+    stored = StorageDirectory(location)
+    is_directory = stored.is_remote or local_path(location).is_dir()
+    names = (
+        [name for name in stored.names() if name.startswith("watch_rank")] if is_directory else ()
+    )
+    if not any(fnmatch(name, WATCH_FILES) for name in names):
+        yield None
+        return
+    from unified_prof.cluster.rank_partial import PartialSource, UnreadableRecording
+    from unified_prof.cluster.summary import summarize_run
+    from unified_prof.cluster.watched_ranks import partials_of_ranks
+    from unified_prof.sqlite.watch_file import file_name, read_folder
+
+    damaged: dict[int, str] = {}
+    with temporary_folder() as copies:
+        for name in names if stored.is_remote else ():
+            (copies / name).write_bytes(stored.read(name))
+        ranks = read_folder(copies if stored.is_remote else local_path(location), damaged=damaged)
+    found, unread = partials_of_ranks(ranks)
+    where = {rank: stored.at(file_name(rank)) for rank in (*ranks, *damaged)}
+    summary = summarize_run(
+        found,
+        {rank: PartialSource(file) for rank, file in where.items()},
+        [UnreadableRecording(where[rank], why, rank) for rank, why in (unread | damaged).items()],
+    )
+    with _opened(summary, location) as overview:
+        yield overview
 
 
 def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:

@@ -347,7 +347,7 @@ def _no_findings(overview: Overview) -> str:
     exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
     text = "no findings: no rank, host or link stands out"
-    if share < _MIN_EXPOSED_SHARE:
+    if share < _MIN_EXPOSED_SHARE or overview.is_watched:
         return text
     return (
         f"{text}; exposed transfers take {names.format_share(share, 1.0)} of the step on all "

@@ -236,12 +236,17 @@ class RankSteps:
             self.files.append(path)
 
 
-def read_folder(folder: Path, known: Mapping[int, RankSteps] | None = None) -> dict[int, RankSteps]:
+def read_folder(
+    folder: Path,
+    known: Mapping[int, RankSteps] | None = None,
+    damaged: dict[int, str] | None = None,
+) -> dict[int, RankSteps]:
     """Return the ranks of the latest run in a directory, by rank.
 
     Args:
         folder: Directory with watch files.
         known: Result of an earlier call; only new rows are read.
+        damaged: Receives why ranks cannot be read; by default that is an error.
 
     Raises:
         StoreError: A file cannot be read, or there is none.
@@ -262,7 +267,14 @@ def read_folder(folder: Path, known: Mapping[int, RankSteps] | None = None) -> d
         done = set(one.files[:-1])
         for path in paths:
             if path not in done:
-                one.refresh(path)
+                try:
+                    one.refresh(path)
+                except StoreError as error:
+                    if damaged is None:
+                        raise
+                    if path == paths[-1]:  # otherwise the steps of a part are missing
+                        damaged[rank] = str(error).replace(f"{path.parent}/", "")
+                        del ranks[rank]
     return ranks
 
 
