@@ -25,7 +25,7 @@ from unified_prof.cli.command import (
     option,
 )
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import UsageError
+from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
 from unified_prof.schema.catalogue import WATCH_FILES
