@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -25,7 +24,7 @@ from unified_prof.cli.command import (
     option,
 )
 from unified_prof.cli.report_input import Convert
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
 from unified_prof.schema.catalogue import WATCH_FILES
@@ -146,7 +145,6 @@ def _render_watched(
     folder: Path, shape: str, rank: int | None, request: formats.ReportRequest
 ) -> str | bytes:
     """Render the steps of a run that `uprof watch` follows or followed."""
-    from unified_prof.pipeline.rank_runs import open_watched
     from unified_prof.report.watch_document import produce_watch
     from unified_prof.sqlite.watch_file import read_folder
 
@@ -158,11 +156,4 @@ def _render_watched(
             slug="no-such-rank",
         )
     chosen = ranks if rank is None else {rank: ranks[rank]}
-    produced = produce_watch(shape, chosen, folder, request)
-    if len(chosen) > 1 and isinstance(produced, str) and shape in ("text", "markdown"):
-        with suppress(StoreError), open_watched(str(folder)) as overview:
-            assert overview is not None
-            asked = formats.ClusterRequest(width=request.width, color=request.color)
-            run = formats.produce_cluster(formats.find_format(shape), overview, asked)
-            produced = f"{run}\n{produced}"
-    return produced
+    return produce_watch(shape, chosen, folder, request)
