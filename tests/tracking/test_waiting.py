@@ -146,3 +146,46 @@ def test_times_of_operations_exclude_waiting(
     for record in run.iterations:
         assert record.waited_ms is not None
         assert record.waited_ms >= 40
+
+
+@needs_schedstat
+def test_waiting_before_a_long_operation_is_not_subtracted_from_it(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reported waiting time grows only between two operations; the second one takes 20 ms."""
+    import torch
+
+    waited_ns = 0
+
+    def wait() -> None:
+        nonlocal waited_ns
+        begun_ns = time.perf_counter_ns()
+        time.sleep(0.02)
+        waited_ns += time.perf_counter_ns() - begun_ns
+
+    monkeypatch.setattr(WaitingTime, "read_ns", lambda _: waited_ns)
+    monkeypatch.setattr(torch, "_test_wait", wait, raising=False)
+    monkeypatch.setattr(torch, "_test_work", lambda: time.sleep(0.02), raising=False)
+    run = workload.model(
+        """
+        class slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                torch._test_work()
+                return x.clone()
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(8, 8)
+            def forward(self, x):
+                x = self.lin(x)
+                torch._test_wait()
+                return slow.apply(x)
+        """,
+        reports=("run-time",),
+    )
+    (slow,) = (record for record in run.operations if record.name == "slow")
+    assert min(slow.forward_ms) >= 20

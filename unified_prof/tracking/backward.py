@@ -265,15 +265,15 @@ def run_backward(
                 timers.detach()
             if recorder.on_engine is not None:
                 recorder.on_engine(True)
-            if recorder.note_waiting is not None:
-                recorder.note_waiting()
-            run.start = recorder.mark()
+            run.start, waiting = recorder.mark(), recorder.waiting
+            if waiting is not None and run.start - iteration.last_mark > LONG_NS:
+                waiting.note_interval(iteration.waits, iteration.last_mark, run.start)
+                run.start = recorder.mark()
             result = engine(roots, *args, **kwargs)
             run.end = recorder.mark()
-            if recorder.waiting is not None and run.starts:
-                recorder.waiting.note_interval(iteration.waits, run.starts[-1], run.end)
-            if recorder.note_waiting is not None:
-                recorder.note_waiting()
+            if waiting is not None:
+                last_start = run.starts[-1] if run.starts else run.start
+                waiting.note_interval(iteration.waits, last_start, run.end)
         if NO_MARK in (run.start, run.end):  # captured in a graph
             return result
         iteration.backwards.append(run)
@@ -361,4 +361,5 @@ def _keep_loss(recorder: Recorder, roots: Sequence[Any]) -> None:
         scalar = type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point()
         # A tensor of a torch.func transform is invalid after the transform.
         if scalar and not recorder.internals.is_transformed(root):
-            recorder.iteration.losses.append(root.detach().clone())
+            loss = root.detach()
+            recorder.iteration.losses.append(float(loss) if root.is_cpu else loss.clone())

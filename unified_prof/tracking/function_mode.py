@@ -20,7 +20,6 @@ from unified_prof.tracking.interference import LONG_NS
 from unified_prof.tracking.raw_calls import (
     MAX_CALLS,
     CallSites,
-    Iteration,
     ModuleNames,
     Recorder,
 )
@@ -41,8 +40,11 @@ class ModeStack:
 
         torch requires the mode of `torch.set_default_device` at the bottom of the stack.
         """
+        if not self._count():
+            self._push(mode)
+            return
         others = self._pop_all()
-        if others and self._is_device_mode(others[-1]):
+        if self._is_device_mode(others[-1]):
             self._push_all([*others[:-1], mode, others[-1]])
         else:
             self._push_all([*others, mode])
@@ -207,14 +209,6 @@ def make_runner(
             "operation_not_recorded", f"a call of torch: {in_one_line(error)}"
         )
 
-    def note_long_call(iteration: Iteration, previous: int, start: int, end: int) -> None:
-        """Charge the thread's wait to the call, the gap before it, or both if both are long."""
-        assert waiting is not None
-        is_long = (start - previous > LONG_NS, end - start > LONG_NS)
-        first = start if is_long == (False, True) else previous
-        last = start if is_long == (True, False) else end
-        waiting.note_interval(iteration.waits, first, last)
-
     def run(
         label: Any,
         func: Any,
@@ -255,6 +249,11 @@ def make_runner(
         recorder.inside = True
         first_node = sequence_number()
         start = mark() if events is None else events.before(args, kwargs, label)
+        if waiting is not None:
+            previous = recorder.iteration.last_mark
+            if start - previous > LONG_NS:
+                waiting.note_interval(recorder.iteration.waits, previous, start)
+                start = mark()
         try:
             result = func(*args, **kwargs)
         except Exception:
@@ -289,10 +288,8 @@ def make_runner(
                             known_frame.sites[way] = site
                 iteration = recorder.iteration
                 rows = iteration.rows
-                if waiting is not None:
-                    previous = rows[-1] if rows else iteration.begin
-                    if end - previous > LONG_NS:
-                        note_long_call(iteration, previous, start, end)
+                if waiting is not None and end - start > LONG_NS:
+                    waiting.note_interval(iteration.waits, start, end)
                 if len(rows) < _MAX_ROWS:
                     rows.extend((site, first_node, last_node, start, end))
                 else:

@@ -117,7 +117,6 @@ class OperationTracker:
         self._set_callbacks(recorder)
         if self.device.is_cpu:  # the time of a device does not depend on the host's processor
             self._waiting = recorder.waiting = WaitingTime()
-            recorder.note_waiting = self._note_waiting
         self._run = make_runner(recorder, self._walker, self.modules, self._sites)
         if self.on_call is not None:
             self._run = _with_callback(self._run, self.on_call)
@@ -137,7 +136,8 @@ class OperationTracker:
             self._interception.observe(self._passes)
             self._passes.begin()
             return
-        self._recorder.checkpoints.clear()
+        if self._recorder.checkpoints:
+            self._recorder.checkpoints.clear()
         if self.events is not None and self.iterations_per_sample > 1 and self.device.is_touched:
             self.events.lag = self.events.lag or self._lag()
         iteration = self._recorder.iteration = Iteration(
@@ -272,18 +272,9 @@ class OperationTracker:
             self.one_in *= 2
 
     def _note_waiting(self) -> None:
-        """Read how long this thread has waited; called at the beginning and end of passes."""
-        if self._waiting is None or self._recorder is None:
-            return
-        self._waiting.note(self._recorder.iteration.waits)
-        if self._recorder.iteration.waits and self._recorder.on_call is None:
-            self._recorder.on_call = self._forward_begins
-
-    def _forward_begins(self, _args: Any, _kwargs: Any, module: Any) -> None:
-        """Read the wait time when the forward pass begins, before the model's first operation."""
-        if module is not None and self._recorder is not None:
-            self._note_waiting()
-            self._recorder.on_call = None
+        """Read how long this thread has waited."""
+        if self._waiting is not None and self._recorder is not None:
+            self._waiting.note(self._recorder.iteration.waits)
 
     def _note_line(self, part: str, frame: FrameType) -> None:
         """Note the line of the project at which `part` begins."""
@@ -304,7 +295,8 @@ class OperationTracker:
         elif self._recorder is not None:
             iteration = self._recorder.iteration
             iteration.optimizer_steps.append(iteration.count)
-            self._note_waiting()
+            if not iteration.waits or iteration.waits[-1][0] < iteration.last_mark:
+                self._note_waiting()  # no reading since the last call
 
     def note_optimizer_ended(self) -> None:
         """Note that an optimizer step ends."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import get_ident
-from time import perf_counter_ns, process_time_ns
+from time import process_time_ns
 from types import FrameType
 from typing import Any
 
@@ -83,8 +83,7 @@ class Passes:
         """Wait for the first call of a module."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        self.give_up()
-        if not self._in_backward:
+        if not self._in_backward and self._first_call is None:
             self._first_call = register_module_forward_pre_hook(self._called)
 
     def give_up(self) -> bool:
@@ -183,11 +182,11 @@ class Passes:
         """Begin `part` and end the current one."""
         if self._is_over:  # within a block that began in this iteration
             return
-        moment = self._clock.moment()
+        # Waiting after the reading belongs to the next part.
+        read_ns = None if self._waiting is None else self._waiting.note(self._waits)
+        moment = self._clock.moment() if read_ns is None else {0: read_ns}
         if self._waiting is not None:
-            if (read_ns := self._waiting.note(self._waits)) is not None:
-                moment = {0: read_ns}  # what the thread waits from now on is in the next part
-            self._cpu.append((perf_counter_ns(), process_time_ns()))
+            self._cpu.append((moment[0], process_time_ns()))
         self._marks.append((moment, part))
         self._part, self.separates_reads = part, part in SEPARATE_READS
         if part != OTHER:

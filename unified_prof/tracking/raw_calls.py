@@ -293,6 +293,11 @@ class Iteration:
         return len(self.rows) // 5
 
     @property
+    def last_mark(self) -> Mark:
+        """End of the last call, or the beginning of the iteration."""
+        return self.rows[-1] if self.rows else self.begin
+
+    @property
     def size(self) -> int:
         """Number of calls and of runs of autograd nodes."""
         repeated = sum(one.count for _, one in self.recomputed)
@@ -345,8 +350,6 @@ class Recorder:
     """True within the autograd engine."""
     waiting: WaitingTime | None = None
     """Reads how long this thread waits for a processor; None on a device."""
-    note_waiting: Callable[[], None] | None = None
-    """Called at the beginning and end of each backward pass; None on a device."""
     timers: NodeTimers | None = None
     """Timers of the nodes of the running backward pass."""
     checkpoints: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)

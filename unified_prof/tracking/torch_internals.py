@@ -218,7 +218,7 @@ class TorchInternals(TorchLookup):
 
     def current_node(self) -> Callable[[], Any] | None:
         """Return a function that returns the autograd node about to run; None if not available."""
-        found = self.find("current_node")
+        found = self.find_once("current_node")
         try:
             found()  # no node is running
         except Exception as error:
@@ -302,7 +302,7 @@ class TorchInternals(TorchLookup):
 
     def is_transformed(self, tensor: Any) -> bool:
         """Return True if a tensor exists, or may exist, only within a torch.func transform."""
-        function = self.find("functorch_wrapped")
+        function = self.find_once("functorch_wrapped")
         try:
             return bool(function(tensor))
         except Exception as error:

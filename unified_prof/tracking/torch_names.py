@@ -357,6 +357,7 @@ class TorchLookup:
     def __init__(self, anomalies: Anomalies) -> None:
         self.anomalies = anomalies
         self._noted: set[str] = set()
+        self._found: dict[str, Any] = {}
 
     def has(self, *keys: str) -> bool:
         """Return True if none of these names is known to be missing."""
@@ -369,6 +370,12 @@ class TorchLookup:
         except Exception as error:  # importing a part of torch may fail in any way
             self.note(key, error)
             return None
+
+    def find_once(self, key: str) -> Any:
+        """Return the same as the first `find` of a key that uprof does not replace."""
+        if key not in self._found:
+            self._found[key] = self.find(key)
+        return self._found[key]
 
     def note(self, key: str, error: Exception) -> None:
         """Record that a name is missing, and what the report lacks without it."""
