@@ -148,7 +148,7 @@ def kill(folder: Path, number: int) -> bool:
     ends_ns = dict(STEP_RECORD.iter_unpack((folder / STEP_LOG).read_bytes()))
     kept = len(one)  # rows begin with the end of step 0
     last = max(ends_ns)
-    lost_s = (ends_ns[last] - ends_ns.get(kept, ends_ns[0])) / 1e9
+    lost_s = (ends_ns[last] - ends_ns[min(kept, last)]) / 1e9
     codes = [
         command(folder, "report", "out"),
         command(folder, "db", "check", *map(str, files)),

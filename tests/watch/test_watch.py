@@ -219,3 +219,53 @@ assert seen == [*range(240)] * 2
     assert [name for name in captures if name.endswith("healthy_2")], captures
     assert not [*(tmp_path / "elsewhere").iterdir()]
     assert {event.status for event in steps_of(tmp_path).events if event.capture} == {"ready"}
+
+
+@pytest.mark.slow
+def test_captures_show_what_slows_the_steps(tmp_path: Path) -> None:
+    program = """
+import gc, sys, time, torch
+from pathlib import Path
+from unified_prof.pipeline.watch_explain import explain_capture
+from unified_prof.tracking.watch import StepCapture
+torch.set_num_threads(1)
+
+class Samples(torch.utils.data.Dataset):
+    wait_s = 0.0
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(self.wait_s)
+        return torch.ones(16)
+
+net = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+batches = iter(torch.utils.data.DataLoader(Samples(), batch_size=4))
+for fault in ("healthy", "loader", "item", "gc"):
+    folder = Path(fault)
+    folder.mkdir()
+    capture = StepCapture(folder / "timeline.json.gz", "cpu", 5, ("shapes",))
+    Samples.wait_s = 0.005 if fault == "loader" else 0.0
+    while not capture.advance():
+        loss = net(next(batches)).square().mean()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.01)
+        for _ in range(1000 if fault == "item" else 1):
+            loss.item()
+        if fault == "gc":
+            gc.collect()
+    assert not [one for one in gc.callbacks if "StepCapture" in one.__qualname__]
+    explain_capture(folder, None if fault == "healthy" else Path("healthy"))
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+    advice = {path.parent.name: path.read_text() for path in tmp_path.glob("*/advice.txt")}
+    assert "1. input_wait" in advice["loader"]
+    assert "1. garbage_collection" in advice["gc"]
+    assert "garbage collection: 4 times" in advice["gc"]
+    assert "the program waits meanwhile" in advice["gc"]
+    assert "1. garbage_collection" not in advice["healthy"]
+    assert "new  aten::item" in (tmp_path / "item" / "diff.txt").read_text()

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
@@ -466,6 +466,7 @@ class StepCapture:
             mark.start()
         self._wanted = self._timeline.lead_in + steps
         self._done = -1
+        self._collection: Any = nullcontext()
         self.spent_ns = 0
         """Time that the program's thread spent on starting, stopping and writing the recording."""
 
@@ -478,8 +479,11 @@ class StepCapture:
         self._done += 1
         is_over = self._done >= self._wanted
         if is_over:
+            self._unmark_collections()
             self._timeline.stop(complete=True)  # torch's profiler is not thread-safe
         else:
+            if not self._done:
+                gc.callbacks.append(self._collected)
             for one in self._instruments:
                 one.begin_iteration(self._done)
         self.spent_ns += perf_counter_ns() - began_ns
@@ -487,8 +491,23 @@ class StepCapture:
 
     def stop(self) -> None:
         """End the recording early."""
+        self._unmark_collections()
         for one in self._instruments:
             one.stop(complete=False)
+
+    def _unmark_collections(self) -> None:
+        with suppress(ValueError):
+            gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, _info: Any) -> None:
+        """Mark a garbage collection in the timeline, which torch records only with stacks."""
+        from torch.profiler import record_function
+
+        if phase == "start":
+            self._collection = record_function("Python GC")  # as torch names them
+            self._collection.__enter__()
+        else:
+            self._collection.__exit__(None, None, None)
 
     @property
     def failure(self) -> str | None:

@@ -57,15 +57,17 @@ def test_written_tables_and_columns_are_those_declared(tmp_path: Path) -> None:
     assert sink.anomalies == {"task_without_launch": 1}
 
 
-def test_garbage_collections_of_torch_2_13_are_named_python_functions(tmp_path: Path) -> None:
+def test_garbage_collections_are_found_by_category_or_name(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         complete("python_function", "a.py(1): f", 0, 900),
         complete("python_function", "Python GC", 62, 100, args={"Ev Idx": 3}),
         complete("python_gc", "collect", 300, 50),
+        complete("user_annotation", "Python GC", 400, 70),
     )
     lengths = [row["endNs"] - row["startNs"] for row in sink.tables["GC_RECORD"]]
-    assert lengths == [100_000, 50_000]
+    assert lengths == [100_000, 50_000, 70_000]
+    assert "PYTORCH_API" not in sink.tables
 
 
 def test_declared_columns_exist_in_the_schema(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class Collector(Fields):
         self._kinds = Kinds()
         self._collect = {
             Kind.OPERATION: self._operations,
-            Kind.ANNOTATION: self._operations,
+            Kind.ANNOTATION: self._annotations,
             Kind.FRAME: self._frames,
             Kind.CALL: self._calls,
             Kind.KERNEL: self._gpu_tasks,
@@ -336,11 +336,20 @@ class Collector(Fields):
             )
         return numbers
 
-    def _frames(self, kind: Kind, events: list[ev.Event]) -> None:
+    def _annotations(self, kind: Kind, events: list[ev.Event]) -> None:
+        if events := self._without_collections(kind, events):
+            self._operations(kind, events)
+
+    def _without_collections(self, kind: Kind, events: list[ev.Event]) -> list[ev.Event]:
+        """Add the garbage collections among `events`, and return the others."""
         collections = [event for event in events if event.name == ev.COLLECTION_NAME]
-        if collections:
-            self._garbage_collections(kind, collections)
-            events = [event for event in events if event.name != ev.COLLECTION_NAME]
+        if not collections:
+            return events
+        self._garbage_collections(kind, collections)
+        return [event for event in events if event.name != ev.COLLECTION_NAME]
+
+    def _frames(self, kind: Kind, events: list[ev.Event]) -> None:
+        events = self._without_collections(kind, events)
         rows, valid = self.timed(events, r.FRAME)
         rows["thread"] = self.thread_numbers(events)
         frames = self.chains.frames

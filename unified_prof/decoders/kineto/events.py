@@ -250,7 +250,7 @@ _WITHOUT_ARGUMENTS = ("python_function", "python_gc")
 _FLOWS = ("ac2g", "async")
 # Flows from a forward operation to its backward node.
 FORWARD_FLOW = "fwdbwd"
-# Name of garbage collections, which torch 2.13 writes with the category of Python functions.
+# Name of garbage collections: Python functions of torch 2.13, annotations of `uprof watch`.
 COLLECTION_NAME = "Python GC"
 
 _Fields = list[Any]

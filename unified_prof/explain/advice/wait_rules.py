@@ -158,11 +158,12 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     context.claim(pauses)
     on_host = intervals.intersect(intervals.merge(start, start + length), context.host_window)
     longest = int((pauses.end_ns - pauses.start_ns).max())
+    paused = "program waits" if context.device is None else "device is idle"
     yield context.finding(
         "garbage_collection",
         cost,
         f"garbage collection: {times(len(pauses))}, up to {duration(longest)} each; the "
-        f"device is idle meanwhile for {percent(context.share(cost))} of the time",
+        f"{paused} meanwhile for {percent(context.share(cost))} of the time",
         advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
         "gc.disable() and gc.collect() every n steps on all ranks",
         sure="certain",
