@@ -151,7 +151,6 @@ def test_watched_training_has_the_steps_of_its_trainer(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(torch.ones(160, 8), batch_size=4)
     measured = Measurement(tmp_path / "out", watch=True, device="cpu")
     measured.begin()
-    assert "yet" in measured.summary()
     for number, batch in enumerate(loader):
         net(batch).sum().backward()
         if number % 2:  # gradients of two batches
