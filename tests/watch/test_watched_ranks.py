@@ -230,7 +230,7 @@ def start(folder: Path, fault: str, steps: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize("fault", ["forward", "data"])
 def test_a_slow_rank_of_a_real_job_is_named(tmp_path: Path, fault: str) -> None:
     pytest.importorskip("torch")
@@ -243,7 +243,7 @@ def test_a_slow_rank_of_a_real_job_is_named(tmp_path: Path, fault: str) -> None:
     assert len(found) == 1, found
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_a_healthy_job_is_silent_and_captures_chosen_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     child = start(tmp_path, "none", 400)
