@@ -32,7 +32,10 @@ EVENTS = {
     "ResourceConflictRatio": "0x64,0x65,0x66",
 }
 """Events of the counters of each metric set."""
-EVENTS_V6 = {"PipeUtilization": "0x501,0x301,0x1,0x701,0x202,0x203,0x34,0x35,0x714"}
+EVENTS_V6 = {
+    "Custom": EVENTS["Custom"],
+    "PipeUtilization": "0x501,0x301,0x1,0x701,0x202,0x203,0x34,0x35,0x714",
+}
 
 _TASK_START, _TASK_END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
 _CONTEXT_PMU, _BLOCK_PMU, _V6_PMU = 40, 41, 42

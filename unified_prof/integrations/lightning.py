@@ -72,6 +72,7 @@ class UprofCallback(_Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start measuring, after Lightning's validation sanity check."""
+        self._steps = trainer.global_step  # not 0 if the training goes on from a checkpoint
         self.measurement.begin()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:

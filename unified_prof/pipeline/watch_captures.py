@@ -133,7 +133,8 @@ class Conversions:
 
     def _start(self, event: WatchEvent) -> subprocess.Popen[str]:
         names = [event.capture, *([self._healthy] if self._healthy else [])]
-        environment = {key: os.environ[key] for key in os.environ if key != "LD_PRELOAD"}
+        environment = {**os.environ}
+        environment.pop("LD_PRELOAD", None)
         return subprocess.Popen(
             [sys.executable, "-m", _EXPLAIN, *(str(self._folder / str(name)) for name in names)],
             stdin=subprocess.DEVNULL,

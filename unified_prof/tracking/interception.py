@@ -99,7 +99,8 @@ class Interception:
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
         for entry, part in _PARTS.items():
-            replace(self._patches, entry, functools.partial(self._wrap_part, part))
+            wrap = self._wrap_read if part == READS else functools.partial(self._wrap_part, part)
+            replace(self._patches, entry, wrap)
 
     def remove(self) -> None:
         """Undo all patches."""
@@ -394,21 +395,24 @@ class Interception:
 
         return unseen
 
-    def _wrap_part(self, part: str, call: Any) -> Any:
-        """Wrap a function whose time is a part of the iteration."""
+    def _wrap_read(self, call: Any) -> Any:
+        """Wrap a method of tensors that waits for the device; the compiler does not trace it.
+
+        An optimizer reads a step counter per weight, so this must cost less than 1 µs there.
+        """
 
         @functools.wraps(call)
         def read(*args: Any, **kwargs: Any) -> Any:
-            # An optimizer reads a step counter per weight: this must cost less than 1 µs. The
-            # compiler does not trace methods of tensors.
             passes = self._passes
             if passes is None or not passes.separates_reads or passes.thread != get_ident():
                 return call(*args, **kwargs)
             with passes.part(READS):
                 return call(*args, **kwargs)
 
-        if part == READS:
-            return read
+        return read
+
+    def _wrap_part(self, part: str, call: Any) -> Any:
+        """Wrap a function whose time is a part of the iteration."""
 
         @functools.wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:

@@ -48,20 +48,26 @@ def make_profiler(device: str, details: tuple[str, ...]) -> Any:
     )
 
 
+_is_silent = False
+"""True once the profiler has been used, which reads its log level then."""
+
+
 def without_log_messages(action: Callable[[], Any]) -> Any:
     """Run `action`; if it is the first use of the profiler, its log messages are off from then on.
 
     A level that the user has chosen remains. Levels up to 6 still print two lines per recording.
+    The environment is changed only once: other threads may read it meanwhile.
     """
+    global _is_silent
     name = "KINETO_LOG_LEVEL"
-    chosen = os.environ.get(name)
-    if chosen is None:
-        os.environ[name] = "99"
+    if _is_silent or name in os.environ:
+        return action()
+    _is_silent = True
+    os.environ[name] = "99"
     try:
         return action()
     finally:
-        if chosen is None:
-            del os.environ[name]
+        os.environ.pop(name, None)
 
 
 def is_beyond_stacks() -> bool:

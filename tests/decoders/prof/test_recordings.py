@@ -43,7 +43,14 @@ def check_tables(recording: Recording) -> MemorySink:
 @pytest.mark.parametrize("layout_version", ["1.0", "2.0"])
 @pytest.mark.parametrize(
     ("platform", "pmu"),
-    [(5, "Custom"), (7, "Memory"), (1, "Custom"), (4, "Memory"), (15, "PipeUtilization")],
+    [
+        (5, "Custom"),
+        (7, "Memory"),
+        (1, "Custom"),
+        (4, "Memory"),
+        (15, "PipeUtilization"),
+        (15, "Custom"),
+    ],
 )
 def test_recording_with_everything_is_decoded_completely(
     platform: int, pmu: str, layout_version: str, tmp_path: Path
@@ -125,8 +132,7 @@ RECIPES = st.builds(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-# Custom events of platform 15 are not decoded: no source has their layout yet.
-@given(RECIPES.filter(lambda recipe: (recipe.platform, recipe.pmu) != (15, "Custom")))
+@given(RECIPES)
 def test_any_recording_is_decoded_completely(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
         check_tables(generate(Path(folder), recipe))
