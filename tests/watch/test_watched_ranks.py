@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import fsspec
@@ -64,6 +66,18 @@ def test_waits_in_the_forward_pass_are_not_its_work(tmp_path: Path, ranks: int) 
     job = Job(ranks=ranks, rank=1, part="data", extra_ms=4, waits_in="forward")
     (finding,), _ = examine(job.write(tmp_path))
     assert is_named(finding, job)
+
+
+def test_ranks_may_mark_every_second_or_fourth_step(tmp_path: Path) -> None:
+    job = Job(rank=3, extra_ms=3, steps=400)
+    job.write(tmp_path)
+    for rank in range(job.ranks):
+        with closing(sqlite3.connect(tmp_path / file_name(rank))) as db, db:
+            values = "forward_ns = NULL, backward_ns = NULL, optimizer_ns = NULL"
+            db.execute(f"UPDATE STEP SET {values} WHERE step % ?", (2 + 2 * (rank % 2),))
+    (finding,), coverage = examine(tmp_path)
+    assert is_named(finding, job)
+    assert coverage == "8 of 8 ranks"
 
 
 def test_a_rank_that_drifts_has_a_trend(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.errors import DeviceUnavailableError, UsageError
@@ -114,12 +113,7 @@ class LiveTracking:
         self._loop.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if not self.is_of_this_process:  # a forked child leaves the block; it has measured nothing
             return
         try:

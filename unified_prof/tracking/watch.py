@@ -59,14 +59,15 @@ _NS_PER_MS = 1e6
 _MAX_OUTSTANDING = 1_000
 # Reading the memory, and marking passes on a device, may take this share of the time.
 _MEMORY_SHARE, _MARKS_SHARE = 0.001, 0.003
-_MAX_MARK_NS = 100_000
+_MAX_MARK_NS, _MAX_INTERVAL = 100_000, 1024
 _CLOCK = HostClock()
 
 
 class DeviceParts:
     """Marks the passes of steps with events of the current device.
 
-    Short steps are marked only now and then: a mark takes the host some microseconds.
+    A mark takes the host some microseconds. Of short steps, only every second, fourth, eighth, ...
+    is marked: numbers that ranks have in common.
     """
 
     def __init__(self, device: Device) -> None:
@@ -81,7 +82,7 @@ class DeviceParts:
         self._pool: list[Any] = []
         self._part = OTHER
         self._marks: list[tuple[Any, str]] | None = []
-        self._due_ns = 0
+        self._interval, self._began_ns, self._due_ns = 1, 0, 0
 
     def switch(self, part: str) -> None:
         """Begin a part; reads of the host are within the pass that they interrupt."""
@@ -103,12 +104,18 @@ class DeviceParts:
         self._part = column
         self._paid(began_ns)
 
-    def begin(self) -> None:
-        """Begin a step, which is marked if that is due."""
+    def begin(self, step: int) -> None:
+        """Begin a step, and mark it unless the marks of the last one have cost too much."""
         now_ns, self._part = perf_counter_ns(), OTHER
         self._marks = None
-        if now_ns >= self._due_ns:
-            self._marks, self._due_ns = [], now_ns
+        if step % self._interval:
+            return
+        if now_ns < self._due_ns:
+            self._interval = min(2 * self._interval, _MAX_INTERVAL)
+            return
+        if now_ns - self._began_ns > 4 * (self._due_ns - self._began_ns):
+            self._interval = max(self._interval // 2, 1)
+        self._marks, self._began_ns, self._due_ns = [], now_ns, now_ns
 
     def end(self) -> list[tuple[Any, str]]:
         """Return the marks of the step that ends; none if they are incomplete."""
@@ -306,7 +313,7 @@ class StepCollector:
 
     def _begin_step(self) -> None:
         if self._on_device is not None:
-            self._on_device.begin()
+            self._on_device.begin(self._step)
         self._samples = self._gc_ns = 0
         self._cpu_ns = process_time_ns()
         self._start_ns = time.time_ns()
