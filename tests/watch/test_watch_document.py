@@ -45,7 +45,7 @@ def test_parts_of_each_clock_add_up_to_the_step(tmp_path: Path, device: str) -> 
     text = render_text(summary_of(tmp_path, device, [*unknown, *known]))
     shares: dict[str, float] = {}
     for line in text.splitlines():
-        if line.endswith(" %") and " of which " not in line:
+        if line.endswith(" %") and "largest part" not in line:
             words = line.split()
             clock = next((word for word in words if word in ("host", "device")), "host")
             if words[0] == "host" and words[1] == "wait":
@@ -76,7 +76,7 @@ def test_the_headline_names_what_matters(tmp_path: Path) -> None:
     write_run(tmp_path, change=eventful, events=CAPTURED)
     text = report(tmp_path)
     head, first = text.splitlines()[1], " ".join(text.split("\n\n")[1].split())
-    assert "a step takes 10.0 ms, of which backward 38 %" in head
+    assert "a step takes 10.0 ms; largest part: backward 38 %" in head
     assert "20.0 % slower than at the beginning" in head
     assert "memory grows by 48.8 MiB per 1,000 steps" in head
     assert f"try first load ahead (uprof advise {tmp_path}/captures/slow)" in first
@@ -189,3 +189,19 @@ def test_drift_without_a_capture_is_tried_before_a_capture_of_usual_steps(tmp_pa
     text = render_text(watch_document(run_figures(read_folder(tmp_path), tmp_path)))
     (line,) = [line for line in text.splitlines() if line.startswith("try first")]
     assert "uprof watch --every 60: steps take longer: data loading" in line
+
+
+def test_the_ranks_that_can_be_read_are_reported(tmp_path: Path) -> None:
+    for rank in range(3):
+        write_run(tmp_path, rank=rank)
+    (tmp_path / "watch_rank1.db").write_bytes(b"no database")
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 7
+    assert "rank 1 cannot be read: watch_rank1.db is not a report" in result.stderr
+    assert [line.split()[0] for line in result.stdout.splitlines() if line.startswith("   ")] == [
+        "0",
+        "2",
+    ]
+    assert CliRunner().invoke(app, ["report", str(tmp_path), "--rank", "2"]).exit_code == 0
+    refused = CliRunner().invoke(app, ["report", str(tmp_path), "--rank", "1"])
+    assert isinstance(refused.exception, UprofError)

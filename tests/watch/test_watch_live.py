@@ -102,7 +102,7 @@ def test_a_pipe_gets_one_line_per_interval_until_the_run_ends(
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == ["step 100", "step 101", "step 102"]
-    assert all("a step takes 10.0 ms, of which backward 40 %" in line for line in lines)
+    assert all("a step takes 10.0 ms; largest part: backward 40 %" in line for line in lines)
 
 
 def test_a_view_survives_a_moment_without_files(

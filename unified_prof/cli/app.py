@@ -210,11 +210,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Analyze a multi-rank run: stragglers, collective waits, slow links.",
     ),
     "check": (
-        "check",
+        "recordings",
         "Check that a recording is decoded completely, or compare a database with it by table.",
     ),
     "anonymize": (
-        "check",
+        "recordings",
         "Replace names, paths and texts of a recording, so that you can share it.",
     ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),

@@ -122,8 +122,9 @@ def report(
                 "--by, --sort, --stats and --with do not apply to watched runs",
                 slug="option-without-effect",
             )
-        content = _render_watched(folder, shape.name, rank, request)
+        content, missing = _render_watched(folder, shape.name, rank, request)
         printing.deliver(content, file, force=force, for_people=shape.for_people)
+        printing.end_if_missing(missing)
         return
     made = report_input.render_reports(
         path,
@@ -143,12 +144,15 @@ def report(
 
 def _render_watched(
     folder: Path, shape: str, rank: int | None, request: formats.ReportRequest
-) -> str | bytes:
-    """Render the steps of a run that `uprof watch` follows or followed."""
+) -> tuple[str | bytes, str]:
+    """Render the steps of a watched run; return them, and which ranks cannot be read."""
     from unified_prof.report.watch_document import produce_watch
     from unified_prof.sqlite.watch_file import read_folder
 
-    ranks = read_folder(folder)
+    damaged: dict[int, str] = {}
+    ranks = read_folder(folder, damaged=damaged)
+    if not ranks or rank in damaged:
+        ranks = read_folder(folder)  # raises what is wrong
     if rank is not None and rank not in ranks:
         raise UsageError(
             f"{folder} has no rank {rank}",
@@ -156,4 +160,5 @@ def _render_watched(
             slug="no-such-rank",
         )
     chosen = ranks if rank is None else {rank: ranks[rank]}
-    return produce_watch(shape, chosen, folder, request)
+    missing = "; ".join(f"rank {number} cannot be read: {why}" for number, why in damaged.items())
+    return produce_watch(shape, chosen, folder, request), missing if rank is None else ""

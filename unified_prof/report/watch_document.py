@@ -167,7 +167,9 @@ def run_figures(
     if medians_ns:
         slowest = max(medians_ns, key=medians_ns.__getitem__)
         (one,) = (one for one in found if one.rank == slowest)
-        headline = f"a step takes {format_duration(medians_ns[slowest])}, of which {one.largest}"
+        headline = (
+            f"a step takes {format_duration(medians_ns[slowest])}; largest part: {one.largest}"
+        )
         if len(medians_ns) > 1:
             ratio = medians_ns[slowest] / max(np.median([*medians_ns.values()]), 1)
             headline = f"rank {slowest} is slowest ({ratio:.2f} of the median rank): {headline}"
