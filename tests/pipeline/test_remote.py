@@ -298,8 +298,7 @@ def test_error_of_an_ftp_server_is_the_only_output() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 6
     assert done.stderr == (
-        "uprof: error: ftp://127.0.0.1:1/run/cluster.sqlite: the service does not respond "
-        "[uprof:remote-storage]\n"
+        "uprof: error: ftp://127.0.0.1:1/run: the service does not respond [uprof:remote-storage]\n"
     )
 
 
