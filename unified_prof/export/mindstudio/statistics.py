@@ -3,12 +3,17 @@
 * api_statistic: host calls by level and name
 * communication_statistic: collective operators by type
 * op_statistic: kernels by type of operator and core
+* SAMPLED: sampled counters of memories, caches, PCIe and network ports of each device
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,3 +212,164 @@ def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
             )
         )
     delivery.table("op_statistic", _HEADER_OP_STATISTIC, len(rows), [rows])
+
+
+_MB = 1024 * 1024
+_THOUSANDTH = Decimal("0.000")
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A file with a few lines per device, from one query of a table of samples."""
+
+    name: str
+    table: str
+    # Columns after Device_id.
+    header: tuple[str, ...]
+    # Selects deviceId and the figures of `lines`, ordered by device; {avg} is the function that
+    # combines samples: none on chips whose last sample msprof shows.
+    query: str
+    # Returns the cells after Device_id of each line; numbers are rounded to three decimals.
+    lines: Callable[[list[Row]], Sequence[Row]]
+
+    def write(self, recording: Recording, delivery: Delivery) -> None:
+        """Write the file, ordered by device."""
+        names = whole_tables.records(recording.source, "NPU_INFO", ["name"])
+        shows_last = any(str(name).startswith("Ascend910B") for (name,) in names)
+        found = recording.source.rows(self.query.format(avg="" if shows_last else "avg"))
+        rows = [
+            ",".join(_number(value) for value in (device, *line))
+            for device, of_device in groupby(found, itemgetter(0))
+            for line in self.lines([row[1:] for row in of_device])
+        ]
+        delivery.table(self.name, ("Device_id", *self.header), len(rows), [rows])
+
+
+def _number(value: float | str | None) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    return str(round(value, 3) if isinstance(value, float) else value)
+
+
+def _decimal_mean(values: Sequence[float | None]) -> str | None:
+    """Return the mean as msprof does: sum and mean are rounded to three decimals."""
+    known = [Decimal(str(value)) for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return str((sum(known, Decimal()).quantize(_THOUSANDTH) / len(known)).quantize(_THOUSANDTH))
+
+
+def _hbm(rows: list[Row]) -> Sequence[Row]:
+    _, reads, writes = zip(*rows, strict=True)
+    return [("Average", _decimal_mean(reads), _decimal_mean(writes)), *rows]
+
+
+def _llc(rows: list[Row]) -> Sequence[Row]:
+    mode = rows[0][1]
+    caches = [
+        (cache, round(hit or 0.0, 6) * 100, round(moved or 0.0, 6)) for cache, _, hit, moved in rows
+    ]
+    _, hits, moved = zip(*caches, strict=True)
+    mean = ("Average", sum(hits) / len(hits), sum(moved) / len(moved))
+    return [(mode, *line) for line in (mean, *caches)]
+
+
+# Order of the lines of pcie -> columns of PCIE without Min, Max, Avg.
+_PCIE = {
+    "Tx_p_avg(MB/s)": "txPost",
+    "Tx_np_avg(MB/s)": "txNonpost",
+    "Tx_cpl_avg(MB/s)": "txCpl",
+    "Tx_latency_avg(us)": "txNonpostLatency",
+    "Rx_p_avg(MB/s)": "rxPost",
+    "Rx_np_avg(MB/s)": "rxNonpost",
+    "Rx_cpl_avg(MB/s)": "rxCpl",
+}
+_NOT_MEASURED = 0xFFFFF  # Minimum of a counter that saw nothing, in bytes per microsecond or ns.
+
+
+def _pcie(rows: list[Row]) -> Sequence[Row]:
+    (sample,) = rows
+    lines = []
+    for place, name in enumerate(_PCIE):
+        unit, per = (1, 1000) if name.endswith("(us)") else (1_000_000, _MB)
+        values = sample[3 * place : 3 * place + 3]
+        least = 0 if values[0] == _NOT_MEASURED * unit else values[0]
+        figures = (least, *values[1:])
+        lines.append((name, *(None if value is None else value / per for value in figures)))
+    return lines
+
+
+_PORT_HEADER = (
+    *("Timestamp(us)", "Bandwidth(MB/s)", "Rx Bandwidth efficiency(%)", "rxPacket/s"),
+    *("rxError rate(%)", "rxDropped rate(%)", "Tx Bandwidth efficiency(%)", "txPacket/s"),
+    *("txError rate(%)", "txDropped rate(%)", "funcId"),
+)
+
+
+def _port(rows: list[Row]) -> Sequence[Row]:
+    """Return the lines of ports: the rates of msprof's timeline, as means over the recording."""
+    return [
+        (*registry.tabbed(registry.microseconds(np.array([time]))), *figures)
+        for time, *figures in rows
+    ]
+
+
+def _port_query(table: str) -> str:
+    """Return the query of a table of network ports, whose totals count from the driver's start."""
+    figures = ["max(timestampNs)", f"min(bandwidth) / {_MB}.0"]
+    for way in ("rx", "tx"):
+        figures += [
+            f"100.0 * 8 * avg({way}ByteRate) / nullif(min(bandwidth), 0)",
+            f"1.0 * avg({way}PacketRate)",
+        ]
+        for total in ("Errors", "Dropped"):
+            lost, of = (
+                f"iif(count(*) = 1, max({one}), max({one}) - min({one}))"
+                for one in (f"{way}{total}", f"{way}Packets")
+            )
+            figures.append(f"ifnull(100.0 * {lost} / nullif({of}, 0), 0.0)")
+    chosen = ", ".join(figures)
+    return f"SELECT deviceId, {chosen}, funcId FROM {table} GROUP BY deviceId, funcId"
+
+
+_PCIE_COLUMNS = ", ".join(
+    f"{{avg}}({name}{figure})" for name in _PCIE.values() for figure in ("Min", "Max", "Avg")
+)
+SAMPLED = (
+    Sampled(
+        "hbm",
+        "HBM",
+        ("Metric", "Read(MB/s)", "Write(MB/s)"),
+        f"SELECT deviceId, hbmId, avg(iif(value = 'read', bandwidth, NULL)) / {_MB},"
+        f" avg(iif(value = 'write', bandwidth, NULL)) / {_MB}"
+        " FROM HBM LEFT JOIN STRING_IDS ON STRING_IDS.id = type GROUP BY deviceId, hbmId",
+        _hbm,
+    ),
+    Sampled(
+        "ddr",
+        "DDR",
+        ("Metric", "Read(MB/s)", "Write(MB/s)"),
+        f"SELECT deviceId, 'Average', avg(read) / {_MB}, avg(write) / {_MB} FROM DDR"
+        " GROUP BY deviceId",
+        list,
+    ),
+    Sampled(
+        "llc_read_write",
+        "LLC",
+        ("Mode", "Task", "Hit Rate(%)", "Throughput(MB/s)"),
+        f"SELECT deviceId, llcId, value, avg(hitRate / 100), avg(throughput) / {_MB}"
+        " FROM LLC LEFT JOIN STRING_IDS ON STRING_IDS.id = mode GROUP BY deviceId, llcId",
+        _llc,
+    ),
+    Sampled(
+        "pcie",
+        "PCIE",
+        ("Mode", "Min", "Max", "Avg"),
+        # Without {avg}, max() makes SQLite take the values of the last sample.
+        f"SELECT deviceId, {_PCIE_COLUMNS}, max(timestampNs) FROM PCIE GROUP BY deviceId",
+        _pcie,
+    ),
+    Sampled("nic", "NIC", _PORT_HEADER, _port_query("NIC"), _port),
+    Sampled("roce", "ROCE", _PORT_HEADER, _port_query("ROCE"), _port),
+)

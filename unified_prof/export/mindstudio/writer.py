@@ -53,6 +53,7 @@ DELIVERABLES = (
         "NPU_MEM has DDR and HBM, not their sum; see the timeline msprof",
     ),
     Deliverable("npu_module_mem", ("NPU_MODULE_MEM",), memory.write_npu_module_mem),
+    *(Deliverable(one.name, (one.table,), one.write) for one in statistics.SAMPLED),
     Deliverable("msprof_tx", (task_time.TABLE,), task_time.write_msprof_tx),
     Deliverable("msprof", (), timeline.write_timeline),
     Deliverable("msprof_tx timeline", (task_time.TABLE,), timeline.write_marks),
@@ -62,17 +63,11 @@ DELIVERABLES = (
 # Files of msprof that uprof does not write, by the table that has their rows.
 NOT_WRITTEN = {
     "CPU_USAGE": "host_cpu_usage",
-    "DDR": "ddr",
-    "HBM": "hbm",
     "HCCS": "hccs",
     "HOST_DISK_USAGE": "host_disk_usage",
     "HOST_MEM_USAGE": "host_mem_usage",
     "HOST_NETWORK_USAGE": "host_network_usage",
-    "LLC": "llc_read_write",
-    "NIC": "nic",
     "OSRT_API": "os_runtime_statistic",
-    "PCIE": "pcie",
-    "ROCE": "roce",
     "SAMPLE_PMU_SUMMARY": "ai_core_utilization",
 }
 
