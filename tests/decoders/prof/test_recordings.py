@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cli.test_report import uprof
 from tests.decoders.prof.compare import assert_same_rows
 from tests.decoders.prof.memory_sink import MemorySink, with_tasks
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, generate
+from tests.prof_generator.encode import records, write_file
+from tests.prof_generator.timing import Timing
+from unified_prof.decoders.prof.coverage import write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.layouts import HOST_MAGIC
 from unified_prof.decoders.prof.recording import decode_recording
 
 # Tables whose rows the generator does not predict.
@@ -75,6 +82,65 @@ def test_sampled_core_counters_are_decoded(platform: int, tmp_path: Path) -> Non
 def test_host_recording_without_device_is_decoded(tmp_path: Path) -> None:
     recipe = Recipe(host_only=True, described=True, samples=4, host_usage=HOST_USAGE, marks=2)
     check_tables(generate(tmp_path, recipe))
+
+
+def coverage_of(path: Path) -> dict[str, int]:
+    sink = MemorySink()
+    write_coverage(ProfDirectory(path), sink)
+    found = sink.tables()["UPROF_COVERAGE"]
+    return dict(zip(found["kind"].tolist(), found["total"].tolist(), strict=True))
+
+
+def test_what_msprof_left_in_a_recording_is_not_part_of_it(tmp_path: Path) -> None:
+    recording = generate(tmp_path, Recipe(operators=3, devices=(0, 1), copies=2))
+    path = recording.path
+    before, sizes = check_tables(recording), coverage_of(path)
+    for part in ("host", "device_0", "device_1"):
+        for file in list((path / part / "data").iterdir()):
+            file.with_name(f"{file.name}.complete").touch()
+        for folder in ("sqlite", "timeline", "summary", "log", "query"):
+            (path / part / folder).mkdir()
+            (path / part / folder / "runtime.db").write_bytes(b"SQLite format 3\0" * 64)
+    for folder in ("mindstudio_profiler_output", "mindstudio_profiler_log", "analyze"):
+        (path / folder).mkdir()
+        (path / folder / "msprof_20260101000000.json").write_text("[]")
+    after = check_tables(recording)
+    assert after.anomalies == before.anomalies
+    assert coverage_of(path) == sizes
+
+
+def test_several_recordings_in_a_directory_are_converted_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    recordings = [generate(folder, Recipe(seed=seed, operators=seed)) for seed in (2, 5)]
+    (folder / "mindstudio_profiler_output").mkdir()
+    (folder / "mindstudio_profiler_output" / "op_summary_1.csv").write_text("Device_id\n0\n")
+    done = uprof("convert", folder, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    for recording in recordings:
+        (database,) = (tmp_path / "out" / recording.path.name).glob("msprof_*.db")
+        with closing(sqlite3.connect(database)) as connection:
+            ((tasks,),) = connection.execute("SELECT count(*) FROM TASK")
+        assert tasks == recording.recipe.operators
+
+
+def test_phases_of_dynamic_profiling_are_decoded(tmp_path: Path) -> None:
+    # A profiler that was attached and detached twice: its calls mark the phases, and the host
+    # part has no end because the process runs on.
+    recording = generate(tmp_path, Recipe(operators=4, marks=2, ended=False))
+    file = recording.path / "host/data/unaging.api_event.data.slice_7"
+    at = Timing(recording.recipe).host_ticks([10_000, 20_000, 30_000, 40_000])
+    part = records(
+        "api_event", 4, magic=HOST_MAGIC, level=20000, type=[27, 28, 27, 28], thread_id=77,
+        begin=at, end=at + 100, item_id=0,
+    )  # fmt: skip
+    write_file(file, part.tobytes())
+    sink = MemorySink()
+    decode_recording(ProfDirectory(recording.path), sink)
+    calls = sink.tables()["CANN_API"]
+    phases = calls["globalTid"] & 0xFFFFFFFF == 77
+    assert calls["name"][phases].tolist() == ["DYNAMIC_ENABLE", "DYNAMIC_DISABLE"] * 2
+    assert np.array_equal(np.diff(calls["startNs"][phases]), [10_000] * 3)
+    assert len(sink.tables()["TASK"]["taskId"]) == 4
 
 
 @pytest.mark.parametrize(("name", "platform"), [("qos", 15), ("nic", 15), ("hccs", 7)])

@@ -60,6 +60,33 @@ class CommunicationRecords:
     operator_node: Ints
 
 
+# data_len of hccl_op_info_v1, and the names of the algorithm stages in it.
+_OLD_OPERATOR_BYTES = 20
+_STAGES = ("NONE", "MESH", "RING", "NB", "HD", "NHR", "PIPELINE", "PAIRWISE", "STAR")
+
+
+def current_operators(records: Rows, dictionaries: Dictionaries) -> Rows:
+    """Return hccl_op_info records in the current layout; names of algorithms get a hash."""
+    is_old = records["data_len"] == _OLD_OPERATOR_BYTES
+    if not is_old.any():
+        return records
+    old = records.view(record_type("hccl_op_info_v1"))[is_old]
+    records = records.copy()
+    for field in ("alg_type", "count", "group_name"):
+        records[field][is_old] = old[field]
+    stages = filter(None, np.unique(old["alg_type"]).tolist())
+    dictionaries.hashes = {one: _algorithm(one) for one in stages} | dict(dictionaries.hashes)
+    return records
+
+
+def _algorithm(stages: int) -> str:
+    numbers = []
+    while stages & 0xF:
+        numbers.append(stages & 0xF)
+        stages >>= 4
+    return "-".join(_STAGES[one] if one < len(_STAGES) else str(one) for one in numbers)
+
+
 def place_records(tasks: Rows, operators: Rows, tree: CallTree, sink: Sink) -> CommunicationRecords:
     """Find the call of each collective record; the last record of a call is used."""
     row, records = _in_calls(tree.communication, tasks, "hccl_info", sink)

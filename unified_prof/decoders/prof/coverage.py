@@ -59,6 +59,9 @@ UNDECODED = {
     r"(?:AclModule|Framework|HCCL|[rR]untime)\..*": "records of old CANN versions",
 }
 
+# Directories of a part that msprof's own analysis makes from the recording.
+MADE_BY_MSPROF = {"analyze", "log", "query", "sqlite", "summary", "timeline"}
+
 # Type of AI CPU records about collectives whose layout is not known.
 _UNKNOWN_COLLECTIVE = 6
 _AGEING = re.compile(r"(?:un)?aging\.")
@@ -101,7 +104,8 @@ def write_coverage(prof: ProfDirectory, sink: Sink) -> None:
             for kind, file in part.data.files.items()
             for path in file.paths
         }
-        for folder, _, files in os.walk(part.path):
+        for folder, folders, files in os.walk(part.path):
+            folders[:] = set(folders) - MADE_BY_MSPROF
             for path in (Path(folder, file) for file in files):
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):

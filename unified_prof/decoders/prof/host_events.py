@@ -27,6 +27,9 @@ from unified_prof.decoders.spool import Rows, row_type
 
 _EXTENDED = 1
 _STREAM_MASK = 0x7FF
+# Message types of marks are below this.
+_MESSAGE_TYPES = 16
+_DEFAULT_DOMAIN = "default"
 
 
 def write_marks(host: HostDirectory, sink: Sink) -> None:
@@ -34,7 +37,7 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
     pieces = list(host_records(host, "additional", "msproftx", sink))
     if not pieces:
         return
-    records = concatenate(pieces)
+    records, has_domains = _current_marks(concatenate(pieces), host)
     extended = records["info_type"] == _EXTENDED
     parts = np.flatnonzero(extended)
     parts = parts[np.lexsort((records["segment"][parts], records["mark_id"][parts]))]
@@ -58,7 +61,9 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
         "message": sink.strings.intern_all(messages)[order],
         "globalTid": thread,
         "endGlobalTid": thread,
-        "domainId": _domains(host, marks, is_extended, sink),
+        "domainId": _domains(host, marks, is_extended, sink)
+        if has_domains
+        else np.where(is_extended, *sink.strings.intern_all([_DEFAULT_DOMAIN, ""])),
         "connectionId": np.where(
             is_extended,
             marks["mark_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
@@ -98,6 +103,22 @@ def device_marks(
     keep = end_ns >= device.session.start_ns
     if keep.any():
         sink.write("TASK", {name: values[keep] for name, values in columns.items()})
+
+
+def _current_marks(records: Rows, host: HostDirectory) -> tuple[Rows, bool]:
+    """Return msproftx records in the current layout, and whether they have domains.
+
+    If they have none, the type of the message, a small number, is where the lower half of the
+    domain's hash would be, and the message begins in the upper half.
+    """
+    old = records.view(record_type("msproftx_v1"))
+    looks_old = (old["message_type"] < _MESSAGE_TYPES) & (records["domain"] >> np.uint64(32) != 0)
+    domains = np.unique(records["domain"]).tolist()
+    if not looks_old.any() or any(map(host.dictionaries.knows, domains)):
+        return records, True
+    current = records.copy()
+    current["message"] = old["message"]
+    return current, False
 
 
 def _messages(parts: NDArray[np.bytes_], segments: Ints) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -135,10 +135,16 @@ def read_sorted(
 
 
 def spool_records(
-    host: HostDirectory, envelope: str, kind: str, timeline: Timeline, spool: Spool, sink: Sink
+    host: HostDirectory,
+    envelope: str,
+    kind: str,
+    timeline: Timeline,
+    spool: Spool,
+    sink: Sink,
+    current: Callable[[Rows], Rows] = lambda records: records,
 ) -> None:
-    """Append the records of a kind and their keys to `spool`."""
-    for records in host_records(host, envelope, kind, sink):
+    """Append the records of a kind, converted to the `current` layout, and their keys."""
+    for records in map(current, host_records(host, envelope, kind, sink)):
         records, key = with_keys(records, kind, timeline, sink)
         rows = np.empty(len(records), spool.dtype)
         rows["key"], rows["record"] = key, records

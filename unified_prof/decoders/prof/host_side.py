@@ -118,7 +118,10 @@ class HostSide:
                 self.captured = read_captured(host, self._texts, sink)
                 self.collective_streams = read_collective_streams(host, sink)
                 spool_records(host, "additional", "hccl_info", timeline, steps, sink)
-                spool_records(host, "compact", "hccl_op_info", timeline, collected, sink)
+                spool_records(
+                    *(host, "compact", "hccl_op_info", timeline, collected, sink),
+                    current=lambda rows: collectives.current_operators(rows, host.dictionaries),
+                )
             self.communication = CommunicationWriter(host, sink)
             self.expanded_streams = any(
                 bool((records["expand_status"] == 1).any())

@@ -26,6 +26,8 @@ from unified_prof.decoders.spool import Rows, Spool, row_type
 _FLIP, _MAINTENANCE = 98, 6
 # data_len of records with an extension (grid, blocks).
 _EXTENDED_BYTES = 40
+# data_len of records of CANN 8.0 and older, which have no kernel name.
+_UNNAMED_BYTES = 16
 
 # A task_track record of a task; `HostTasks` explains the fields.
 LAUNCH = row_type(
@@ -125,7 +127,8 @@ def read_host_tasks(
         launches["stream_id"] = rows["stream_id"]
         launches["task_id"] = rows["task_id"] if wide else rows["task_id"] & np.uint32(0xFFFF)
         launches["type_index"] = types.index_of(kind)
-        launches["kernel_name"] = rows["kernel_name"]
+        is_named = rows["data_len"] != _UNNAMED_BYTES
+        launches["kernel_name"] = np.where(is_named, rows["kernel_name"], 0)
         launches["extended"] = rows["data_len"] == _EXTENDED_BYTES
         launches["ext"][:, :3] = rows["grid_dim"]
         launches["ext"][:, 3:] = rows["block_dim"]

@@ -51,6 +51,8 @@ _PAYLOADS = _layouts(
     node_basic_info 64: op_name u8@0, task_type u4@8, op_type u8@12, block_dim u4@20, op_flag u4@24
     node_attr_info 64: op_name u8@0, attr_type u4@8, hash_id u8@12
     hccl_op_info 64: flags u1@0, data_type u1@1, alg_type u8@2, count u8@10, group_name u8@18
+    # CANN 8.0 and older: four bits for each stage of the algorithm, the first in the lowest bits.
+    hccl_op_info_v1 64: flags u1@0, data_type u1@1, alg_type u2@2, count u8@4, group_name u8@12
     memcpy_info 64: data_size u8@0, max_size u8@8, direction u2@16
     capture_stream_info 64: status u2@0, model_stream_id u2@2, original_stream_id u2@4,
         model_id u2@6, device_id u2@8
@@ -84,6 +86,8 @@ _PAYLOADS = _layouts(
     msproftx 256: info_type u2@0, segment u2@2, process_id u4@12, tx_thread_id u4@16,
         category u4@20, event_type u4@24, start u8@40, end u8@48, mark_id u8@56, domain u8@64,
         message 156S@76
+    # CANN 8.0: without a domain.
+    msproftx_v1 256: message_type u4@64, message 128S@68
     task_memory_info 256: addr u8@0, size_bytes i8@8, node_id u8@16, total_allocate u8@24,
         total_reserve u8@32, device_id u4@40, device_type u4@44
     mc2_comm_info 256: group_name u8@0, rank_size u4@8, rank_id u4@12, user_rank_id u4@16,

@@ -267,9 +267,7 @@ def _hbm(rows: list[Row]) -> Sequence[Row]:
 
 def _llc(rows: list[Row]) -> Sequence[Row]:
     mode = rows[0][1]
-    caches = [
-        (cache, round(hit or 0.0, 6) * 100, round(moved or 0.0, 6)) for cache, _, hit, moved in rows
-    ]
+    caches = [(cache, round(hit, 6) * 100, round(moved, 6)) for cache, _, hit, moved in rows]
     _, hits, moved = zip(*caches, strict=True)
     mean = ("Average", sum(hits) / len(hits), sum(moved) / len(moved))
     return [(mode, *line) for line in (mean, *caches)]
@@ -359,7 +357,8 @@ SAMPLED = (
         "LLC",
         ("Mode", "Task", "Hit Rate(%)", "Throughput(MB/s)"),
         f"SELECT deviceId, llcId, value, avg(hitRate / 100), avg(throughput) / {_MB}"
-        " FROM LLC LEFT JOIN STRING_IDS ON STRING_IDS.id = mode GROUP BY deviceId, llcId",
+        " FROM LLC LEFT JOIN STRING_IDS ON STRING_IDS.id = mode"
+        " WHERE hitRate IS NOT NULL AND throughput IS NOT NULL GROUP BY deviceId, llcId",
         _llc,
     ),
     Sampled(
