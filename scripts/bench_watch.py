@@ -104,7 +104,7 @@ def main() -> None:
                 where = Path(folder, f"{number}")
                 block = watched(options.device, where) if is_watched else contextlib.nullcontext()
                 with block:
-                    training.run(5)
+                    training.run(20)
                     times[is_watched].append(training.run(options.steps))
     ratios = np.array(times[True]) / np.array(times[False])
     chosen = np.random.default_rng(0).integers(len(ratios), size=(10_000, len(ratios)))

@@ -10,10 +10,10 @@ operations.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import pairwise
 from threading import get_ident
 from time import process_time_ns
@@ -32,6 +32,20 @@ GRADIENT_CLIPPING, READS = "gradient_clipping", "synchronizing_reads"
 RECOMPUTATION = "recomputation"
 SEPARATE_READS = (FORWARD, OTHER)
 _Span = tuple[Moment, Moment]
+
+
+@functools.cache
+def _hooks_of_modules() -> tuple[MutableMapping[int, Any], int]:
+    """Return torch's hooks before the calls of all modules, and the key of ours.
+
+    Setting and removing an entry takes a tenth of the time of registering a hook.
+    """
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    handle = register_module_forward_pre_hook(lambda _module, _args: None)
+    hooks = handle.hooks_dict_ref()
+    handle.remove()
+    return hooks, handle.id
 
 
 class Passes:
@@ -57,8 +71,7 @@ class Passes:
         self._waits: Waits = []
         # Readings of the CPU time of all threads of the process.
         self._cpu: Waits = []
-        # The hook, as long as it waits for the first module call.
-        self._first_call: Any = None
+        self._awaits_forward = False
         # The part that begins at each mark; the last mark ends the iteration.
         self._marks: list[tuple[Moment, str]] = []
         self._part = OTHER
@@ -70,34 +83,35 @@ class Passes:
 
     def begin(self) -> None:
         """Begin the iteration."""
-        self._switch(OTHER)
+        self.switch(OTHER)
         self.await_forward()
 
     def end(self) -> None:
         """End the iteration."""
         self.give_up()
-        self._switch(OTHER)
+        self.switch(OTHER)
         self._is_over = True
 
     def await_forward(self) -> None:
         """Wait for the first call of a module."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        if not self._in_backward and self._first_call is None:
-            self._first_call = register_module_forward_pre_hook(self._called)
+        if not (self._in_backward or self._awaits_forward or self._is_over):
+            hooks, key = _hooks_of_modules()
+            hooks[key] = self._called
+            self._awaits_forward = True
 
     def give_up(self) -> bool:
         """Remove the hook; return True if it was waiting for a forward pass."""
-        hook, self._first_call = self._first_call, None
-        if hook is not None:
-            hook.remove()
-        return hook is not None
+        awaited, self._awaits_forward = self._awaits_forward, False
+        if awaited:
+            hooks, key = _hooks_of_modules()
+            hooks.pop(key, None)
+        return awaited
 
     def forward_begins(self) -> None:
         """Note the first call of a module since a backward pass or an optimizer step."""
         self.give_up()
         if self._part == OTHER:
-            self._switch(FORWARD)
+            self.switch(FORWARD)
 
     def run_backward(self, engine: Any, roots: Any, args: Any, kwargs: Any) -> Any:
         """Run the autograd engine and return its result.
@@ -107,39 +121,30 @@ class Passes:
         if self._in_backward:
             return engine(roots, *args, **kwargs)
         self.give_up()
-        self._switch(BACKWARD)
+        self.switch(BACKWARD)
         self._in_backward = True
         try:
             return engine(roots, *args, **kwargs)
         finally:
             self._in_backward = False
             self._backward_passes += 1
-            self._switch(OTHER)
+            self.switch(OTHER)
             self.await_forward()
 
     def optimizer_steps(self) -> None:
         """Note that an optimizer step begins, which ends a forward pass."""
         self._optimizer_steps += 1
-        self._switch(OPTIMIZER)
+        self.switch(OPTIMIZER)
         self.await_forward()
 
     def optimizer_ended(self) -> None:
         """Note that an optimizer step, or its part up to a closure, ends."""
         if self._part == OPTIMIZER:
-            self._switch(BACKWARD if self._in_backward else OTHER)
+            self.switch(BACKWARD if self._in_backward else OTHER)
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Time the block as part `name` of the iteration; data loading ends a forward pass."""
-        before = self._part
-        if name == DATA_LOADING and before == FORWARD:
-            before = OTHER
-            self.await_forward()
-        self._switch(name)
-        try:
-            yield
-        finally:
-            self._switch(before)
+    def part(self, name: str) -> _Part:
+        """Time a `with` block as part `name` of the iteration; data loading ends a forward pass."""
+        return _Part(self, name)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -174,11 +179,20 @@ class Passes:
             },
         )
 
+    def begin_part(self, name: str) -> str:
+        """Begin a part; return the part to continue with after it."""
+        before = self._part
+        if name == DATA_LOADING and before == FORWARD:
+            before = OTHER
+            self.await_forward()
+        self.switch(name)
+        return before
+
     def _called(self, module: Any, args: Any) -> None:
         if get_ident() == self.thread:
             self.forward_begins()
 
-    def _switch(self, part: str) -> None:
+    def switch(self, part: str) -> None:
         """Begin `part` and end the current one."""
         if self._is_over:  # within a block that began in this iteration
             return
@@ -206,3 +220,18 @@ class Passes:
             return None
         found_ns = waited_within(readings, [(start[0], end[0]) for start, end in spans])
         return None if found_ns is None else found_ns / NS_PER_MS
+
+
+class _Part:
+    """Context manager of a part; a generator would take twice as long."""
+
+    __slots__ = ("_before", "_name", "_passes")
+
+    def __init__(self, passes: Passes, name: str) -> None:
+        self._passes, self._name = passes, name
+
+    def __enter__(self) -> None:
+        self._before = self._passes.begin_part(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._passes.switch(self._before)

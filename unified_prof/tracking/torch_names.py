@@ -325,7 +325,11 @@ class Anomalies(Ledger):
         try:
             yield
         except Exception as error:
-            self.add(name, f"{what}: {in_one_line(error)}")
+            self.failed(name, what, error)
+
+    def failed(self, name: str, what: str, error: Exception) -> None:
+        """Record a failure, see `recording_failures`."""
+        self.add(name, f"{what}: {in_one_line(error)}")
 
 
 def in_one_line(error: BaseException) -> str:

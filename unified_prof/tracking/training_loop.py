@@ -12,7 +12,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
@@ -100,8 +99,10 @@ class StepWatcher:
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if not self._is_tracked_thread():
             return None
-        with self._fenced():
+        try:
             return self._opened(optimizer, args, kwargs, sys._getframe(1))
+        except Exception as error:
+            self._note_failure(error)
 
     def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
         """Note that a step begins; return changed arguments, or None to keep them."""
@@ -136,25 +137,27 @@ class StepWatcher:
         if not self._is_tracked_thread():
             self._note_thread()
             return
-        with self._fenced():
+        try:
             if self._open:
                 self._open.pop()
             if not self._open:  # not a step within another optimizer's
                 self._step_ended()
                 self._stepped(optimizer)
+        except Exception as error:
+            self._note_failure(error)
 
-    def _fenced(self) -> AbstractContextManager[None]:
-        return self._anomalies.recording_failures("steps_not_followed", "detection of iterations")
+    def _note_failure(self, error: Exception) -> None:
+        self._anomalies.failed("steps_not_followed", "detection of iterations", error)
 
     def _stepped(self, optimizer: Any) -> None:
         self.steps += 1
         if self._marked:
             return
-        if optimizer not in self._known:
+        if self._leader is not None and self._leader() is optimizer:
+            self._boundary()
+        elif optimizer not in self._known:
             self._known.add(optimizer)
             self._join(optimizer)
-        elif self._leader is not None and self._leader() is optimizer:
-            self._boundary()
 
     def _join(self, leader: Any) -> None:
         first = self._leader is None and self.steps <= 1
@@ -182,8 +185,10 @@ class StepWatcher:
                     "the gradient scaler found an infinite gradient and skipped the step, which "
                     "still ended an iteration",
                 )
-                with self._fenced():
+                try:
                     self._stepped(optimizer)
+                except Exception as error:
+                    self._note_failure(error)
             return result
 
         return tracked_step
@@ -219,7 +224,7 @@ class TrackedLoop:
             joined=self._rejoined,
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
-            is_tracked_thread=lambda: session.interception.is_tracked_thread,
+            is_tracked_thread=session.interception.is_tracked_thread,
             anomalies=session.anomalies,
             internals=session.internals,
         )

@@ -58,9 +58,11 @@ _NS_PER_MS = 1e6
 # Steps whose events may be outstanding; a device that hangs must not fill the memory.
 _MAX_OUTSTANDING = 1_000
 # Reading the memory, and marking passes on a device, may take this share of the time.
-_MEMORY_SHARE, _MARKS_SHARE = 0.001, 0.003
+_MEMORY_SHARE, _MARKS_SHARE = 0.0003, 0.003
 _MAX_MARK_NS, _MAX_INTERVAL = 100_000, 1024
 _CLOCK = HostClock()
+_LISTS = (list, tuple)
+_CONTAINERS = (*_LISTS, Mapping)
 
 
 class DeviceParts:
@@ -150,7 +152,8 @@ class StepParts(Passes):
         """Part -> nanoseconds."""
         self.began_ns = self._since_ns = perf_counter_ns()
 
-    def _switch(self, part: str) -> None:
+    def switch(self, part: str) -> None:
+        """Begin `part` and end the current one."""
         if self._is_over:  # within a block that began in this step
             return
         now_ns = perf_counter_ns()
@@ -201,14 +204,14 @@ class StepCollector:
         self._steps = StepWatcher(
             boundary=self._marked,
             joined=self._restarted,
-            step_begins=lambda: self._optimizer(begins=True),
-            step_ended=lambda: self._optimizer(begins=False),
-            is_tracked_thread=lambda: self._interception.is_tracked_thread,
+            step_begins=self._optimizer_begins,
+            step_ended=self._optimizer_ended,
+            is_tracked_thread=self._interception.is_tracked_thread,
             anomalies=self.anomalies,
             internals=self._internals,
         )
         self._unmarked = InferredLoop(
-            boundary=self._boundary,
+            boundary=lambda: self._interception.outside_engine(self._end_step),
             joined=self._restarted,
             measuring=lambda: self._step > 0,
             bottoms=frozenset(bottoms),
@@ -273,31 +276,28 @@ class StepCollector:
 
     def _marked(self) -> None:
         """Handle an optimizer step or mark; other events no longer end steps."""
-        self._forget_unmarked()
-        self._boundary()
+        if self._interception.on_backward is not None:
+            self._forget_unmarked()
+        self._interception.outside_engine(self._end_step)
 
     def _restarted(self) -> None:
         """Handle another kind of end: the current step is not complete."""
-        if self._steps.steps:
+        if self._steps.steps and self._interception.on_backward is not None:
             self._forget_unmarked()
-        self._interception.outside_engine(self._begin_step)
+        self._interception.outside_engine(self._begin_again)
 
     def _forget_unmarked(self) -> None:
-        if self._interception.on_backward is not None:
-            self._interception.on_backward = None
-            self._interception.hide_from_compiler = None
-            self._unmarked.remove()
+        self._interception.on_backward = None
+        self._interception.hide_from_compiler = None
+        self._unmarked.remove()
 
-    def _boundary(self) -> None:
-        self._interception.outside_engine(self._end_step)
+    def _optimizer_begins(self) -> None:
+        if self._parts is not None:
+            self._parts.optimizer_steps()
 
-    def _optimizer(self, *, begins: bool) -> None:
-        parts = self._parts
-        if parts is not None:
-            if begins:
-                parts.optimizer_steps()
-            else:
-                parts.optimizer_ended()
+    def _optimizer_ended(self) -> None:
+        if self._parts is not None:
+            self._parts.optimizer_ended()
 
     def _end_step(self) -> None:
         parts = self._parts
@@ -308,37 +308,42 @@ class StepCollector:
             length_ns = perf_counter_ns() - parts.began_ns
             self._finish(parts, length_ns)
             step, self._step = self._step, self._step + 1
+            was_captured = self.event is not None
             self._on_step(step, length_ns)
+            if not was_captured and self.event is None:
+                self._begin_step()
+                return
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._cpu_ns = process_time_ns()
         self._begin_step()
 
     def _begin_step(self) -> None:
+        """Begin a step at the end of the last one, by the clock of CPU time."""
         if self._on_device is not None:
             self._on_device.begin(self._step)
         self._samples = self._gc_ns = 0
-        self._cpu_ns = process_time_ns()
         self._start_ns = time.time_ns()
         self._parts = StepParts(self._on_device)
         self._interception.observe(self._parts)
         self._parts.begin()
 
     def _finish(self, parts: StepParts, length_ns: int) -> None:
-        ns = dict.fromkeys(_PASSES, 0)
-        for part, spent_ns in parts.host_ns.items():
-            column = _COLUMN.get(part)
-            if column is not None:
-                ns[column] += spent_ns
+        ns_of = parts.host_ns.get
         allocated, reserved = self._memory()
+        before_ns, self._cpu_ns = self._cpu_ns, process_time_ns()
         row = StepRow(
             self._step,
             self._start_ns,
             length_ns,
-            parts.host_ns.get(DATA_LOADING, 0),
-            ns[FORWARD],
-            ns[BACKWARD],
-            ns[OPTIMIZER],
-            parts.host_ns.get(READS, 0),
+            ns_of(DATA_LOADING, 0),
+            ns_of(FORWARD, 0),
+            ns_of(BACKWARD, 0) + ns_of(RECOMPUTATION, 0),
+            ns_of(OPTIMIZER, 0) + ns_of(ZERO_GRAD, 0) + ns_of(GRADIENT_CLIPPING, 0),
+            ns_of(READS, 0),
             self._gc_ns,
-            process_time_ns() - self._cpu_ns,
+            self._cpu_ns - before_ns,
             allocated,
             reserved,
             self._samples or None,
@@ -398,7 +403,7 @@ class StepCollector:
         @functools.wraps(call)
         def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
             batch = call(self, *args, **kwargs)
-            if collector._parts is not None and collector._interception.is_tracked_thread:
+            if collector._parts is not None and collector._interception.is_tracked_thread():
                 collector._samples += _batch_size(batch)
             return batch
 
@@ -421,10 +426,12 @@ def _batch_size(batch: Any) -> int:
     """
     try:
         for _ in range(8):
-            if isinstance(batch, list | tuple | Mapping) and len(batch):
-                batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-        shape = getattr(batch, "shape", None)
-        return 0 if shape is None else int(shape[0]) if len(shape) else 1
+            if (shape := getattr(batch, "shape", None)) is not None:
+                return int(shape[0]) if len(shape) else 1
+            if not isinstance(batch, _CONTAINERS) or not len(batch):
+                break
+            batch = batch[0] if isinstance(batch, _LISTS) else next(iter(batch.values()))
+        return 0
     except Exception:  # a container of the program that does not behave like one
         return 0
 
