@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import os
 import tempfile
 import zipfile
 import zlib
@@ -131,6 +132,10 @@ class Format:
     """Function that yields the content or raises the errors of this module; None for an archive."""
 
 
+# A gzip file ends with the size of its content.
+_GZIP_SIZE_BYTES = 4
+
+
 def format_of(head: bytes) -> Format | None:
     """Return the format of a file with these first bytes, None if it is not compressed."""
     return next((form for form in _FORMATS if head.startswith(form.magics)), None)
@@ -237,6 +242,21 @@ def _head_of(path: Path, size: int, changed_ns: int) -> bytes | None:
             return next(expand(start), b"")[:_HEAD_BYTES]
         except (CutOffError, DamagedError, UnreadableError):
             return None
+
+
+def expected_bytes(path: Path) -> int:
+    """Return the size of a file, decompressed; 0 if that is not known without reading it."""
+    with path.open("rb") as source:
+        form = format_of(source.read(_MAGIC_BYTES))
+        size = source.seek(0, os.SEEK_END)
+        if form is None:
+            return size
+        if form.name != "gzip" or size < _GZIP_SIZE_BYTES:
+            return 0
+        source.seek(-_GZIP_SIZE_BYTES, os.SEEK_END)
+        # Modulo 2**32, and of the last of several members.
+        stored = int.from_bytes(source.read(_GZIP_SIZE_BYTES), "little")
+    return stored if stored >= size else 0
 
 
 class Content:

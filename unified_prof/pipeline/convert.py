@@ -237,7 +237,7 @@ def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> Decod
         enums=enum,
         stage=stages.stage,
         next_stage=stages.next_stage,
-        is_own_frame=_is_own_frame if of_own_run else lambda _: False,
+        is_own_frame=_is_own_frame if of_own_run else None,
     )
 
 

@@ -58,6 +58,11 @@ class CallChains:
     def __len__(self) -> int:
         return len(self._parents)
 
+    @property
+    def links(self) -> tuple[list[int], list[int]]:
+        """Caller's chain and last frame of each chain; arguments for `extend_all`."""
+        return self._parents, self._frames
+
     def extend_all(self, parents: list[int], known: list[int], frames: list[int]) -> list[int]:
         """Add frames (numbers of `Frames`), and return the chain of each.
 

@@ -253,6 +253,25 @@ class Collector(Fields):
         if phased:
             self._add_complete(self._phases.complete([e for e in events if e.ph in PHASES]))
 
+    @property
+    def depends_on_order(self) -> bool:
+        """True if events refer to others by their order in the file, or merged ranks by label."""
+        return self._unpaired > 0 or self.labels.are_used
+
+    def add_figures(self, more: Mapping[str, Any]) -> None:
+        """Add the counts and limits of another collector."""
+        for name in ("counts", "skipped", "activity"):
+            mine = getattr(self, name)
+            for key, number in more[name].items():
+                mine[key] += number
+        self.devices |= more["devices"]
+        if more["span"] is not None:
+            self.extend_span(*more["span"])
+        self.max_correlation = max(self.max_correlation, more["max_correlation"])
+        self.links_to_operations |= more["links_to_operations"]
+        self.has_memory_in_use |= more["has_memory_in_use"]
+        self.unsupported += more["unsupported"]
+
     def finish(self) -> None:
         """Add the events that have a begin but no end."""
         self._add_complete(self._phases.rest(self.span[1] if self.span else 0))

@@ -60,6 +60,11 @@ class Labels:
         self._devices: dict[tuple[str, int], int] = {}
         self._taken: set[int] = set()
 
+    @property
+    def are_used(self) -> bool:
+        """True if a pid had a label."""
+        return bool(self.texts or self._devices)
+
     def code(self, pid: object) -> int:
         """Return the code of a pid's label, stored in `process` until `separate` replaces it."""
         if not isinstance(pid, str) or pid.isdecimal():

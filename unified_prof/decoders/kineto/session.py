@@ -5,11 +5,10 @@ Also writes the recording metadata: host, devices, ranks, time span, and rows of
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from unified_prof.decoders.gpu import host_tables, task_tables
 from unified_prof.decoders.gpu.host_tables import NO_RANK, UNKNOWN_NAME
 from unified_prof.decoders.gpu.rows import GpuRecording
 from unified_prof.decoders.gpu.task_tables import HasColumn
-from unified_prof.decoders.kineto import collector, merged
+from unified_prof.decoders.kineto import collector, halves, merged
 from unified_prof.decoders.kineto.collector import Collector, Ranks
 from unified_prof.decoders.kineto.events import Kind
 from unified_prof.decoders.kineto.fields import to_int, to_int64
@@ -203,8 +202,9 @@ def decode(
     *,
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
-    is_outside: Callable[[str], bool] = lambda frame: False,
+    is_outside: Callable[[str], bool] = halves.is_no_frame,
     slice_bytes: int = SLICE_BYTES,
+    divided_from_bytes: int = halves.MIN_BYTES,
     progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
     """Decode a torch.profiler trace, compressed or not, in bounded memory.
@@ -212,16 +212,23 @@ def decode(
     `has_column` and `data_types` are explained in `task_tables`. `is_outside` returns True for a
     Python frame (`file.py(line): function`) of the program that ran the workload; this frame and
     its callers are omitted from call chains. `slice_bytes` of JSON are decoded at a time, and
-    `progress` is called with the current step.
+    `progress` is called with the current step. Another process reads the second half of traces of
+    at least `divided_from_bytes`, if there are two processors.
 
     Raises:
         RawFormatError: not a trace, truncated before the first event, or too damaged to read.
     """
     reader = TraceReader(path, sink.anomaly, slice_bytes)
-    with _no_garbage_collection(), Collector(sink, is_outside) as parts:
+    with halves.no_garbage_collection(), Collector(sink, is_outside) as parts:
         progress("reading events")
-        for events in reader.slices():
-            parts.add(events)
+        with ExitStack() as stack:
+            second = halves.second_half(path, is_outside, divided_from_bytes)
+            position = None if second is None else stack.enter_context(second).position
+            for events in reader.slices(before=position):
+                parts.add(events)
+            if not reader.is_finished and not (second and second.add_to(parts, reader)):
+                for events in reader.slices():
+                    parts.add(events)
         parts.finish()
         span = _require_events(path, parts, cut_off=reader.cut_off)
         torch_events = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations)
@@ -256,18 +263,6 @@ def decode(
             rank=rank_of(reader.metadata),
             facts=facts,
         )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during the block; the millions of events contain no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int, int]:

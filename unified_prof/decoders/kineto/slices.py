@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ _NOT_A_NUMBER = re.compile(rb"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
 _KEY_AFTER_ARRAY = re.compile(rb',\s*(?:"|$)')
 _CONTROL_TO_SPACE = bytes(32 if c < 32 else c for c in range(256))
+# Bytes after a position in which an event ends, or the trace is not divided there.
+_DIVISION_BYTES = 1 << 20
 # Maximum cuts that are tried in a slice, and pieces that are joined to decode an event.
 _MAX_CUTS = 4
 _MAX_JOINED_PIECES = 8
@@ -60,6 +62,8 @@ class TraceReader:
         self.events_read = 0
         self.cut_off = False
         """True if the file is incomplete; set after the last slice."""
+        self.is_finished = False
+        """True if the last events were read."""
         self.skipped_bytes = 0
         """Unreadable events, and what follows the last complete event of a truncated file."""
         self._path = path
@@ -70,26 +74,82 @@ class TraceReader:
         self._blocks = self._file.blocks()
         self._buffer = bytearray()  # within the events it begins with the `[` or `,` before one
         self._exhausted = False
-        self._offset = 0  # position of the buffer in the decompressed file
+        self._is_object: bool | None = None  # None before the events
+        self._added_bytes = 0
+        self.position = 0
+        """Position of the buffer in the decompressed file."""
 
     @property
     def size_bytes(self) -> int:
         """Decompressed size that was read."""
-        return self._offset + len(self._buffer)
+        return max(self.position + len(self._buffer), self._added_bytes)
 
-    def slices(self) -> Iterator[list[Event]]:
+    def skip_to(self, position: int) -> int | None:
+        """Skip to the first end of an event at or after `position`; return where it is, or None."""
+        self._fill(self._slice_bytes)
+        self._is_object = not self._buffer.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        while self.position < position - 1 and self._buffer:
+            self._drop(min(len(self._buffer), position - 1 - self.position))
+            self._fill(min(self._slice_bytes, position - 1 - self.position) or 1)
+        division = self._division(position)
+        if division is not None:
+            self._drop(division)
+        return None if division is None else self.position
+
+    def _division(self, position: int) -> int | None:
+        """Return where in the buffer the first event at or after a position ends, or None."""
+        at = position - self.position
+        self._fill(at + _DIVISION_BYTES)
+        match = _BETWEEN_EVENTS.search(self._buffer, at, at + _DIVISION_BYTES)
+        return None if match is None else self._buffer.index(b",", match.start())
+
+    def result(self) -> dict[str, Any]:
+        """Return what was read besides the events, for `add`."""
+        return {
+            "metadata": self.metadata,
+            "events_read": self.events_read,
+            "cut_off": self.cut_off,
+            "skipped_bytes": self.skipped_bytes,
+            "size_bytes": self.size_bytes,
+        }
+
+    def add(self, rest: Mapping[str, Any]) -> None:
+        """Add the result of another reader, which read from this position on."""
+        self.metadata.update(rest["metadata"])
+        self.events_read += rest["events_read"]
+        self.skipped_bytes += rest["skipped_bytes"]
+        self._added_bytes = rest["size_bytes"]
+        self.cut_off = rest["cut_off"]
+        if self.cut_off:
+            self._count("cut_off", 1, f"the file ends after {self.events_read} events")
+
+    def slices(self, before: int | None = None) -> Iterator[list[Event]]:
         """Yield all events in file order, a few thousand at a time.
 
         If the file is truncated, all complete events are yielded and the anomaly `cut_off` is
         counted.
 
+        Args:
+            before: Stop at the first end of an event at or after this position, if the events
+                can be divided there; the next call goes on, and `is_finished` is False.
+
         Raises:
             RawFormatError: not a trace.
         """
-        is_object = self._enter_array()
+        is_object = self._is_object
+        if is_object is None:
+            is_object = self._is_object = self._enter_array()
         wanted = self._slice_bytes
         while True:
             self._fill(wanted)
+            if before is not None and before < self.position + len(self._buffer):
+                events, cut = self._take_rest(before)
+                if cut:
+                    self._drop(cut)
+                    self.events_read += len(events)
+                    yield events
+                    return
+                before = None
             events, cut = self._take_slice()
             if cut:
                 self._drop(cut)
@@ -103,6 +163,7 @@ class TraceReader:
             else:
                 wanted = 2 * len(self._buffer)
         events = self._leave_array(is_object)
+        self.is_finished = True
         self.events_read += len(events)
         self.cut_off = self.cut_off or self._file.cut_off
         if self.cut_off:
@@ -167,7 +228,7 @@ class TraceReader:
                 if after is not None:
                     self.metadata.update(after)
                     if rest is not text:
-                        self._count("repaired_slice", 1, f"from byte {self._offset} on")
+                        self._count("repaired_slice", 1, f"from byte {self.position} on")
                     return events
         return self._leave_damaged_array(_repair(text), is_object)
 
@@ -208,6 +269,16 @@ class TraceReader:
         self.cut_off = self.cut_off or is_object
         return events
 
+    def _take_rest(self, before: int) -> tuple[list[Event], int]:
+        """Decode the events up to the division of the trace; return them and its position."""
+        division = self._division(before)
+        if division is None or not division:
+            return [], 0
+        try:
+            return _decode_list(bytes(self._buffer[1:division])), division
+        except _FAILED:
+            return [], 0
+
     def _take_slice(self) -> tuple[list[Event], int]:
         """Decode complete events at the start of the buffer; return them and the next position.
 
@@ -229,7 +300,7 @@ class TraceReader:
                 events = _decode_list(repaired)
             except _FAILED:
                 continue
-            self._count("repaired_slice", 1, f"bytes {self._offset} to {self._offset + cut}")
+            self._count("repaired_slice", 1, f"bytes {self.position} to {self.position + cut}")
             return events, cut
         # The keys after the last event are decoded by `_leave_array`.
         last = _last_match_start(_BETWEEN_EVENTS, buffer)
@@ -274,7 +345,7 @@ class TraceReader:
             self._buffer = bytearray().join(parts)
 
     def _drop(self, size: int) -> None:
-        self._offset += size
+        self.position += size
         self._buffer = self._buffer[size:]
 
     def _error(self, what: str) -> RawFormatError:

@@ -42,8 +42,8 @@ class DecodeContext:
     """Context manager that measures the CPU time of a stage; stages can be nested."""
     next_stage: Callable[[str], None]
     """Ends the innermost stage and begins another."""
-    is_own_frame: Callable[[str], bool] = lambda _: False
-    """Returns True for a Python frame of uprof itself."""
+    is_own_frame: Callable[[str], bool] | None = None
+    """Returns True for a Python frame of uprof itself; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,9 @@ class Kineto(Source):
         """Decode the trace in bounded memory; see `decoders.kineto`."""
         from unified_prof.decoders import kineto
 
-        options = {**_options(context), "is_outside": context.is_own_frame}
+        options = _options(context)
+        if context.is_own_frame is not None:
+            options["is_outside"] = context.is_own_frame
         return _decode_result(kineto.decode(path, sink, **options))
 
     def rank(self, path: Path) -> int | None:
