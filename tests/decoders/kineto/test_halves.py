@@ -29,7 +29,7 @@ from unified_prof.schema import catalogue, msprof
 _NEVER = 1 << 60
 _ROUND_US = 1000
 # Columns of tables of uprof that have ids of texts.
-_UPROF_TEXTS = ("name", "category", "kind", "shapes")
+_UPROF_TEXTS = ("name", "category", "kind", "operation", "inputStrides", "concreteInputs")
 
 
 def round_of(number: int) -> Iterator[Event]:
@@ -121,6 +121,17 @@ def test_two_processes_read_the_same_rows(added: list[bool], tmp_path: Path) -> 
     assert added == [True]
     assert len(alone.tables["PYTORCH_API"]) > 60
     assert_equal(alone, divided)
+
+
+@pytest.mark.slow
+def test_two_processes_read_the_same_rows_of_recorded_traces(
+    added: list[bool], shared: Path
+) -> None:
+    found = sorted((shared / "samples" / "kineto").glob("*.json.gz"))
+    traces = [trace for trace in found if trace.stat().st_size < 30_000]
+    for trace in traces:
+        assert_equal(*both(trace, slice_bytes=1 << 18))
+    assert added == [True] * len(traces)
 
 
 def test_compressed_trace_is_divided(added: list[bool], tmp_path: Path) -> None:
