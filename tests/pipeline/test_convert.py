@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_report import uprof
 from tests.decoders.kineto.builders import operation, write
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
@@ -186,6 +187,12 @@ def test_recordings_of_different_kinds_are_converted_together(
     outcomes = list(convert.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
     assert {o.conversion.kind for o in outcomes if o.conversion} == {"prof", "kineto"}
     assert (tmp_path / "out" / "run.db").is_file()
+
+
+def test_columns_missing_in_an_older_schema_are_no_warning(recording: Path, tmp_path: Path) -> None:
+    done = uprof("convert", recording, "-o", tmp_path / "x.db", "--schema", "pre_20240328")
+    assert done.returncode == 0
+    assert "not_in_schema" not in done.stdout + done.stderr
 
 
 def test_columns_missing_in_an_older_schema_are_counted(recording: Path, tmp_path: Path) -> None:

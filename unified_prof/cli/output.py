@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import click
 
 from unified_prof.base import streams
-from unified_prof.base.text import printable
+from unified_prof.base.text import EXPECTED_ANOMALIES, printable
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
@@ -143,9 +143,10 @@ def render(
 
 
 def anomaly_lines(anomalies: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """Yield a line for each kind of anomaly of a conversion."""
+    """Yield a line for each kind of anomaly of a conversion that needs attention."""
     for name, (count, detail) in sorted(anomalies.items()):
-        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+        if name not in EXPECTED_ANOMALIES:
+            yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
 
 
 def anomaly_fields(anomalies: Mapping[str, tuple[int, str]]) -> dict[str, dict[str, Any]]:

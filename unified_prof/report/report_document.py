@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from unified_prof.base.coverage import coverage_text
+from unified_prof.base.text import EXPECTED_ANOMALIES
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
 from unified_prof.recording.breakdown_kinds import KINDS
@@ -187,10 +188,6 @@ def report_title(summary: Summary) -> str:
     return f"{names.neutral(summary.path)}: {family}, revision {summary.revision}"
 
 
-# Data without a place in the database or in the chosen schema revision: expected, so no warning.
-_EXPECTED_ANOMALIES = frozenset({"table_not_in_schema", "column_not_in_schema"})
-
-
 def anomaly_name(name: str) -> str:
     """Return the text of an anomaly."""
     return _ANOMALY_NAMES.get(name, names.neutral(name.replace("_", " ")))
@@ -201,7 +198,7 @@ def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
     return [
         (anomaly_name(one.name), _anomaly_case(one))
         for one in summary.anomalies
-        if one.name not in _EXPECTED_ANOMALIES
+        if one.name not in EXPECTED_ANOMALIES
     ]
 
 
