@@ -220,3 +220,22 @@ def test_tables_with_other_keys_are_left_to_sqlite() -> None:
         " REGION_COUNTS REGION_ENTRIES RUN RUN_TIME_SAMPLES"
     )
     assert left == {f"UPROF_{name}" for name in names.split()}
+
+
+@pytest.mark.parametrize("rate", [[np.nan] * 3, [0.5, np.nan, 0.0], [0.0, 1.0, np.nan]])
+@pytest.mark.parametrize("flags", [[0, 0, None], [1, None, None], [0, 1, 1], [0, 1, 200]])
+def test_values_without_bytes_beside_integers_of_many_sizes(
+    flags: list[int | None], rate: list[float], tmp_path: Path
+) -> None:
+    # 0, 1 and NULL are only types in a record; the other column makes rows of different sizes.
+    values = np.array([flag or 0 for flag in flags * 3000])
+    time = np.arange(MANY) ** 3
+    columns = {
+        "timestampNs": time,
+        "llcId": np.ma.masked_array(values, [flag is None for flag in flags * 3000]),
+        "hitRate": np.array(rate * 3000),
+    }
+    query = "SELECT timestampNs, llcId, hitRate FROM LLC ORDER BY rowid"
+    rates = [None if np.isnan(one) else one for one in rate] * 3000
+    expected = list(zip(time.tolist(), flags * 3000, rates, strict=True))
+    assert write_and_query(tmp_path / "a.db", "LLC", [columns], query) == expected

@@ -105,6 +105,8 @@ def _packed(
         elif field.bits is not None:
             each = _BODY_BYTES[field.kinds]
             width = int(np.max(each))
+            if not width:
+                continue  # NULL, 0 and 1 have no bytes besides their types.
             at = piece.number(field.bits << 8 * (width - each) if each.ndim else field.bits, width)
             if each.ndim:
                 table = np.arange(width) < np.arange(width + 1)[:, np.newaxis]
