@@ -228,14 +228,16 @@ def test_values_without_bytes_beside_integers_of_many_sizes(
     flags: list[int | None], rate: list[float], tmp_path: Path
 ) -> None:
     # 0, 1 and NULL are only types in a record; the other column makes rows of different sizes.
-    values = np.array([flag or 0 for flag in flags * 3000])
-    time = np.arange(MANY) ** 3
+    # Cells are packed where all row ids have the same size.
+    times = 20_000
+    values = np.array([flag or 0 for flag in flags * times])
+    time = np.arange(3 * times) ** 3
     columns = {
         "timestampNs": time,
-        "llcId": np.ma.masked_array(values, [flag is None for flag in flags * 3000]),
-        "hitRate": np.array(rate * 3000),
+        "llcId": np.ma.masked_array(values, [flag is None for flag in flags * times]),
+        "hitRate": np.array(rate * times),
     }
     query = "SELECT timestampNs, llcId, hitRate FROM LLC ORDER BY rowid"
-    rates = [None if np.isnan(one) else one for one in rate] * 3000
-    expected = list(zip(time.tolist(), flags * 3000, rates, strict=True))
+    rates = [None if np.isnan(one) else one for one in rate] * times
+    expected = list(zip(time.tolist(), flags * times, rates, strict=True))
     assert write_and_query(tmp_path / "a.db", "LLC", [columns], query) == expected
