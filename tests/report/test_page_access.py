@@ -21,8 +21,8 @@ from unified_prof.cluster.stored_run import open_run
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.api import open_reports
 from unified_prof.report import cluster_page
-from unified_prof.report import device_documents as device_page
 from unified_prof.report import html_page as html
+from unified_prof.report.device_documents import device_page
 from unified_prof.report.formats import ClusterRequest, DeviceRequest, ReportRequest
 
 in_a_browser = [pytest.mark.slow, browser.needed]
@@ -104,7 +104,7 @@ def difference(folder: Path) -> Path:
     found = diff_recordings([base], [new])
     assert found is not None
     page = folder / "page.html"
-    page.write_text(device_page.produce_device_page(found, DeviceRequest()), encoding="utf-8")
+    page.write_text(device_page(found, DeviceRequest()), encoding="utf-8")
     return page
 
 

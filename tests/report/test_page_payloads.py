@@ -22,7 +22,7 @@ from unified_prof.cluster.stored_run import open_run
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.pipeline.convert import convert
 from unified_prof.report import cluster_page
-from unified_prof.report import device_documents as device_page
+from unified_prof.report.device_documents import device_page
 from unified_prof.report.formats import ClusterRequest, DeviceRequest
 
 pytestmark = [pytest.mark.slow, browser.needed]
@@ -163,7 +163,7 @@ def difference(folder: Path, change: Poison) -> Path:
     found = diff_recordings([folder / "gpu.db"], [folder / "npu.db"])
     assert found is not None
     page = folder / "page.html"
-    page.write_text(device_page.produce_device_page(found, DeviceRequest()), encoding="utf-8")
+    page.write_text(device_page(found, DeviceRequest()), encoding="utf-8")
     return page
 
 

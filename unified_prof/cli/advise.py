@@ -8,22 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import (
-    AsJsonFormat,
-    Force,
     FullNames,
-    Group,
     OneRank,
-    OutputFile,
-    Quiet,
     ReportPath,
+    command,
     flag,
-    format_option,
+    formats_of,
     option,
 )
+from unified_prof.cli.output import ResultOptions
 from unified_prof.cli.report_input import Convert, Reader
 from unified_prof.errors import UsageError
 from unified_prof.pipeline import rank_runs
@@ -87,44 +82,27 @@ class ChangeOptions:
         return changes + [Change(name, math.inf) for name in self.without or ()]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingOptions:
-    """Options of input and output."""
-
-    output: OutputFile = None
-    rank: OneRank = None
-    full_names: FullNames = False
-    convert: Convert = False
-    force: Force = False
-    json_: AsJsonFormat = False
-    quiet: Quiet = False
-
-
-def register(app: Group) -> None:
-    """Register the command and the former command `what-if`."""
-    app.command("what-if", replaced_by="advise --what-if")(what_if)
-    app.command(
-        "advise",
-        epilog="Exit codes: 0 success, with or without findings; 2 usage error; 6 "
-        "recording unreadable; 7 report missing or unreadable; 9 output cannot be written.",
-    )(advise)
-
-
+@command(
+    "advise",
+    epilog="Exit codes: 0 success, with or without findings; 2 usage error; 6 "
+    "recording unreadable; 7 report missing or unreadable; 9 output cannot be written.",
+)
 def advise(
     *,
-    context: click.Context,
     path: ReportPath,
     top: int | None = option(
         min=1, help="Number of findings to show.", show_default="10; all for json"
     ),
-    format_: str | None = format_option(_FORMATS),
+    result: ResultOptions = formats_of(_FORMATS),
     estimate: bool = flag(
         "--what-if",
         help="Estimate the step time if each of the most expensive items of the critical path "
         "were twice as fast or gone.",
     ),
     changed: ChangeOptions,
-    reading: ReadingOptions,
+    rank: OneRank = None,
+    full_names: FullNames = False,
+    convert: Convert = False,
 ) -> None:
     """List findings by cost, with what to try, or estimate what-if times.
 
@@ -138,21 +116,14 @@ def advise(
     """
     from unified_prof.explain.api import open_reports
     from unified_prof.report import advice
-    from unified_prof.sqlite.atomic import refuse_existing
 
     changes = changed.changes()
     estimate = estimate or bool(changes) or changed.device is not None
-    file, shape = printing.destination(
-        context, advice.ADVICE_SUFFIXES, reading.output, format_, reading.json_
-    )
-    if file is not None:
-        refuse_existing(file, overwrite=reading.force)
+    target, quiet = result.target(advice.ADVICE_SUFFIXES), result.quiet
+    target.refuse_existing()
 
     def print_result(as_json: Callable[[], str], as_document: Callable[[], Document]) -> None:
-        to_file, full = file is not None, reading.full_names
-        text = as_json() if shape == "json" else ""
-        text = text or printing.render(as_document(), shape, to_file=to_file, full_names=full)
-        printing.deliver(text, file, force=reading.force, for_people=shape == "text")
+        target.deliver(target.render_document(as_json, as_document, full_names=full_names))
 
     def print_findings(of_run: tuple[Finding, ...], opened: Opened | None) -> None:
         reports = [] if opened is None else advice.gather_advice(opened)
@@ -163,17 +134,16 @@ def advise(
         )
 
     of_run: tuple[Finding, ...] = ()
-    rank, quiet = reading.rank, reading.quiet
-    reader = Reader(reading.convert, quiet, file)
+    reader = Reader(convert, quiet, target.file)
     with ExitStack() as stack:
-        if rank is not None or (path.is_dir() and not reading.convert and not estimate):
+        if rank is not None or (path.is_dir() and not convert and not estimate):
             overview = stack.enter_context(reader.ranks(path, needed=rank is not None))
             of_run = () if overview is None or estimate else _findings(overview)
             if rank is not None:
                 path = rank_runs.rank_report(overview, path, rank)
             elif overview is not None and overview.run.file.parent == path:
                 # A cluster summary may be read without its ranks' recordings.
-                print_findings(of_run[:top] if shape == "json" else of_run, None)
+                print_findings(of_run[:top] if target.shape == printing.JSON else of_run, None)
                 if not quiet:
                     printing.print_message(
                         "uprof: hint: use --rank N to analyze the recording of one rank"
@@ -196,24 +166,27 @@ def advise(
     printing.end_if_missing(missing)
 
 
+@command("what-if", replaced_by="advise --what-if")
 def what_if(
     *,
-    context: click.Context,
     path: ReportPath,
     changed: ChangeOptions,
     top: int = option(default=_DEFAULT_ROWS, min=1, help="Number of candidates to try."),
-    format_: str | None = format_option(_FORMATS),
-    reading: ReadingOptions,
+    result: ResultOptions = formats_of(_FORMATS),
+    rank: OneRank = None,
+    full_names: FullNames = False,
+    convert: Convert = False,
 ) -> None:
     """Estimate the step time if kernels, copies or host work were faster."""
     advise(
-        context=context,
         path=path,
         top=top,
-        format_=format_,
+        result=result,
         estimate=True,
         changed=changed,
-        reading=reading,
+        rank=rank,
+        full_names=full_names,
+        convert=convert,
     )
 
 

@@ -1,21 +1,16 @@
-"""Commands for programs: `mcp` serves coding agents, `lsp` editors, `schema` documents JSON."""
+"""Commands on uprof itself: servers for agents and editors, JSON Schemas, and what is installed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from unified_prof.cli import output
-from unified_prof.cli.command import Group, argument, flag, option
+from unified_prof.cli.command import AsJson, argument, command, flag, option
 from unified_prof.errors import UsageError
+from unified_prof.version import VERSION
 
 
-def register(app: Group) -> None:
-    """Register the commands."""
-    app.command("mcp")(mcp)
-    app.command("lsp")(lsp)
-    app.command("schema")(schema)
-
-
+@command("mcp")
 def mcp(
     *,
     root: list[Path] | None = option(
@@ -40,6 +35,7 @@ def mcp(
     make_server(ReportTools(roots), allow_run=allow_run).run()
 
 
+@command("lsp")
 def lsp(
     *,
     run: Path | None = option(
@@ -60,6 +56,7 @@ def lsp(
     make_server(run).start_io()
 
 
+@command("schema")
 def schema(command: str = argument(metavar="COMMAND")) -> None:
     """Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.
 
@@ -68,3 +65,37 @@ def schema(command: str = argument(metavar="COMMAND")) -> None:
     from unified_prof.report import contract
 
     output.put_json(contract.schema(command))
+
+
+@command("doctor")
+def doctor(json_: AsJson = False) -> None:
+    """Show which backends can run on this machine, and what is installed."""
+    from unified_prof.backends import environment, registry
+    from unified_prof.report.document import Document, text_columns
+    from unified_prof.report.terminal import render_text
+
+    backends = list(registry.survey())
+    versions = {"uprof": VERSION, **environment.versions()}
+    if json_:
+        findings = {
+            "backends": {
+                answer.name: {
+                    "available": answer.reason is None,
+                    "reason": answer.reason,
+                    "doubt": answer.doubt,
+                }
+                for answer in backends
+            },
+            "versions": versions,
+        }
+        output.put_json(findings)
+        return
+    rows = [("backend", "available", "why")]
+    for answer in backends:
+        can = "no" if answer.reason else "only on request" if answer.doubt else "yes"
+        rows.append((answer.name, can, answer.reason or answer.doubt or ""))
+    # Reasons are sentences and are never cut, however narrow the terminal is.
+    document = Document()
+    document.table(text_columns(rows))
+    document.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))
+    output.put(render_text(document))

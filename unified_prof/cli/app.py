@@ -22,11 +22,8 @@ from click.shell_completion import get_completion_class
 
 from unified_prof.base import signals, streams
 from unified_prof.base.text import printable
-from unified_prof.cli import config
-from unified_prof.cli.command import (
-    Group,
-    Option,
-)
+from unified_prof.cli import command, config
+from unified_prof.cli.command import Group, Option
 from unified_prof.cli.output import put_error
 from unified_prof.cli.process_tuning import (
     limit_blas_threads,
@@ -185,8 +182,8 @@ def _write_details(details: str) -> Path:
     return Path(name)
 
 
-# Command or group -> module with its `register(group)`, and the first sentence of its help, in
-# display order. The sentences are here so that `uprof --help` imports no command.
+# Command or group -> module that declares it, and the first sentence of its help, in display
+# order. The sentences are here so that `uprof --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Profile a PyTorch workload: any training script, or a script with providers."),
     "watch": ("watch", "Watch a workload for its whole run: time, parts and memory of each step."),
@@ -224,10 +221,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "agents",
         "Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.",
     ),
-    "doctor": ("doctor", "Show which backends can run on this machine, and what is installed."),
+    "doctor": ("agents", "Show which backends can run on this machine, and what is installed."),
 }
 
-# Former names -> module that registers them as hidden commands.
+# Former names -> module that declares them as hidden commands.
 _FORMER = {
     "build": "convert",
     "import": "convert",
@@ -254,16 +251,11 @@ class _Commands(Mapping[str, Any]):
     Building all of them takes 0.1 s.
     """
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
+        if name not in command.COMMANDS.commands:
             module = _FORMER[name] if name in _FORMER else COMMANDS[name][0]
-            part = Group()
-            import_module(f"unified_prof.cli.{module}").register(part)
-            self._made |= part.commands
-        return self._made[name]
+            import_module(f"unified_prof.cli.{module}")
+        return command.COMMANDS.commands[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter((*COMMANDS, *_FORMER))

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import click
 
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input, workloads
 from unified_prof.cli.command import (
+    COMMANDS,
     AsJson,
-    AsJsonFormat,
-    Force,
     Group,
-    OutputFile,
     Quiet,
     argument,
     flag,
-    format_option,
+    formats_of,
     option,
 )
-from unified_prof.cli.gate_sides import Allowed
+from unified_prof.cli.gate import Allowed
+from unified_prof.cli.output import ResultOptions
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import UsageError
 
@@ -46,16 +43,11 @@ _SUFFIXES = {
 }
 
 
-def register(app: Group) -> None:
-    """Register the commands."""
-    group = Group("baseline", help="Save runs as baselines and compare later runs with them.")
-    group.command("save")(save)
-    group.command("show")(show)
-    group.command("list", replaced_by="baseline show")(list_baselines)
-    group.command("history", replaced_by="baseline show --history")(show_history)
-    app.add_command(group)
+baseline = Group("baseline", help="Save runs as baselines and compare later runs with them.")
+COMMANDS.add_command(baseline)
 
 
+@baseline.command("save")
 def save(
     name: str = argument(metavar="NAME", help="Name of the baseline, for example main."),
     files: list[Path] = argument(
@@ -75,41 +67,29 @@ def save(
     if json_:
         printing.put_json(_document(entry))
     elif not quiet:
-        printing.print_message(f"saved {entry.name}@{entry.version}: {_samples(entry)}")
+        saved = f"{entry.name}@{entry.version}: {entry.samples} samples of {entry.label}"
+        printing.print_message(f"saved {saved}")
 
 
-def list_baselines(store: StoreOption = None, json_: AsJson = False) -> None:
-    """List the newest version of each baseline."""
-    from unified_prof.baselines import api
-
-    newest = {entry.name: entry for entry in api.entries(store)}
-    _print_entries(sorted(newest.values(), key=lambda entry: entry.name), json_)
-
-
-@dataclass(frozen=True, slots=True)
-class ChartOptions:
-    """Output of a chart."""
-
-    last: int = option(default=100, min=1, help="Chart: number of versions to show, newest first.")
-    format_: str | None = format_option(
-        _SUFFIXES, help="Format of the chart.", show_default="by the extension of -o, or text"
-    )
-    output: OutputFile = None
-    force: Force = False
-    quiet: Quiet = False
+Last = Annotated[
+    int, option("--last", min=1, help="Chart: number of versions to show, newest first.")
+]
+_FORMATS_OF_CHART = formats_of(
+    _SUFFIXES, help="Format of the chart.", show_default="by the extension of -o, or text"
+)
 
 
+@baseline.command("show")
 def show(
     *,
-    context: click.Context,
     names: list[str] | None = argument(
         default=None, metavar="[NAME]...", help="Names of baselines."
     ),
     as_chart: bool = flag("--history", help="Show a chart of the versions, with changes marked."),
     allowed: Allowed,
-    chart: ChartOptions,
+    last: Last = 100,
+    result: ResultOptions = _FORMATS_OF_CHART,
     store: StoreOption = None,
-    json_: AsJsonFormat = False,
 ) -> None:
     """List the newest version of each baseline, or all versions of the named ones.
 
@@ -119,30 +99,37 @@ def show(
     """
     from unified_prof.baselines import api
 
-    if as_chart or chart.format_ is not None or chart.output is not None:
+    if as_chart or result.format_ is not None or result.output is not None:
         if not names:
             raise UsageError(
                 "--history needs the name of a baseline",
                 hint="`uprof baseline show` lists them",
                 slug="wrong-inputs",
             )
-        show_history(
-            context=context, names=names, allowed=allowed, chart=chart, store=store, json_=json_
-        )
+        show_history(names=names, allowed=allowed, last=last, result=result, store=store)
     elif not names:
-        list_baselines(store, json_)
+        list_baselines(store, result.json_)
     else:
-        _print_entries([one for name in names for one in api.entries(store, name)], json_)
+        _print_entries([one for name in names for one in api.entries(store, name)], result.json_)
 
 
+@baseline.command("list", replaced_by="baseline show")
+def list_baselines(store: StoreOption = None, json_: AsJson = False) -> None:
+    """List the newest version of each baseline."""
+    from unified_prof.baselines import api
+
+    newest = {entry.name: entry for entry in api.entries(store)}
+    _print_entries(sorted(newest.values(), key=lambda entry: entry.name), json_)
+
+
+@baseline.command("history", replaced_by="baseline show --history")
 def show_history(
     *,
-    context: click.Context,
     names: list[str] = argument(metavar="NAME", help="Names of baselines."),
     allowed: Allowed,
-    chart: ChartOptions,
+    last: Last = 100,
+    result: ResultOptions = _FORMATS_OF_CHART,
     store: StoreOption = None,
-    json_: AsJsonFormat = False,
 ) -> None:
     """Show the versions of baselines over time, with a chart."""
     from unified_prof.baselines import api
@@ -150,37 +137,38 @@ def show_history(
     from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 
-    file, shape = printing.destination(context, _SUFFIXES, chart.output, chart.format_, json_)
+    target = result.target(_SUFFIXES)
     limits = allowed.limits()
     series = []
     for name in dict.fromkeys(names):
-        entries, runs = zip(*api.versions(name, store, chart.last), strict=True)
+        entries, runs = zip(*api.versions(name, store, last), strict=True)
         noise = workloads.noise(allowed.noise, runs[-1])
         series += [
             shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
             for metric in allowed.metrics or [TOTAL]
         ]
-    if shape == "json":
-        text = printing.json_text(shown.history_fields(series, limits))
-    elif shape == "csv":
+    if target.shape == "csv":
         text = shown.history_csv(series)
-    elif shape == "html":
+    elif target.shape == "html":
         text = shown.history_page(series, limits)
     else:
-        width = None if file else printing.terminal()[0]
-        document = shown.history_document(series, limits, width=width)
-        text = printing.render(document, shape, to_file=file is not None)
-    printing.deliver(text, file, force=chart.force, for_people=shape == "text")
-    if file is not None and not chart.quiet:
-        printing.print_message(f"{file}: {shape}, {sum(len(one.entries) for one in series)} points")
+        width = None if target.file else printing.terminal()[0]
+        text = target.render_document(
+            lambda: printing.json_text(shown.history_fields(series, limits)),
+            lambda: shown.history_document(series, limits, width=width),
+        )
+    target.deliver(text)
+    if target.file is not None and not result.quiet:
+        points = sum(len(one.entries) for one in series)
+        printing.print_message(f"{target.file}: {target.shape}, {points} points")
 
 
 def _print_entries(entries: list[Entry], as_json: bool) -> None:
     if as_json:
         printing.put_json([_document(entry) for entry in entries])
         return
-    from unified_prof.report import names as words
-    from unified_prof.report.document import Column, Document
+    from unified_prof.report.document import Column, Document, name_column
+    from unified_prof.report.names import format_number
 
     document = Document()
     if not entries:
@@ -188,33 +176,15 @@ def _print_entries(entries: list[Entry], as_json: bool) -> None:
         return
     document.table(
         [
-            Column(
-                "baseline",
-                tuple(words.neutral(f"{entry.name}@{entry.version}") for entry in entries),
-                is_name=True,
-            ),
+            name_column("baseline", (f"{entry.name}@{entry.version}" for entry in entries)),
             Column("saved (UTC)", tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry in entries)),
-            Column("samples", tuple(words.format_number(entry.samples) for entry in entries)),
-            Column(
-                "device",
-                tuple(words.neutral(entry.device or "-") for entry in entries),
-                is_name=True,
-                importance=6,
-            ),
+            Column("samples", tuple(format_number(entry.samples) for entry in entries)),
+            name_column("device", (entry.device or "-" for entry in entries), importance=6),
             Column("commit", tuple((entry.commit or "-")[:12] for entry in entries), importance=7),
-            Column(
-                "from",
-                tuple(words.neutral(entry.label) for entry in entries),
-                is_name=True,
-                importance=5,
-            ),
+            name_column("from", (entry.label for entry in entries), importance=5),
         ]
     )
     printing.put(printing.render(document, "text"))
-
-
-def _samples(entry: Entry) -> str:
-    return f"{entry.samples} samples of {entry.label}"
 
 
 def _document(entry: Entry) -> dict[str, Any]:

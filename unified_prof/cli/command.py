@@ -236,7 +236,7 @@ def make_command(
             params += tables[parameter.name]
         elif is_dataclass(kind):
             groups[parameter.name] = kind
-            params += map(_parameter, _fields(kind))
+            params += map(_parameter, _fields(kind, parameter.default))
         elif kind is click.Context:
             context_name = parameter.name
         else:
@@ -291,11 +291,13 @@ def _page(context: click.Context) -> tuple[str, str | None]:
     return page
 
 
-def _fields(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield the fields of a dataclass as parameters."""
+def _fields(group: Any, declared: Any) -> Iterator[inspect.Parameter]:
+    """Yield the fields of a dataclass as parameters; `declared` may replace their declarations."""
     annotations = get_type_hints(group, include_extras=True)
+    replaced = getattr(declared, "metadata", {})
     for one in fields(group):
         default, kind = one if one.metadata else one.default, inspect.Parameter.KEYWORD_ONLY
+        default = replaced.get(one.name, default)
         yield inspect.Parameter(one.name, kind, default=default, annotation=annotations[one.name])
 
 
@@ -333,10 +335,10 @@ MoreNew = Annotated[
 ]
 
 
-def format_option(choices: Iterable[str], **settings: Any) -> Any:
-    """Declare --format."""
+def formats_of(choices: Iterable[str], **settings: Any) -> Any:
+    """Declare the formats of a parameter of type `ResultOptions`, with settings of --format."""
     usual = {"help": "Output format.", "show_default": "text, or by -o"}
-    return option("--format", choices=choices, **usual | settings)
+    return field(metadata={"format_": option("--format", choices=choices, **usual | settings)})
 
 
 OneRank = Annotated[
@@ -553,6 +555,11 @@ class Group(_HelpFormatting, click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, text in summaries if text is not None])
         _HelpFormatting.format_options(self, ctx, formatter)
+
+
+# All commands that have been imported, by name; modules add them with the decorator `command`.
+COMMANDS = Group()
+command = COMMANDS.command
 
 
 def option_help(option: click.Option) -> tuple[str, str]:

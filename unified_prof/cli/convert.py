@@ -10,7 +10,7 @@ import click
 
 from unified_prof.base.coverage import coverage_text
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Group, Quiet, argument, option
+from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Quiet, argument, command, option
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -25,13 +25,9 @@ _EPILOG = (
 )
 
 
-def register(app: Group) -> None:
-    """Register the command and its former names."""
-    app.command("convert", no_args_is_help=True, epilog=_EPILOG)(convert)
-    for name in ("build", "import"):
-        app.command(name, no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")(convert)
-
-
+@command("build", no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")
+@command("import", no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")
+@command("convert", no_args_is_help=True, epilog=_EPILOG)
 def convert(
     recordings: list[Path] = argument(
         metavar="RECORDING...",

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 
 from unified_prof.base.text import printable
-from unified_prof.cli.command import AsJson, Force, Group, Quiet, Schema, argument, flag, option
+from unified_prof.cli.command import (
+    COMMANDS,
+    AsJson,
+    Force,
+    Group,
+    Quiet,
+    Schema,
+    argument,
+    command,
+    flag,
+    option,
+)
 from unified_prof.cli.output import error_record, print_message, put, put_error, put_json
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 
@@ -33,22 +45,12 @@ _RECOVER_EPILOG = (
 # Exit code if there was nothing to recover.
 NOTHING_RECOVERED = 1
 
-db = Group(
-    name="db",
-    help="Inspect, check, upgrade, create and recover report files.",
-)
-
-
-def register(app: Group) -> None:
-    """Register the commands."""
-    db.command("current", replaced_by="db info")(info)
-    db.command("history", replaced_by="db info")(history)
-    db.command("recover", epilog=_RECOVER_EPILOG)(recover)
-    app.command("recover", epilog=_RECOVER_EPILOG, replaced_by="db recover")(recover)
-    app.add_command(db)
+db = Group(name="db", help="Inspect, check, upgrade, create and recover report files.")
+COMMANDS.add_command(db)
 
 
 @db.command()
+@db.command("current", replaced_by="db info")
 def info(
     files: list[Path] | None = argument(default=None, metavar="[FILE]...", help="Report files."),
     family: Family = "msprof",
@@ -70,9 +72,13 @@ def info(
             found.require()
         return found
 
-    _for_each_file(files, look, _detection_data, _print_detection, as_json=as_json)
+    def data(found: Detection) -> dict[str, Any]:
+        return {key: getattr(found, key) for key in _DETECTION_KEYS}
+
+    _for_each_file(files, look, data, _print_detection, as_json=as_json)
 
 
+@db.command("history", replaced_by="db info")
 def history(family: Family = "msprof", as_json: AsJson = False) -> None:
     """List the revisions of a schema family, oldest first, with their changes."""
     from unified_prof.migrate import runner
@@ -118,11 +124,14 @@ def check(
         with fetch_part(location, SUMMARY_FILE_NAME) as path:
             return look_at(path / SUMMARY_FILE_NAME if is_run_directory(path) else path)
 
-    def verdict(found: Check) -> int:
-        return 0 if found.sound else 1
-
     _for_each_file(
-        files, look, _check_data, _print_check, as_json=as_json, quiet=quiet, code=verdict
+        files,
+        look,
+        _check_data,
+        _print_check,
+        as_json=as_json,
+        quiet=quiet,
+        code=lambda found: 0 if found.sound else 1,
     )
 
 
@@ -184,6 +193,8 @@ def create(
         _status_line(f"{file}: created, {family} {revision}")
 
 
+@db.command(epilog=_RECOVER_EPILOG)
+@command("recover", epilog=_RECOVER_EPILOG, replaced_by="db recover")
 def recover(
     folder: Path = argument(metavar="DIR", help="Output directory of the killed `uprof run`."),
     force: Force = False,
@@ -286,21 +297,10 @@ def _status_line(text: str) -> None:
     put(printable(text) + "\n")
 
 
-def _detection_data(found: Detection) -> dict[str, Any]:
-    return {
-        "family": found.family,
-        "revision": found.revision,
-        "equivalent": found.equivalent,
-        "schema_version": found.schema_version,
-        "recognised_by": found.recognised_by,
-        "producer": found.producer,
-        "complete": found.complete,
-        "migrated_from": found.migrated_from,
-        "viewer": found.viewer,
-        "description": found.description,
-        "notes": found.notes,
-        "not_tables": found.not_tables,
-    }
+_DETECTION_KEYS = (
+    *("family", "revision", "equivalent", "schema_version", "recognised_by", "producer"),
+    *("complete", "migrated_from", "viewer", "description", "notes", "not_tables"),
+)
 
 
 def _print_detection(found: Detection) -> None:
@@ -328,13 +328,8 @@ def _check_data(found: Check) -> dict[str, Any]:
         "revision": found.detection.revision,
         "sound": found.sound,
         "findings": [
-            {
-                "severity": "problem" if finding.is_problem else "note",
-                "kind": finding.kind,
-                "count": finding.count,
-                "message": finding.message,
-            }
-            for finding in found.findings
+            {"severity": one.severity, "kind": one.kind, "count": one.count, "message": one.message}
+            for one in found.findings
         ],
     }
 
@@ -344,9 +339,8 @@ def _print_check(found: Check) -> None:
     verdict = "no problems found" if found.sound else "problems found"
     _status_line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
     for finding in found.findings:
-        severity = "problem" if finding.is_problem else "note"
         many = f" ({finding.count} rows)" if finding.count > 1 else ""
-        _status_line(f"  {severity}: {finding.kind}: {finding.message}{many}")
+        _status_line(f"  {finding.severity}: {finding.kind}: {finding.message}{many}")
 
 
 def _upgrade_data(done: Upgrade) -> dict[str, Any]:
@@ -356,9 +350,7 @@ def _upgrade_data(done: Upgrade) -> dict[str, Any]:
         "after": done.after,
         "changed": done.before != done.after,
         "backup": None if done.backup is None else str(done.backup),
-        "anomalies": [
-            {"name": a.name, "count": a.count, "detail": a.detail} for a in done.anomalies
-        ],
+        "anomalies": [asdict(one) for one in done.anomalies],
     }
 
 

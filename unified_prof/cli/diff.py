@@ -7,26 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import click
-
 from unified_prof.cli import output as printing
 from unified_prof.cli import workloads
 from unified_prof.cli.command import (
     HELP_ALL,
-    AsJsonFormat,
-    Force,
     FullNames,
-    Group,
     MoreBase,
     MoreNew,
     Noise,
-    OutputFile,
-    Quiet,
     argument,
+    command,
     flag,
-    format_option,
+    formats_of,
     option,
 )
+from unified_prof.cli.output import ResultOptions, Target
 from unified_prof.cli.report_input import Convert, Reader, Side
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import parse_noise
@@ -46,18 +41,12 @@ _FORMATS = ("text", "json", "csv", "markdown", "html")
 _DEVICE_ONLY = ("csv", "html")
 
 
-def register(app: Group) -> None:
-    """Register the command."""
-    app.command(
-        "diff",
-        epilog="Exit codes: 0 success; 2 usage error (reports that cannot be compared); 6 "
-        "recording unreadable; 7 report missing or unreadable. Use `uprof gate` for a "
-        "verdict.",
-    )(diff)
-
-
+@command(
+    "diff",
+    epilog="Exit codes: 0 success; 2 usage error (reports that cannot be compared); 6 "
+    "recording unreadable; 7 report missing or unreadable. Use `uprof gate` for a verdict.",
+)
 def diff(
-    context: click.Context,
     base: Path | None = argument(
         default=None, metavar="BASE", help="Baseline: a report or run directory."
     ),
@@ -89,18 +78,14 @@ def diff(
     by: _By = option(default="operation", help="Breakdown of the changes."),
     top: int = option(default=20, min=1, help="Number of rows per table."),
     everything: bool = flag("--all", help="Also show unchanged and inconclusive rows."),
-    format_: str | None = format_option(
+    result: ResultOptions = formats_of(
         _FORMATS,
         help="Output format; json and csv have all rows; csv and html need recordings of "
         "device work.",
     ),
-    output: OutputFile = None,
     noise: Noise = None,
     convert: Convert = False,
-    force: Force = False,
-    json_: AsJsonFormat = False,
     full_names: FullNames = False,
-    quiet: Quiet = False,
 ) -> None:
     """Compare two runs operation by operation.
 
@@ -110,24 +95,25 @@ def diff(
     operations by name and shape, kernels. For several recordings per side, such as a directory of
     ranks, figures are the mean over devices.
     """
-    from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
+    from unified_prof.report.formats import DEVICE_SUFFIXES, find_format
 
-    file, shape = printing.destination(context, DEVICE_SUFFIXES, output, format_, json_)
-    printing.refuse_terminal(shape, file, for_terminal=DEVICE_FORMATS[shape].for_terminal)
+    target = result.target(DEVICE_SUFFIXES)
+    target.refuse_terminal(for_terminal=find_format(target.shape).for_terminal)
     captures = base_capture or capture, new_capture or capture
-    how = _Shown(shape, by, top, everything, file is not None, full_names, noise, captures)
+    how = _Shown(target, by, top, everything, full_names, noise, captures)
     if capture is not None and (base_capture or new_capture):
         raise UsageError(
             "--with applies to both runs",
             hint="use --base-with and --new-with for one of them",
             slug="contradicting-options",
         )
-    reading = Reader(convert, quiet or shape != "text", file)
+    is_text = target.shape == printing.TEXT
+    reading = Reader(convert, result.quiet or not is_text, target.file)
     warnings: Sequence[str]
     if workload:
-        if shape in _DEVICE_ONLY:
+        if target.shape in _DEVICE_ONLY:
             raise UsageError(
-                f"--format {shape} supports one comparison, not several workloads",
+                f"--format {target.shape} supports one comparison, not several workloads",
                 hint="use text, json or markdown, or compare each workload separately",
                 slug="contradicting-options",
             )
@@ -151,9 +137,10 @@ def diff(
     else:
         sides = [base, *(more_base or [])], [new, *(more_new or [])]
         found = _compared(*sides, reading, how)
-        text, warnings = found.text(how), found.warnings
-    printing.deliver(text, file, force=force, for_people=shape == "text")
-    if shape != "text" and not quiet:
+        text = how.render(found.fields, found.document) if found.text is None else found.text
+        warnings = found.warnings
+    target.deliver(text)
+    if not is_text and not result.quiet:
         for warning in warnings:
             printing.print_message(f"uprof: warning: {warning}")
 
@@ -162,19 +149,18 @@ def diff(
 class _Shown:
     """Presentation of a comparison."""
 
-    shape: str
+    target: Target
     by: _By
     top: int
     everything: bool
-    to_file: bool
     full_names: bool
     noise: str | None
     # Reports in which the replayed graphs of each side were captured.
     captures: tuple[Path | None, Path | None]
 
-    def render(self, document: Document) -> str:
-        return printing.render(
-            document, self.shape, to_file=self.to_file, full_names=self.full_names
+    def render(self, fields: Callable[[], dict[str, Any]], document: Document) -> str:
+        return self.target.render_document(
+            lambda: printing.json_text(fields()), lambda: document, full_names=self.full_names
         )
 
 
@@ -186,14 +172,7 @@ class _Comparison:
     document: Document
     warnings: Sequence[str]
     # Text in a format that documents do not support, such as CSV; None otherwise.
-    produce: Callable[[], str] | None = None
-
-    def text(self, how: _Shown) -> str:
-        if self.produce is not None:
-            return self.produce()
-        if how.shape == "json":
-            return printing.json_text(self.fields())
-        return how.render(self.document)
+    text: str | None = None
 
 
 def _compare_each(
@@ -213,13 +192,16 @@ def _compare_each(
         if (mean := compare_workloads(pairs, metric, noises)) is not None
     }
     warnings = [f"{name}: {one}" for name, each in found.items() for one in each.warnings]
-    if how.shape == "json":
-        fields = {name: one.fields() for name, one in found.items()}
-        return printing.json_text(
-            operation_difference.differences_fields(fields, together)
-        ), warnings
-    documents = {name: one.document for name, one in found.items()}
-    return how.render(operation_difference.differences_document(documents, together)), warnings
+    document = operation_difference.differences_document(
+        {name: one.document for name, one in found.items()}, together
+    )
+    text = how.render(
+        lambda: operation_difference.differences_fields(
+            {name: one.fields() for name, one in found.items()}, together
+        ),
+        document,
+    )
+    return text, warnings
 
 
 def _compared(
@@ -254,30 +236,20 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Comparison:
             "--by annotation for one recording",
             slug="no-breakdown",
         )
-    from unified_prof.report.device_documents import device_document, device_fields
-    from unified_prof.report.formats import DEVICE_FORMATS, DeviceRequest
+    from unified_prof.report import device_documents
+    from unified_prof.report.formats import DeviceRequest
 
-    shown = DeviceRequest(
-        by=how.by,
-        top=how.top,
-        everything=how.everything,
-        full_names=how.full_names,
-    )
-
-    special = how.shape in _DEVICE_ONLY
+    shown = DeviceRequest(how.by, how.top, how.everything)
+    text = None
+    if how.target.shape == "csv":
+        text = device_documents.device_csv(found)
+    elif how.target.shape == "html":
+        text = device_documents.device_page(found, shown)
     return _Comparison(
-        lambda: device_fields(found),
-        device_document(found, shown),
+        lambda: device_documents.device_fields(found),
+        device_documents.device_document(found, shown),
         found.warnings,
-        (lambda: DEVICE_FORMATS[how.shape].produce(found, shown)) if special else None,
-    )
-
-
-def _check_options(shape: str, why: str) -> UsageError:
-    return UsageError(
-        f"--format {shape} needs two recordings of device work: {why}",
-        hint="use --format text, json or markdown",
-        slug="unknown-format",
+        text,
     )
 
 
@@ -286,9 +258,12 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     from unified_prof.compare import diff as analysis
     from unified_prof.report import operation_difference
 
-    if how.shape in _DEVICE_ONLY:
-        raise _check_options(
-            how.shape, "these reports are of tracked workloads, or of the host only"
+    if how.target.shape in _DEVICE_ONLY:
+        raise UsageError(
+            f"--format {how.target.shape} needs two recordings of device work: these reports are "
+            "of tracked workloads, or of the host only",
+            hint="use --format text, json or markdown",
+            slug="unknown-format",
         )
     by = next((one for one in _BY_SAMPLES if one == how.by), None)
     if by is None:

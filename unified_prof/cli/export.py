@@ -1,28 +1,46 @@
-"""Command `uprof export`: write a report as files for other tools."""
+"""Command `uprof export`: write a report as files for other tools, and timelines for viewers."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import trace
-from unified_prof.cli.command import REQUIRED, AsJson, Force, Group, Quiet, argument, flag, option
+from unified_prof.cli.command import REQUIRED, AsJson, Force, Quiet, argument, command, flag, option
 from unified_prof.cli.report_input import Convert, Reader
-from unified_prof.cli.trace import TimelineOptions
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.export import files as layouts
+from unified_prof.pipeline import rank_runs
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.report.formats import FORMAT_SUFFIXES
 
 if TYPE_CHECKING:
+    from unified_prof.explain.api import Opened
+    from unified_prof.explain.report_questions import OverTime
     from unified_prof.export.mindstudio.writer import Exported
+    from unified_prof.recording.source import Coverage
+    from unified_prof.report.viewer_traces import OnUnreadable, TraceContents
 
 _MEASURE_HELP = f"Stacks: weight of the frames: {', '.join(MEASURES)}."
 _LAYOUT_HELP = "; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + "."
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineOptions:
+    """Options of timelines."""
+
+    ranks: str | None = option(
+        metavar="N,...",
+        help="Timelines of a cluster run: these ranks on one clock, for example 0,8-11.",
+    )
+    step: int | None = option(metavar="N", help="Timelines of a cluster run: only this step.")
+    critical_path: bool = flag(
+        "--critical-path", "--path", help="Timelines: add a track of the critical path."
+    )
 
 
 @dataclass(frozen=True)
@@ -65,18 +83,14 @@ class CommonOptions:
     json_: AsJson = False
 
 
-def register(app: Group) -> None:
-    """Register the command and its former name for timelines."""
-    app.command("trace", replaced_by="export")(export)
-    app.command(
-        "export",
-        epilog="Exit codes: 0 success, also if something had to be left out; 2 usage error (the "
-        "report lacks what the layout needs); 6 recording unreadable; 7 report missing or "
-        "unreadable (stacks of the other reports of a directory are still written); 9 a "
-        "file exists or cannot be written, and none is written.",
-    )(export)
-
-
+@command("trace", replaced_by="export")
+@command(
+    "export",
+    epilog="Exit codes: 0 success, also if something had to be left out; 2 usage error (the "
+    "report lacks what the layout needs); 6 recording unreadable; 7 report missing or "
+    "unreadable (stacks of the other reports of a directory are still written); 9 a "
+    "file exists or cannot be written, and none is written.",
+)
 def export(
     path: str = argument(
         metavar="FILE|DIR",
@@ -129,8 +143,7 @@ def _export(
             slug="option-without-effect",
         )
     if chosen.makes == "timeline":
-        reader = Reader(usual.convert, usual.quiet, output)
-        trace.write_timeline(path, output, timeline, reader, force=usual.force, as_json=usual.json_)
+        _timeline(path, output, timeline, usual)
         return
     if timeline != TimelineOptions():
         raise UsageError(
@@ -214,7 +227,7 @@ def _stacks(
             )
     if coverage.missing:
         printing.print_message(f"uprof: error: {coverage.sentence}")
-        raise click.exceptions.Exit(StoreError.exit_code)
+        printing.end_if_missing(coverage.sentence, told=True)
 
 
 def _tables(
@@ -268,3 +281,202 @@ def _record(directory: Path, layout: layouts.Layout, exported: Exported) -> dict
             one.name: {"count": one.count, "detail": one.detail} for one in exported.anomalies
         },
     }
+
+
+def _timeline(path: Path, output: Path, options: TimelineOptions, usual: CommonOptions) -> None:
+    """Write a timeline and print what was written."""
+    from unified_prof.report.figures import coverage_fields
+    from unified_prof.sqlite.atomic import refuse_existing
+
+    reader, missing = Reader(usual.convert, usual.quiet, output), ""
+    refuse_existing(output, overwrite=usual.force)
+    ranks, step, with_path = options.ranks, options.step, options.critical_path
+    if ranks is not None or step is not None:
+        if with_path:
+            raise UsageError(
+                "--critical-path cannot be combined with --ranks and --step",
+                slug="contradicting-options",
+            )
+        numbers = None if ranks is None else _rank_numbers(ranks)
+        written, record = write_ranks(path, output, numbers, step, reader, force=usual.force)
+    else:
+        written, coverage = write_reports(
+            path, output, reader, with_path=with_path, force=usual.force
+        )
+        record = {"coverage": coverage_fields(coverage)}
+        missing = coverage.sentence if coverage.missing else ""
+    if usual.json_:
+        printing.put_json({"output": str(output), **asdict(written), **record})
+    elif not usual.quiet:
+        printing.print_message(trace_summary(output, written))
+    printing.end_if_missing(missing)
+
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+# Maximum ranks per trace; viewers cannot draw more, and each rank is read in full.
+_MAX_RANKS = 256
+
+
+def _rank_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of `0,8-11`.
+
+    Raises:
+        UsageError: Not a list of ranks, or too many ranks.
+    """
+    found: dict[int, None] = {}
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if low > high:
+            raise UsageError(
+                f"--ranks {text!r}: expected numbers such as 0,8-11",
+                hint="select ranks",
+                slug="wrong-ranks",
+            )
+        if high - low >= _MAX_RANKS or len(found) + high - low >= _MAX_RANKS:
+            raise UsageError(
+                f"--ranks {text!r}: a trace can have at most {_MAX_RANKS} ranks",
+                slug="wrong-ranks",
+            )
+        found |= dict.fromkeys(range(low, high + 1))
+    return tuple(found)
+
+
+def write_ranks(
+    path: Path,
+    output: Path,
+    ranks: Sequence[int] | None,
+    step: int | None,
+    reader: Reader,
+    *,
+    force: bool,
+) -> tuple[TraceContents, dict[str, Any]]:
+    """Write the timelines of ranks, shifted to the common clock; return contents and JSON keys.
+
+    Args:
+        path: Cluster run.
+        output: File to write.
+        ranks: Numbers of the ranks; None selects the most informative ones of the step.
+        step: The only step, or None for all.
+        reader: How paths are read.
+        force: Overwrite the file.
+
+    Raises:
+        StoreError: The run or a rank's recording is missing.
+        UsageError: The run has no such rank or step, or a recording must be converted first.
+        OutputError: The file cannot be written.
+    """
+    from unified_prof.cluster.step_lanes import (
+        ShiftedTimeline,
+        ranks_by_clock,
+        ranks_of_interest,
+        step_window,
+    )
+    from unified_prof.explain.api import open_reports
+
+    with ExitStack() as stack:
+        overview = stack.enter_context(reader.ranks(path, needed=True))
+        if overview is None:
+            raise rank_runs.not_a_run_error(
+                path, "leave out --ranks and --step, which apply to cluster runs"
+            )
+        numbers = ranks if ranks is not None else ranks_of_interest(overview)
+        chosen = [overview.rank(number).rank for number in numbers]
+        found: list[tuple[str, OverTime]] = []
+        for rank in chosen:
+            window = step_window(overview.run, rank, step)
+            file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
+            ready = reader.reports(file, several=False)
+            reports = stack.enter_context(open_reports(ready.path))
+            label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
+            found += [
+                (f"{label}: ", ShiftedTimeline(one, overview.run.clock(rank), window))
+                for one in reports.analyses
+            ]
+        together = ranks_by_clock(chosen)
+        if not reader.quiet and (len(together) > 1 or None in together):
+            printing.print_message(
+                "uprof: warning: clocks cannot be aligned, no common event between ranks: "
+                + "; ".join(", ".join(map(str, group)) for group in together.values())
+            )
+        written = _write(output, found, None, force=force)
+        # Ranks grouped by the clock that they share.
+        islands = [*together.values()]
+        return written, {"ranks": [one.rank for one in chosen], "clock_islands": islands}
+
+
+def write_reports(
+    path: Path, output: Path, reader: Reader, *, with_path: bool, force: bool
+) -> tuple[TraceContents, Coverage]:
+    """Write the timeline of a report, or of all reports in a directory, and return its content.
+
+    Raises:
+        StoreError: There is no report, or the only one is damaged.
+        UsageError: No report has timestamps.
+        OutputError: The file cannot be written.
+    """
+    from unified_prof.explain.api import open_reports
+
+    ready = reader.reports(path)
+    with printing.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
+        named = _timed_reports(opened, with_path=with_path)
+
+        def lose(lost: OverTime, error: StoreError) -> None:
+            (analysis,) = (one for one in opened.analyses if one.path == lost.path)
+            opened.lose(analysis, error, part="the trace is incomplete")
+
+        written = _write(output, named, lose if len(named) > 1 else None, force=force)
+        return written, opened.coverage
+
+
+def _write(
+    output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
+) -> TraceContents:
+    """Write the trace atomically in the format of the file's extension."""
+    from unified_prof.report.viewer_traces import write_chrome_trace, write_perfetto_trace
+    from unified_prof.sqlite.atomic import replacing
+
+    write = write_chrome_trace if output.name.endswith(".json") else write_perfetto_trace
+    with replacing(output, overwrite=force) as partial:
+        return write(partial, named, lose)
+
+
+def trace_summary(output: Path, written: TraceContents) -> str:
+    """Summarize the content of a trace."""
+    return (
+        f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
+        f"{written.flows:,} flows, {written.counters:,} counters"
+    )
+
+
+def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
+    """Return the reports with timestamps, each with a prefix for its track names."""
+    from unified_prof.report.figures import readable_answers
+    from unified_prof.report.viewer_traces import WithCriticalPath
+
+    # A memory snapshot has no tracks, but memory over time.
+    has_times = readable_answers(
+        opened,
+        lambda analysis: (
+            analysis,
+            next(analysis.tracks(), None) is not None or bool(analysis.memory_series()),
+        ),
+    )
+    found = [analysis for analysis, answer in has_times if answer]
+    if not found:
+        family = has_times[0][0].family
+        why = (
+            "no device tasks, host calls or memory were recorded"
+            if family == "msprof"
+            else "Skyline reports have durations but no timestamps"
+        )
+        raise UsageError(
+            f"{opened.path} has no timeline: {why}",
+            hint="record one with `uprof run --report timeline`",
+            slug="no-timeline",
+        )
+    several = len(found) > 1
+    return [
+        (f"{Path(one.path).stem}: " if several else "", WithCriticalPath(one) if with_path else one)
+        for one in found
+    ]

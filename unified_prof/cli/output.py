@@ -7,15 +7,17 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from unified_prof.base import streams
 from unified_prof.base.text import EXPECTED_ANOMALIES, printable
+from unified_prof.cli.command import AsJsonFormat, Force, OutputFile, Quiet
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
@@ -181,39 +183,6 @@ def write(path: Path, content: str | bytes, *, force: bool) -> None:
             partial.write_text(content, encoding="utf-8", newline="\n")
 
 
-def deliver(
-    content: str | bytes, file: Path | None, *, force: bool, for_people: bool = True, note: str = ""
-) -> None:
-    """Write a result to a file, or print it to stdout if there is none.
-
-    Args:
-        content: The result.
-        file: File to write.
-        force: Overwrite the file.
-        for_people: False if stdout must be UTF-8 for programs.
-        note: What the file is, for a message with its size; empty for no message.
-
-    Raises:
-        OutputError: Same as `put` and `write`.
-    """
-    if file is None:
-        put(content, for_people=for_people)
-        return
-    write(file, content, force=force)
-    if note:
-        print_message(f"{file}: {note}, {file.stat().st_size:,} bytes")
-
-
-def refuse_terminal(shape: str, file: Path | None, *, for_terminal: bool) -> None:
-    """Raise UsageError if a result that a terminal cannot show would be printed to one."""
-    if file is None and not for_terminal and sys.stdout.isatty():
-        raise UsageError(
-            f"{shape} cannot be shown on a terminal",
-            hint="write it to a file with -o",
-            slug="not-for-a-terminal",
-        )
-
-
 def end_if_missing(missing: str, *, told: bool = False) -> None:
     """Exit with the code of unreadable reports if there are any.
 
@@ -237,59 +206,107 @@ STDOUT = Path("-")
 Suffixes = Mapping[str, tuple[str, ...]]
 
 
-class Context(Protocol):
-    """Part of Click's context that is used here."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """File and format of a result."""
 
-    def get_parameter_source(self, name: str) -> object | None:
-        """Return the source of a parameter's value."""
+    # None for stdout.
+    file: Path | None
+    shape: str
+    # Overwrite the file.
+    force: bool
 
+    def refuse_existing(self) -> None:
+        """Raise OutputError if the file exists and must not be overwritten."""
+        from unified_prof.sqlite.atomic import refuse_existing
 
-def destination(
-    context: Context, suffixes: Suffixes, output: Path | None, asked: str | None, as_json: bool
-) -> tuple[Path | None, str]:
-    """Return the file given by -o, or None for stdout (no -o, or `-o -`), and the output format.
+        if self.file is not None:
+            refuse_existing(self.file, overwrite=self.force)
 
-    Raises:
-        UsageError: Same as `choose_format`.
-    """
-    file = None if output == STDOUT else output
-    return file, choose_format(context, suffixes, asked=asked, as_json=as_json, file=file)
+    def refuse_terminal(self, *, for_terminal: bool) -> None:
+        """Raise UsageError if a result that a terminal cannot show would be printed to one."""
+        if self.file is None and not for_terminal and sys.stdout.isatty():
+            raise UsageError(
+                f"{self.shape} cannot be shown on a terminal",
+                hint="write it to a file with -o",
+                slug="not-for-a-terminal",
+            )
 
+    def deliver(
+        self, content: str | bytes, *, for_people: bool | None = None, note: bool = False
+    ) -> None:
+        """Write a result to the file, or print it to stdout if there is none.
 
-def choose_format(
-    context: Context, suffixes: Suffixes, *, asked: str | None, as_json: bool, file: Path | None
-) -> str:
-    """Return the output format; the command line takes precedence over settings.
+        Args:
+            content: The result.
+            for_people: False if stdout must be UTF-8 for programs; by default, only text is not.
+            note: Print format and size of the file.
 
-    Args:
-        context: Context of the command, whose options are `format_` and `json_` in Python.
-        suffixes: Available formats.
-        asked: Value of --format from any source.
-        as_json: Value of --json from any source.
-        file: Output file, or None for stdout.
+        Raises:
+            OutputError: Same as `put` and `write`.
+        """
+        if self.file is None:
+            put(content, for_people=self.shape == TEXT if for_people is None else for_people)
+            return
+        write(self.file, content, force=self.force)
+        if note:
+            print_message(f"{self.file}: {self.shape}, {self.file.stat().st_size:,} bytes")
 
-    Raises:
-        UsageError: The extension belongs to no format, or the options contradict one another.
-    """
-    typed_format, typed_json = _is_typed(context, "format_"), _is_typed(context, "json_")
-    if as_json and typed_json:
-        if asked not in (None, JSON) and typed_format:
-            raise UsageError("--json contradicts --format", slug="contradicting-options")
-        asked, typed_format = JSON, True
-    elif as_json and not typed_format:
-        asked = JSON
-    if file is None:
-        return asked or TEXT
-    if asked is None or (file.suffix and not typed_format):
-        return _format_of_file(file, suffixes)
-    if typed_format and _contradicts(file, asked, suffixes):
-        raise UsageError(
-            f"{file}: the extension selects {_format_of_file(file, suffixes)}, "
-            f"but the format is {asked}",
-            hint="omit --format, or change the extension",
-            slug="contradicting-options",
+    def render_document(
+        self,
+        as_json: Callable[[], str],
+        as_document: Callable[[], Document],
+        *,
+        full_names: bool = False,
+    ) -> str:
+        """Return a result as JSON, or as a document in text or Markdown."""
+        if self.shape == JSON:
+            return as_json()
+        return render(
+            as_document(), self.shape, to_file=self.file is not None, full_names=full_names
         )
-    return asked
+
+
+@dataclass(frozen=True, slots=True)
+class ResultOptions:
+    """Format and file of a result; each command declares its formats with `formats_of`."""
+
+    format_: str | None
+    output: OutputFile = None
+    force: Force = False
+    json_: AsJsonFormat = False
+    quiet: Quiet = False
+
+    def target(self, suffixes: Suffixes) -> Target:
+        """Return file and format; the command line takes precedence over settings.
+
+        Raises:
+            UsageError: The extension belongs to no format, or the options contradict one another.
+        """
+        file = None if self.output == STDOUT else self.output
+        return Target(file, self._format(file, suffixes), self.force)
+
+    def _format(self, file: Path | None, suffixes: Suffixes) -> str:
+        asked = self.format_
+        typed_format, typed_json = is_typed("format_"), is_typed("json_")
+        if self.json_ and typed_json:
+            if asked not in (None, JSON) and typed_format:
+                raise UsageError("--json contradicts --format", slug="contradicting-options")
+            asked, typed_format = JSON, True
+        elif self.json_ and not typed_format:
+            asked = JSON
+        if file is None:
+            return asked or TEXT
+        if asked is None or (file.suffix and not typed_format):
+            return _format_of_file(file, suffixes)
+        if typed_format and _contradicts(file, asked, suffixes):
+            raise UsageError(
+                f"{file}: the extension selects {_format_of_file(file, suffixes)}, "
+                f"but the format is {asked}",
+                hint="omit --format, or change the extension",
+                slug="contradicting-options",
+            )
+        return asked
 
 
 def _format_of_file(file: Path, suffixes: Suffixes) -> str:
@@ -314,9 +331,9 @@ def _contradicts(file: Path, asked: str, suffixes: Suffixes) -> bool:
     return any(suffix in known for name, known in suffixes.items() if name not in (asked, TEXT))
 
 
-def _is_typed(context: Context, parameter: str) -> bool:
-    """Return True if a parameter was given on the command line."""
-    source = context.get_parameter_source(parameter)
+def is_typed(parameter: str) -> bool:
+    """Return True if a parameter of this command was given on the command line."""
+    source = click.get_current_context().get_parameter_source(parameter)
     return getattr(source, "name", None) == "COMMANDLINE"
 
 

@@ -11,7 +11,7 @@ import click
 
 from unified_prof.base.coverage import coverage_text
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import REQUIRED, AsJson, Force, Group, Quiet, argument, option
+from unified_prof.cli.command import REQUIRED, AsJson, Force, Quiet, argument, command, option
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.recording_check import RecordingCheck, TableCheck
@@ -30,12 +30,7 @@ _ANONYMIZE_EPILOG = (
 _MAX_SHOWN = 5
 
 
-def register(app: Group) -> None:
-    """Register the commands."""
-    app.command("check", no_args_is_help=True, epilog=_EPILOG)(check)
-    app.command("anonymize", no_args_is_help=True, epilog=_ANONYMIZE_EPILOG)(anonymize)
-
-
+@command("check", no_args_is_help=True, epilog=_EPILOG)
 def check(
     recording: Path = argument(metavar="RECORDING", help="A recording, as for convert."),
     against: Path | None = option(
@@ -98,6 +93,7 @@ def _record(result: RecordingCheck, database: Path | None) -> dict[str, Any]:
     }
 
 
+@command("anonymize", no_args_is_help=True, epilog=_ANONYMIZE_EPILOG)
 def anonymize(
     recording: Path = argument(
         metavar="RECORDING",

@@ -5,24 +5,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import click
-
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_input
 from unified_prof.cli.command import (
     HELP_ALL,
-    AsJsonFormat,
-    Force,
     FullNames,
-    Group,
     OneRank,
-    OutputFile,
-    Quiet,
     ReportPath,
+    command,
     flag,
-    format_option,
+    formats_of,
     option,
 )
+from unified_prof.cli.output import ResultOptions
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
@@ -34,17 +29,12 @@ _SORT_KEYS = ("time", "forward", "backward", "average", "count", "size", "name")
 _BY_HELP = f"Breakdown: {', '.join(KINDS)}."
 
 
-def register(app: Group) -> None:
-    """Register the command."""
-    app.command(
-        "report",
-        epilog="Exit codes: 0 success; 2 usage error; 6 recording unreadable; 7 report missing "
-        "or unreadable; 9 output cannot be written.",
-    )(report)
-
-
+@command(
+    "report",
+    epilog="Exit codes: 0 success; 2 usage error; 6 recording unreadable; 7 report missing "
+    "or unreadable; 9 output cannot be written.",
+)
 def report(
-    context: click.Context,
     path: ReportPath,
     by: str | None = option(
         choices=KINDS,
@@ -58,8 +48,7 @@ def report(
     sort: str | None = option(
         choices=_SORT_KEYS, help="Sort rows.", show_default="time, else size"
     ),
-    format_: str | None = format_option(formats.FORMAT_NAMES),
-    output: OutputFile = None,
+    result: ResultOptions = formats_of(formats.FORMAT_NAMES),
     rank: OneRank = None,
     statistics: bool = flag(
         "--stats", help="Add min, median, p99, max, standard deviation and launch statistics."
@@ -76,9 +65,6 @@ def report(
     embed_source: bool = flag(
         help="html: embed source lines of files below the current directory.", shown_by=HELP_ALL
     ),
-    force: Force = False,
-    json_: AsJsonFormat = False,
-    quiet: Quiet = False,
 ) -> None:
     """Show time and memory of a run per operation, kernel, module or line.
 
@@ -86,18 +72,15 @@ def report(
     the others are shown. For a multi-rank run, a summary of the run comes first; with many ranks
     only the summary is shown.
     """
-    from unified_prof.sqlite.atomic import refuse_existing
-
-    file, name = printing.destination(context, formats.FORMAT_SUFFIXES, output, format_, json_)
-    shape = formats.find_format(name)
-    to_terminal = file is None and sys.stdout.isatty()
+    target = result.target(formats.FORMAT_SUFFIXES)
+    shape = formats.find_format(target.shape)
+    to_terminal = target.file is None and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
         raise UsageError(
             "--embed-source applies to --format html only", slug="option-without-effect"
         )
-    printing.refuse_terminal(name, file, for_terminal=shape.for_terminal)
-    if file is not None:
-        refuse_existing(file, overwrite=force)
+    target.refuse_terminal(for_terminal=shape.for_terminal)
+    target.refuse_existing()
     if statistics and by is not None and by not in STATISTICS_OF:
         raise UsageError(
             f"--stats adds nothing to --by {by}",
@@ -123,23 +106,18 @@ def report(
                 slug="option-without-effect",
             )
         content, missing = _render_watched(folder, shape.name, rank, request)
-        printing.deliver(content, file, force=force, for_people=shape.for_people)
+        target.deliver(content)
         printing.end_if_missing(missing)
         return
+    reader = report_input.Reader(convert, result.quiet, target.file)
     made = report_input.render_reports(
-        path,
-        shape,
-        request,
-        rank=rank,
-        capture=capture,
-        reader=report_input.Reader(convert, quiet, file),
+        path, shape, request, rank=rank, capture=capture, reader=reader
     )
-    note = "" if quiet else shape.name
-    printing.deliver(made.content, file, force=force, for_people=shape.for_people, note=note)
-    if rank is None and not quiet:
+    target.deliver(made.content, note=not result.quiet)
+    if rank is None and not result.quiet:
         report_input.print_hints(path, made)
     # On a terminal it is printed above the figures.
-    printing.end_if_missing(made.missing, told=to_terminal and shape.for_people)
+    printing.end_if_missing(made.missing, told=to_terminal and target.shape == printing.TEXT)
 
 
 def _render_watched(

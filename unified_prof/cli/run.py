@@ -19,7 +19,16 @@ from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import HELP_ALL, REQUIRED, Force, Group, Quiet, argument, flag, option
+from unified_prof.cli.command import (
+    HELP_ALL,
+    REQUIRED,
+    Force,
+    Quiet,
+    argument,
+    command,
+    flag,
+    option,
+)
 from unified_prof.cli.output import WIPE
 from unified_prof.cli.run_options import (
     MeasurementOptions,
@@ -147,30 +156,14 @@ def _line_of_rank(result: RunResult) -> str:
     return f"uprof: {printable(line + (files or 'no report'))}"
 
 
-def register(app: Group) -> None:
-    """Register the command, and the former commands `time` and `memory`."""
-    for name, report, what in (("time", RUN_TIME, "run time"), ("memory", MEMORY, "memory")):
-        app.command(
-            name,
-            help=f"Write only the {what} report of a script, like Skyline's `{name}`.\n\n"
-            "`uprof run` has more options and writes both reports at once.",
-            no_args_is_help=True,
-            epilog=_SKYLINE_EPILOG,
-            replaced_by=f"run --report {name}",
-        )(partial(skyline, report))
-    app.command(
-        "run",
-        cls=WorkloadCommand,
-        tables={"npu_options": npu_options()},
-        no_args_is_help=True,
-        epilog=(
-            "Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 "
-            "usage error; 4 device missing; 5 capture failed; 9 output cannot be written; "
-            "130 interrupted."
-        ),
-    )(run)
-
-
+@command(
+    "run",
+    cls=WorkloadCommand,
+    tables={"npu_options": npu_options()},
+    no_args_is_help=True,
+    epilog="Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 usage "
+    "error; 4 device missing; 5 capture failed; 9 output cannot be written; 130 interrupted.",
+)
 def run(
     *,
     what: WorkloadOptions,
@@ -260,26 +253,6 @@ def run(
     raise click.exceptions.Exit(exit_code)
 
 
-def measured_into(
-    folder: Path, report: str, script: str, backend: str, target: Path, *, quiet: bool
-) -> int:
-    """Run a script for one report in `folder`, shown as `target`; return the exit code.
-
-    Raises:
-        UprofError: Same as `uprof run`.
-    """
-    say = _suppress_messages if quiet else streams.tell
-    chosen = _backend(backend, say, dry_run=False)
-    workload = WorkloadOptions([script]).workload(attach=False)
-    spec = MeasurementOptions(report=report).spec(workload, chosen, folder, {})
-    spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
-    file = f"{folder.name}/{report.replace('-', '_')}.sqlite"
-    renamed = {file: target.name, folder.name: target.name}
-    shown = RunEnd(quiet=quiet, json=False, top=10, renamed=renamed)
-    every_rank = chosen_ranks_of("all")
-    return _run(chosen, spec, shown, force=True, strict=False, ranks=every_rank)
-
-
 def _run(
     backend: Backend,
     spec: RunSpec,
@@ -351,10 +324,7 @@ def _suppress_messages(_: str) -> None:
 
 
 # Former commands `uprof time` and `uprof memory`: Skyline's spelling, one report each.
-_SKYLINE_EPILOG = "Exit codes: as `uprof run`; 9 if the file exists (use --force)."
-
-
-def skyline(
+def _skyline(
     report: str,
     entry_point: str = argument(
         metavar="ENTRY_POINT", help="Script to profile, with or without providers."
@@ -378,8 +348,16 @@ def skyline(
     except OSError as err:
         raise output_error(target, err) from err
     try:
-        exit_code = measured_into(folder, report, entry_point, backend, target, quiet=quiet)
+        say = _suppress_messages if quiet else streams.tell
+        chosen = _backend(backend, say, dry_run=False)
+        workload = WorkloadOptions([entry_point]).workload(attach=False)
+        spec = MeasurementOptions(report=report).spec(workload, chosen, folder, {})
+        spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
         made = folder / f"{report.replace('-', '_')}.sqlite"
+        renamed = {f"{folder.name}/{made.name}": target.name, folder.name: target.name}
+        shown = RunEnd(quiet=quiet, json=False, top=10, renamed=renamed)
+        every_rank = chosen_ranks_of("all")
+        exit_code = _run(chosen, spec, shown, force=True, strict=False, ranks=every_rank)
         if made.exists():
             refuse_existing(target, overwrite=force)
             try:
@@ -389,3 +367,14 @@ def skyline(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     raise click.exceptions.Exit(exit_code)
+
+
+for _name, _report, _what in (("time", RUN_TIME, "run time"), ("memory", MEMORY, "memory")):
+    command(
+        _name,
+        help=f"Write only the {_what} report of a script, like Skyline's `{_name}`.\n\n"
+        "`uprof run` has more options and writes both reports at once.",
+        no_args_is_help=True,
+        epilog="Exit codes: as `uprof run`; 9 if the file exists (use --force).",
+        replaced_by=f"run --report {_name}",
+    )(partial(_skyline, _report))

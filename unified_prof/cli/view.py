@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from unified_prof.cli import output, report_input
-from unified_prof.cli.command import AsJson, Group, OneRank, Quiet, ReportPath, flag, option
+from unified_prof.cli.command import AsJson, OneRank, Quiet, ReportPath, command, flag, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UprofError
 from unified_prof.schema.catalogue import WATCH_FILES
@@ -31,16 +31,12 @@ _IDLE_S = 600
 _AFTER_TRACE_S = 30
 
 
-def register(app: Group) -> None:
-    """Register the command."""
-    app.command(
-        "view",
-        epilog="Exit codes: 0 success, also after Ctrl-C; 2 usage error, or the port is in use; "
-        "6 recording unreadable; 7 report missing or unreadable (the other reports of a "
-        "directory are still shown).",
-    )(view)
-
-
+@command(
+    "view",
+    epilog="Exit codes: 0 success, also after Ctrl-C; 2 usage error, or the port is in use; "
+    "6 recording unreadable; 7 report missing or unreadable (the other reports of a "
+    "directory are still shown).",
+)
 def view(
     path: ReportPath,
     perfetto: bool = flag(help="Open the timeline in ui.perfetto.dev instead of the page."),
@@ -136,7 +132,7 @@ def _timeline(
 ) -> tuple[list[Item], str]:
     """Return the page that opens Perfetto, the timeline, and a note about missing data."""
     from unified_prof.base.loopback import Item
-    from unified_prof.cli import trace
+    from unified_prof.cli import export
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.report import html_page as opener
 
@@ -146,14 +142,13 @@ def _timeline(
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
     missing, reader = "", report_input.Reader(convert, quiet, file)
     if rank is not None or is_run_directory(path):
-        wanted = trace.RankSelection(None if rank is None else (rank,), None)
-        ranks = trace.write_ranks(path, file, wanted, reader, force=False)
-        written = ranks.written
+        ranks = None if rank is None else [rank]
+        written, _ = export.write_ranks(path, file, ranks, None, reader, force=False)
     else:
-        written, coverage = trace.write_reports(path, file, reader, with_path=False, force=False)
+        written, coverage = export.write_reports(path, file, reader, with_path=False, force=False)
         missing = coverage.sentence if coverage.missing else ""
     if not quiet:
-        output.print_message(trace.trace_summary(Path(file.name), written))
+        output.print_message(export.trace_summary(Path(file.name), written))
     page = opener.perfetto_opener_page(title, file.name, file.stat().st_size)
     return [
         Item("", _HTML, page.encode()),

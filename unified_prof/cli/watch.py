@@ -7,14 +7,14 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 
 from unified_prof.base import signals, streams
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import HELP_ALL, AsJson, Group, Quiet, argument, option
+from unified_prof.cli.command import HELP_ALL, AsJson, Quiet, argument, command, flag, option
 from unified_prof.cli.run_options import (
     MeasurementOptions,
     WorkloadCommand,
@@ -29,93 +29,66 @@ from unified_prof.pipeline.distributed import parse_ranks, rank_of
 from unified_prof.pipeline.outputs import default_directory
 
 
-def register(app: Group) -> None:
-    """Register the commands."""
-    app.command(
-        "watch",
-        cls=WorkloadCommand,
-        no_args_is_help=True,
-        epilog="Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 usage "
-        "error; 4 device missing; 9 output cannot be written.",
-    )(watch)
-    app.command(
-        "capture",
-        epilog="Exit codes: 0 success; 2 usage error; 5 no capture in time, or it failed; 7 no "
-        "watched run; 9 request cannot be written.",
-    )(capture)
-
-
+@command(
+    "watch",
+    cls=WorkloadCommand,
+    no_args_is_help=True,
+    epilog="Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 usage "
+    "error; 4 device missing; 9 output cannot be written.",
+)
 def watch(
     *,
     what: WorkloadOptions,
-    backend: Annotated[
-        str, option(help="auto, cpu, cuda or npu; auto selects the first that is available.")
-    ] = "auto",
-    output: Annotated[
-        Path | None,
-        option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="Directory of the files, the same for all ranks.",
-            show_default="uprof_SCRIPT_TIME",
-        ),
-    ] = None,
-    capture_steps: Annotated[int, option(min=1, max=1000, help="Steps per capture.")] = 5,
-    slow: Annotated[
-        float,
-        option(min=1.0, metavar="K", help="Capture after a step of K times the running median."),
-    ] = 2.0,
-    drift: Annotated[
-        float,
-        option(min=1.0, metavar="PERCENT", help="Capture if steps take this much longer for good."),
-    ] = 10.0,
-    every: Annotated[
-        float | None,
-        option(min=1.0, metavar="SECONDS", help="Also capture at this interval."),
-    ] = None,
-    share: Annotated[
-        float,
-        option(
-            min=0.0,
-            max=100.0,
-            metavar="PERCENT",
-            help="Most of the time that triggered captures may take; 0: only requested ones.",
-        ),
-    ] = 2.0,
-    export: Annotated[
-        str | None,
-        option(
-            metavar="LIST",
-            help="Also pass steps to opentelemetry, prometheus, tensorboard, wandb, mlflow "
-            "(comma-separated).",
-        ),
-    ] = None,
-    live: Annotated[
-        bool,
-        option("--live", help="Show the steps below the script's output if that is a terminal."),
-    ] = False,
-    attach: Annotated[
-        Path | None,
-        option("--attach", metavar="DIR", help="Show a watched run, from another terminal."),
-    ] = None,
-    timeline_detail: Annotated[
-        str | None,
-        option(
-            metavar="LIST",
-            help="Captures also record shapes, stacks and memory (comma-separated), or none.",
-            show_default="shapes",
-            shown_by=HELP_ALL,
-        ),
-    ] = None,
-    ranks: Annotated[
-        str,
-        option(
-            metavar="LIST",
-            help="Ranks to watch, for example 0,8-15 or every:8.",
-            shown_by=HELP_ALL,
-        ),
-    ] = "all",
+    backend: str = option(
+        default="auto", help="auto, cpu, cuda or npu; auto selects the first that is available."
+    ),
+    output: Path | None = option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Directory of the files, the same for all ranks.",
+        show_default="uprof_SCRIPT_TIME",
+    ),
+    capture_steps: int = option(default=5, min=1, max=1000, help="Steps per capture."),
+    slow: float = option(
+        default=2.0,
+        min=1.0,
+        metavar="K",
+        help="Capture after a step of K times the running median.",
+    ),
+    drift: float = option(
+        default=10.0,
+        min=1.0,
+        metavar="PERCENT",
+        help="Capture if steps take this much longer for good.",
+    ),
+    every: float | None = option(min=1.0, metavar="SECONDS", help="Also capture at this interval."),
+    share: float = option(
+        default=2.0,
+        min=0.0,
+        max=100.0,
+        metavar="PERCENT",
+        help="Most of the time that triggered captures may take; 0: only requested ones.",
+    ),
+    export: str | None = option(
+        metavar="LIST",
+        help="Also pass steps to opentelemetry, prometheus, tensorboard, wandb, mlflow "
+        "(comma-separated).",
+    ),
+    live: bool = flag(help="Show the steps below the script's output if that is a terminal."),
+    attach: Path | None = option(metavar="DIR", help="Show a watched run, from another terminal."),
+    timeline_detail: str | None = option(
+        metavar="LIST",
+        help="Captures also record shapes, stacks and memory (comma-separated), or none.",
+        show_default="shapes",
+        shown_by=HELP_ALL,
+    ),
+    ranks: str = option(
+        default="all",
+        metavar="LIST",
+        help="Ranks to watch, for example 0,8-15 or every:8.",
+        shown_by=HELP_ALL,
+    ),
     quiet: Quiet = False,
 ) -> None:
     """Watch a workload for its whole run: time, parts and memory of each step.
@@ -213,17 +186,20 @@ def _say_summary(folder: Path) -> None:
     streams.tell(render_text(document, width=width, color=color).rstrip("\n"))
 
 
+@command(
+    "capture",
+    epilog="Exit codes: 0 success; 2 usage error; 5 no capture in time, or it failed; 7 no "
+    "watched run; 9 request cannot be written.",
+)
 def capture(
-    target: Annotated[
-        str, argument(metavar="DIR|PID", help="Directory of a watched run, or its process.")
-    ],
-    steps: Annotated[int, option(min=1, max=1000, help="Steps to record.")] = 5,
-    ranks: Annotated[
-        str, option(metavar="LIST", help="Ranks to record, for example 0,8-15 or every:8.")
-    ] = "all",
-    timeout: Annotated[
-        float, option(min=0.0, metavar="SECONDS", help="Longest time to wait; 0: do not wait.")
-    ] = 120.0,
+    target: str = argument(metavar="DIR|PID", help="Directory of a watched run, or its process."),
+    steps: int = option(default=5, min=1, max=1000, help="Steps to record."),
+    ranks: str = option(
+        default="all", metavar="LIST", help="Ranks to record, for example 0,8-15 or every:8."
+    ),
+    timeout: float = option(
+        default=120.0, min=0.0, metavar="SECONDS", help="Longest time to wait; 0: do not wait."
+    ),
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:

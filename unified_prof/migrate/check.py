@@ -34,6 +34,11 @@ class Finding:
     count: int
     """Number of rows, or 1."""
 
+    @property
+    def severity(self) -> str:
+        """Return problem or note."""
+        return "problem" if self.is_problem else "note"
+
 
 def problem(kind: str, message: str, count: int = 1) -> Finding:
     """Return a problem."""

@@ -1,4 +1,4 @@
-"""Rendering of a comparison of device recordings as JSON, CSV, Markdown, text and HTML."""
+"""Comparison of device recordings as JSON, CSV, document and HTML page."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from unified_prof.report.device_comparison import (
 from unified_prof.report.document import Document
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION, finite_or_none
-from unified_prof.report.renderers import csv_text, dump_json, render_markdown
-from unified_prof.report.terminal import render_text
+from unified_prof.report.renderers import csv_text
 
 
 def device_fields(found: DeviceDifference) -> dict[str, Any]:
@@ -141,42 +140,14 @@ def _amount_fields(amount: Amount | None, side: Side) -> dict[str, Any] | None:
     }
 
 
-def produce_device_json(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Render a comparison as JSON with all rows."""
-    return dump_json(device_fields(found))
-
-
-def produce_device_csv(found: DeviceDifference, shown: DeviceRequest) -> str:
+def device_csv(found: DeviceDifference) -> str:
     """Render a comparison as one CSV table; cells of a side without the row are empty."""
     return csv_text(device_rows(found), DEVICE_ROW_FIELDS)
-
-
-def produce_device_markdown(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Render a comparison as Markdown."""
-    return render_markdown(device_document(found, shown), full_names=shown.full_names)
-
-
-def produce_device_text(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Render a comparison as text for a terminal or a pipe."""
-    return render_text(
-        device_document(found, shown),
-        width=shown.width,
-        color=shown.color,
-        full_names=shown.full_names,
-    )
 
 
 def device_document(found: DeviceDifference, shown: DeviceRequest) -> Document:
     """Return the document of a comparison."""
     document = Document()
-    add_device_comparison(document, found, shown)
-    return document
-
-
-def add_device_comparison(
-    document: Document, found: DeviceDifference, shown: DeviceRequest
-) -> None:
-    """Add a comparison to a document."""
     document.title(device_title(found))
     for warning in found.warnings:
         document.warning("warning", warning)
@@ -187,6 +158,7 @@ def add_device_comparison(
         document.table(columns, left_out=left_out)
     for line in device_remarks(found):
         document.note(line)
+    return document
 
 
 _SCRIPTS: Final = ("base.js", "frame.js", "table.js", "difference.js")
@@ -197,7 +169,7 @@ _COLORS: Final = {"compute": "compute", "exposed communication": "communication"
 _IDLE: Final = "idle "
 
 
-def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
+def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Render a comparison as an HTML page without network access; names are shown as text only."""
     base, new = (PurePath(side.label).name or side.label for side in (found.base, found.new))
     label = f"{base} -> {new}"

@@ -45,6 +45,11 @@ class Column:
         )
 
 
+def name_column(heading: str, cells: Iterable[str], *, importance: int = 10) -> Column:
+    """Return a column of names, in which control characters are escaped."""
+    return Column(heading, tuple(map(names.neutral, cells)), is_name=True, importance=importance)
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Text with an optional label: name of a fact, cost of a finding, mark of a title."""

@@ -1,4 +1,4 @@
-"""Output formats of `report`, device `diff` and `cluster report`, and the encoding of page columns.
+"""Output formats of `report`, `diff` and `cluster report`, and the encoding of page columns.
 
 Each format is a renderer function and one row of a registry; renderers are imported on first use.
 A new format of `report` must be listed in `tests/report/test_registry.py`, which tests all formats.
@@ -21,8 +21,7 @@ from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
-    from unified_prof.compare.device_diff import By as DeviceFormatsBy
-    from unified_prof.compare.device_diff import DeviceDifference
+    from unified_prof.compare.device_diff import By as DeviceBy
     from unified_prof.explain.api import Opened
     from unified_prof.recording.breakdown_kinds import By
 
@@ -63,8 +62,6 @@ class Format:
     renderer: str
     # File extensions, the preferred one first.
     suffixes: tuple[str, ...]
-    # True for text in the encoding of the terminal.
-    for_people: bool = False
     # True if it can be printed on a terminal.
     for_terminal: bool = True
     embeds_source: bool = False
@@ -90,7 +87,7 @@ class Format:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("text", "report_formats:produce_text", (".txt",), for_people=True),
+    Format("text", "report_formats:produce_text", (".txt",)),
     Format("json", "report_formats:produce_json", (".json",)),
     Format("csv", "report_formats:produce_csv", (".csv",)),
     Format("markdown", "report_formats:produce_markdown", (".md", ".markdown")),
@@ -112,7 +109,6 @@ FORMATS: tuple[Format, ...] = (
         is_text=False,
     ),
 )
-TEXT_FORMAT = FORMATS[0]
 FORMAT_NAMES = tuple(one.name for one in FORMATS)
 FORMAT_SUFFIXES = {one.name: one.suffixes for one in FORMATS}
 
@@ -161,47 +157,21 @@ def encode_varints(values: NDArray[np.integer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """Selection and presentation of a comparison of devices."""
+    """Selection of a comparison of devices."""
 
-    by: DeviceFormatsBy = "operation"
+    by: DeviceBy = "operation"
     # Maximum rows of each table.
     top: int = 20
     # If True, also show unchanged rows.
     everything: bool = False
-    # Width of the terminal; None if there is none.
-    width: int | None = None
-    color: bool = False
-    full_names: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFormat:
-    """Output format of a comparison of devices."""
-
-    name: str
-    # Function of `device_documents`, imported when it is used.
-    renderer: str
-    # File extensions, the preferred one first.
-    suffixes: tuple[str, ...]
-    for_terminal: bool = True
-
-    def produce(self, found: DeviceDifference, shown: DeviceRequest) -> str:
-        """Render a comparison."""
-        content: str = load_renderer(f"device_documents:{self.renderer}")(found, shown)
-        return content
-
-
-DEVICE_FORMATS = {
-    one.name: one
-    for one in (
-        DeviceFormat("text", "produce_device_text", (".txt",)),
-        DeviceFormat("json", "produce_device_json", (".json",)),
-        DeviceFormat("csv", "produce_device_csv", (".csv",)),
-        DeviceFormat("markdown", "produce_device_markdown", (".md", ".markdown")),
-        DeviceFormat("html", "produce_device_page", (".html", ".htm"), for_terminal=False),
-    )
+# Formats of a comparison of devices.
+DEVICE_SUFFIXES = {
+    one.name: one.suffixes
+    for one in FORMATS
+    if one.name in ("text", "json", "csv", "markdown", "html")
 }
-DEVICE_SUFFIXES = {name: one.suffixes for name, one in DEVICE_FORMATS.items()}
 
 
 ClusterBreakdown = Literal["rank", "step", "group", "link", "operation"]

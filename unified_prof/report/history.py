@@ -13,6 +13,7 @@ from unified_prof.compare.history import Change, History, Point
 from unified_prof.report import html_page, names
 from unified_prof.report.document import Column, Document
 from unified_prof.report.renderers import csv_text
+from unified_prof.report.verdict_documents import limits_text
 
 FORMAT_VERSION = 1
 # Width of the chart in a terminal, and in a terminal narrower than _WIDE.
@@ -131,9 +132,7 @@ def series_remarks(limits: Limits) -> str:
     """Return notes on how changes are detected."""
     return (
         "changes are detected with the gate's rule against the versions since the last "
-        f"change; limits: {limits.max_regress * 100:g} % and "
-        f"{names.format_duration(limits.min_abs_ns)} or "
-        f"{names.format_size(limits.min_abs_bytes)}"
+        f"change; limits: {limits_text(limits)}"
     )
 
 

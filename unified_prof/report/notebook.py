@@ -20,7 +20,7 @@ from unified_prof.recording.model import Advice
 from unified_prof.report import names
 from unified_prof.report.advice import add_advice
 from unified_prof.report.api import Answer
-from unified_prof.report.device_documents import add_device_comparison
+from unified_prof.report.device_documents import device_document
 from unified_prof.report.document import (
     Block,
     Column,
@@ -33,7 +33,7 @@ from unified_prof.report.figures import Figures, select_rows
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.operation_difference import add_difference
 from unified_prof.report.report_document import add_run_footer, report_document
-from unified_prof.report.verdict_documents import gate_document
+from unified_prof.report.verdict_documents import verdict_document
 from unified_prof.sqlite.reader import Report
 
 # Maximum rows of each table of an object of the public API.
@@ -173,11 +173,11 @@ def _add(document: Document, shown: object) -> None:
     elif isinstance(shown, Answer):
         _add_figures(document, shown.figures)
     elif isinstance(shown, DeviceDifference):
-        add_device_comparison(document, shown, DeviceRequest(top=_MAX_ROWS))
+        document.add(device_document(shown, DeviceRequest(top=_MAX_ROWS)))
     elif isinstance(shown, Difference):
         add_difference(document, shown, top=_MAX_ROWS, everything=False)
     elif isinstance(shown, Verdict):
-        document.add(gate_document(shown))
+        document.add(verdict_document(shown))
     elif isinstance(shown, Advice):
         document.title("findings")
         add_advice(document, shown, top=_MAX_FINDINGS)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from unified_prof.compare.comparable import Run
-from unified_prof.compare.gate import Check, Effort, Limits, Outcome, Unit, Verdict, Verdicts
+from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
 from unified_prof.report.operation_difference import (
@@ -28,75 +27,83 @@ _FORMATTERS: dict[Unit, Callable[[float], str]] = {
 }
 _MARKS: dict[Outcome, str] = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
 
-# Workload -> (baseline, candidate).
-Pairs = Mapping[str, tuple[Run, Run]]
+# Workload -> names of baseline and candidate; the name of a single workload is empty.
+Labels = Mapping[str, tuple[str, str]]
 
 
-def gate_document(verdict: Verdict, base: str = "", new: str = "") -> Document:
-    """Return the document of a verdict on two labeled runs."""
+def verdict_document(verdict: Verdict | Verdicts, labels: Labels | None = None) -> Document:
+    """Return the document of a verdict on one workload or on several."""
+    several = isinstance(verdict, Verdicts)
+    each = verdict.each if isinstance(verdict, Verdicts) else {"": verdict}
     document = Document()
-    _add_title(document, verdict.outcome)
-    if base:
-        document.fact("compared", f"{base} -> {new}")
+    document.title(f"uprof gate: {verdict.outcome}", mark=_MARKS[verdict.outcome])
+    if several:
+        document.fact("compared", f"{len(each)} workloads")
+    elif labels:
+        document.fact("compared", " -> ".join(labels[""]))
     document.fact("limits", limits_text(verdict.limits))
-    _add_effort(document, verdict.effort)
-    document.table(check_columns(verdict.checks))
-    if (line := waiting_text(verdict.waiting)) is not None:
-        document.note(line)
-    if any(check.lacks_runs for check in verdict.checks):
-        document.note(MORE_RUNS)
-    return document
-
-
-def verdicts_document(verdicts: Verdicts) -> Document:
-    """Return the document of verdicts on several workloads."""
-    document = Document()
-    _add_title(document, verdicts.outcome)
-    document.fact("compared", f"{len(verdicts.each)} workloads")
-    document.fact("limits", limits_text(verdicts.limits))
-    _add_effort(document, verdicts.effort)
-    rows = list(_all_checks(verdicts))
+    if (effort := verdict.effort) is not None:
+        rounds = f"{effort.rounds} round{'s' * (effort.rounds > 1)}"
+        document.fact("measured", f"{rounds} in {effort.seconds:.0f} s")
+    rows = [(name, check) for name, one in each.items() for check in one.checks]
+    if isinstance(verdict, Verdicts):
+        rows += [(GEOMETRIC_MEAN, check) for check in verdict.together]
     workloads = Column("workload", tuple(names.neutral(name) for name, _ in rows), is_name=True)
-    document.table([workloads, *check_columns([check for _, check in rows])])
-    for note in _waiting_notes(verdicts):
+    columns = check_columns([check for _, check in rows])
+    document.table([workloads, *columns] if several else columns)
+    for note in _waiting_notes(each):
         document.note(note)
     if any(check.lacks_runs for _, check in rows):
         document.note(MORE_RUNS)
     return document
 
 
-def _add_title(document: Document, outcome: Outcome) -> None:
-    document.title(f"uprof gate: {outcome}", mark=_MARKS[outcome])
-
-
-def _add_effort(document: Document, effort: Effort | None) -> None:
-    if effort is not None:
-        rounds = f"{effort.rounds} round{'s' * (effort.rounds > 1)}"
-        document.fact("measured", f"{rounds} in {effort.seconds:.0f} s")
-
-
-def gate_fields(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
-    """Return a verdict as plain data for JSON."""
-    found: dict[str, Any] = {
-        "format_version": DIFFERENCE_FORMAT_VERSION,
-        "base": base,
-        "new": new,
+def verdict_fields(verdict: Verdict | Verdicts, labels: Labels) -> dict[str, Any]:
+    """Return a verdict on one workload or on several as plain data for JSON."""
+    whole = {
         "outcome": verdict.outcome,
         "exit_code": verdict.exit_code,
         "limits": asdict(verdict.limits),
-        "waiting": waiting_fields(verdict.waiting),
-        "effort": verdict.effort and asdict(verdict.effort),
-        "checks": [asdict(check) for check in verdict.checks],
     }
+    effort = verdict.effort and asdict(verdict.effort)
+    found: dict[str, Any] = {"format_version": DIFFERENCE_FORMAT_VERSION}
+    if isinstance(verdict, Verdicts):
+        workloads = {
+            name: {
+                **_side_fields(labels[name]),
+                "outcome": one.outcome,
+                "waiting": waiting_fields(one.waiting),
+                "checks": [asdict(check) for check in one.checks],
+            }
+            for name, one in verdict.each.items()
+        }
+        mean = [asdict(check) for check in verdict.together]
+        found |= {**whole, "effort": effort, "workloads": workloads, "geometric_mean": mean}
+    else:
+        found |= {**_side_fields(labels[""]), **whole, "waiting": waiting_fields(verdict.waiting)}
+        found |= {"effort": effort, "checks": [asdict(check) for check in verdict.checks]}
     plain: dict[str, Any] = finite_or_none(found)
     return plain
 
 
-def gate_junit(verdict: Verdict, base: str, new: str) -> str:
-    """Render a verdict as JUnit XML; an inconclusive check is an error, not a failure."""
+def _side_fields(sides: tuple[str, str]) -> dict[str, str]:
+    return dict(zip(("base", "new"), sides, strict=True))
+
+
+def verdict_junit(verdict: Verdict | Verdicts, labels: Labels) -> str:
+    """Render a verdict as JUnit XML: a suite per workload, and one for all if there are several.
+
+    An inconclusive check is an error, not a failure.
+    """
     root = ElementTree.Element("testsuites")
-    root.append(junit_suite("uprof gate", verdict.checks, base, new))
-    return junit_text(root)
+    each = verdict.each if isinstance(verdict, Verdicts) else {"": verdict}
+    for name, one in each.items():
+        root.append(junit_suite(f"uprof gate {name}".rstrip(), one.checks, *labels[name]))
+    if isinstance(verdict, Verdicts):
+        sides = ", ".join(labels)
+        root.append(junit_suite(f"uprof gate {GEOMETRIC_MEAN}", verdict.together, sides, sides))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> ElementTree.Element:
@@ -125,12 +132,6 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
         out = ElementTree.SubElement(case, "system-out")
         out.text = names.neutral(f"{base} -> {new}: {message}")
     return suite
-
-
-def junit_text(root: ElementTree.Element) -> str:
-    """Render suites as JUnit XML."""
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def check_columns(checks: Sequence[Check]) -> list[Column]:
@@ -165,56 +166,13 @@ def limits_text(limits: Limits) -> str:
     )
 
 
-def verdicts_fields(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
-    """Return several verdicts as plain data for JSON."""
-    found: dict[str, Any] = {
-        "format_version": DIFFERENCE_FORMAT_VERSION,
-        "outcome": verdicts.outcome,
-        "exit_code": verdicts.exit_code,
-        "limits": asdict(verdicts.limits),
-        "effort": verdicts.effort and asdict(verdicts.effort),
-        "workloads": {
-            name: {
-                "base": pairs[name][0].label,
-                "new": pairs[name][1].label,
-                "outcome": verdict.outcome,
-                "waiting": waiting_fields(verdict.waiting),
-                "checks": [asdict(check) for check in verdict.checks],
-            }
-            for name, verdict in verdicts.each.items()
-        },
-        "geometric_mean": [asdict(check) for check in verdicts.together],
-    }
-    plain: dict[str, Any] = finite_or_none(found)
-    return plain
-
-
-def verdicts_junit(verdicts: Verdicts, pairs: Pairs) -> str:
-    """Render several verdicts as JUnit XML, a suite per workload and one for all."""
-    root = ElementTree.Element("testsuites")
-    for name, verdict in verdicts.each.items():
-        base, new = pairs[name]
-        root.append(junit_suite(f"uprof gate {name}", verdict.checks, base.label, new.label))
-    sides = ", ".join(pairs)
-    root.append(junit_suite(f"uprof gate {GEOMETRIC_MEAN}", verdicts.together, sides, sides))
-    return junit_text(root)
-
-
-def _all_checks(verdicts: Verdicts) -> Iterator[tuple[str, Check]]:
-    for name, verdict in verdicts.each.items():
-        for check in verdict.checks:
-            yield name, check
-    for check in verdicts.together:
-        yield GEOMETRIC_MEAN, check
-
-
-def _waiting_notes(verdicts: Verdicts) -> list[str]:
+def _waiting_notes(each: Mapping[str, Verdict]) -> list[str]:
     """Return the notes on waiting, one for all workloads if they are equal."""
     found = [
         (name, line)
-        for name, verdict in verdicts.each.items()
+        for name, verdict in each.items()
         if (line := waiting_text(verdict.waiting)) is not None
     ]
-    if len(found) == len(verdicts.each) and len({line for _, line in found}) == 1:
+    if len(found) == len(each) and len({line for _, line in found}) == 1:
         return [found[0][1]]
     return [f"{name}: {line}" for name, line in found]
