@@ -12,8 +12,8 @@ def main() -> None:
         from unified_prof.base.signals import send_ignored_again
 
         sys.unraisablehook = send_ignored_again
+        from unified_prof.base.process_tuning import skip_exit_collection
         from unified_prof.cli.app import main as run
-        from unified_prof.cli.process_tuning import skip_exit_collection
     except ImportError as err:
         # A broken installation; 1 would mean a regression to a gate.
         from unified_prof.errors import BUG_EXIT_CODE, tag

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unified_prof.backends import cuda_facts
+from unified_prof.backends import torch_device
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_driver_clocks_and_throttling_are_recorded(
     import torch
 
     monkeypatch.setattr(torch.cuda, "_parse_visible_devices", lambda: [1, 0])
-    facts = cuda_facts.driver_facts("before")
+    facts = torch_device.driver_facts("before")
     assert facts["device_driver"] == "570.86.15"
     assert facts["sm_clock_mhz before 0"] == "1980"
     assert facts["memory_clock_mhz before 1"] == "2619"
@@ -60,9 +60,9 @@ def test_no_driver_facts_without_library_or_driver(
         raise RuntimeError("NVML Shared Library Not Found")
 
     nvml.nvmlInit = fail
-    assert cuda_facts.driver_facts("after") == {}
+    assert torch_device.driver_facts("after") == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert cuda_facts.driver_facts("after") == {}
+    assert torch_device.driver_facts("after") == {}
 
 
 def test_settings_that_affect_times_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_settings_that_affect_times_are_recorded(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    facts = cuda_facts.torch_facts()
+    facts = torch_device.torch_facts()
     assert facts["environment CUDA_VISIBLE_DEVICES"] == "3,1"
     assert facts["cudnn_benchmark"] == "True"
     assert facts["tf32_matmul"] == "False"

@@ -11,10 +11,10 @@ import pytest
 
 from tests.cli.test_run_cpu import providers
 from unified_prof.base.run_spec import RunSpec
-from unified_prof.cli import batch_sizes
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import Measured, fit
+from unified_prof.pipeline.run_summary import BatchSizes
 
 MIB = 1 << 20
 
@@ -67,11 +67,11 @@ def spec() -> RunSpec:
 )
 def test_invalid_sizes_are_refused(sizes: str | None, memory: str | None) -> None:
     with pytest.raises(UsageError):
-        batch_sizes.BatchSizes.parse(sizes, memory, spec())
+        BatchSizes.parse(sizes, memory, spec())
 
 
 def test_sizes_run_once_each_in_ascending_order() -> None:
-    batches = batch_sizes.BatchSizes.parse("32, 8,8", "2GiB", spec())
+    batches = BatchSizes.parse("32, 8,8", "2GiB", spec())
     assert [one.batch_size for one in batches.specs] == [8, 32]
     assert batches.memory_bytes == 2 << 30
 

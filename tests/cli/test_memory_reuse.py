@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from unified_prof.cli import process_tuning
+from unified_prof.base import process_tuning
 
 _FAULTS = """
 import resource, sys
 import numpy as np
-from unified_prof.cli import process_tuning
+from unified_prof.base import process_tuning
 if sys.argv[1] == "keep":
     process_tuning.keep_memory()
 def faults():

@@ -14,7 +14,7 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
-from unified_prof.cli import process_tuning
+from unified_prof.base import process_tuning
 
 HEAVY = ("pyarrow", "sqlalchemy", "torch")
 

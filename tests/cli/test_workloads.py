@@ -12,8 +12,9 @@ import pytest
 from tests.cli.test_import import uprof
 from tests.pipeline.test_rounds import machine as machine
 from tests.pipeline.test_rounds import write
-from unified_prof.cli import workloads
+from unified_prof.cli.report_input import parse_workloads
 from unified_prof.errors import UsageError
+from unified_prof.pipeline import rounds
 
 
 @pytest.fixture
@@ -112,9 +113,9 @@ def test_workload_paths_may_contain_colons(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "c", "a", "b:c", "only:one"):
         Path(name).mkdir()
-    assert workloads.parse_workloads(["w=only:one:c"])["w"] == ([Path("only:one")], [Path("c")])
+    assert parse_workloads(["w=only:one:c"])["w"] == ([Path("only:one")], [Path("c")])
     with pytest.raises(UsageError, match="more than one pair"):
-        workloads.parse_workloads(["w=a:b:c"])
+        parse_workloads(["w=a:b:c"])
 
 
 @pytest.mark.parametrize(
@@ -127,14 +128,14 @@ def test_workload_paths_may_contain_colons(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_commands_can_be_named(text: str, found: dict[str, str]) -> None:
-    commands = workloads.commands(text)
+    commands = rounds.commands(text)
     assert next(iter(commands.items())) == next(iter(found.items()))
     assert len(commands) == len(found)
 
 
 def test_duplicate_command_names_are_refused() -> None:
     with pytest.raises(UsageError, match="have the name 'train'"):
-        workloads.commands("train.py 1\ntrain.py 2")
+        rounds.commands("train.py 1\ntrain.py 2")
 
 
 def test_until_sure_runs_every_workload_in_every_round(

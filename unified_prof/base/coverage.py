@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from unified_prof.base.columns import Cells, Sink, Tables
+from unified_prof.base.text import EXPECTED_ANOMALIES
 from unified_prof.errors import UprofError
 
 TABLE = "UPROF_COVERAGE"
@@ -144,3 +145,15 @@ class CountedTables(Tables):
             sink.anomaly("table_not_read", len(unread), ", ".join(sorted(unread))[:2000])
         for place, count in self.unreadable.items():
             sink.anomaly("unreadable_number", count, place)
+
+
+def anomaly_lines(anomalies: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """Yield a line for each kind of anomaly of a conversion that needs attention."""
+    for name, (count, detail) in sorted(anomalies.items()):
+        if name not in EXPECTED_ANOMALIES:
+            yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+
+
+def anomaly_fields(anomalies: Mapping[str, tuple[int, str]]) -> dict[str, dict[str, Any]]:
+    """Return the anomalies of a conversion as plain data, sorted by name."""
+    return {name: {"count": n, "detail": detail} for name, (n, detail) in sorted(anomalies.items())}

@@ -8,8 +8,10 @@ other users and web pages do not know the path, and pages whose host name resolv
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -269,3 +271,29 @@ def _opened(content: bytes | Path) -> Iterator[tuple[BinaryIO, int]]:
         return
     with content.open("rb") as file:
         yield file, content.stat().st_size
+
+
+def open_browser(url: str, folder: Path) -> bool:
+    """Open the address if there is a graphical screen; terminal browsers are not used.
+
+    The browser gets a local file that forwards to the address: other users can read the arguments
+    of processes, and the address is the key.
+    """
+    import webbrowser
+
+    if not (chosen := os.environ.get("BROWSER")):
+        if sys.platform in ("darwin", "win32"):
+            if "SSH_CONNECTION" in os.environ:
+                return False
+        elif not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            return False
+    try:
+        browser = webbrowser.get()
+        if not chosen and type(browser) is webbrowser.GenericBrowser:
+            return False
+        redirect = folder / f"open-{secrets.token_hex(8)}.html"
+        with os.fdopen(os.open(redirect, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={url}">\n')
+        return browser.open(redirect.as_uri())
+    except (OSError, webbrowser.Error):
+        return False

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import (
@@ -24,7 +24,6 @@ from unified_prof.errors import UsageError
 from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
-    from unified_prof.cluster.overview import Overview
     from unified_prof.explain.api import Opened
     from unified_prof.explain.report_questions import Change
     from unified_prof.recording.model import Finding
@@ -138,7 +137,7 @@ def advise(
     with ExitStack() as stack:
         if rank is not None or (path.is_dir() and not convert and not estimate):
             overview = stack.enter_context(reader.ranks(path, needed=rank is not None))
-            of_run = () if overview is None or estimate else _findings(overview)
+            of_run = () if overview is None or estimate else advice.run_findings(overview)
             if rank is not None:
                 path = rank_runs.rank_report(overview, path, rank)
             elif overview is not None and overview.run.file.parent == path:
@@ -187,25 +186,4 @@ def what_if(
         rank=rank,
         full_names=full_names,
         convert=convert,
-    )
-
-
-def _findings(overview: Overview) -> tuple[Finding, ...]:
-    """Return the findings of a multi-rank run, each with a command that shows details."""
-    from unified_prof.recording.model import Finding
-
-    found: list[Any] = list(overview.run.findings)
-    return tuple(
-        Finding(
-            kind=one.kind,
-            ranks=tuple(one.ranks),
-            hosts=tuple(one.hosts),
-            links=tuple((pair[0], pair[1]) for pair in one.links),
-            steps=tuple(one.steps),
-            cost_ms_per_step=one.cost_ms_per_step,
-            text=one.text,
-            figures=dict(one.figures),
-            advice=f"uprof cluster report {overview.run.path}",
-        )
-        for one in found
     )

@@ -25,8 +25,7 @@ def mcp(
     Reports and recordings are read only below the given directories; symbolic links that lead out
     of them are refused. Nothing is written, except to uprof's cache and by --allow-run.
     """
-    from unified_prof.integrations.mcp_server import make_server
-    from unified_prof.integrations.report_tools import ReportTools
+    from unified_prof.integrations.report_tools import ReportTools, make_server
 
     roots = root or [Path()]
     for one in roots:

@@ -21,15 +21,15 @@ import click
 from click.shell_completion import get_completion_class
 
 from unified_prof.base import signals, streams
-from unified_prof.base.text import printable
-from unified_prof.cli import command, config
-from unified_prof.cli.command import Group, Option
-from unified_prof.cli.output import put_error
-from unified_prof.cli.process_tuning import (
+from unified_prof.base.process_tuning import (
     limit_blas_threads,
     reduced_garbage_collection,
     restore_garbage_collection,
 )
+from unified_prof.base.text import printable
+from unified_prof.cli import command, config
+from unified_prof.cli.command import Group, Option
+from unified_prof.cli.output import put_error
 from unified_prof.errors import (
     BUG_EXIT_CODE,
     OutputError,
@@ -207,11 +207,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Analyze a multi-rank run: stragglers, collective waits, slow links.",
     ),
     "check": (
-        "recordings",
+        "convert",
         "Check that a recording is decoded completely, or compare a database with it by table.",
     ),
     "anonymize": (
-        "recordings",
+        "convert",
         "Replace names, paths and texts of a recording, so that you can share it.",
     ),
     "db": ("db", "Inspect, check, upgrade, create and recover report files."),

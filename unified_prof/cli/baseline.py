@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_input, workloads
+from unified_prof.cli import report_input
 from unified_prof.cli.command import (
     COMMANDS,
     AsJson,
@@ -142,7 +142,7 @@ def show_history(
     series = []
     for name in dict.fromkeys(names):
         entries, runs = zip(*api.versions(name, store, last), strict=True)
-        noise = workloads.noise(allowed.noise, runs[-1])
+        noise = report_input.noise_of(allowed.noise, runs[-1])
         series += [
             shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
             for metric in allowed.metrics or [TOTAL]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
@@ -125,46 +125,12 @@ def build(
             outcomes = iter((refresh(),))
         for outcome in outcomes:
             rebuilt = True
-            if not quiet:
-                _print_summary(outcome)
+            for line in () if quiet else outcome.lines():
+                printing.print_message(line)
             if json_:
-                printing.put_json(_record(outcome))
+                printing.put_json(outcome.fields())
     if strict and not outcome.is_complete:
         raise click.exceptions.Exit(StoreError.exit_code)
-
-
-def _print_summary(outcome: ClusterOutcome) -> None:
-    if not outcome.is_complete:
-        printing.print_message(f"uprof: warning: {outcome.coverage}")
-        hints = [one.hint for one in outcome.unread if one.rank is None and one.hint is not None]
-        for hint in dict.fromkeys(hints):
-            printing.print_message(f"uprof: hint: {hint}")
-    steps = f"{len(outcome.steps)} step{'s' if len(outcome.steps) != 1 else ''}"
-    what = "no recording changed" if outcome.already else f"recordings read: {outcome.new:,}"
-    ranks = f"{outcome.ranks_read:,} rank{'s' if outcome.ranks_read != 1 else ''}"
-    printing.print_message(f"{outcome.target}: {ranks}, {steps}; {what}")
-    for text in outcome.findings[:_MAX_LISTED]:
-        printing.print_message(f"  {text}")
-    if len(outcome.findings) > _MAX_LISTED:
-        printing.print_message(f"  and {len(outcome.findings) - _MAX_LISTED} more findings")
-    elif not outcome.findings:
-        printing.print_message("  no findings")
-
-
-_MAX_LISTED = 3
-
-
-def _record(outcome: ClusterOutcome) -> dict[str, Any]:
-    return {
-        "run": outcome.target,
-        "world_size": outcome.world_size,
-        "ranks_read": outcome.ranks_read,
-        "new": outcome.new,
-        "steps": list(outcome.steps),
-        "absent": list(outcome.absent),
-        "unread": [{"rank": one.rank, "file": one.file, "why": one.why} for one in outcome.unread],
-        "findings": list(outcome.findings),
-    }
 
 
 _DIFF_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}

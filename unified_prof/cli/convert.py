@@ -1,16 +1,25 @@
-"""Command `uprof convert`: write databases from recordings, identified by file contents."""
+"""Commands on recordings: `convert` writes databases, `check` compares, `anonymize` copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from unified_prof.base.coverage import coverage_text
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Quiet, argument, command, option
+from unified_prof.cli.command import (
+    REQUIRED,
+    SCHEMA_HELP,
+    AsJson,
+    Force,
+    Quiet,
+    argument,
+    command,
+    option,
+)
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -58,7 +67,7 @@ def convert(
     json_: AsJson = False,
 ) -> None:
     """Convert recordings of other profilers to databases, without torch, CANN or a device."""
-    from unified_prof.cli.process_tuning import keep_memory
+    from unified_prof.base.process_tuning import keep_memory
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
     keep_memory()
@@ -75,28 +84,20 @@ def convert(
             note=lambda sentence: printing.print_message(f"uprof: note: {sentence}"),
         ):
             outcomes.append(outcome)
-            _print_written(outcome, quiet=quiet)
+            if outcome.error is not None:
+                printing.put_error(outcome.error)
+            for line in () if quiet else outcome.lines():
+                printing.print_message(line)
     outcomes.sort(key=lambda outcome: outcome.number)
     if len(outcomes) > 1 and not quiet:
         printing.print_message(_combined_record(outcomes))
     if json_:
-        printing.put_json([_record(outcome) for outcome in outcomes])
+        errors = [{} if one.error is None else printing.error_record(one.error) for one in outcomes]
+        printing.put_json(
+            [one.fields() | error for one, error in zip(outcomes, errors, strict=True)]
+        )
     if code := worst_exit_code(outcomes):
         raise click.exceptions.Exit(code)
-
-
-def _print_written(outcome: Outcome, *, quiet: bool) -> None:
-    if outcome.error is not None:
-        printing.put_error(outcome.error)
-    elif quiet:
-        return
-    elif outcome.existing is not None:
-        printing.print_message(
-            f"{_display_name(outcome.recording)} -> {outcome.existing}: already converted"
-        )
-    elif outcome.conversion is not None:
-        for line in _summary(outcome):
-            printing.print_message(line)
 
 
 def _combined_record(outcomes: Sequence[Outcome]) -> str:
@@ -110,51 +111,73 @@ def _combined_record(outcomes: Sequence[Outcome]) -> str:
     return f"{len(outcomes):,} recordings: {', '.join(parts)}"
 
 
-def _summary(outcome: Outcome) -> Iterator[str]:
-    conversion, source = outcome.conversion, outcome.source
-    assert conversion is not None
-    assert source is not None
-    yield f"{_display_name(conversion.recording)} -> {conversion.database}"
-    if conversion.result.summary is not None:
-        yield f"  {source.title.partition(' ')[2]}: {conversion.result.summary}"
-    else:
-        yield f"  {source.title.partition(' ')[2]}"
-        width = max((len(name) for name in conversion.rows), default=0)
-        for table, rows in sorted(conversion.rows.items()):
-            yield f"  {table:{width}}  {rows:>12,} rows"
-    if conversion.coverage:
-        yield f"  decoded {coverage_text(conversion.coverage)}"
-    yield from printing.anomaly_lines(conversion.anomalies)
-    total = sum(conversion.seconds.values())
-    slowest = sorted(conversion.seconds.items(), key=lambda stage: -stage[1])
-    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.005)
-    yield f"  CPU time {total:.2f} s" + (f": {parts}" if parts else "")
+_CHECK_EPILOG = (
+    "Exit codes: 0 nothing was skipped and all tables agree; 1 data was skipped or tables differ; "
+    "6 recording unreadable; 7 database unreadable; 8 its revision is unknown."
+)
+_ANONYMIZE_EPILOG = (
+    "Exit codes: 0 success; 2 usage error; 6 recording unreadable or of an unknown format; "
+    "9 OUT exists or cannot be written."
+)
+# Files that are left out and listed on the terminal; --json has all.
+_MAX_SHOWN = 5
 
 
-def _display_name(recording: Path) -> str:
-    from unified_prof.pipeline.temporary_inputs import STANDARD_INPUT
+@command("check", no_args_is_help=True, epilog=_CHECK_EPILOG)
+def check(
+    recording: Path = argument(metavar="RECORDING", help="A recording, as for convert."),
+    against: Path | None = option(
+        metavar="DB", help="Database that another exporter wrote for the recording."
+    ),
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Check that a recording is decoded completely, or compare a database with it by table."""
+    from unified_prof.pipeline.recording_check import check_recording
 
-    return "standard input" if recording == STANDARD_INPUT else str(recording)
+    with printing.progress(quiet) as progress:
+        result = check_recording(recording, against, progress)
+    if json_:
+        printing.put_json(result.fields(against))
+    elif not quiet:
+        printing.put("\n".join(result.lines()) + "\n")
+    if not result.passes:
+        raise click.exceptions.Exit(1)
 
 
-def _record(outcome: Outcome) -> dict[str, Any]:
-    """Return the outcome of a recording as plain data; its keys depend on the format."""
-    source = outcome.source
-    recording, database = ("recording", "database") if source is None else source.json_keys
-    record: dict[str, Any] = {recording: str(outcome.recording)}
-    if source is not None:
-        record["kind"] = source.kind
-    if outcome.error is not None:
-        return record | printing.error_record(outcome.error)
-    if outcome.existing is not None:
-        return record | {database: str(outcome.existing), "converted_already": True}
-    assert outcome.conversion is not None
-    conversion = outcome.conversion
-    return record | {
-        database: str(conversion.database),
-        **conversion.result.figures,
-        "rows": dict(sorted(conversion.rows.items())),
-        "anomalies": printing.anomaly_fields(conversion.anomalies),
-        "coverage": [part._asdict() for part in conversion.coverage],
-        "cpu_seconds": {name: round(seconds, 4) for name, seconds in conversion.seconds.items()},
-    }
+@command("anonymize", no_args_is_help=True, epilog=_ANONYMIZE_EPILOG)
+def anonymize(
+    recording: Path = argument(
+        metavar="RECORDING",
+        help="A recording as for convert, a report, Flight Recorder dumps, or a directory.",
+    ),
+    output: Path = option(
+        "-o",
+        "--output",
+        default=REQUIRED,
+        metavar="OUT",
+        help="File or directory to write. Files whose names end in .gz, .xz or .bz2 are "
+        "compressed.",
+    ),
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Replace names, paths and texts of a recording, so that you can share it."""
+    from unified_prof.pipeline.anonymize import anonymize as write
+
+    with printing.progress(quiet) as progress:
+        result = write(recording, output, progress, force=force)
+    if json_:
+        paths = {"recording": str(recording), "output": str(output)}
+        printing.put_json({**asdict(result), **paths})
+    elif not quiet:
+        files = "file" if result.files == 1 else "files"
+        printing.put(f"{output}: {result.files:,} {files}, {result.names:,} names replaced\n")
+    left_out = list(result.left_out.items())
+    notes = [f"{path} is left out: {why}" for path, why in left_out[:_MAX_SHOWN]]
+    if more := left_out[_MAX_SHOWN:]:
+        notes.append(f"{len(more):,} other files are left out (--json lists them)")
+    notes += [f"{part} is copied, text in it is not searched" for part in result.unsearched]
+    for note in notes:
+        printing.print_message(f"uprof: note: {note}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import click
 
@@ -35,7 +34,19 @@ Files = Annotated[list[Path], argument(metavar="FILE...", help="Report files.")]
 Family = Annotated[
     str, option("--family", help="msprof, skyline-run-time, skyline-memory or cluster.")
 ]
-Result = TypeVar("Result")
+
+
+class _Result(Protocol):
+    """Result of one file."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+
+    def lines(self) -> Iterable[str]:
+        """Return the result as lines of text."""
+
+
+Result = TypeVar("Result", bound=_Result)
 File = TypeVar("File", Path, str)
 
 _RECOVER_EPILOG = (
@@ -72,10 +83,7 @@ def info(
             found.require()
         return found
 
-    def data(found: Detection) -> dict[str, Any]:
-        return {key: getattr(found, key) for key in _DETECTION_KEYS}
-
-    _for_each_file(files, look, data, _print_detection, as_json=as_json)
+    _for_each_file(files, look, as_json=as_json)
 
 
 @db.command("history", replaced_by="db info")
@@ -127,8 +135,6 @@ def check(
     _for_each_file(
         files,
         look,
-        _check_data,
-        _print_check,
         as_json=as_json,
         quiet=quiet,
         code=lambda found: 0 if found.sound else 1,
@@ -171,7 +177,10 @@ def upgrade(
         target = output / path.name if output is not None and into_folder else output
         return bring_up(path, to or schema, output=target, backup=not no_backup, overwrite=force)
 
-    _for_each_file(files, work, _upgrade_data, _print_upgrade, as_json=as_json, quiet=quiet)
+    def notes(done: Upgrade) -> list[str]:
+        return [f"  note: {one.name} ({one.count}): {one.detail}" for one in done.anomalies]
+
+    _for_each_file(files, work, as_json=as_json, quiet=quiet, notes=notes)
 
 
 @db.command()
@@ -212,28 +221,17 @@ def recover(
     outcomes = []
     for outcome in pipeline.recover(folder, force=force):
         outcomes.append(outcome)
-        _print_recovered(outcome, quiet=quiet)
+        if outcome.error is not None:
+            put_error(outcome.error)
+        for line in () if quiet else outcome.lines():
+            print_message(f"uprof: {line}")
     if not outcomes and not quiet:
         print_message(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
     if json_:
-        put_json([_recovered_record(outcome) for outcome in outcomes])
+        errors = [{} if one.error is None else error_record(one.error) for one in outcomes]
+        put_json([one.fields() | error for one, error in zip(outcomes, errors, strict=True)])
     if code := _recovery_exit_code(outcomes):
         raise click.exceptions.Exit(code)
-
-
-def _print_recovered(outcome: Recovery, *, quiet: bool) -> None:
-    if outcome.error is not None:
-        put_error(outcome.error)
-    elif quiet:
-        return
-    elif outcome.runs:
-        print_message(f"uprof: {outcome.spool}: skipped, its process is still running")
-    else:
-        files = ", ".join(str(path) for path in outcome.files.values())
-        count = f"{outcome.iterations} of {outcome.asked} iterations, saved at {outcome.saved}"
-        print_message(f"uprof: {files}: {count}; later ones are lost")
-        if outcome.remark:
-            print_message(f"uprof: {outcome.remark}")
 
 
 def _recovery_exit_code(outcomes: list[Recovery]) -> int:
@@ -245,31 +243,14 @@ def _recovery_exit_code(outcomes: list[Recovery]) -> int:
     return max(codes, default=0 if any(one.files for one in outcomes) else NOTHING_RECOVERED)
 
 
-def _recovered_record(outcome: Recovery) -> dict[str, Any]:
-    record: dict[str, Any] = {"spool": str(outcome.spool), "runs": outcome.runs}
-    if outcome.error is not None:
-        return record | error_record(outcome.error)
-    if outcome.runs:
-        return record
-    return record | {
-        "rank": outcome.rank,
-        "files": {kind: str(path) for kind, path in outcome.files.items()},
-        "iterations": outcome.iterations,
-        "asked": outcome.asked,
-        "saved": outcome.saved,
-        "remark": outcome.remark,
-    }
-
-
 def _for_each_file(
     files: list[File],
     work: Callable[[File], Result],
-    data: Callable[[Result], dict[str, Any]],
-    show: Callable[[Result], None],
     *,
     as_json: bool,
     quiet: bool = False,
     code: Callable[[Result], int] = lambda _: 0,
+    notes: Callable[[Result], list[str]] = lambda _: [],
 ) -> None:
     """Process every file, continue after failures, and exit with the code of the first failure."""
     results: list[dict[str, Any]] = []
@@ -283,9 +264,12 @@ def _for_each_file(
             put_error(err)
             continue
         codes.append(code(result))
-        results.append({"file": str(path), **data(result)})
+        results.append({"file": str(path), **result.fields()})
         if not as_json and not quiet:
-            show(result)
+            for line in result.lines():
+                _status_line(line)
+            for line in notes(result):
+                print_message(line)
     if as_json:
         put_json(results)
     if failed := [number for number in codes if number]:
@@ -295,70 +279,3 @@ def _for_each_file(
 def _status_line(text: str) -> None:
     """Print one line with control characters escaped."""
     put(printable(text) + "\n")
-
-
-_DETECTION_KEYS = (
-    *("family", "revision", "equivalent", "schema_version", "recognised_by", "producer"),
-    *("complete", "migrated_from", "viewer", "description", "notes", "not_tables"),
-)
-
-
-def _print_detection(found: Detection) -> None:
-    revision = found.revision or "unknown revision"
-    also = f" (same as {', '.join(found.equivalent)} for this file)" if found.equivalent else ""
-    _status_line(f"{found.path}: {found.family} {revision}{also}")
-    rows = {
-        "identified by": "; ".join(found.recognised_by) if found.revision else found.description,
-        "producer": found.producer,
-        "complete": "yes" if found.complete else "no: STRING_IDS is missing",
-        "migrated from": found.migrated_from,
-        "opened by": found.viewer,
-    }
-    for name, value in rows.items():
-        if value:
-            _status_line(f"  {name + ':':15}{value}")
-    not_tables = [f"{name} is not a table and is ignored" for name in found.not_tables]
-    for words in (*found.notes, *not_tables):
-        _status_line(f"  {'note:':15}{words}")
-
-
-def _check_data(found: Check) -> dict[str, Any]:
-    return {
-        "family": found.detection.family,
-        "revision": found.detection.revision,
-        "sound": found.sound,
-        "findings": [
-            {"severity": one.severity, "kind": one.kind, "count": one.count, "message": one.message}
-            for one in found.findings
-        ],
-    }
-
-
-def _print_check(found: Check) -> None:
-    where = found.detection
-    verdict = "no problems found" if found.sound else "problems found"
-    _status_line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
-    for finding in found.findings:
-        many = f" ({finding.count} rows)" if finding.count > 1 else ""
-        _status_line(f"  {finding.severity}: {finding.kind}: {finding.message}{many}")
-
-
-def _upgrade_data(done: Upgrade) -> dict[str, Any]:
-    return {
-        "output": str(done.output),
-        "before": done.before,
-        "after": done.after,
-        "changed": done.before != done.after,
-        "backup": None if done.backup is None else str(done.backup),
-        "anomalies": [asdict(one) for one in done.anomalies],
-    }
-
-
-def _print_upgrade(done: Upgrade) -> None:
-    if done.before == done.after:
-        _status_line(f"{done.output}: already at revision {done.after}")
-    else:
-        saved = f", original kept as {done.backup.name}" if done.backup else ""
-        _status_line(f"{done.output}: {done.before} -> {done.after}{saved}")
-    for anomaly in done.anomalies:
-        print_message(f"  note: {anomaly.name} ({anomaly.count}): {anomaly.detail}")

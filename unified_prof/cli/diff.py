@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import workloads
+from unified_prof.cli import report_input
 from unified_prof.cli.command import (
     HELP_ALL,
     FullNames,
@@ -22,8 +22,7 @@ from unified_prof.cli.command import (
     option,
 )
 from unified_prof.cli.output import ResultOptions, Target
-from unified_prof.cli.report_input import Convert, Reader, Side
-from unified_prof.cli.workloads import WorkloadOption
+from unified_prof.cli.report_input import Convert, Reader, Side, WorkloadOption, WorkloadPairs
 from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
 
@@ -129,7 +128,7 @@ def diff(
                 hint="use --workload NAME=BASE:NEW for each workload",
                 slug="contradicting-options",
             )
-        text, warnings = _compare_each(workloads.parse_workloads(workload), reading, how)
+        text, warnings = _compare_each(report_input.parse_workloads(workload), reading, how)
     elif base is None or new is None:
         raise UsageError(
             "diff needs two reports, BASE and NEW", hint="uprof diff base new", slug="wrong-inputs"
@@ -175,17 +174,15 @@ class _Comparison:
     text: str | None = None
 
 
-def _compare_each(
-    given: workloads.WorkloadPairs, reading: Reader, how: _Shown
-) -> tuple[str, Sequence[str]]:
+def _compare_each(given: WorkloadPairs, reading: Reader, how: _Shown) -> tuple[str, Sequence[str]]:
     """Compare several workloads: overall change, then each workload."""
     from unified_prof.compare.comparable import PEAK, TIMES
     from unified_prof.compare.gate import compare_workloads
     from unified_prof.report import operation_difference
 
     found = {name: _compared(*sides, reading, how) for name, sides in given.items()}
-    pairs = workloads.load(given, reading)
-    noises = workloads.noises(how.noise, pairs)
+    pairs = report_input.load_workloads(given, reading)
+    noises = report_input.noises_of(how.noise, pairs)
     together = {
         metric: mean
         for metric in (*TIMES, PEAK)
@@ -276,7 +273,7 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     for run in runs:
         if not len(run.operations) and not run.sizes and not run.totals:
             raise UsageError(f"{run.label} is empty: nothing to compare", slug="empty-report")
-    found = analysis.diff(*runs, by=by, noise=workloads.noise(how.noise, runs[1]))
+    found = analysis.diff(*runs, by=by, noise=report_input.noise_of(how.noise, runs[1]))
     document = operation_difference.difference_document(
         found, top=how.top, everything=how.everything
     )

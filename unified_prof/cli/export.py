@@ -19,11 +19,10 @@ from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.report.formats import FORMAT_SUFFIXES
 
 if TYPE_CHECKING:
-    from unified_prof.explain.api import Opened
     from unified_prof.explain.report_questions import OverTime
     from unified_prof.export.mindstudio.writer import Exported
     from unified_prof.recording.source import Coverage
-    from unified_prof.report.viewer_traces import OnUnreadable, TraceContents
+    from unified_prof.report.viewer_traces import TraceContents
 
 _MEASURE_HELP = f"Stacks: weight of the frames: {', '.join(MEASURES)}."
 _LAYOUT_HELP = "; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + "."
@@ -373,6 +372,7 @@ def write_ranks(
         step_window,
     )
     from unified_prof.explain.api import open_reports
+    from unified_prof.pipeline import export as job
 
     with ExitStack() as stack:
         overview = stack.enter_context(reader.ranks(path, needed=True))
@@ -399,7 +399,7 @@ def write_ranks(
                 "uprof: warning: clocks cannot be aligned, no common event between ranks: "
                 + "; ".join(", ".join(map(str, group)) for group in together.values())
             )
-        written = _write(output, found, None, force=force)
+        written = job.write_timeline(output, found, None, force=force)
         # Ranks grouped by the clock that they share.
         islands = [*together.values()]
         return written, {"ranks": [one.rank for one in chosen], "clock_islands": islands}
@@ -416,29 +416,18 @@ def write_reports(
         OutputError: The file cannot be written.
     """
     from unified_prof.explain.api import open_reports
+    from unified_prof.pipeline import export as job
 
     ready = reader.reports(path)
     with printing.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
-        named = _timed_reports(opened, with_path=with_path)
+        named = job.timed_reports(opened, with_path=with_path)
 
         def lose(lost: OverTime, error: StoreError) -> None:
             (analysis,) = (one for one in opened.analyses if one.path == lost.path)
             opened.lose(analysis, error, part="the trace is incomplete")
 
-        written = _write(output, named, lose if len(named) > 1 else None, force=force)
+        written = job.write_timeline(output, named, lose if len(named) > 1 else None, force=force)
         return written, opened.coverage
-
-
-def _write(
-    output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
-) -> TraceContents:
-    """Write the trace atomically in the format of the file's extension."""
-    from unified_prof.report.viewer_traces import write_chrome_trace, write_perfetto_trace
-    from unified_prof.sqlite.atomic import replacing
-
-    write = write_chrome_trace if output.name.endswith(".json") else write_perfetto_trace
-    with replacing(output, overwrite=force) as partial:
-        return write(partial, named, lose)
 
 
 def trace_summary(output: Path, written: TraceContents) -> str:
@@ -447,36 +436,3 @@ def trace_summary(output: Path, written: TraceContents) -> str:
         f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
         f"{written.flows:,} flows, {written.counters:,} counters"
     )
-
-
-def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
-    """Return the reports with timestamps, each with a prefix for its track names."""
-    from unified_prof.report.figures import readable_answers
-    from unified_prof.report.viewer_traces import WithCriticalPath
-
-    # A memory snapshot has no tracks, but memory over time.
-    has_times = readable_answers(
-        opened,
-        lambda analysis: (
-            analysis,
-            next(analysis.tracks(), None) is not None or bool(analysis.memory_series()),
-        ),
-    )
-    found = [analysis for analysis, answer in has_times if answer]
-    if not found:
-        family = has_times[0][0].family
-        why = (
-            "no device tasks, host calls or memory were recorded"
-            if family == "msprof"
-            else "Skyline reports have durations but no timestamps"
-        )
-        raise UsageError(
-            f"{opened.path} has no timeline: {why}",
-            hint="record one with `uprof run --report timeline`",
-            slug="no-timeline",
-        )
-    several = len(found) > 1
-    return [
-        (f"{Path(one.path).stem}: " if several else "", WithCriticalPath(one) if with_path else one)
-        for one in found
-    ]

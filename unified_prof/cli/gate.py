@@ -15,7 +15,7 @@ import click
 
 from unified_prof.base import signals
 from unified_prof.cli import output as printing
-from unified_prof.cli import workloads
+from unified_prof.cli import report_input
 from unified_prof.cli.command import (
     HELP_ALL,
     MoreBase,
@@ -27,8 +27,7 @@ from unified_prof.cli.command import (
     option,
 )
 from unified_prof.cli.output import ResultOptions, Target
-from unified_prof.cli.report_input import Convert, Reader
-from unified_prof.cli.workloads import WorkloadOption
+from unified_prof.cli.report_input import Convert, Reader, WorkloadOption
 from unified_prof.compare import gate as analysis
 from unified_prof.errors import OutputError, UsageError
 
@@ -259,7 +258,7 @@ class Rounds:
         from unified_prof.pipeline import rounds
 
         base, new = checkouts
-        commands = workloads.commands(self.until_sure or "")
+        commands = rounds.commands(self.until_sure or "")
         with printing.progress(quiet) as progress:
             return rounds.until_sure(
                 base,
@@ -356,12 +355,12 @@ def gate(
                 quiet=quiet,
             )
     elif sides.workload:
-        pairs = workloads.load(workloads.parse_workloads(sides.workload), reader)
-        noises = workloads.noises(allowed.noise, pairs)
+        pairs = report_input.load_workloads(report_input.parse_workloads(sides.workload), reader)
+        noises = report_input.noises_of(allowed.noise, pairs)
         verdict = analysis.gate_workloads(pairs, allowed.metrics_of(pairs.values()), limits, noises)
     else:
         pairs = {"": sides.load(reader)}
-        noise = workloads.noise(allowed.noise, pairs[""][1])
+        noise = report_input.noise_of(allowed.noise, pairs[""][1])
         metrics = allowed.metrics_of(pairs.values())
         verdict = analysis.gate(*pairs[""], metrics, limits, noise)
     if isinstance(verdict, analysis.Verdicts) and len(pairs) == 1:
@@ -393,7 +392,7 @@ def end_with_verdict(
     Raises:
         OutputError: The file or the summary cannot be written.
     """
-    from unified_prof.report import verdict_documents as documents
+    from unified_prof.report import operation_difference as documents
 
     def text(target: Target) -> str:
         if target.shape == "junit":

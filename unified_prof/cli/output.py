@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from unified_prof.base import streams
-from unified_prof.base.text import EXPECTED_ANOMALIES, printable
+from unified_prof.base.text import printable
 from unified_prof.cli.command import AsJsonFormat, Force, OutputFile, Quiet
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.pipeline.sources import Source
     from unified_prof.report.document import Document
 
 
@@ -144,16 +142,12 @@ def render(
     return render_text(document, width=width, color=color, full_names=full_names)
 
 
-def anomaly_lines(anomalies: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """Yield a line for each kind of anomaly of a conversion that needs attention."""
-    for name, (count, detail) in sorted(anomalies.items()):
-        if name not in EXPECTED_ANOMALIES:
-            yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+def message_text(document: Document) -> str:
+    """Render a document as text for stderr."""
+    from unified_prof.report.terminal import render_text
 
-
-def anomaly_fields(anomalies: Mapping[str, tuple[int, str]]) -> dict[str, dict[str, Any]]:
-    """Return the anomalies of a conversion as plain data, sorted by name."""
-    return {name: {"count": n, "detail": detail} for name, (n, detail) in sorted(anomalies.items())}
+    width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
+    return render_text(document, width=width, color=color).rstrip("\n")
 
 
 def put_json(document: object) -> None:
@@ -343,57 +337,10 @@ def with_convert_hint(*paths: Path) -> Iterator[None]:
     try:
         yield
     except StoreError as err:
+        from unified_prof.pipeline.discovery import report_hint
+
         for path in paths:
-            if (hint := _hint(path, str(err))) is not None:
+            if (hint := report_hint(path, str(err))) is not None:
                 err.hint = hint
                 break
         raise
-
-
-def recovery_hint(folder: Path) -> str | None:
-    """Return a hint about measurements of killed processes in `folder`, or None."""
-    from unified_prof.sqlite import run_spool
-
-    if not any(run_spool.state_of(path) != run_spool.RUNS for path in run_spool.find(folder)):
-        return None
-    return (
-        f"{folder} has measurements of a killed run; recover them with `uprof db recover {folder}`"
-    )
-
-
-def _hint(path: Path, message: str) -> str | None:
-    from unified_prof.cluster import rank_partial
-    from unified_prof.pipeline import sources
-
-    if not path.exists():
-        # Backslashes of a Windows path do not separate names elsewhere.
-        folder, _, name = str(path).replace("\\", "/").rpartition("/")
-        where = Path(folder) if Path(folder).is_dir() else Path()
-        names = {one.name.casefold(): one for one in where.iterdir()}
-        near = get_close_matches(name.casefold(), names, n=1)
-        return f"did you mean {names[near[0]]}?" if near else None
-    if rank_partial.is_run_directory(path):
-        return (
-            f"this is a cluster run: use `uprof cluster report {path}` for its tables, "
-            f"`uprof report {path} --rank N` for one rank, `uprof export {path} --ranks "
-            "N,...` for timelines"
-        )
-    if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
-        return hint
-    if path.is_dir() and (hint := recovery_hint(path)) is not None:
-        return hint
-    # A damaged database can be of any kind; only certain recordings get the hint.
-    of = sources.certain_source if path.suffix in (".db", ".sqlite") else sources.find_source
-    if (source := of(path)) is not None:
-        return f"it is {source.description}; {_converted(source, path)}"
-    if (unsupported := sources.unsupported_format(path)) is not None:
-        return f"it is {unsupported.description}; {unsupported.hint_for(path)}"
-    if path.is_dir() and "no readable report" in message:
-        inside = next((one for one in sorted(path.iterdir()) if sources.certain_source(one)), None)
-        if inside is not None and (source := sources.certain_source(inside)) is not None:
-            return f"{inside.name} is {source.description}; {_converted(source, path)}"
-    return None
-
-
-def _converted(source: Source, path: Path) -> str:
-    return f"run `uprof convert {path}` first, or use --convert"

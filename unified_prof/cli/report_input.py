@@ -1,8 +1,9 @@
-"""Input of the commands that read reports: `--convert`, sides of a comparison, rendered reports."""
+"""Input of the commands that read reports: `--convert`, sides of a comparison, workloads."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import option
+from unified_prof.cli.command import HELP_ALL, option
 from unified_prof.errors import OutputError, UsageError
 from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
     from unified_prof.compare.comparable import Run
+    from unified_prof.compare.confidence import Noise
+    from unified_prof.compare.gate import Noises, Pairs
     from unified_prof.explain.api import Opened
     from unified_prof.recording.source import Missing
     from unified_prof.report.formats import Format, ReportRequest
@@ -261,9 +264,11 @@ def _produce_ranks(
 
 def print_hints(path: Path, made: RenderedReport) -> None:
     """Print hints: other views of the run, and results of killed runs."""
+    from unified_prof.sqlite.run_spool import recovery_hint
+
     if made.has_ranks_alone:
         printing.print_message("uprof: hint: use --rank N to show the report of one rank")
-    if path.is_dir() and (hint := printing.recovery_hint(path)) is not None:
+    if path.is_dir() and (hint := recovery_hint(path)) is not None:
         printing.print_message(f"uprof: hint: {hint}")
 
 
@@ -285,3 +290,84 @@ def _open_report(
         open_reports(ready.path, ready.missing, capture=capture) as opened,
     ):
         yield opened
+
+
+def noise_of(text: str | None, run: Run) -> Noise | None:
+    """Return the run-to-run variation given by `text`, else the one stored for the device of `run`.
+
+    Raises:
+        UsageError: The text is not a share.
+        StoreError: The stored value cannot be read.
+    """
+    from unified_prof.baselines import noise as learned
+    from unified_prof.compare.gate import parse_noise
+
+    return learned.load(run) if text is None else parse_noise(text)
+
+
+WorkloadOption = Annotated[
+    list[str] | None,
+    option(
+        "--workload",
+        metavar="NAME=BASE:NEW",
+        help="Reports of a workload, instead of BASE and NEW. Repeatable, for several "
+        "workloads and several runs of one.",
+        shown_by=HELP_ALL,
+    ),
+]
+_NAME = r"[A-Za-z0-9_][\w.+-]*"
+_HINT = "for example --workload bert=base/bert:new/bert"
+
+# Workload -> reports of the baseline and of the candidate.
+WorkloadPairs = dict[str, tuple[list[Path], list[Path]]]
+
+
+def parse_workloads(texts: Sequence[str]) -> WorkloadPairs:
+    """Return the reports by workload.
+
+    Raises:
+        UsageError: A text is not NAME=BASE:NEW, or is ambiguous.
+    """
+    found: WorkloadPairs = {}
+    for text in texts:
+        match = re.fullmatch(rf"({_NAME})=(.+)", text)
+        if match is None or ":" not in match[2]:
+            raise UsageError(
+                f"--workload {text!r}: expected NAME=BASE:NEW", hint=_HINT, slug="wrong-workload"
+            )
+        base, new = _two_paths(match[2], text)
+        sides = found.setdefault(match[1], ([], []))
+        sides[0].append(base)
+        sides[1].append(new)
+    return found
+
+
+def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
+    """Split at the colon that yields two existing paths; file names may contain colons."""
+    ways = [
+        (Path(text[:at]), Path(text[at + 1 :]))
+        for at, letter in enumerate(text)
+        if letter == ":" and 0 < at < len(text) - 1
+    ]
+    there = [way for way in ways if all(path.exists() for path in way)]
+    chosen = there or ways
+    if len(chosen) != 1:
+        missing = (
+            ("ambiguous, more than one pair of paths exists") if there else "no two existing paths"
+        )
+        raise UsageError(f"--workload {whole}: {missing}", hint=_HINT, slug="wrong-workload")
+    return chosen[0]
+
+
+def load_workloads(given: WorkloadPairs, reader: Reader) -> Pairs:
+    """Return the runs of each workload.
+
+    Raises:
+        UprofError: Same as `Reader.run`.
+    """
+    return {name: (reader.run(base), reader.run(new)) for name, (base, new) in given.items()}
+
+
+def noises_of(text: str | None, pairs: Pairs) -> Noises:
+    """Return the run-to-run variation of each workload; see `noise_of`."""
+    return {name: noise_of(text, new) for name, (_, new) in pairs.items()}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,13 +34,16 @@ from unified_prof.cli.run_options import (
     WorkloadCommand,
     WorkloadOptions,
     check_script,
-    exec_unprofiled,
-    is_measured,
     npu_options,
     with_npu_pairs,
 )
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import RankSelection, rank_of
+from unified_prof.pipeline.distributed import (
+    RankSelection,
+    exec_unprofiled,
+    is_measured,
+    rank_of,
+)
 from unified_prof.pipeline.distributed import parse_ranks as chosen_ranks_of
 from unified_prof.pipeline.outputs import default_directory
 
@@ -55,23 +56,18 @@ if TYPE_CHECKING:
 _LOADING_TORCH = ("auto", "cpu", "cuda", "npu")
 
 
+@dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Prints the result of a run.
+    """Prints the result of a run."""
 
-    Args:
-        quiet: Print errors only.
-        json: Print the result to stdout as one JSON line instead of text.
-        top: Rows of the table of operations.
-        renamed: Text -> replacement in messages, for files that are moved later.
-    """
-
-    def __init__(
-        self, *, quiet: bool, json: bool, top: int, renamed: Mapping[str, str] | None = None
-    ) -> None:
-        self._renamed = renamed or {}
-        self.quiet = quiet
-        self.json = json
-        self._top = top
+    # Print errors only.
+    quiet: bool
+    # Print the result to stdout as one JSON line instead of text.
+    json: bool
+    # Rows of the table of operations.
+    top: int
+    # Text -> replacement in messages, for files that are moved later.
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def written(self, files: Mapping[str, tuple[Path, ...]]) -> None:
         """Print that the reports are written; the workload continues."""
@@ -82,7 +78,7 @@ class RunEnd:
             self._say(start + line)
 
     def _say(self, line: str) -> None:
-        for text, replacement in self._renamed.items():
+        for text, replacement in self.renamed.items():
             line = line.replace(text, replacement)
         if not self.quiet:
             streams.tell(line)
@@ -95,29 +91,26 @@ class RunEnd:
         """
         rank = result.rank
         if rank is not None and rank.is_distributed:
-            self._say(_line_of_rank(result))
+            self._say(f"uprof: {printable(result.line)}")
         if rank is None or not rank.is_distributed or rank.number == 0:
             self._say_figures(result)
         if result.failure:
             streams.tell(f"uprof: {printable(result.failure)}")
         if self.json:
             try:
-                streams.hand_over(json.dumps(as_json(result)))
+                streams.hand_over(json.dumps(result.fields()))
             except Exception:
                 if not result.exit_code:
                     raise
 
     def _say_figures(self, result: RunResult) -> None:
         if result.files and not self.quiet:
-            from unified_prof.cli.output import terminal
             from unified_prof.report.document import Document
             from unified_prof.report.report_document import MORE_IN_REPORT, add_run_footer
-            from unified_prof.report.terminal import render_text
 
-            width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
             document = Document(more=MORE_IN_REPORT)
-            has_findings = add_run_footer(document, result.files, top=self._top)
-            self._say(render_text(document, width=width, color=color).rstrip("\n"))
+            has_findings = add_run_footer(document, result.files, top=self.top)
+            self._say(printing.message_text(document))
             where = printable(str(result.directory))
             command = _next_command(result.files, has_findings=has_findings)
             self._say(f"\nnext  {command} {where}\npage  uprof view {where}")
@@ -128,32 +121,6 @@ def _next_command(files: Mapping[str, tuple[Path, ...]], *, has_findings: bool) 
     if has_findings or TIMELINE in files:
         return "uprof advise"
     return "uprof report --by line" if RUN_TIME in files else "uprof report"
-
-
-def as_json(result: RunResult) -> dict[str, Any]:
-    """Return the result as plain data; times in ms, sizes in bytes, None if unknown."""
-    from unified_prof.pipeline.run_summary import summarize
-
-    paths = [path for one in result.files.values() for path in one]
-    summary = summarize(paths) if result.tracked is not None else None
-    return {
-        "backend": result.backend,
-        "exit_code": result.exit_code,
-        "directory": str(result.directory),
-        "files": {report: [str(path) for path in paths] for report, paths in result.files.items()},
-        "failure": result.failure,
-        "summary": None if summary is None else asdict(summary),
-    }
-
-
-def _line_of_rank(result: RunResult) -> str:
-    """Return one line about a rank: where it ran and which reports it wrote."""
-    rank = result.rank
-    assert rank is not None
-    files = ", ".join(str(path) for paths in result.files.values() for path in paths)
-    ended = f", exit code {result.exit_code}" if result.exit_code else ""
-    line = f"rank {rank.number} of {rank.world_size} on {platform.node()}{ended}: "
-    return f"uprof: {printable(line + (files or 'no report'))}"
 
 
 @command(
@@ -226,15 +193,17 @@ def run(
         return
     if (turns := Turns.of_environment()) is not None:
         spec = turns.applied_to(spec)
-    if not force and (hint := printing.recovery_hint(spec.output_dir)) is not None:
+    from unified_prof.sqlite.run_spool import recovery_hint
+
+    if not force and (hint := recovery_hint(spec.output_dir)) is not None:
         say(f"uprof: hint: {printable(hint)}")
     spec = replace(spec, relay=_say_all_but_info if said.quiet else streams.tell)
     if batch_sizes is not None or memory is not None:
-        from unified_prof.cli import batch_sizes as several
+        from unified_prof.pipeline.run_summary import BatchSizes, run_sizes
 
-        wanted = several.BatchSizes.parse(batch_sizes, memory, spec)
+        wanted = BatchSizes.parse(batch_sizes, memory, spec)
         raise click.exceptions.Exit(
-            several.run(
+            run_sizes(
                 wanted,
                 lambda one: _run(
                     chosen,

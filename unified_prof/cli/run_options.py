@@ -1,23 +1,19 @@
 """Options of `uprof run`, and the `RunSpec` that they describe.
 
 An option about measuring is a field here and in `base.run_spec.RunSpec`; `MeasurementOptions.spec`
-connects them. Options of the NPU backend are rows of `backends.msprof_options`. Ranks that are not
-profiled replace their process with the workload.
+connects them. Options of the NPU backend are rows of `backends.msprof_options`.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +39,7 @@ from unified_prof.cli.command import (
     option,
 )
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import ALL, Rank, RankSelection
+from unified_prof.pipeline.distributed import Workload
 
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend
@@ -151,67 +147,6 @@ def _npu_option(name: str, **settings: Any) -> Option:
     section = BY_NAME[name].group if name in BY_NAME else "Recording and storage"
     settings = {"section": section, "shown_by": _NPU_PAGE, **settings}
     return Option([name, f"--{name.replace('_', '-')}"], **settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Workload to run."""
-
-    # Path of a script, or name of a module if `is_module`.
-    target: str
-    is_module: bool
-    arguments: tuple[str, ...]
-
-
-def is_measured(rank: Rank, chosen: RankSelection) -> bool:
-    """Return True if this rank is selected by --ranks.
-
-    Raises:
-        UsageError: No rank of this run is selected.
-    """
-    if chosen == ALL:
-        return True
-    world_size = rank.world_size or 1
-    if not chosen.selected_from(world_size):
-        there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
-        raise UsageError(
-            f"--ranks selects no rank of this run, which has {there}", slug="no-such-rank"
-        )
-    return (rank.number or 0) in chosen
-
-
-def exec_unprofiled(workload: Workload) -> NoReturn:
-    """Replace this process with the workload; does not return.
-
-    Raises:
-        UsageError: The workload cannot be started.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
-            stream.flush()
-    command = _command(workload)
-    try:
-        os.execv(command[0], command)
-    except OSError as err:
-        raise UsageError(
-            f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
-        ) from err
-
-
-def _command(workload: Workload) -> list[str]:
-    path = Path(workload.target)
-    if workload.is_module:
-        return [*_python(), "-m", workload.target, *workload.arguments]
-    is_program = path.suffix not in (".py", ".pyw") and path.is_file() and os.access(path, os.X_OK)
-    if is_program:
-        return [str(path.absolute()), *workload.arguments]
-    return [*_python(), workload.target, *workload.arguments]
-
-
-def _python() -> list[str]:
-    """Return this interpreter with the options it was started with (-X, -W, -u, ...)."""
-    options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-    return [sys.executable, *options]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -62,7 +60,7 @@ def view(
     Ctrl-C or ten minutes without a request (timelines: 30 s after they were fetched). No files are
     left behind.
     """
-    from unified_prof.base.loopback import Served
+    from unified_prof.base.loopback import Served, open_browser
     from unified_prof.sqlite.atomic import temporary_folder
 
     items: list[Item] | Callable[[str], Item | None]
@@ -79,7 +77,7 @@ def view(
                 output.put_json({"url": served.url, "port": served.port})
             else:
                 output.put(f"{served.url}\n")
-            opened = not no_open and _open_browser(served.url, folder)
+            opened = not no_open and open_browser(served.url, folder)
             if not quiet:
                 _print_address(served.port, opened=opened)
             with suppress(KeyboardInterrupt):
@@ -154,32 +152,6 @@ def _timeline(
         Item("", _HTML, page.encode()),
         Item(file.name, _BYTES, file, reader=opener.PERFETTO_URL, is_last=True),
     ], missing
-
-
-def _open_browser(url: str, folder: Path) -> bool:
-    """Open the address if there is a graphical screen; terminal browsers are not used.
-
-    The browser gets a local file that forwards to the address: other users can read the arguments
-    of processes, and the address is the key.
-    """
-    import webbrowser
-
-    if not (chosen := os.environ.get("BROWSER")):
-        if sys.platform in ("darwin", "win32"):
-            if "SSH_CONNECTION" in os.environ:
-                return False
-        elif not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            return False
-    try:
-        browser = webbrowser.get()
-        if not chosen and type(browser) is webbrowser.GenericBrowser:
-            return False
-        redirect = folder / f"open-{secrets.token_hex(8)}.html"
-        with os.fdopen(os.open(redirect, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={url}">\n')
-        return browser.open(redirect.as_uri())
-    except (OSError, webbrowser.Error):
-        return False
 
 
 def _print_address(port: int, *, opened: bool) -> None:

@@ -20,12 +20,15 @@ from unified_prof.cli.run_options import (
     WorkloadCommand,
     WorkloadOptions,
     check_script,
-    exec_unprofiled,
-    is_measured,
     timeline_details,
 )
 from unified_prof.errors import CaptureError, UsageError
-from unified_prof.pipeline.distributed import parse_ranks, rank_of
+from unified_prof.pipeline.distributed import (
+    exec_unprofiled,
+    is_measured,
+    parse_ranks,
+    rank_of,
+)
 from unified_prof.pipeline.outputs import default_directory
 
 
@@ -177,13 +180,11 @@ def watch(
 
 
 def _say_summary(folder: Path) -> None:
-    from unified_prof.report.terminal import render_text
     from unified_prof.report.watch_document import run_figures, watch_document
     from unified_prof.sqlite.watch_file import read_folder
 
-    width, color = printing.terminal(sys.stderr) if streams.is_terminal() else (None, False)
     document = watch_document(run_figures(read_folder(folder), folder))
-    streams.tell(render_text(document, width=width, color=color).rstrip("\n"))
+    streams.tell(printing.message_text(document))
 
 
 @command(

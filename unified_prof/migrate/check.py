@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unified_prof.base import coverage
 from unified_prof.base.columns import NO_TEXT, OLD_NO_DOMAIN
@@ -309,6 +310,28 @@ class Check:
     def sound(self) -> bool:
         """True if there are no problems; notes do not count."""
         return not any(finding.is_problem for finding in self.findings)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "family": self.detection.family,
+            "revision": self.detection.revision,
+            "sound": self.sound,
+            "findings": [
+                {"severity": one.severity, "kind": one.kind, "count": one.count}
+                | {"message": one.message}
+                for one in self.findings
+            ],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text."""
+        where = self.detection
+        verdict = "no problems found" if self.sound else "problems found"
+        yield f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}"
+        for finding in self.findings:
+            many = f" ({finding.count} rows)" if finding.count > 1 else ""
+            yield f"  {finding.severity}: {finding.kind}: {finding.message}{many}"
 
 
 def check(path: Path | str) -> Check:

@@ -13,10 +13,10 @@ import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError
 from unified_prof.migrate import steps as ordering
@@ -203,6 +203,25 @@ class Upgrade:
 
     anomalies: tuple[Anomaly, ...] = ()
     """Data that could not be converted."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "output": str(self.output),
+            "before": self.before,
+            "after": self.after,
+            "changed": self.before != self.after,
+            "backup": None if self.backup is None else str(self.backup),
+            "anomalies": [asdict(one) for one in self.anomalies],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as a line of text."""
+        if self.before == self.after:
+            yield f"{self.output}: already at revision {self.after}"
+        else:
+            saved = f", original kept as {self.backup.name}" if self.backup else ""
+            yield f"{self.output}: {self.before} -> {self.after}{saved}"
 
 
 def upgrade(

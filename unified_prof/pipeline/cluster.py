@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.overview import format_ranges
@@ -49,6 +49,8 @@ _COMMAND = "uprof cluster build"
 _OUTCOME_FACTS = ("world_size", "world_size_is_minimum", "ranks_read", "steps", "unnumbered")
 # Maximum number of ranks listed in the coverage.
 _MAX_LISTED = 12
+# Maximum number of findings in the text of a result.
+_MAX_FINDINGS = 3
 # Minimum number of ranks to start worker processes, which takes longer than reading fewer.
 _MIN_RANKS_FOR_PROCESSES = 64
 
@@ -71,6 +73,37 @@ class ClusterOutcome:
     already: bool = False
     """True if the summary existed and was up to date."""
     world_size_is_minimum: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "run": self.target,
+            "world_size": self.world_size,
+            "ranks_read": self.ranks_read,
+            "new": self.new,
+            "steps": list(self.steps),
+            "absent": list(self.absent),
+            "unread": [{"rank": one.rank, "file": one.file, "why": one.why} for one in self.unread],
+            "findings": list(self.findings),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text, problems first."""
+        if not self.is_complete:
+            yield f"uprof: warning: {self.coverage}"
+            hints = [one.hint for one in self.unread if one.rank is None and one.hint is not None]
+            for hint in dict.fromkeys(hints):
+                yield f"uprof: hint: {hint}"
+        steps = f"{len(self.steps)} step{'s' if len(self.steps) != 1 else ''}"
+        what = "no recording changed" if self.already else f"recordings read: {self.new:,}"
+        ranks = f"{self.ranks_read:,} rank{'s' if self.ranks_read != 1 else ''}"
+        yield f"{self.target}: {ranks}, {steps}; {what}"
+        for text in self.findings[:_MAX_FINDINGS]:
+            yield f"  {text}"
+        if len(self.findings) > _MAX_FINDINGS:
+            yield f"  and {len(self.findings) - _MAX_FINDINGS} more findings"
+        elif not self.findings:
+            yield "  no findings"
 
     @property
     def is_complete(self) -> bool:

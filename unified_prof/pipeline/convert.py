@@ -17,7 +17,7 @@ from typing import Any
 
 from unified_prof.base import coverage
 from unified_prof.base.columns import Column, Ledger, Sink, Strings
-from unified_prof.base.coverage import CoveredPart
+from unified_prof.base.coverage import CoveredPart, anomaly_fields, anomaly_lines, coverage_text
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import analysis_db, discovery, output_paths, outputs
 from unified_prof.pipeline.discovery import FoundRecording
@@ -82,6 +82,37 @@ class Conversion:
     """CPU time by stage, in order."""
     coverage: Sequence[CoveredPart] = ()
     """How much of each kind of data was decoded, as in UPROF_COVERAGE."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return rows, anomalies, coverage and times as plain data."""
+        return {
+            **self.result.figures,
+            "rows": dict(sorted(self.rows.items())),
+            "anomalies": anomaly_fields(self.anomalies),
+            "coverage": [part._asdict() for part in self.coverage],
+            "cpu_seconds": {name: round(seconds, 4) for name, seconds in self.seconds.items()},
+        }
+
+    def lines(self, title: str) -> Iterator[str]:
+        """Yield what was converted as indented lines of text.
+
+        Args:
+            title: Name of the format.
+        """
+        if self.result.summary is not None:
+            yield f"  {title}: {self.result.summary}"
+        else:
+            yield f"  {title}"
+            width = max((len(name) for name in self.rows), default=0)
+            for table, rows in sorted(self.rows.items()):
+                yield f"  {table:{width}}  {rows:>12,} rows"
+        if self.coverage:
+            yield f"  decoded {coverage_text(self.coverage)}"
+        yield from anomaly_lines(self.anomalies)
+        total = sum(self.seconds.values())
+        slowest = sorted(self.seconds.items(), key=lambda stage: -stage[1])
+        parts = ", ".join(f"{name} {used:.2f} s" for name, used in slowest if used >= 0.005)
+        yield f"  CPU time {total:.2f} s" + (f": {parts}" if parts else "")
 
 
 def convert(
@@ -260,6 +291,28 @@ class Outcome:
     existing: Path | None = None
     """Report of an earlier conversion, which was kept."""
     error: UprofError | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the outcome as plain data without its error; its keys depend on the format."""
+        source = self.source
+        recording, database = ("recording", "database") if source is None else source.json_keys
+        record: dict[str, Any] = {recording: str(self.recording)}
+        if source is not None:
+            record["kind"] = source.kind
+        if self.existing is not None:
+            return record | {database: str(self.existing), "converted_already": True}
+        if self.conversion is not None:
+            record |= {database: str(self.conversion.database), **self.conversion.fields()}
+        return record
+
+    def lines(self) -> Iterator[str]:
+        """Yield the outcome as lines of text; an error has none."""
+        name = "standard input" if self.recording == STANDARD_INPUT else str(self.recording)
+        if self.existing is not None:
+            yield f"{name} -> {self.existing}: already converted"
+        elif self.conversion is not None and self.source is not None:
+            yield f"{name} -> {self.conversion.database}"
+            yield from self.conversion.lines(self.source.title.partition(" ")[2])
 
 
 def worst_exit_code(outcomes: Iterable[Outcome]) -> int:

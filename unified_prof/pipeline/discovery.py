@@ -9,6 +9,7 @@ import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -353,3 +354,47 @@ class _Search:
 
 def _first_of(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
+
+
+def report_hint(path: Path, message: str) -> str | None:
+    """Return a hint for a path that cannot be read as a report, or None.
+
+    Args:
+        path: Path that the user gave.
+        message: Message of the error.
+    """
+    from unified_prof.cluster import rank_partial
+    from unified_prof.sqlite.run_spool import recovery_hint
+
+    if not path.exists():
+        # Backslashes of a Windows path do not separate names elsewhere.
+        folder, _, name = str(path).replace("\\", "/").rpartition("/")
+        where = Path(folder) if Path(folder).is_dir() else Path()
+        names = {one.name.casefold(): one for one in where.iterdir()}
+        near = get_close_matches(name.casefold(), names, n=1)
+        return f"did you mean {names[near[0]]}?" if near else None
+    if rank_partial.is_run_directory(path):
+        return (
+            f"this is a cluster run: use `uprof cluster report {path}` for its tables, "
+            f"`uprof report {path} --rank N` for one rank, `uprof export {path} --ranks "
+            "N,...` for timelines"
+        )
+    if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
+        return hint
+    if path.is_dir() and (hint := recovery_hint(path)) is not None:
+        return hint
+    # A damaged database can be of any kind; only certain recordings get the hint.
+    of = sources.certain_source if path.suffix in (".db", ".sqlite") else sources.find_source
+    if (source := of(path)) is not None:
+        return f"it is {source.description}; {_converted(source, path)}"
+    if (unsupported := sources.unsupported_format(path)) is not None:
+        return f"it is {unsupported.description}; {unsupported.hint_for(path)}"
+    if path.is_dir() and "no readable report" in message:
+        inside = next((one for one in sorted(path.iterdir()) if sources.certain_source(one)), None)
+        if inside is not None and (source := sources.certain_source(inside)) is not None:
+            return f"{inside.name} is {source.description}; {_converted(source, path)}"
+    return None
+
+
+def _converted(source: Source, path: Path) -> str:
+    return f"run `uprof convert {path}` first, or use --convert"

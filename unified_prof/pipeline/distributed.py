@@ -1,13 +1,19 @@
-"""Determines the rank of this process from the environment variables of launchers."""
+"""Determines the rank of this process from the environment variables of launchers.
+
+Ranks that are not profiled replace their process with the workload.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 from unified_prof.errors import UsageError
 
@@ -254,3 +260,64 @@ def parse_ranks(text: str) -> RankSelection:
             )
         ranges.append((int(found[1]), int(found[2] or found[1])))
     return RankSelection(tuple(ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Workload to run."""
+
+    # Path of a script, or name of a module if `is_module`.
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+
+def is_measured(rank: Rank, chosen: RankSelection) -> bool:
+    """Return True if this rank is selected by --ranks.
+
+    Raises:
+        UsageError: No rank of this run is selected.
+    """
+    if chosen == ALL:
+        return True
+    world_size = rank.world_size or 1
+    if not chosen.selected_from(world_size):
+        there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
+        raise UsageError(
+            f"--ranks selects no rank of this run, which has {there}", slug="no-such-rank"
+        )
+    return (rank.number or 0) in chosen
+
+
+def exec_unprofiled(workload: Workload) -> NoReturn:
+    """Replace this process with the workload; does not return.
+
+    Raises:
+        UsageError: The workload cannot be started.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
+            stream.flush()
+    command = _command(workload)
+    try:
+        os.execv(command[0], command)
+    except OSError as err:
+        raise UsageError(
+            f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
+        ) from err
+
+
+def _command(workload: Workload) -> list[str]:
+    path = Path(workload.target)
+    if workload.is_module:
+        return [*_python(), "-m", workload.target, *workload.arguments]
+    is_program = path.suffix not in (".py", ".pyw") and path.is_file() and os.access(path, os.X_OK)
+    if is_program:
+        return [str(path.absolute()), *workload.arguments]
+    return [*_python(), workload.target, *workload.arguments]
+
+
+def _python() -> list[str]:
+    """Return this interpreter with the options it was started with (-X, -W, -u, ...)."""
+    options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    return [sys.executable, *options]

@@ -1,4 +1,4 @@
-"""Exports reports as MindStudio text files, flame graph stacks, or Parquet or Arrow tables.
+"""Exports reports as timelines, MindStudio text files, flame graph stacks, or tables.
 
 A PROF_* directory is converted to a temporary report first.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.explain.api import Opened
-from unified_prof.explain.report_questions import Analysis
+from unified_prof.explain.report_questions import Analysis, OverTime
 from unified_prof.export import tables
 from unified_prof.export.files import Layout
 from unified_prof.export.mindstudio import writer
@@ -25,6 +25,13 @@ from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.stacks import Frame, Stacks, below, merge
 from unified_prof.report.figures import readable_answers
+from unified_prof.report.viewer_traces import (
+    OnUnreadable,
+    TraceContents,
+    WithCriticalPath,
+    write_chrome_trace,
+    write_perfetto_trace,
+)
 from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_folder
 from unified_prof.sqlite.reader import open_report
 
@@ -219,3 +226,46 @@ def export_tables(
         )
     with open_report(path, any_revision=True) as report, outputs.output_directory(directory):
         return tables.write(report, directory, layout.name, only=only, ids=ids, force=force)
+
+
+def timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
+    """Return the reports with timestamps, each with a prefix for its track names.
+
+    Raises:
+        UsageError: No report has timestamps.
+    """
+    # A memory snapshot has no tracks, but memory over time.
+    has_times = readable_answers(
+        opened,
+        lambda analysis: (
+            analysis,
+            next(analysis.tracks(), None) is not None or bool(analysis.memory_series()),
+        ),
+    )
+    found = [analysis for analysis, answer in has_times if answer]
+    if not found:
+        family = has_times[0][0].family
+        why = (
+            "no device tasks, host calls or memory were recorded"
+            if family == "msprof"
+            else "Skyline reports have durations but no timestamps"
+        )
+        raise UsageError(
+            f"{opened.path} has no timeline: {why}",
+            hint="record one with `uprof run --report timeline`",
+            slug="no-timeline",
+        )
+    several = len(found) > 1
+    return [
+        (f"{Path(one.path).stem}: " if several else "", WithCriticalPath(one) if with_path else one)
+        for one in found
+    ]
+
+
+def write_timeline(
+    output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
+) -> TraceContents:
+    """Write the trace atomically in the format of the file's extension."""
+    write = write_chrome_trace if output.name.endswith(".json") else write_perfetto_trace
+    with replacing(output, overwrite=force) as partial:
+        return write(partial, named, lose)

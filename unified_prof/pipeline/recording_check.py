@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from heapq import merge
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ from unified_prof.base.columns import (
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
 )
-from unified_prof.base.coverage import CoveredPart
+from unified_prof.base.coverage import CoveredPart, anomaly_fields, anomaly_lines, coverage_text
 from unified_prof.errors import UsageError
 from unified_prof.migrate.check import Finding
 from unified_prof.migrate.check import check as check_database
@@ -93,6 +93,20 @@ class TableCheck:
         """True if both sides have the same rows."""
         return not any(self.only.values())
 
+    def lines(self) -> Iterator[str]:
+        """Yield the comparison as lines of text."""
+        if self.agrees:
+            yield f"  equal   {self.table}: {self.rows['recording']:,} rows"
+            return
+        sides = ", ".join(f"{count:,} only in the {side}" for side, count in self.only.items())
+        columns = f"; different columns: {', '.join(self.columns)}" if self.columns else ""
+        yield f"  differs {self.table}: {sides}{columns}"
+        judged = f"supports the {self.supports}" if self.supports else "does not decide"
+        yield f"          raw data {judged}: {'; '.join(self.reasons) or 'no rule applies'}"
+        for side, rows in self.examples.items():
+            for row in rows[:1]:
+                yield f"          in the {side}: {row}"
+
 
 @dataclass(frozen=True, slots=True)
 class RecordingCheck:
@@ -113,6 +127,37 @@ class RecordingCheck:
     def passes(self) -> bool:
         """True if nothing was skipped and all tables agree."""
         return not (self.lost or self.findings or any(not one.agrees for one in self.tables))
+
+    def fields(self, database: Path | None) -> dict[str, Any]:
+        """Return the result as plain data.
+
+        Args:
+            database: Database that was compared.
+        """
+        conversion = self.conversion
+        return {
+            "recording": str(conversion.recording),
+            "kind": conversion.kind,
+            "database": None if database is None else str(database),
+            "passes": self.passes,
+            "coverage": [part._asdict() for part in conversion.coverage],
+            "anomalies": anomaly_fields(conversion.anomalies),
+            "problems": [asdict(one) for one in self.findings],
+            "tables": [{**asdict(one), "agrees": one.agrees} for one in self.tables],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text."""
+        conversion = self.conversion
+        yield f"{conversion.recording}: decoded {coverage_text(conversion.coverage)}"
+        yield from anomaly_lines(conversion.anomalies)
+        for finding in self.findings:
+            yield f"  problem {finding.kind}: {finding.message} ({finding.count:,} rows)"
+        for table in self.tables:
+            yield from table.lines()
+        if self.tables:
+            differ = sum(not one.agrees for one in self.tables)
+            yield f"{len(self.tables):,} tables: {differ:,} differ"
 
 
 def check_recording(

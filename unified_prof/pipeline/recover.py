@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from unified_prof.backends.registry import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofError, UsageError
@@ -37,6 +38,31 @@ class Recovery:
     """Reason why there are no reports."""
     runs: bool = False
     """True if the process is still running; the spool is then left unchanged."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data, without its error."""
+        record: dict[str, Any] = {"spool": str(self.spool), "runs": self.runs}
+        if self.runs or self.error is not None:
+            return record
+        return record | {
+            "rank": self.rank,
+            "files": {kind: str(path) for kind, path in self.files.items()},
+            "iterations": self.iterations,
+            "asked": self.asked,
+            "saved": self.saved,
+            "remark": self.remark,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text; an error has none."""
+        if self.runs:
+            yield f"{self.spool}: skipped, its process is still running"
+        elif self.error is None:
+            files = ", ".join(str(path) for path in self.files.values())
+            count = f"{self.iterations} of {self.asked} iterations, saved at {self.saved}"
+            yield f"{files}: {count}; later ones are lost"
+            if self.remark:
+                yield self.remark
 
 
 def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -549,3 +550,40 @@ def _reports(keep: Path | None) -> Iterator[Path]:
         )
     with output_directory(keep.absolute()) as made:
         yield made
+
+
+_NAME = r"[A-Za-z0-9_][\w.+-]*"
+
+
+def commands(text: str) -> dict[str, str]:
+    """Return the commands of a text with one command per line, by name.
+
+    A line is `NAME=COMMAND`, or a command that is named after its script. Empty lines and lines
+    that start with # are ignored.
+
+    Raises:
+        UsageError: Two commands have the same name.
+    """
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("#"):
+            continue
+        match = re.fullmatch(rf"({_NAME})=(.*)", line)
+        name, command = (match[1], match[2]) if match else (_script(line), line)
+        if name in found:
+            raise UsageError(
+                f"two workloads have the name {name!r}",
+                hint=f"give them names: {name}-1={command}",
+                slug="wrong-workload",
+            )
+        found[name] = command
+    return found
+
+
+def _script(command: str) -> str:
+    """Return the name of an unnamed command: its script or module."""
+    script = re.search(r"(?:^|\s)(?:-m\s+(\S+)|(\S+)\.py\b)", command)
+    if script is None:
+        return "workload"
+    stem = script[1] or script[2].replace("\\", "/").rpartition("/")[2]
+    return re.sub(r"[^\w.+-]", "_", stem)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from unified_prof.backends.registry import Backend, Capture, RunSpec
 from unified_prof.base import signals
@@ -32,6 +34,33 @@ class RunResult:
     """Reason why results are missing or partial, None if complete."""
     rank: Rank | None = None
     """Rank of this process."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data; times in ms, sizes in bytes, None if unknown."""
+        from unified_prof.pipeline.run_summary import summarize  # 0.2 s
+
+        paths = [path for one in self.files.values() for path in one]
+        summary = summarize(paths) if self.tracked is not None else None
+        return {
+            "backend": self.backend,
+            "exit_code": self.exit_code,
+            "directory": str(self.directory),
+            "files": {
+                report: [str(path) for path in paths] for report, paths in self.files.items()
+            },
+            "failure": self.failure,
+            "summary": None if summary is None else asdict(summary),
+        }
+
+    @property
+    def line(self) -> str:
+        """One line about a rank: where it ran and which reports it wrote."""
+        rank = self.rank
+        assert rank is not None
+        files = ", ".join(str(path) for paths in self.files.values() for path in paths)
+        ended = f", exit code {self.exit_code}" if self.exit_code else ""
+        where = f"rank {rank.number} of {rank.world_size} on {platform.node()}{ended}"
+        return f"{where}: {files or 'no report'}"
 
 
 def run(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isinf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import DISPLAY_NAMES
@@ -14,11 +14,14 @@ from unified_prof.explain.other_device import DeviceEstimate
 from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document
+from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
 from unified_prof.report.finding_lines import composition, replay_notes
 from unified_prof.report.renderers import dump_json
 from unified_prof.report.report_document import report_title
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.overview import Overview
 
 # Version of the JSON document; raised when a key changes its meaning or is removed.
 FORMAT_VERSION = 1
@@ -57,6 +60,24 @@ def gather_advice(opened: Opened) -> list[ReportAdvice]:
         return ReportAdvice(summary.path, summary.family, report_title(summary), advice, said)
 
     return readable_answers(opened, ask)
+
+
+def run_findings(overview: Overview) -> tuple[Finding, ...]:
+    """Return the findings of a multi-rank run, each with a command that shows details."""
+    return tuple(
+        Finding(
+            kind=one.kind,
+            ranks=tuple(one.ranks),
+            hosts=tuple(one.hosts),
+            links=tuple((pair[0], pair[1]) for pair in one.links),
+            steps=tuple(one.steps),
+            cost_ms_per_step=one.cost_ms_per_step,
+            text=one.text,
+            figures=dict(one.figures),
+            advice=f"uprof cluster report {overview.run.path}",
+        )
+        for one in overview.run.findings
+    )
 
 
 def advice_json(
@@ -376,7 +397,7 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
         rows = gain.by_step_ns
         document.table(
             [
-                Column("step", tuple(names.neutral(name) for name, _, _ in rows), is_name=True),
+                name_column("step", (name for name, _, _ in rows)),
                 Column("recorded", tuple(names.format_duration(before) for _, before, _ in rows)),
                 Column("new time", tuple(names.format_duration(after) for _, _, after in rows)),
                 Column("gain", tuple(names.format_duration(one - other) for _, one, other in rows)),
@@ -390,7 +411,7 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
 def _class_columns(one: DeviceEstimate) -> list[Column]:
     rows = one.classes
     return [
-        Column("class", tuple(row.name for row in rows), is_name=True),
+        name_column("class", (row.name for row in rows)),
         Column("recorded", tuple(names.format_duration(row.total_ns) for row in rows)),
         Column("new time", tuple(names.format_duration(row.total_ns * row.factor) for row in rows)),
         Column(
@@ -404,7 +425,7 @@ def _candidate_columns(one: WhatIfResult) -> list[Column]:
     found = one.candidates
     whole = one.before_ns
     return [
-        Column("2x faster", tuple(names.neutral(row.name) for row in found), is_name=True),
+        name_column("2x faster", (row.name for row in found)),
         Column(
             f"saved per {_gain_unit(one)}",
             tuple(names.format_duration(row.gain_ns / one.steps) for row in found),
@@ -415,5 +436,5 @@ def _candidate_columns(one: WhatIfResult) -> list[Column]:
             tuple(names.format_duration(row.on_path_ns / one.steps) for row in found),
             importance=5,
         ),
-        Column("what", tuple(DISPLAY_NAMES[row.kind] for row in found), is_name=True, importance=2),
+        name_column("what", (DISPLAY_NAMES[row.kind] for row in found), importance=2),
     ]

@@ -17,7 +17,7 @@ from unified_prof.cluster.run_comparison import (
 from unified_prof.cluster.stored_run import STEP_PARTS
 from unified_prof.report import cluster_document, names
 from unified_prof.report.cluster_text import ClusterSection, cluster_title, group_label
-from unified_prof.report.document import Column, Document
+from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.renderers import dump_json
 
 _HEADINGS = {
@@ -103,7 +103,7 @@ def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
     yield ClusterSection(
         "mean step",
         [
-            Column("part", tuple(_HEADINGS[name] for name in parts), is_name=True),
+            name_column("part", (_HEADINGS[name] for name in parts)),
             *_times(pairs),
         ],
     )
@@ -140,7 +140,7 @@ def _pair_column(heading: str, pairs: Sequence[QuantityPair], importance: int) -
 
 def _role_columns(rows: Sequence[RoleChange]) -> list[Column]:
     return [
-        Column("role", tuple(names.neutral(row.role) for row in rows), is_name=True),
+        name_column("role", (row.role for row in rows)),
         Column(
             "ranks", tuple(f"{row.base_ranks} -> {row.new_ranks}" for row in rows), importance=5
         ),
@@ -154,11 +154,10 @@ def _role_columns(rows: Sequence[RoleChange]) -> list[Column]:
 
 def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
     return [
-        Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
-        Column(
+        name_column("collective", (row.kind for row in rows)),
+        name_column(
             "group",
-            tuple(group_label(row.group_kind, _sizes(row.base_size, row.new_size)) for row in rows),
-            is_name=True,
+            (group_label(row.group_kind, _sizes(row.base_size, row.new_size)) for row in rows),
         ),
         Column("size", tuple(names.format_size(row.bytes) for row in rows)),
         *_times([row.transfer_ns for row in rows]),
@@ -169,8 +168,8 @@ def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
 
 def _link_columns(rows: Sequence[LinkChange]) -> list[Column]:
     return [
-        Column("links", tuple(names.neutral(row.kind) for row in rows), is_name=True),
-        Column("where", tuple(_LEVELS[row.across_hosts] for row in rows), is_name=True),
+        name_column("links", (row.kind for row in rows)),
+        name_column("where", (_LEVELS[row.across_hosts] for row in rows)),
         Column(
             "count", tuple(f"{row.base_links} -> {row.new_links}" for row in rows), importance=5
         ),
@@ -180,7 +179,7 @@ def _link_columns(rows: Sequence[LinkChange]) -> list[Column]:
 
 
 def _operation_columns(rows: Sequence[OperationChange]) -> list[Column]:
-    columns = [Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True)]
+    columns = [name_column("kernel", (row.name for row in rows))]
     if {row.stage for row in rows} != {"all"}:
         columns.append(Column("stage", tuple(row.stage for row in rows), importance=8))
     return [*columns, *_times([row.time_ns for row in rows])]

@@ -17,7 +17,7 @@ from unified_prof.cluster.overview import (
 )
 from unified_prof.report import names
 from unified_prof.report.cluster_document import RankDetail, RankOperationRow
-from unified_prof.report.document import Column, Document
+from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
 from unified_prof.report.renderers import render_markdown
 from unified_prof.report.terminal import render_text
@@ -35,12 +35,7 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
     blames = [row.blame for row in rows]
     return [
         Column("rank", tuple(str(row.rank.rank) for row in rows)),
-        Column(
-            "host",
-            tuple(names.neutral(row.rank.host or "-") for row in rows),
-            is_name=True,
-            importance=7,
-        ),
+        name_column("host", (row.rank.host or "-" for row in rows), importance=7),
         Column("stage", tuple(_text(row.rank.pp) for row in rows), importance=6),
         Column("step", tuple(names.format_duration(row.span_ns) for row in rows)),
         Column("compute", times("compute_ns")),
@@ -70,10 +65,9 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
                 for one in blames
             ),
         ),
-        Column(
+        name_column(
             "cause",
-            tuple("" if one is None else (one.cause or "").replace("_", " ") for one in blames),
-            is_name=True,
+            ("" if one is None else (one.cause or "").replace("_", " ") for one in blames),
             importance=9,
         ),
     ]
@@ -109,14 +103,11 @@ def group_label(kind: str, size: str) -> str:
 def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
     """Return the table of collectives by kind of group."""
     return [
-        Column(
+        name_column(
             "group",
-            tuple(
-                f"{group_label(row.group_kind, f'{row.size:,}')} (x{row.groups:,})" for row in rows
-            ),
-            is_name=True,
+            (f"{group_label(row.group_kind, f'{row.size:,}')} (x{row.groups:,})" for row in rows),
         ),
-        Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
+        name_column("collective", (row.kind for row in rows)),
         Column("size", tuple(names.format_size(row.bytes) for row in rows)),
         Column("per step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
         Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
@@ -128,13 +119,12 @@ def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
         ),
         Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
         Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
-        Column(
+        name_column(
             "ranks",
-            tuple(
+            (
                 "-" if row.slowest_group is None else format_ranges(row.slowest_group.ranks, most=3)
                 for row in rows
             ),
-            is_name=True,
             importance=5,
         ),
     ]
@@ -144,23 +134,9 @@ def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
     """Return the table of links."""
     where = {0: "within a host", 1: "between hosts", None: "-"}
     return [
-        Column(
-            "link",
-            tuple(f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows),
-            is_name=True,
-        ),
-        Column(
-            "kind",
-            tuple(names.neutral(row.link.kind) for row in rows),
-            is_name=True,
-            importance=7,
-        ),
-        Column(
-            "where",
-            tuple(where[row.link.across_hosts] for row in rows),
-            is_name=True,
-            importance=6,
-        ),
+        name_column("link", (f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows)),
+        name_column("kind", (row.link.kind for row in rows), importance=7),
+        name_column("where", (where[row.link.across_hosts] for row in rows), importance=6),
         Column("transfers", tuple(names.format_number(row.link.n) for row in rows), importance=4),
         Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
         Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
@@ -198,7 +174,7 @@ def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> li
 def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
     """Return the table of one rank's kernels, compared with other ranks of its pipeline stage."""
     return [
-        Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
+        name_column("kernel", (row.name for row in rows)),
         Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
         Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
         Column(
@@ -206,12 +182,7 @@ def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
         ),
         Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
         Column("longest", tuple(names.format_duration(row.max_ns) for row in rows), importance=4),
-        Column(
-            "module",
-            tuple(names.neutral(row.module) for row in rows),
-            is_name=True,
-            importance=3,
-        ),
+        name_column("module", (row.module for row in rows), importance=3),
     ]
 
 
@@ -230,7 +201,7 @@ class KernelKindRow:
 def kernel_kind_columns(rows: Sequence[KernelKindRow]) -> list[Column]:
     """Return the table of kernels over all ranks."""
     return [
-        Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
+        name_column("kernel", (row.name for row in rows)),
         Column("ranks", tuple(names.format_number(row.ranks) for row in rows), importance=6),
         Column("runs", tuple(names.format_number(row.n) for row in rows), importance=7),
         Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
@@ -427,7 +398,7 @@ def _rank_sections(detail: RankDetail, request: ClusterRequest) -> Iterator[Clus
         yield ClusterSection(
             "groups",
             [
-                Column(heading, tuple(row[index] for row in groups), is_name=True)
+                name_column(heading, (row[index] for row in groups))
                 for index, heading in enumerate(("group", "names", "ranks"))
             ],
         )

@@ -12,7 +12,7 @@ from unified_prof.compare.device_tables import Allowed, Amount, Line
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
-from unified_prof.report.document import Column
+from unified_prof.report.document import Column, name_column
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison_text, format_signed
 
@@ -253,11 +253,9 @@ def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> It
         ]
         owners = [one if new else None for (one, _), new in zip(shown, first, strict=True)]
         columns = [
-            Column("class", tuple(one.class_name if one else "" for one in owners), is_name=True),
-            Column(
-                "operation",
-                tuple(_name_with_calls(found, one) if one else "" for one in owners),
-                is_name=True,
+            name_column("class", (one.class_name if one else "" for one in owners)),
+            name_column(
+                "operation", (_name_with_calls(found, one) if one else "" for one in owners)
             ),
             *_columns(found, [kernel for _, kernel in shown], "kernel"),
         ]
@@ -282,7 +280,7 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
                 said = f"idle: {IN_WORDS.get(name.removeprefix(_IDLE), name)}"
             rows.append((said, before, after))
     return [
-        Column("part", tuple(name for name, _, _ in rows), is_name=True),
+        name_column("part", (name for name, _, _ in rows)),
         Column("base", tuple(names.format_duration(before) for _, before, _ in rows)),
         Column(
             "share",
@@ -322,9 +320,9 @@ def _columns(
             most = ordered if shapes else ordered[:_MAX_SHAPES]
             listed += [(f"  {_name_with_calls(found, one)}", one) for one in most]
     lines = [row for _, row in listed]
-    columns = [Column(first, tuple(name for name, _ in listed), is_name=True)]
+    columns = [name_column(first, (name for name, _ in listed))]
     if any(row.class_name for row in lines) and first != "class":
-        columns.insert(0, Column("class", tuple(row.class_name for row in lines), is_name=True))
+        columns.insert(0, name_column("class", (row.class_name for row in lines)))
     if first != "operation":
         for said, side, own in (
             ("base runs", found.base, [row.base for row in lines]),
@@ -348,7 +346,7 @@ def _columns(
         ("line", [_first_of(row.lines) for row in lines]),
     ):
         if any(places):
-            columns.append(Column(heading, tuple(places), is_name=True, importance=4))
+            columns.append(name_column(heading, places, importance=4))
     return columns
 
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from unified_prof.compare.gate import Limits
 from unified_prof.compare.history import Change, History, Point
 from unified_prof.report import html_page, names
-from unified_prof.report.document import Column, Document
+from unified_prof.report.document import Column, Document, name_column
+from unified_prof.report.operation_difference import limits_text
 from unified_prof.report.renderers import csv_text
-from unified_prof.report.verdict_documents import limits_text
 
 FORMAT_VERSION = 1
 # Width of the chart in a terminal, and in a terminal narrower than _WIDE.
@@ -111,20 +111,11 @@ def _version_columns(series: BaselineSeries, chart_width: int) -> list[Column]:
             tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry, _ in rows),
             importance=6,
         ),
-        Column(
-            "commit",
-            tuple(names.neutral(_commit(entry)) for entry, _ in rows),
-            is_name=True,
-            importance=7,
-        ),
+        name_column("commit", (_commit(entry) for entry, _ in rows), importance=7),
         Column("runs", tuple(names.format_number(point.runs) for _, point in rows), importance=5),
         Column("median", tuple(series.format_value(point.value) for _, point in rows)),
         Column(_scale(series, chart_width), tuple(_chart(series, chart_width))),
-        Column(
-            "change",
-            tuple(series.describe_change(point.change) for _, point in rows),
-            is_name=True,
-        ),
+        name_column("change", (series.describe_change(point.change) for _, point in rows)),
     ]
 
 

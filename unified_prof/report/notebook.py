@@ -31,9 +31,8 @@ from unified_prof.report.document import (
 )
 from unified_prof.report.figures import Figures, select_rows
 from unified_prof.report.formats import DeviceRequest
-from unified_prof.report.operation_difference import add_difference
+from unified_prof.report.operation_difference import add_difference, verdict_document
 from unified_prof.report.report_document import add_run_footer, report_document
-from unified_prof.report.verdict_documents import verdict_document
 from unified_prof.sqlite.reader import Report
 
 # Maximum rows of each table of an object of the public API.

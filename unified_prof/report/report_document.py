@@ -31,7 +31,7 @@ from unified_prof.recording.model import (
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document
+from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
 from unified_prof.report.finding_lines import add_findings
 from unified_prof.report.terminal import render_text
@@ -331,14 +331,11 @@ def _part_columns(summary: Summary) -> list[Column]:
     parts, whole_ns = iteration_parts(summary.totals), summary.totals.iteration_ns
     lines = json.loads(dict(summary.facts).get("part_lines", "{}"))
     return [
-        Column("part", tuple(name for name, _ in parts), is_name=True),
+        name_column("part", (name for name, _ in parts)),
         Column("time", tuple(names.format_duration(ns) for _, ns in parts)),
         Column("share", tuple(names.format_share(ns, whole_ns) for _, ns in parts)),
-        Column(
-            "line",
-            tuple(names.neutral(lines.get(name.replace(" ", "_"), "")) for name, _ in parts),
-            is_name=True,
-            importance=2,
+        name_column(
+            "line", (lines.get(name.replace(" ", "_"), "") for name, _ in parts), importance=2
         ),
     ]
 
@@ -472,7 +469,7 @@ def breakdown_columns(selection: Selection) -> list[Column]:
         return Column(heading, tuple(show(value(row)) for row in rows), importance=importance)
 
     duration = names.format_duration
-    result = [Column(by, tuple(names.neutral(row.name) for row in rows), is_name=True)]
+    result = [name_column(by, (row.name for row in rows))]
     if by != "step":
         result.append(column(KINDS[by].counted, lambda row: row.count, names.format_number, 8))
     result.append(column("time", lambda row: row.total_ns, duration, 10))
@@ -546,7 +543,7 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
         return f"window {text}" if stepped and one.steps is None else text
 
     result = [
-        Column("device", tuple(names.neutral(one.device) for one in devices), is_name=True),
+        name_column("device", (one.device for one in devices)),
         Column("in steps" if stepped else "window", tuple(map(length, devices))),
         Column("compute", part(lambda one: one.compute_ns)),
         Column("communication", part(lambda one: one.communication_ns)),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unified_prof.base.columns import API_OPERATION
 from unified_prof.errors import SchemaVersionError, StoreError
@@ -102,6 +104,33 @@ class Detection:
 
     not_tables: tuple[str, ...] = ()
     """Views and virtual tables with names of the format's tables; they are not read."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the detection as plain data, without the path."""
+        names = (
+            *("family", "revision", "equivalent", "schema_version", "recognised_by", "producer"),
+            *("complete", "migrated_from", "viewer", "description", "notes", "not_tables"),
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the detection as lines of text."""
+        revision = self.revision or "unknown revision"
+        also = f" (same as {', '.join(self.equivalent)} for this file)" if self.equivalent else ""
+        yield f"{self.path}: {self.family} {revision}{also}"
+        rows = {
+            "identified by": "; ".join(self.recognised_by) if self.revision else self.description,
+            "producer": self.producer,
+            "complete": "yes" if self.complete else "no: STRING_IDS is missing",
+            "migrated from": self.migrated_from,
+            "opened by": self.viewer,
+        }
+        for name, value in rows.items():
+            if value:
+                yield f"  {name + ':':15}{value}"
+        not_tables = [f"{name} is not a table and is ignored" for name in self.not_tables]
+        for note in (*self.notes, *not_tables):
+            yield f"  {'note:':15}{note}"
 
     def require(self) -> tuple[str, str]:
         """Return (family, revision).

@@ -247,3 +247,12 @@ def _check_samples(operation: OperationRecord, matched: list[int], iterations: i
     samples += [] if operation.gap is None else [operation.gap.ms]
     if any(len(times) != len(numbers) for times in samples):
         raise ValueError(f"{operation.name} has more or fewer times than iterations")
+
+
+def recovery_hint(folder: Path) -> str | None:
+    """Return a hint about measurements of killed processes in `folder`, or None."""
+    if not any(state_of(path) != RUNS for path in find(folder)):
+        return None
+    return (
+        f"{folder} has measurements of a killed run; recover them with `uprof db recover {folder}`"
+    )

@@ -15,27 +15,13 @@ from __future__ import annotations
 import pytest
 
 if hasattr(pytest, "StashKey"):  # pytest older than 7 runs without the plugin
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_addoption as pytest_addoption,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_configure as pytest_configure,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_configure_node as pytest_configure_node,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_runtest_call as pytest_runtest_call,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_sessionfinish as pytest_sessionfinish,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_terminal_summary as pytest_terminal_summary,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        pytest_unconfigure as pytest_unconfigure,
-    )
-    from unified_prof.integrations.pytest_uprof.hooks import (
-        uprof as uprof,
+    from unified_prof.integrations.pytest_uprof.hooks import (  # noqa: F401 (found by pytest)
+        pytest_addoption,
+        pytest_configure,
+        pytest_configure_node,
+        pytest_runtest_call,
+        pytest_sessionfinish,
+        pytest_terminal_summary,
+        pytest_unconfigure,
+        uprof,
     )

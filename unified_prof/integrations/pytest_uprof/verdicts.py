@@ -89,24 +89,19 @@ def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
 def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     """Return a table of all steps as lines of text."""
     from unified_prof.report import names
-    from unified_prof.report.document import Column, Document
+    from unified_prof.report.document import Column, Document, name_column
     from unified_prof.report.terminal import render_text
-
-    def time(value: float | None) -> str:
-        return names.NOT_MEASURED if value is None else names.format_duration(value)
 
     rows = list(judged.values())
     columns = [
-        Column("test", tuple(map(names.neutral, judged)), is_name=True),
-        Column("iteration", tuple(time(one.new_ns) for one in rows)),
+        name_column("test", judged),
+        Column("iteration", tuple(names.format_duration(one.new_ns) for one in rows)),
     ]
     if compared:
         columns += [
-            Column("baseline", tuple(time(one.base_ns) for one in rows)),
-            Column("outcome", tuple(one.outcome for one in rows), is_name=True),
-            Column(
-                "against", tuple(names.neutral(one.baseline or "-") for one in rows), is_name=True
-            ),
+            Column("baseline", tuple(names.format_duration(one.base_ns) for one in rows)),
+            name_column("outcome", (one.outcome for one in rows)),
+            name_column("against", (one.baseline or "-" for one in rows)),
             Column(
                 "why",
                 tuple(names.neutral(one.reason or "-") for one in rows),
@@ -136,7 +131,7 @@ def _message(test: str, base: Run, new: Run, verdict: Verdict, known: Noise | No
 
 
 def _line(check: Check) -> str:
-    from unified_prof.report.verdict_documents import check_values
+    from unified_prof.report.operation_difference import check_values
 
     return f"{check.metric}: {check_values(check)}: {check.reason}"
 
