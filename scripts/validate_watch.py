@@ -33,7 +33,9 @@ from unified_prof.migrate.check import check
 from unified_prof.sqlite.watch_file import WatchEvent, WatchFile, read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN = 1_200  # Step with which faults begin.
+BEGIN = (
+    1_200  # Step of a watch file with which faults begin; its step 0 is the second of the program.
+)
 
 
 class Fault(NamedTuple):
@@ -83,7 +85,7 @@ def fault(folder: Path, name: str) -> bool:
     wanted = FAULTS[name]
     # Steps of 60 ms, because 12 % of 8 ms is below the noise of a busy machine.
     shape = "long" if name == "drift" else "plain"
-    start(folder, shape, name, wanted.steps, BEGIN).wait()
+    start(folder, shape, name, wanted.steps, BEGIN + 1).wait()
     later = [event for event in read_folder(folder / "out")[0].events if event.step >= BEGIN]
     found = [event for event in later if event.kind == wanted.kind and wanted.part in event.text]
     delay = found[0].step - BEGIN if found else None
