@@ -33,9 +33,8 @@ from unified_prof.migrate.check import check
 from unified_prof.sqlite.watch_file import WatchEvent, WatchFile, read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN = (
-    1_200  # Step of a watch file with which faults begin; its step 0 is the second of the program.
-)
+# Step of a watch file with which faults begin; its step 0 is the second one of the program.
+BEGIN = 1_200
 
 
 class Fault(NamedTuple):
@@ -54,10 +53,9 @@ class Fault(NamedTuple):
 FAULTS = {
     "loader_5": Fault(1_500, "slow_step", 5, "data loading took"),
     "loader": Fault(1_700, "slow_step", 5, "data loading took", "input wait"),
-    "drift": Fault(2_600, "drift", 800, "forward takes"),
+    "drift": Fault(2_600, "drift", 800, "other code takes"),
     "leak": Fault(2_800, "memory_growth", 1_500, "memory grows steadily by"),
     "gc": Fault(1_500, "slow_step", 5, "garbage collection took"),
-    "item": Fault(1_500, "slow_step", 5, "host wait took", "item"),
 }
 
 

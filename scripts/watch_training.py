@@ -21,7 +21,7 @@ SHAPES = [
     *("plain", "accumulation", "gan", "lengths", "noisy", "validation", "slow_stretches"),
     *("checkpoint", "tiny", "compiled", "long"),
 ]
-FAULTS = ["loader_5", "loader", "drift", "leak", "gc", "item"]
+FAULTS = ["loader_5", "loader", "drift", "leak", "gc"]
 WIDTH = 32
 SLOWER_S = 0.02
 STEP_LOG = "steps.log"  # A record per step: its number, and the Unix ns of its end.
@@ -107,8 +107,7 @@ def train(shape: str, fault: str, steps: int, begin: int) -> None:
             other.step()
         optimizer.step()
         os.write(log, STEP_RECORD.pack(step, time.time_ns()))
-        for _ in range(5_000 if fault == "item" and is_faulty else 1):
-            loss.item()
+        loss.item()
         if fault == "leak" and is_faulty:
             leaked.append(torch.ones(25_000))
         if ballast is not None and is_faulty:

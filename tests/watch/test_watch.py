@@ -222,6 +222,41 @@ assert seen == [*range(240)] * 2
 
 
 @pytest.mark.slow
+def test_captures_that_follow_each_other_within_optimizer_steps_do_not_corrupt_memory(
+    tmp_path: Path,
+) -> None:
+    """The range of an optimizer step begins in one recording of torch and ends in the next."""
+    program = """
+import torch
+from pathlib import Path
+from unified_prof.tracking.watch import StepCapture
+torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+captures, running = 0, None
+
+def stepped(*_):
+    global captures, running
+    if running is not None and not running.advance():
+        return
+    captures += 1
+    running = StepCapture(Path(f"{captures}.json"), "cpu", 5, ("shapes",))
+    running.advance()
+
+optimizer.register_step_post_hook(stepped)
+while captures < 80:
+    optimizer.zero_grad()
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+running.stop()
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_captures_show_what_slows_the_steps(tmp_path: Path) -> None:
     program = """
 import gc, sys, time, torch

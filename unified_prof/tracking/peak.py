@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from unified_prof.tracking.activations import plain_tensors, storage_of
 from unified_prof.tracking.device import Device, MemoryUse
 from unified_prof.tracking.regions import RegionWatch
-from unified_prof.tracking.timeline import is_profiler_prepared, without_log_messages
+from unified_prof.tracking.timeline import ProfilersHere, without_log_messages
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches, instances
 
@@ -158,6 +158,7 @@ class ProfiledPeak:
         self.failure: str | None = None
         self.facts: dict[str, str] = {}
         self._profiler: Any = None
+        self._before: ProfilersHere | None = None
         self._patches = Patches()
         self._live_bytes = 0
         self._log_level_before: int | None = None
@@ -168,7 +169,8 @@ class ProfiledPeak:
 
         internals = self._internals
         self.peak_bytes = self.failure = None
-        if internals.profiler_enabled() or is_profiler_prepared():
+        self._before = ProfilersHere()
+        if internals.profiler_enabled() or self._before.is_active:
             self.failure = "the program runs torch's profiler itself"
             return
         # A process has only one profiler: ours must stop if the program starts its own.
@@ -285,6 +287,8 @@ class ProfiledPeak:
         profiler, self._profiler = self._profiler, None
         self._patches.restore()
         without_log_messages(lambda: profiler.__exit__(None, None, None))
+        if self._before is not None:
+            self._before.end_later_ranges()
         self._internals.set_log_level(self._log_level_before)
         return profiler
 

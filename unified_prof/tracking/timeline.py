@@ -12,6 +12,7 @@ import platform
 import re
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -148,31 +149,42 @@ def check_device_records(events: Any) -> tuple[dict[str, str], str | None]:
 _STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 
 
-def is_profiler_active() -> bool:
-    """Return True if a torch.profiler records in this thread or is prepared to record."""
-    import torch
+class ProfilersHere:
+    """The program's profilers and ranges at a moment."""
 
-    return bool(torch.autograd._profiler_enabled()) or is_profiler_prepared()
+    def __init__(self) -> None:
+        import torch
+        from torch.autograd.profiler import profile, record_function
 
+        is_enabled = bool(torch.autograd._profiler_enabled())
+        found = [] if is_enabled else instances(profile, torch.profiler.profile, record_function)
+        self.is_active = is_enabled or any(
+            one.entered and one.kineto_results is None for one in found if isinstance(one, profile)
+        )
+        """True if a profiler records in this thread, or is warming up by its schedule.
 
-def is_profiler_prepared() -> bool:
-    """Return True if a torch.profiler with a schedule is warming up.
+        A profiler that is warming up does not count as enabled; another one would end that.
+        """
+        self.marks_steps = any(
+            one.step_rec_fn is not None for one in found if isinstance(one, torch.profiler.profile)
+        )
+        """True if a profiler marks steps, also between its cycles: marks of ours would be added."""
+        self._ranges = weakref.WeakSet(one for one in found if isinstance(one, record_function))
 
-    Such a profiler does not count as enabled, but starting another one would end its warm-up.
-    """
-    from torch.autograd.profiler import profile
+    def end_later_ranges(self) -> None:
+        """End the ranges that began since then and are open; call it after a recording.
 
-    return any(one.entered and one.kineto_results is None for one in instances(profile))
+        torch frees their events with the recording, such as that of the optimizer step that ends an
+        iteration. A range that ended within another recording would write to its freed event.
+        Ending a range twice has no effect.
+        """
+        import torch
+        from torch.autograd.profiler import record_function
 
-
-def program_marks_steps() -> bool:
-    """Return True if a torch.profiler of the program marks steps, also between its cycles.
-
-    The trace would then contain its marks and ours.
-    """
-    from torch.profiler import profile
-
-    return any(one.step_rec_fn is not None for one in instances(profile))
+        for one in instances(record_function):
+            if one.record is not None and one not in self._ranges:
+                with suppress(RuntimeError):
+                    torch.ops.profiler._record_function_exit._RecordFunction(one.record)
 
 
 def patch_profiler_starts(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
@@ -316,6 +328,8 @@ class TimelineInstrument:
         self._step: Any = None
         self._in_step = False
         self._marks_steps = True
+        self._before: ProfilersHere | None = None
+        """The profilers and ranges of the program before the recording."""
         self._halted = False
         self._thread = 0
         self._patches = Patches()
@@ -369,10 +383,11 @@ class TimelineInstrument:
         """Prepare torch.profiler, unless the program uses it now."""
         if self._halted:
             self.end_recording(keep=False)
-        if is_profiler_active():
+        self._before = ProfilersHere()
+        if self._before.is_active:
             return
         self._thread = get_ident()
-        self._marks_steps = not program_marks_steps()
+        self._marks_steps = not self._before.marks_steps
         details = self._details
         if STACKS in details and is_beyond_stacks():
             details = tuple(detail for detail in details if detail != STACKS)
@@ -428,6 +443,8 @@ class TimelineInstrument:
             self.failure = f"torch.profiler failed: {_first_line(err)}"
             self._profiler = None
         self._close_mark()  # The profiler has stopped, so it marks this step as unfinished.
+        if self._before is not None:
+            self._before.end_later_ranges()
 
     @property
     def is_recording(self) -> bool:
