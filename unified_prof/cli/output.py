@@ -226,21 +226,18 @@ class Target:
                 slug="not-for-a-terminal",
             )
 
-    def deliver(
-        self, content: str | bytes, *, for_people: bool | None = None, note: bool = False
-    ) -> None:
+    def deliver(self, content: str | bytes, *, note: bool = False) -> None:
         """Write a result to the file, or print it to stdout if there is none.
 
         Args:
             content: The result.
-            for_people: False if stdout must be UTF-8 for programs; by default, only text is not.
             note: Print format and size of the file.
 
         Raises:
             OutputError: Same as `put` and `write`.
         """
         if self.file is None:
-            put(content, for_people=self.shape == TEXT if for_people is None else for_people)
+            put(content, for_people=self.shape == TEXT)  # UTF-8 for programs
             return
         write(self.file, content, force=self.force)
         if note:

@@ -97,7 +97,7 @@ def advice_json(
                 {
                     "path": one.path,
                     "family": one.family,
-                    **advice_fields(_first(one.advice, top)),
+                    **advice_fields(replace(one.advice, findings=one.advice.findings[:top])),
                     "findings_left_out": len(one.advice.findings[top:]) if top else 0,
                 }
                 for one in reports
@@ -159,10 +159,6 @@ def add_advice(
         document.note(f"and {names.format_number(len(advice.findings) - top)} more (--top)")
     for line in (*replay_notes(advice), *_skipped_by_reason(advice)):
         document.note(line)
-
-
-def _first(advice: Advice, top: int | None) -> Advice:
-    return replace(advice, findings=advice.findings[:top])
 
 
 def _analyzed_part(advice: Advice) -> str:

@@ -95,18 +95,9 @@ def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...
     rows = []
     for one in of_rank:
         stage_ns = median(others[one.name, one.module]) if len(stage) > 1 else None
-        rows.append(
-            RankOperationRow(
-                one.name,
-                one.module,
-                one.n,
-                one.total_ns,
-                one.min_ns,
-                one.max_ns,
-                stage_ns,
-                one.total_ns / stage_ns if stage_ns else None,
-            )
-        )
+        ratio = one.total_ns / stage_ns if stage_ns else None
+        times = (one.total_ns, one.min_ns, one.max_ns, stage_ns)
+        rows.append(RankOperationRow(one.name, one.module, one.n, *times, ratio))
     return tuple(sorted(rows, key=lambda one: -one.total_ns))
 
 
@@ -116,21 +107,16 @@ CLUSTER_FORMAT_VERSION = 1
 
 def run_fields(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
     """Return the whole run as plain data; `top` limits all lists except the findings."""
+    ranks = overview.ranks if top is None else overview.worst[:top]
     return {
         "version": CLUSTER_FORMAT_VERSION,
         "run": run_facts(overview),
         "findings": [finding_fields(one) for one in overview.run.findings],
-        "ranks": [rank_fields(row) for row in _limit_rows(overview.ranks, overview.worst, top)],
+        "ranks": [rank_fields(row) for row in ranks],
         "steps": [step_fields(row) for row in overview.steps[:top]],
         "groups": [group_fields(row) for row in overview.groups[:top]],
         "links": [link_fields(row) for row in overview.links[:top]],
     }
-
-
-def _limit_rows(
-    every: tuple[RankRow, ...], worst: tuple[RankRow, ...], top: int | None
-) -> tuple[RankRow, ...]:
-    return every if top is None else worst[:top]
 
 
 def run_facts(overview: Overview) -> dict[str, Any]:
@@ -159,21 +145,15 @@ def run_facts(overview: Overview) -> dict[str, Any]:
 def finding_fields(one: FindingRecord) -> dict[str, Any]:
     """Return a finding as plain data."""
     found = asdict(one)
-    return (
-        found
-        | {name: list(found[name]) for name in ("ranks", "hosts", "steps")}
-        | {
-            "links": [list(pair) for pair in one.links],
-            "figures": dict(one.figures),
-        }
-    )
+    lists = {name: list(found[name]) for name in ("ranks", "hosts", "steps")}
+    pairs = [list(pair) for pair in one.links]
+    return found | lists | {"links": pairs, "figures": dict(one.figures)}
 
 
 def rank_fields(row: RankRow) -> dict[str, Any]:
     """Return a rank as plain data: identity, parts of its steps, cost to other ranks."""
-    fields = asdict(row.rank)
     return {
-        **fields,
+        **asdict(row.rank),
         "steps": row.steps,
         "span_ns": _rounded(row.span_ns),
         **rounded_times(row.parts),
@@ -183,35 +163,23 @@ def rank_fields(row: RankRow) -> dict[str, Any]:
 
 def step_fields(row: StepRow) -> dict[str, Any]:
     """Return a step over all ranks as plain data."""
-    return {
-        "step": row.step,
-        "ranks": row.ranks,
-        "span_ns": _rounded(row.span_ns),
-        "longest_ns": _rounded(row.longest_ns),
-        "longest_rank": row.longest_rank,
-        "most_compute_ns": _rounded(row.most_compute_ns),
-        "most_compute_rank": row.most_compute_rank,
-        **rounded_times(row.parts),
-    }
+    fields = _rounded_fields(row)
+    parts: dict[str, float | None] = fields.pop("parts")
+    return fields | rounded_times(parts)
 
 
 def group_fields(row: GroupRow) -> dict[str, Any]:
     """Return the collectives of one kind, size and kind of group as plain data."""
     slowest = row.slowest_group
+    ranks = None if slowest is None else list(slowest.ranks)
+    return _rounded_fields(row) | {"slowest_group": ranks}
+
+
+def _rounded_fields(row: StepRow | GroupRow) -> dict[str, Any]:
+    """Return the fields of a row, with times in whole nanoseconds."""
     return {
-        "group_kind": row.group_kind,
-        "size": row.size,
-        "groups": row.groups,
-        "kind": row.kind,
-        "bytes": row.bytes,
-        "per_step": row.per_step,
-        "incomplete": row.incomplete,
-        "transfer_ns": _rounded(row.transfer_ns),
-        "wait_ns": _rounded(row.wait_ns),
-        "setup_ns": _rounded(row.setup_ns),
-        "bus_gb_per_s": row.bus_gb_per_s,
-        "slowest_group": None if slowest is None else list(slowest.ranks),
-        "slowest_gb_per_s": row.slowest_gb_per_s,
+        name: _rounded(value) if name.endswith("_ns") else value
+        for name, value in asdict(row).items()
     }
 
 
