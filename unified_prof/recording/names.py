@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Final
 
 from unified_prof.base.columns import NOT_AVAILABLE
@@ -47,6 +47,7 @@ def letters(name: str) -> str:
     return "_".join(part for part in _NUMBERS.sub("", words(name)).split("_") if part)
 
 
+@cache
 def _pattern(entries: str) -> re.Pattern[str]:
     """Compile entries of one word each, or of several with `_` between them.
 
@@ -411,9 +412,12 @@ _MOVING_KERNEL: Final = _pattern(
 _LOG_SOFTMAX: Final = re.compile(r"softmax_warp_\w+<[^<>]*,\s*\d+,\s*(?:true|\(bool\)1)")
 # Loaders and casts of unrolled kernels, which are part of any element-wise operation.
 _NO_CAST: Final = re.compile(r"(?:load|store)_with(?:out)?_cast|no_?cast|with_cast$")
-_OPERATION_PATTERNS: Final = tuple((result, _pattern(entries)) for result, entries in _OPERATIONS)
-_KERNEL_PATTERNS: Final = tuple((result, _pattern(entries)) for result, entries in _KERNELS)
 _NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
+
+
+def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str | None:
+    """Return the result of the first entries of a table that are found in a text."""
+    return next((result for result, entries in table if _pattern(entries).search(text)), None)
 
 
 def is_product(name: str) -> bool:
@@ -458,7 +462,7 @@ def class_of_operation(name: str | None) -> str | None:
         return found
     text = letters(bare)
     text = _SUFFIX.sub("", _PREFIXES.sub("", text)) or text
-    return next((result for result, pattern in _OPERATION_PATTERNS if pattern.search(text)), None)
+    return _first_match(_OPERATIONS, text)
 
 
 def class_of_kernel(name: str | None) -> str | None:
@@ -479,4 +483,4 @@ def _class_of_kernel(text: str) -> str | None:
         if text.startswith("triton_poi"):
             return ELEMENT_WISE
     text = _NO_CAST.sub("", text)
-    return next((result for result, pattern in _KERNEL_PATTERNS if pattern.search(text)), None)
+    return _first_match(_KERNELS, text)
