@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tracking.workloads import Workload, names
 from unified_prof.base.text import source_hash
 from unified_prof.tracking.device import HostClock
+from unified_prof.tracking.interference import WaitingTime
 from unified_prof.tracking.passes import DATA_LOADING, FORWARD, OPTIMIZER, READS, ZERO_GRAD, Passes
 
 TRAINING = """
@@ -186,3 +187,44 @@ def test_parts_never_take_longer_than_the_iteration(actions: list[str]) -> None:
     assert sum(parts) == pytest.approx(min(sum(parts), times.total_ms))
     assert times.forward_ms is None or FORWARD in actions
     assert (OPTIMIZER in times.parts_ms) == any("optimizer" in action for action in actions)
+
+
+class Machine(WaitingTime):
+    """Clock, CPU time and waiting time of a thread, which the test moves on."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**9
+        self.cpu_ns = self.waited_ns = self.readings = 0
+
+    def read_ns(self) -> int:
+        self.readings += 1
+        return self.waited_ns
+
+    def runs(self, us: int, waits_us: int = 0) -> None:
+        self.now_ns += (us + waits_us) * 1000
+        self.cpu_ns += us * 1000
+        self.waited_ns += waits_us * 1000
+
+
+def test_waiting_and_cpu_time_belong_to_the_long_part_before_a_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine()
+    for module in ("passes", "interference"):
+        name = f"unified_prof.tracking.{module}.perf_counter_ns"
+        monkeypatch.setattr(name, lambda: machine.now_ns)
+    monkeypatch.setattr("unified_prof.tracking.passes.process_time_ns", lambda: machine.cpu_ns)
+    passes = Passes(HostClock(), machine)
+    passes.begin()
+    passes.forward_begins()
+    machine.runs(us=100)
+    backward(passes, lambda: machine.runs(us=1000, waits_us=3000))
+    step(passes, lambda: machine.runs(us=200))
+    passes.end()
+    assert machine.readings == 3  # at both ends, and after the backward pass
+    times = passes.times()
+    assert times is not None
+    assert (times.total_ms, times.waited_ms, times.cpu_ms) == (4.3, 3, 1.3)
+    assert (times.forward_ms, times.forward_waited_ms, times.forward_cpu_ms) == (0.1, 0, 0.1)
+    assert (times.backward_ms, times.backward_waited_ms, times.backward_cpu_ms) == (4, 3, 1)
+    assert times.parts_ms == {OPTIMIZER: 0.2}

@@ -577,13 +577,13 @@ def test_iterations_do_not_contain_the_time_of_tracking(
     """Tracking is slowed down; the durations of iterations do not change."""
     from unified_prof.tracking.stack_walker import StackWalker
 
-    real = StackWalker.path_from_project
+    real = StackWalker.locate
 
-    def slow_path(walker: StackWalker, frame: Any) -> Any:
+    def slow_path(*arguments: Any) -> Any:
         time.sleep(0.02)
-        return real(walker, frame)
+        return real(*arguments)
 
-    monkeypatch.setattr(StackWalker, "path_from_project", slow_path)
+    monkeypatch.setattr(StackWalker, "locate", slow_path)
     workload.write("main.py", NET.replace("self.lin(x)", "self.lin(x).sin().cos()") + LOOP)
     tracked = workload.tracked(iterations=3, reports=("run-time",))
     assert len(tracked.operations) == 4

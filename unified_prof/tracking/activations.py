@@ -25,6 +25,7 @@ from unified_prof.tracking.torch_names import (
     instances,
     parameters_of,
     sparse_parts,
+    subclasses,
 )
 
 
@@ -66,7 +67,9 @@ def optimizers() -> list[Any]:
     """Return all optimizers of the process."""
     from torch.optim import Optimizer
 
-    return instances(Optimizer)
+    # torch wraps the `step` of a class when it creates the first object; a search takes 50 ms.
+    any_exists = any(hasattr(getattr(one, "step", None), "hooked") for one in subclasses(Optimizer))
+    return instances(Optimizer) if any_exists else []
 
 
 def optimizers_and_loaders() -> tuple[list[Any], list[Any]]:
@@ -139,7 +142,7 @@ class SavedTensors:
         self._recorder = recorder
         self._internals = recorder.internals
         self._hooks: SavedTensorHooks | None = None
-        self._plainly = self._internals.without_torch_function()
+        self._plainly = self._internals.plainly
         self._seen: dict[int, _Saved] = {}
         self._excluded: dict[int, Any] = {}
         self._packed_by_program: set[int] = set()

@@ -240,21 +240,28 @@ def run_backward(
     # With `inputs`, torch calls the hooks of some nodes without running them.
     part = bool(args[_INPUTS]) if len(args) > _INPUTS else bool(kwargs.get("inputs"))
     timers: _HostTimers | _DeviceTimers
-    if recorder.events is None:
-        timers = _HostTimers(recorder, run, create_graph, part)
-    else:
-        timers = _DeviceTimers(recorder.events, run)
+    with internals.plainly():  # each access to a tensor through the function mode takes 1 us
+        if recorder.events is None:
+            timers = _HostTimers(recorder, run, create_graph, part)
+        else:
+            timers = _DeviceTimers(recorder.events, run)
     before = recorder.inside, recorder.in_engine, recorder.timers
     recorder.inside = recorder.in_engine = True
     recording_failures = internals.anomalies.recording_failures
     attached = False
     try:
         with collection_held_off():
-            with recording_failures("loss_not_read", "check for infinite losses"):
+            with (
+                recording_failures("loss_not_read", "check for infinite losses"),
+                internals.plainly(),
+            ):
                 if recorder.events is None or not recorder.events.is_capturing():
                     _keep_loss(recorder, roots)
-            with recording_failures(
-                "backward_not_followed", "assignment of backward times to operations"
+            with (
+                recording_failures(
+                    "backward_not_followed", "assignment of backward times to operations"
+                ),
+                internals.plainly(),
             ):
                 if recorder.on_node is not None:
                     _report_nodes(recorder, roots)
@@ -361,5 +368,4 @@ def _keep_loss(recorder: Recorder, roots: Sequence[Any]) -> None:
         scalar = type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point()
         # A tensor of a torch.func transform is invalid after the transform.
         if scalar and not recorder.internals.is_transformed(root):
-            loss = root.detach()
-            recorder.iteration.losses.append(float(loss) if root.is_cpu else loss.clone())
+            recorder.iteration.losses.append(root.item() if root.is_cpu else root.detach().clone())

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -155,7 +155,7 @@ METHODS = (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD)
 class CodeEntry:
     """Classification of one code object; keeps it alive so that its `id` stays unique."""
 
-    __slots__ = ("_lines", "_owner", "_packed", "_steady", "code", "kind", "method", "of_module",
+    __slots__ = ("_lines", "_owner", "_packed", "code", "is_steady", "kind", "method", "of_module",
                  "of_project", "path")  # fmt: skip
 
     def __init__(
@@ -174,9 +174,12 @@ class CodeEntry:
         """True if the file is part of the project, False for an included package."""
         self._lines: dict[int, int] = {}
         self._owner, self._packed = owner or ("", False)
-        self._steady: bool | None = None
         self.of_module = kind == MODULE_METHOD
         """True if a frame of this code is a method of a module."""
+        self.is_steady = PROJECT <= kind <= MODULE_METHOD and not (
+            code.co_flags & _RESUMED or (kind != PROJECT and self._owner in _stored(code))
+        )
+        """True for code of the project if the caller and owner of a running frame never change."""
         self.method: CodeEntry = self
         """Entry used in stacks for frames that are methods of a module."""
         if kind == PROJECT_METHOD:
@@ -188,14 +191,6 @@ class CodeEntry:
         if self._packed:  # def forward(*args)
             return value[0] if value else None
         return value
-
-    def is_steady(self) -> bool:
-        """Return True if the caller and the owner of a frame never change while it runs."""
-        if self._steady is None:
-            self._steady = not self.code.co_flags & _RESUMED and (
-                self.kind == PROJECT or self._owner not in _stored(self.code)
-            )
-        return self._steady
 
     @property
     def first_line(self) -> int:
@@ -314,23 +309,33 @@ def _has_code(function: object, code: CodeType) -> bool:
     return False
 
 
+def no_module() -> None:
+    """Return None; used in place of a weak reference if there is no module."""
+
+
 class KnownFrame:
     """Cached result of a stack walk from a running frame, except for the frame's instruction.
 
     It is attached to the frame as `f_trace`, so it lives as long as the frame; Python calls it only
     while a debugger traces the thread. The callers of a running function do not change, so the next
-    walk ends at the first frame with a cached result.
+    walk ends at the first frame with a cached result, and the results of the functions that it
+    calls follow from its own.
     """
 
-    __slots__ = ("below", "entry", "in_module", "module", "sites", "walker")
+    __slots__ = ("below", "entry", "in_module", "inner", "module", "sites", "walker")
 
     def __init__(
-        self, walker: object, entry: CodeEntry, below: Stack, in_module: bool, module: Any
+        self,
+        walker: object,
+        entry: CodeEntry | None,
+        below: Stack,
+        in_module: bool,
+        module: Callable[[], Any],
     ) -> None:
         self.walker = walker
         """Walker that created it; another walker may have another project."""
         self.entry = entry
-        """Entry of the frame in a stack."""
+        """Entry of the frame in a stack; None if no frame of the project runs."""
         self.below = below
         """Rest of the stack."""
         self.in_module = in_module
@@ -338,6 +343,23 @@ class KnownFrame:
         """Returns the innermost module, None once it is gone."""
         self.sites: dict[tuple[Any, ...], int] = {}
         """Numbers of call sites by function, instruction and library frames in between."""
+        self.inner: dict[tuple[Any, ...], KnownFrame] = {}
+        """Results of the functions called from here, by the arguments of `called`."""
+
+    def called(self, entry: CodeEntry, at: int, named: Any, steps: Stack) -> KnownFrame:
+        """Return the result of a function that is called from here.
+
+        Args:
+            entry: Entry of the function.
+            at: Instruction of this frame.
+            named: Record of the innermost module between this frame and the function, the
+                function's owner included; None if there is none.
+            steps: Frames in between that have no cached result.
+        """
+        below = steps if self.entry is None else (*steps, self.entry, at, *self.below)
+        in_module = self.in_module or any(one.of_module for one in (entry, *steps[::2]))
+        module = self.module if named is None else named.module
+        return KnownFrame(self.walker, entry, below, in_module, module)
 
     def __call__(self, *_event: Any) -> None:
         """Ignore events of a debugger."""

@@ -51,6 +51,14 @@ class ModeStack:
 
     def remove(self, mode: Any) -> bool:
         """Remove `mode` from the stack; return True if it was found."""
+        count = self._count()
+        if not count:
+            return False
+        if count == 1:
+            top = self._pop()
+            if top is not mode:
+                self._push(top)
+            return top is mode
         others = self._pop_all()
         self._push_all([other for other in others if other is not mode])
         return any(other is mode for other in others)
@@ -77,6 +85,7 @@ NOT_OPERATIONS = frozenset(
     is_set_to is_distributed get_device dense_dim sparse_dim has_names untyped_storage storage
     storage_type equal allclose result_type can_cast register_hook retain_grad backward grad
     register_post_accumulate_grad_hook has_torch_function as_subclass _set_grad_enabled
+    _record_function_enter_new _record_function_exit _record_function_exit._RecordFunction
     """.split()
 )
 
@@ -195,7 +204,7 @@ def make_runner(
 
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
-    walk, know, path_from_project = walker.walk, walker.know, walker.path_from_project
+    walk, locate = walker.walk, walker.locate
     mark, find, numbers, new_site = recorder.mark, modules.find, sites.numbers, sites.add
     events, waiting = recorder.events, recorder.waiting
 
@@ -220,17 +229,13 @@ def make_runner(
         site = way = None
         try:
             if compiled is None and recorder.on_call is None:
-                known_frame = frame.f_trace
-                if type(known_frame) is KnownFrame:
+                known = frame.f_trace
+                if type(known) is KnownFrame and known.walker is walker:
                     way = (label, frame.f_lasti)
-                elif (found := path_from_project(frame)) is not None:
-                    known_frame, steps, module = found
-                    if module is None:
-                        way = (label, *steps)
-                    elif (named := find(module)) is not None:
-                        way = (label, *steps, named)
-                if way is not None and known_frame is not None and known_frame.walker is walker:
-                    site = known_frame.sites.get(way)
+                elif (found := locate(frame, find)) is not None:
+                    known, way = found[0], (label, *found[1])
+                if way is not None:
+                    site = known.sites.get(way)
             if site is None:
                 caller, caller_at, stack, in_module, module = walk(frame)
                 if compiled is not None:
@@ -282,10 +287,15 @@ def make_runner(
                     if site is None:
                         site = new_site(key, in_module=in_module)
                     # Modules under construction share one record per class.
-                    if compiled is None and (named is None or named.module() is module):
-                        known_frame = know(frame, find)
-                        if known_frame is not None and way is not None:
-                            known_frame.sites[way] = site
+                    if way is not None:
+                        known.sites[way] = site
+                    elif (
+                        compiled is None
+                        and named is not None
+                        and named.module() is module
+                        and (found := locate(frame, find)) is not None
+                    ):
+                        found[0].sites[(label, *found[1])] = site
                 iteration = recorder.iteration
                 rows = iteration.rows
                 if waiting is not None and end - start > LONG_NS:

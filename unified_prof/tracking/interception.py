@@ -65,8 +65,8 @@ class Interception:
         self.on_backward: Callable[[FrameType], None] | None = None
         """Called after the autograd engine has run, with the frame that called it."""
         self._thread = 0
-        self._entries = 0
-        """Number of current calls on the tracked thread in which the engine may run."""
+        self._in_entry = False
+        """True within a call on the tracked thread in which the engine may run."""
         self._engine_runs = self._engine_ran = False
         self._postponed: list[Callable[[], None]] = []
         self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
@@ -118,7 +118,7 @@ class Interception:
         Iterations cannot end or begin within the engine, or within a call that torch has passed to
         a function mode, because the mode stack then differs from the program's.
         """
-        if not self._entries:
+        if not self._in_entry:
             action()
         elif action not in self._postponed:
             self._postponed.append(action)
@@ -197,13 +197,13 @@ class Interception:
 
         @functools.wraps(call)
         def entry(*args: Any, **kwargs: Any) -> Any:
-            if self._entries or torch.compiler.is_compiling() or get_ident() != self._thread:
+            if self._in_entry or torch.compiler.is_compiling() or get_ident() != self._thread:
                 return call(*args, **kwargs)
-            self._entries += 1
+            self._in_entry = True
             try:
                 result = call(*args, **kwargs)
             finally:
-                self._entries -= 1
+                self._in_entry = False
                 postponed, self._postponed = self._postponed, []
                 for action in postponed:
                     action()

@@ -21,7 +21,7 @@ from unified_prof.tracking.device import Clock, Device, HostClock
 from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
-from unified_prof.tracking.interference import WaitingTime
+from unified_prof.tracking.interference import LONG_NS, WaitingTime
 from unified_prof.tracking.launch_delay import Lag, make_lag
 from unified_prof.tracking.modules import InUse, SizedWeight, Weights
 from unified_prof.tracking.passes import Passes
@@ -132,7 +132,7 @@ class OperationTracker:
         if index % self.iterations_per_sample:
             if self.events is not None:
                 self.events.release()
-            self._passes = Passes(self.clock, self._waiting, self._note_line)
+            self._passes = Passes(self.clock, self._waiting, self._note_line, self.part_lines)
             self._interception.observe(self._passes)
             self._passes.begin()
             return
@@ -278,8 +278,6 @@ class OperationTracker:
 
     def _note_line(self, part: str, frame: FrameType) -> None:
         """Note the line of the project at which `part` begins."""
-        if part in self.part_lines:
-            return
         self.part_lines[part] = ""
         with self._internals.anomalies.recording_failures(
             "parts_not_placed", "lines of the parts of an iteration"
@@ -295,8 +293,9 @@ class OperationTracker:
         elif self._recorder is not None:
             iteration = self._recorder.iteration
             iteration.optimizer_steps.append(iteration.count)
-            if not iteration.waits or iteration.waits[-1][0] < iteration.last_mark:
-                self._note_waiting()  # no reading since the last call
+            last, now = iteration.last_mark, self.clock.mark()
+            if self._waiting is not None and now - last > LONG_NS:
+                self._waiting.note_interval(iteration.waits, last, now)
 
     def note_optimizer_ended(self) -> None:
         """Note that an optimizer step ends."""

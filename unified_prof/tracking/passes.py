@@ -13,16 +13,16 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Container, MutableMapping, Sequence
 from itertools import pairwise
 from threading import get_ident
-from time import process_time_ns
+from time import perf_counter_ns, process_time_ns
 from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.device import Clock, Moment
-from unified_prof.tracking.interference import WaitingTime, Waits, waited_within
+from unified_prof.tracking.interference import LONG_NS, WaitingTime, Waits, waited_within
 from unified_prof.tracking.raw_calls import IterationTimes
 
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
@@ -56,6 +56,7 @@ class Passes:
         waiting: Reads how long the thread waits for a processor; None on a device, because device
             times do not depend on it.
         note_line: Called with the name of a part and the running frame when the part begins.
+        noted: Parts for which `note_line` was already called.
     """
 
     def __init__(
@@ -63,21 +64,24 @@ class Passes:
         clock: Clock,
         waiting: WaitingTime | None,
         note_line: Callable[[str, FrameType], None] = lambda _part, _frame: None,
+        noted: Container[str] = (),
     ) -> None:
         self.thread = get_ident()
         self._clock = clock
         self._waiting = waiting
         self._note_line = note_line
+        self._noted = noted
         self._waits: Waits = []
         # Readings of the CPU time of all threads of the process.
         self._cpu: Waits = []
+        self._last_ns = 0  # when the current part began
         self._awaits_forward = False
         # The part that begins at each mark; the last mark ends the iteration.
         self._marks: list[tuple[Moment, str]] = []
         self._part = OTHER
         self.separates_reads = True
         """False within parts that reads belong to: an optimizer reads its step counters."""
-        self._is_over = False
+        self._ends = self._is_over = False
         self._in_backward = False
         self._backward_passes = self._optimizer_steps = 0
 
@@ -89,6 +93,7 @@ class Passes:
     def end(self) -> None:
         """End the iteration."""
         self.give_up()
+        self._ends = True
         self.switch(OTHER)
         self._is_over = True
 
@@ -196,15 +201,35 @@ class Passes:
         """Begin `part` and end the current one."""
         if self._is_over:  # within a block that began in this iteration
             return
-        # Waiting after the reading belongs to the next part.
-        read_ns = None if self._waiting is None else self._waiting.note(self._waits)
-        moment = self._clock.moment() if read_ns is None else {0: read_ns}
-        if self._waiting is not None:
-            self._cpu.append((moment[0], process_time_ns()))
+        if self._waiting is None:
+            moment = self._clock.moment()
+        else:
+            now = perf_counter_ns()
+            is_long = now - self._last_ns > LONG_NS
+            if is_long or self._ends:
+                now = self._read(self._waiting, is_long=is_long)
+            self._last_ns = now
+            moment = {0: now}
         self._marks.append((moment, part))
         self._part, self.separates_reads = part, part in SEPARATE_READS
-        if part != OTHER:
+        if part != OTHER and part not in self._noted:
             self._note_line(part, sys._getframe())
+
+    def _read(self, waiting: WaitingTime, *, is_long: bool) -> int:
+        """Read the waiting and CPU time at the end of a part; return when the next one begins.
+
+        A reading takes as long as a small operation, so it follows long parts only. In the short
+        parts before, the thread did not wait, and the CPU time was the elapsed time.
+        """
+        waits, cpu, last_ns = self._waits, self._cpu, self._last_ns
+        if is_long and waits:
+            waits.append((last_ns, waits[-1][1]))
+        now = waiting.note(waits) or perf_counter_ns()  # waiting from now on is the next part's
+        cpu_ns = process_time_ns()
+        if is_long and cpu:
+            cpu.append((last_ns, min(cpu[-1][1] + last_ns - cpu[-1][0], cpu_ns)))
+        cpu.append((now, cpu_ns))
+        return now
 
     def _sum(self, spans: Sequence[_Span]) -> float | None:
         durations = [self._clock.elapsed_between_ms(*span) for span in spans]

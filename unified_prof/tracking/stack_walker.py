@@ -22,6 +22,7 @@ from unified_prof.tracking.code_entries import (
     Project,
     Stack,
     classify,
+    no_module,
 )
 from unified_prof.tracking.raw_calls import CallSite
 
@@ -35,7 +36,7 @@ class StackWalker:
         self._project = project
         self._module_type: type = Module
         self._entries: dict[int, CodeEntry] = {}
-        self._known_frames: dict[tuple[Any, ...], KnownFrame] = {}
+        self._outside = KnownFrame(self, None, (), False, no_module)
 
     def set_bottom(self, code: CodeType) -> None:
         """End every walk at a frame of `code`; its callers are not part of the program."""
@@ -100,102 +101,83 @@ class StackWalker:
         assert caller is not None
         return caller, caller_at, tuple(stack), in_module, innermost
 
-    def remember(
-        self, frame: FrameType, stack: Stack, in_module: bool, named: Any
-    ) -> KnownFrame | None:
-        """Cache the walk's result on a project frame until `forget_frames`; return it, or None.
-
-        None means that nothing can be attached to the frame; the next walk cannot be shortened.
-
-        Args:
-            frame: Frame at which a walk began.
-            stack: Stack returned by the walk.
-            in_module: True if a frame of the stack is a method of a module.
-            named: Innermost module; None if there is none.
-        """
-        known = frame.f_trace
-        if type(known) is KnownFrame and known.walker is self:
-            return known
-        entry = self._entries[id(frame.f_code)]
-        if not PROJECT <= entry.kind <= MODULE_METHOD or not entry.is_steady():
-            return None
-        if known is not None or sys.gettrace() is not None:  # A debugger is active.
-            return None
-        key = (stack[0], stack[2:], named)
-        known = self._known_frames.get(key)
-        if known is None:
-            module = _no_module if named is None else named.module
-            known = KnownFrame(self, stack[0], stack[2:], in_module, module)
-            self._known_frames[key] = known
-        frame.f_trace = known
-        return known
-
-    def path_from_project(
-        self, frame: FrameType | None
-    ) -> tuple[KnownFrame | None, tuple[Any, ...], Any] | None:
+    def locate(
+        self, frame: FrameType | None, find: Callable[[Any], Any]
+    ) -> tuple[KnownFrame, tuple[Any, ...]] | None:
         """Find the project frame from which torch is called, directly or through a library.
 
+        The results of project frames without one are derived from those of their callers, and
+        attached to the frames until `forget_frames`.
+
+        Args:
+            frame: Frame that calls torch.
+            find: Returns the record of a module; None if there is none.
+
         Returns:
-            None if a walk is necessary, otherwise three values: the cached result of that frame, or
-            None; a key that distinguishes calls from the frame (its instruction, the library's call
-            of torch, and frames in between without a cached result, such as those of generators);
-            the innermost module of the frames in between, or None.
+            None if a module has no record, otherwise two values: the result of the project frame
+            (of no frame, if the project does not call torch), and a key that distinguishes calls
+            from it: its instruction, the library's call of torch, frames in between that have no
+            result, such as those of generators, and the innermost module in between.
         """
         entries, module_type = self._entries, self._module_type
-        way: tuple[Any, ...] = ()
-        innermost: Any = None
+        steps: tuple[Any, ...] = ()
+        module: Any = None
+        in_own = False  # the last project frame is a method of a module
+        is_first = True  # the call of torch itself is part of the key
+        unknown: list[tuple[FrameType, CodeEntry, Any, tuple[Any, ...], Any]] = []
+        result, at = self._outside, -1
         while frame is not None:
             entry = entries.get(id(frame.f_code))
             if entry is None:
-                return None
+                entry = classify(frame, self._project, module_type)
+                entries[id(frame.f_code)] = entry
             kind = entry.kind
-            if PROJECT <= kind <= MODULE_METHOD and entry.is_steady():
-                known = frame.f_trace
-                if type(known) is not KnownFrame or known.walker is not self:
-                    known = None
-                return known, (frame.f_lasti, *way), innermost
-            if kind == BOTTOM:
-                return None
-            if kind in METHODS and (innermost is None or kind != FOREIGN_METHOD):
-                owner = entry.owner_in(frame)
-                if isinstance(owner, module_type):
-                    entry = entry.method
-                    innermost = owner if innermost is None else innermost
-            if PROJECT <= kind <= MODULE_METHOD or (kind != PLUMBING and not way):
-                way += (entry, frame.f_lasti)
-            frame = frame.f_back
-        return None
-
-    def know(self, frame: FrameType | None, named: Callable[[Any], Any]) -> KnownFrame | None:
-        """Cache results on the project's frames from `frame` outwards; return the first result.
-
-        Args:
-            frame: Frame of a stack that was walked.
-            named: Returns the record of a module; None if there is none.
-        """
-        unknown = []
-        known = None
-        if sys.gettrace() is not None:  # A debugger is active.
-            return None
-        while frame is not None:
-            entry = self._entries[id(frame.f_code)]
-            if entry.kind == BOTTOM:
-                break
-            if PROJECT <= entry.kind <= MODULE_METHOD and entry.is_steady():
+            if kind <= FOREIGN_METHOD:
+                if is_first:
+                    steps, is_first = (entry, frame.f_lasti), False
+                if kind and module is None and not in_own:
+                    owner = frame.f_locals.get("self")
+                    if isinstance(owner, module_type):
+                        module = owner
+            elif entry.is_steady:
                 seen = frame.f_trace
                 if type(seen) is KnownFrame and seen.walker is self:
-                    known = seen
+                    result, at = seen, frame.f_lasti
                     break
-                unknown.append(frame)
+                named = None
+                if kind != PROJECT:
+                    owner = entry.owner_in(frame)
+                    if isinstance(owner, module_type):
+                        entry, named = entry.method, find(owner)
+                        if named is None:
+                            return None
+                unknown.append((frame, entry, named, steps, module))
+                steps, module, in_own, is_first = (), None, named is not None, False
+            elif kind == BOTTOM:
+                break
+            elif kind != PLUMBING:
+                owner = None if kind == PROJECT else entry.owner_in(frame)
+                if isinstance(owner, module_type):
+                    entry = entry.method
+                    module = owner if module is None else module
+                steps += (entry, frame.f_lasti)
+                is_first = False
             frame = frame.f_back
-        for each in reversed(unknown):  # outermost first: each walk ends at the frame before
-            known = None
-            if each.f_trace is None:
-                _, _, stack, in_module, module = self.walk(each)
-                name = None if module is None else named(module)
-                if module is None or name is not None:
-                    known = self.remember(each, stack, in_module, name)
-        return known
+        is_debugged = bool(unknown) and sys.gettrace() is not None
+        for each, entry, named, steps_within, module_within in reversed(unknown):
+            if named is None and module is not None and (named := find(module)) is None:
+                return None
+            key = (entry, at, named, steps)
+            inner = result.inner.get(key)
+            if inner is None:
+                inner = result.inner[key] = result.called(entry, at, named, steps)
+            if each.f_trace is None and not is_debugged:
+                each.f_trace = inner
+            result, at, steps, module = inner, each.f_lasti, steps_within, module_within
+        if module is None:
+            return result, (at, *steps)
+        named = find(module)
+        return None if named is None else (result, (at, *steps, named))
 
     @staticmethod
     def forget_frames(frame: FrameType | None) -> None:
@@ -223,10 +205,6 @@ class StackWalker:
                     found.append(owner)
             frame = frame.f_back
         return found[::-1]
-
-
-def _no_module() -> None:
-    """Return None; used in place of a weak reference if there is no module."""
 
 
 _EVERYTHING = "everything"

@@ -129,6 +129,8 @@ class TorchInternals(TorchLookup):
         """Returns the number of autograd nodes that this thread has created; 0 if not available."""
         self.node_number: Callable[[Any], int] = methodcaller(PLACES["node_number"].path)
         """Returns the value that `sequence_number` had when a node was created."""
+        self.plainly: Callable[[], Any] = self._without_torch_function()
+        """Returns a context manager that disables function modes and `__torch_function__`."""
         self.storage_key: Callable[[Any], int] = self._storage_key()
         """Returns a key of a storage that is unique while the storage exists."""
 
@@ -205,8 +207,7 @@ class TorchInternals(TorchLookup):
             return None
         return found
 
-    def without_torch_function(self) -> Callable[[], Any]:
-        """Return a context manager that disables function modes and `__torch_function__`."""
+    def _without_torch_function(self) -> Callable[[], Any]:
         found = self.find("disable_torch_function")
         try:
             with found():
