@@ -293,7 +293,7 @@ _OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
         r"^randperm ^random ^normal ^log_normal ^uniform ^bernoulli ^binomial ^poisson ^cauchy "
         r"^geometric ^exponential ^philox ^standard_gamma ^dirichlet ^sample_dirichlet ^arange "
         r"^range ^linspace ^logspace ^eye ^erf\w* ^lerp ^reciprocal ^round ^floor ^ceil ^trunc "
-        r"^fix ^frac ^nan_to_num ^threshold ^logit ^maximum ^minimum ^fmax ^fmin ^fmod "
+        r"^fix ^fma ^frac ^nan_to_num ^threshold ^logit ^maximum ^minimum ^fmax ^fmin ^fmod "
         r"^remainder ^copysign ^nextafter ^ldexp ^frexp ^heaviside ^xlogy ^polygamma ^digamma "
         r"^lgamma ^mvlgamma ^igammac? ^i$ ^isnan ^isinf ^isfinite ^isreal ^isclose ^isposinf "
         r"^isneginf ^signbit ^sign ^sgn ^angle ^conj_physical ^complex ^polar ^deg_rad ^rad_deg "
