@@ -26,6 +26,8 @@ import unified_prof
 from unified_prof.pipeline.watch import WatchSettings
 
 TOKENS = 128
+# Replacing methods of torch's classes empties Python's caches of their subclasses.
+WARM_UP_S = 0.2
 _IN_FOUR = (False, True, True, False)
 
 
@@ -96,7 +98,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    training = training_of(options.device, options.step_ms / 1e3)
+    step_s = options.step_ms / 1e3
+    training = training_of(options.device, step_s)
     times: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.blocks // 2):
@@ -104,7 +107,7 @@ def main() -> None:
                 where = Path(folder, f"{number}")
                 block = watched(options.device, where) if is_watched else contextlib.nullcontext()
                 with block:
-                    training.run(20)
+                    training.run(max(5, round(WARM_UP_S / step_s)))
                     times[is_watched].append(training.run(options.steps))
     ratios = np.array(times[True]) / np.array(times[False])
     chosen = np.random.default_rng(0).integers(len(ratios), size=(10_000, len(ratios)))
