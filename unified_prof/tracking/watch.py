@@ -143,19 +143,23 @@ class DeviceParts:
 
 
 class StepParts(Passes):
-    """Adds up the host time of the parts of one step."""
+    """Adds up the host time of the parts of a step; one object serves all steps."""
 
     def __init__(self, on_device: DeviceParts | None) -> None:
         super().__init__(_CLOCK, None)
         self._on_device = on_device
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a step."""
         self.host_ns: dict[str, int] = {}
         """Part -> nanoseconds."""
+        self._part, self.separates_reads = OTHER, True
         self.began_ns = self._since_ns = perf_counter_ns()
+        self.await_forward()
 
     def switch(self, part: str) -> None:
         """Begin `part` and end the current one."""
-        if self._is_over:  # within a block that began in this step
-            return
         now_ns = perf_counter_ns()
         spent_ns = now_ns - self._since_ns
         self.host_ns[self._part] = self.host_ns.get(self._part, 0) + spent_ns
@@ -304,7 +308,7 @@ class StepCollector:
         if parts is not None:
             if not self.device.is_cpu and self.device.is_capturing:
                 return
-            parts.end()
+            parts.switch(OTHER)
             length_ns = perf_counter_ns() - parts.began_ns
             self._finish(parts, length_ns)
             step, self._step = self._step, self._step + 1
@@ -325,9 +329,11 @@ class StepCollector:
             self._on_device.begin(self._step)
         self._samples = self._gc_ns = 0
         self._start_ns = time.time_ns()
-        self._parts = StepParts(self._on_device)
+        if self._parts is None:
+            self._parts = StepParts(self._on_device)
+        else:
+            self._parts.restart()
         self._interception.observe(self._parts)
-        self._parts.begin()
 
     def _finish(self, parts: StepParts, length_ns: int) -> None:
         ns_of = parts.host_ns.get
