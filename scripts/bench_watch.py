@@ -1,11 +1,15 @@
-"""Measure how much longer the steps of a watched training take.
+r"""Measure how much longer the steps of a watched training take.
 
 A small GPT trains with a data loader, clipping and a value read in each step; its batch is enlarged
 until a step takes about the wanted time. Blocks of plain and watched steps alternate in one process
 (plain, watched, watched, plain), without captures, and each block ends when the device is idle. The
 overhead is the median ratio of neighboring blocks, with a bootstrap confidence interval of 95 %.
 
-    python scripts/bench_watch.py [--device cpu|cuda] [--step-ms 10] [--blocks 40] [--steps 50]
+    python scripts/bench_watch.py [--device cpu|cuda|bench] [--step-ms 10] [--blocks 40] \
+        [--steps 50]
+
+On `bench`, the test device of `tests/device`, a smaller model trains and the duration of kernels is
+chosen instead of the batch.
 """
 
 from __future__ import annotations
@@ -13,16 +17,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
 from bench_tracking import VOCABULARY, Gpt
 
 import unified_prof
+from tests.device import bench as test_device
 from unified_prof.pipeline.watch import WatchSettings
 
 TOKENS = 128
@@ -31,13 +39,30 @@ WARM_UP_S = 0.2
 _IN_FOUR = (False, True, True, False)
 
 
+class Small(torch.nn.Module):  # type: ignore[misc]
+    """A model of few operations."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Embedding(VOCABULARY, width),
+            torch.nn.Linear(width, width),
+            torch.nn.ReLU(),
+            torch.nn.Linear(width, VOCABULARY),
+        )
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        return torch.nn.functional.cross_entropy(self.layers(x).flatten(0, 1), target.flatten())
+
+
 class Training:
     """A model with its optimizer and an endless loader."""
 
     def __init__(self, device: str, batch: int, width: int) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = Gpt(width, TOKENS).to(device)
+        self.model = (Small(width) if device == "bench" else Gpt(width, TOKENS)).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         data = torch.randint(VOCABULARY, (batch * 64, TOKENS))
         texts = torch.utils.data.TensorDataset(data, data.roll(-1, 1))
@@ -67,6 +92,15 @@ class Training:
 
 def training_of(device: str, step_s: float) -> Training:
     """Return a training whose steps take about this long: a width, then a batch that fills it."""
+    if device == "bench":
+        test_device.install()
+        training, lengths = Training(device, 1, 64), []
+        for ns in (50_000, 150_000):
+            test_device.set_duration(ns)
+            lengths.append(_least(training))
+        kernels = (lengths[1] - lengths[0]) * 1e4  # per step
+        test_device.set_duration(max(0, round((step_s - lengths[0]) * 1e9 / kernels) + 50_000))
+        return training
     for width in (256, 128, 64):
         batch, length = 1, _least(Training(device, 1, width))
         if length <= step_s:

@@ -22,7 +22,8 @@ from unified_prof.recording.model import Finding
 
 NS_PER_MS = 1e6
 MIN_STEP_SHARE = 0.002  # Minimum share of a step for a time to count as a symptom.
-_MIN_COST_SHARE = 0.0003  # Minimum cost of a finding as a share of the step.
+# Minimum cost of a finding as a share of the step; parts of watched steps are times of a busy host.
+_MIN_COST_SHARE, _MIN_WATCHED_COST_SHARE = 0.0003, 0.005
 # Minimum share of a host's ranks with a fault to report the host instead of the ranks.
 _MIN_HOST_SHARE = 0.75
 # Share of a rank's collectives with missing members above which its costs are lower bounds.
@@ -168,7 +169,8 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
         if set(candidate.steps) >= set(context.steps):
             share = 1.0
         condition = ""
-        needed = max(_MIN_COST_SHARE * context.step_ns, candidate.min_cost_ns * share)
+        least = _MIN_WATCHED_COST_SHARE if context.is_watched else _MIN_COST_SHARE
+        needed = max(least * context.step_ns, candidate.min_cost_ns * share)
         cost_ns = gain_ns / replayed * share if replayed else candidate.bound_ns * share
         if cost_ns < needed and replayed and len(candidates) > 1:
             if together is None:
