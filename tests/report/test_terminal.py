@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from unified_prof.recording.model import Advice, Finding
@@ -62,6 +64,8 @@ def test_finding_is_shortened_at_the_end_of_a_clause() -> None:
     )
     (found,) = advice.findings
     assert finding_cost(found, advice) == "6.60 ms/step (13.2 %)"
+    slow = replace(found, cost_ms_per_step=120.0)  # steps that take longer than all others
+    assert finding_cost(slow, advice) == "120 ms/step"
     assert finding_summary(found) == f"{long} (certain)"
 
 

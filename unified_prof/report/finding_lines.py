@@ -92,6 +92,8 @@ def finding_cost(finding: Finding, advice: Advice) -> str:
     if not advice.step_ms:
         return cost
     unit = "/step" if advice.steps else ""
+    if finding.cost_ms_per_step > advice.step_ms:  # slow steps may take longer than all others
+        return f"{cost}{unit}"
     return f"{cost}{unit} ({names.format_share(finding.cost_ms_per_step, advice.step_ms)})"
 
 
