@@ -182,7 +182,7 @@ class ProfilersHere:
         from torch.autograd.profiler import record_function
 
         for one in instances(record_function):
-            if one.record is not None and one not in self._ranges:
+            if getattr(one, "record", None) is not None and one not in self._ranges:
                 with suppress(RuntimeError):
                     torch.ops.profiler._record_function_exit._RecordFunction(one.record)
 
