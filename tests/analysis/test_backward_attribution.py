@@ -123,6 +123,42 @@ def test_work_in_an_annotation_within_a_node_counts_for_the_node(tmp_path: Path)
     assert backward_ns(report) == expected
 
 
+@pytest.mark.parametrize("kernels_have_id", [True, False])
+@pytest.mark.parametrize(("thread", "start_us"), [(11, 115), (11, 160), (12, 115)])
+def test_graph_launch_belongs_to_the_operation_with_its_external_id(
+    tmp_path: Path, thread: int, start_us: float, kernels_have_id: bool
+) -> None:
+    # HIP records launches after the end of the operation, and on other threads.
+    events: list[builders.Event] = [operation("aten::mm", 11, 0, 10, 3)]
+    regions = (("Torch-Compiled Region: 0/0", 4, 0), ("MmBackward0", 3, 1))
+    for number, (name, sequence, forward) in enumerate(regions, start=1):
+        external, shift = 5650 + number, 100 * (number - 1)
+        region = operation(name, 11, 110 + shift, 40, sequence, forward)
+        events.append(region | {"args": region["args"] | {"External id": external}})
+        args = {"External id": external, "correlation": number}
+        launch = builders.call(start_us + shift, 5, number, tid=thread, args=args)
+        events.append(launch | {"name": "hipGraphLaunch"})
+        for at in (170, 180):
+            kernel = builders.kernel(at + shift, number, number)
+            kernel["args"]["External id"] = external
+            if not kernels_have_id:
+                del kernel["args"]["External id"]
+            events.append(kernel)
+    report = convert_events(tmp_path, *events)
+    by_self = by_name(breakdown_of(report, "self"))
+    found = {name: (row.extra["launches"], row.total_ns) for name, row in by_self.items()}
+    assert found == {
+        "Torch-Compiled Region: 0/0": (2, 2_000),
+        "MmBackward0": (2, 4_000),
+        "aten::mm": (0, 0),
+    }
+    by_operation = by_name(breakdown_of(report, "operation"))
+    assert {name: (row.forward_ns, row.backward_ns) for name, row in by_operation.items()} == {
+        "Torch-Compiled Region: 0/0": (2_000, None),
+        "aten::mm": (None, 4_000),
+    }
+
+
 def test_host_only_recording_has_backward_time_by_operation(tmp_path: Path) -> None:
     report = convert_events(
         tmp_path,

@@ -242,6 +242,16 @@ INTERVAL = row_type(
 _HOST_RANK, _CALL_RANK, _POINT_RANK = 1 << 60, 2 << 60, 3 << 60
 
 
+def _graph_launch_ids(parts: Parts) -> Ints:
+    """Return the external ids of graph launches; in old traces they equal correlation ids."""
+    names = [number for name, number in parts.names.items() if "GraphLaunch" in str(name)]
+    found = [np.zeros(0, np.int64)]
+    for (calls,) in windows(parts.calls) if names else ():
+        linked = np.isin(calls["name"], names) & (calls["external"] != calls["correlation"])
+        found.append(calls["external"][linked & (calls["external"] != MISSING)])
+    return np.unique(np.concatenate(found))
+
+
 def write_host(parts: Parts, tables: HostTables, allocations: Allocations) -> Spool:
     """Write the host tables; return the calls with operations, sorted by correlation id."""
     calls = parts.new_spool(r.CALL, "correlation")
@@ -264,12 +274,16 @@ class _HostJoiner:
         self._forwards = Forwards()
         self._open = np.empty(0, dtype=INTERVAL)
         self._operations = 0
+        self._graph_ids = _graph_launch_ids(parts)
+        # External id -> fields of the operation that launched a graph.
+        self._launching: dict[int, tuple[int, int, int]] = {}
 
     def add(self, host: Rows, frames: Rows, calls: Rows, allocated: Rows) -> None:
         """Join the rows of one time window, given one array per kind."""
         bound = max(int(p["start"][-1]) for p in (host, frames, calls, allocated) if len(p))
         new_frames = self._frame_intervals(frames)
         new_host, numbers = self._host_intervals(host)
+        launching = self._note_launching(host, numbers)
         if not len(self._open) + len(new_frames) + len(new_host):
             # Nothing can be nested, as in recordings of kernels only.
             self._add_calls(calls, _points(calls, _CALL_RANK))
@@ -300,7 +314,8 @@ class _HostJoiner:
         self._add_calls(calls, selected(intervals, call_place))
         self._allocations.add(allocated, intervals[allocated_place]["operation_name"])
         chains = selected(intervals, host_place)["chain"]
-        self._tables.add(host, numbers, chains, intervals["operation"][call_place], bound)
+        called = np.concatenate((intervals["operation"][call_place], launching))
+        self._tables.add(host, numbers, chains, called, bound)
         intervals = intervals[(place < 0) | (intervals["rank"] < _CALL_RANK)]
         self._open = intervals[intervals["end"] > bound]
 
@@ -342,6 +357,15 @@ class _HostJoiner:
         new["chain"] = host["stack"]
         return new, numbers
 
+    def _note_launching(self, host: Rows, numbers: Ints) -> Ints:
+        """Remember the operations with the external id of a graph launch; return their numbers."""
+        found = (numbers != NONE) & np.isin(host["external"], self._graph_ids)
+        rows = host[found]
+        columns = (numbers[found], rows["name"], rows["signature"])
+        fields = zip(*(column.tolist() for column in columns), strict=True)
+        self._launching.update(zip(rows["external"].tolist(), fields, strict=True))
+        return np.asarray(numbers[found])
+
     def _inherit_chains(self, intervals: Rows, parent: Ints, host: Rows, place: Ints) -> None:
         """Set the call chain of each interval to that of the Python function that encloses it.
 
@@ -375,6 +399,13 @@ class _HostJoiner:
             calls = calls.copy()
             for field in ("operation", "operation_name", "signature"):
                 calls[field] = around[field]
+            if self._launching:
+                # HIP records some graph launches outside the operation that its id names.
+                linked = np.isin(calls["external"], list(self._launching))
+                for at in np.flatnonzero(linked & (calls["operation"] == NONE)).tolist():
+                    fields = self._launching[int(calls["external"][at])]
+                    calls["operation"][at], calls["operation_name"][at] = fields[:2]
+                    calls["signature"][at] = fields[2]
             recorded = calls["collective"]
             calls["collective"] = np.where(recorded != MISSING, recorded, around["collective"])
             self._calls.append(calls)
