@@ -313,7 +313,7 @@ def _meta_notes(facts: Facts) -> list[str]:
         return []
     notes = []
     versions = _values(facts, "SCHEMA_VERSION")
-    if not versions:
+    if not versions and not _values(facts, REVISION_ROW):
         notes.append("META_DATA has no row SCHEMA_VERSION")
     if len(versions) > 1:
         notes.append(f"META_DATA has {len(versions)} rows SCHEMA_VERSION: {', '.join(versions)}")

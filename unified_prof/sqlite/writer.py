@@ -37,7 +37,7 @@ class ReportWriter(Block):
 
     `revision` is a revision or alias (`documented`, `latest`) of the msprof schema. Tables in
     `empty_tables` are created even without rows, if the revision has them; if `enums` is false,
-    the ENUM_ tables of the schema are not written.
+    the constant rows of the schema (ENUM_ tables and version) are not written.
 
     Raises:
         UsageError: unknown revision; later: unknown table or column, or an invalid value.
@@ -172,9 +172,7 @@ class ReportWriter(Block):
     def _create_schema(self) -> None:
         """Create the tables that every file has, with their constant rows."""
         for name, table in self._spec.tables.items():
-            rows = self._spec.rows.get(name, ())
-            if not self._enums and name in self._spec.enum_tables:
-                continue
+            rows = self._spec.rows.get(name, ()) if self._enums else ()
             if name == "META_DATA":
                 rows = (*rows, (REVISION_ROW, self.revision))
             if name != _STRING_IDS and (rows or name in ALWAYS_PRESENT):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,28 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FILES = tuple(all_kinds().files)
+
+
+@pytest.mark.parametrize("missing", ["PROF_*", "FRAMEWORK"])
+def test_constant_rows_without_a_part_are_those_of_torch_npu(
+    recording: Path, tmp_path: Path, missing: str
+) -> None:
+    folder = shutil.copytree(recording, tmp_path / "x_ascend_pt")
+    for part in folder.glob(missing):
+        shutil.rmtree(part)
+    with sqlite3.connect(convert(folder).database) as db:
+        types = dict(db.execute("SELECT id, name FROM ENUM_API_TYPE ORDER BY id"))
+        names = [name for (name,) in db.execute("SELECT name FROM META_DATA")]
+        hosts = db.execute("SELECT count(*) FROM HOST_INFO").fetchone()[0]
+    of_torch_npu = {50001: "op", 50002: "queue", 50003: "trace", 50004: "mstx"}
+    versions = [name for name in names if name.startswith("SCHEMA_VERSION")]
+    if missing == "FRAMEWORK":
+        of_msprof = {5000: "runtime", 5500: "communication", 10000: "node"}
+        assert types == of_msprof | {15000: "model", 20000: "acl"} | of_torch_npu
+        assert (len(versions), hosts) == (4, 1)
+    else:
+        assert types == of_torch_npu
+        assert (versions, hosts) == ([], 0)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -194,8 +194,7 @@ class _Framework:
         # As in torch_npu, all rows have the process id of the first operator.
         pids = (part.pid for part in (operators, queue.enqueues, queue.dequeues))
         pid = next((number for number in pids if number is not None), 0)
-        if self._folder.has_framework:
-            tables.write_types(sink)
+        tables.write_types(sink)
         with stage("connections"):
             connections = links.operator_connections(
                 operators, queue, sink.launches(), operators.pid, sink.marks()

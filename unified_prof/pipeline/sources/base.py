@@ -140,9 +140,10 @@ class Source(ABC):
         return (directory or Path()) / f"{name}.db"
 
     def has_enums(self, path: Path) -> bool:
-        """Return True if the report contains the ENUM_* tables of the schema.
+        """Return True if the report contains the constant rows of the schema.
 
-        torch_npu's databases without PROF_* do not contain them.
+        They are those of the ENUM_* tables and SCHEMA_VERSION; msprof writes them, so torch_npu's
+        databases without PROF_* do not contain them.
         """
         return True
 
