@@ -104,6 +104,17 @@ CREATE TABLE "UPROF_MEMORY_BLOCKS" (
   "releaseNs" INTEGER,
   "callchainId" INTEGER
 );
+CREATE TABLE "UPROF_MEMORY_SEGMENTS" (
+  "deviceId" INTEGER NOT NULL,
+  address INTEGER NOT NULL,
+  "sizeBytes" INTEGER NOT NULL,
+  "allocatedBytes" INTEGER NOT NULL,
+  "freeBytes" INTEGER NOT NULL,
+  "largestFreeBytes" INTEGER NOT NULL,
+  blocks INTEGER NOT NULL,
+  kind INTEGER NOT NULL,
+  "streamPtr" INTEGER
+);
 CREATE TABLE "UPROF_TASK_PMU_INFO" (
   "globalTaskId" INTEGER NOT NULL,
   name INTEGER NOT NULL,

@@ -43,7 +43,7 @@ PREPARED: dict[str, Callable[[], None]] = {
     "torch-profiler.md": write_torch_files,
     "msprof.md": lambda: put("prof", PROF, f"cluster/a/{PROF}", "cluster/b/c/PROF_2"),
     "nsight-systems.md": write_nsys_files,
-    "memory-snapshots.md": lambda: put("memory_snapshot", "memory.pickle"),
+    "memory-snapshots.md": lambda: put("memory_snapshot", "memory.pickle", "before.pickle"),
     "rocprofv3.md": lambda: put("rocm", "results.db"),
     "torch-npu.md": lambda: put("ascend_pt", ASCEND, f"cluster/{ASCEND}"),
 }

@@ -52,7 +52,8 @@ SHAPELESS = ("operation-calls", "aten-calls", "copies", "synchronizations")
 OPERATIONS = "operations"  # Key of the operation matrices in `Run.lengths`.
 
 # Kinds of places whose name alone does not identify them.
-_NOT_OPERATIONS = ("weight", "activation", "between")
+AT_PEAK = "at peak"  # Kind of the memory blocks in use at the peak of a snapshot.
+_NOT_OPERATIONS = ("weight", "activation", "between", AT_PEAK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def comparability_warnings(base: Run, new: Run) -> list[str]:
         result.append(f"the runs were timed by different clocks: {base.clock} and {new.clock}")
     if (problem := step_mismatch(base, new)) is not None:
         result.append(problem)
-    elif "msprof" in base.families & new.families and base.steps is None:
+    elif "msprof" in base.families & new.families and base.steps is None and base.clock != "none":
         result.append(
             "the recordings have no steps (`profiler.step()`) and are compared as a whole, "
             "regardless of their number of iterations"

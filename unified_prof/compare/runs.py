@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import AnyInts, FirstSeen, Floats
 from unified_prof.base.run_spec import COUNTED
 from unified_prof.compare.comparable import (
+    AT_PEAK,
     BACKWARD,
     EXACT,
     FORWARD,
@@ -85,7 +86,7 @@ def _run(label: str, analysis: Analysis) -> Run:
     summary = analysis.summary
     stepped = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
-    sizes, (kernels, launched) = _sizes(calls), _kernels(analysis, steps or 1)
+    sizes, (kernels, launched) = _sizes(analysis, calls), _kernels(analysis, steps or 1)
     operations = _operations(analysis, calls) if stepped is None else stepped
     return Run(
         label=label,
@@ -362,8 +363,14 @@ def _regions(calls: Calls, rows: AnyInts) -> tuple[tuple[str, ...], ...]:
     return tuple(names[number] for number in calls.region[rows].tolist())
 
 
-def _sizes(calls: AnyCalls) -> tuple[Sized, ...]:
+def _sizes(analysis: Analysis, calls: AnyCalls) -> tuple[Sized, ...]:
+    """Return weights and activations, or the memory at the peak of a snapshot by source line."""
     found: list[Sized] = []
+    if analysis.summary.clock == "none" and "line" in analysis.summary.available:
+        return tuple(
+            Sized(Place(one.name, None, one.name, AT_PEAK), one.size_bytes or 0)
+            for one in analysis.breakdown("line").rows
+        )
     for kind, name, called in (
         (WEIGHT, "weight_bytes", "weight"),
         (OPERATION, "activation_bytes", "activation"),

@@ -286,6 +286,10 @@ BREAKDOWNS = {
     ),
     "line": BreakdownSpec(partial(_has_stacks, by="line"), partial(_by_stack, by="line")),
     "stack": BreakdownSpec(partial(_has_stacks, by="stack"), partial(_by_stack, by="stack")),
+    "segment": BreakdownSpec(
+        lambda one: "UPROF_MEMORY_SEGMENTS" in one.source.tables,
+        lambda one: breakdowns.memory_segments(one.source, one.strings),
+    ),
     "kernel": BreakdownSpec(
         _is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())
     ),

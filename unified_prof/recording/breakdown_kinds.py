@@ -57,6 +57,13 @@ KINDS: dict[By, Kind] = {
             when_asked=True,
         ),
         Kind(
+            "segment",
+            "Segments of the allocator",
+            "no memory snapshot (torch.cuda.memory._dump_snapshot) with segments",
+            counted="blocks",
+            detailed="pool",
+        ),
+        Kind(
             "kernel",
             "Kernels",
             "no device work was recorded",

@@ -27,6 +27,7 @@ from unified_prof.recording.calls import (
     PackedCalls,
     Sums,
 )
+from unified_prof.recording.collectives import device_name
 from unified_prof.recording.counters import Allocations, blocks_at_peak
 from unified_prof.recording.framework import (
     BACKWARD,
@@ -143,6 +144,37 @@ def memory_at_peak(source: Source, strings: Strings, by: By) -> Breakdown:
         for name, (count, total) in found.items()
     ]
     return finish(by, calls.sort_rows(rows))
+
+
+def memory_segments(source: Source, strings: Strings) -> Breakdown:
+    """Return the segments of a memory snapshot, those with most unused memory first.
+
+    The row of a segment has the blocks in use, and how much of the reserved memory is unused and
+    fits into one allocation.
+    """
+    columns = {"device": "deviceId", "address": "address", "size": "sizeBytes", "kind": "kind"}
+    columns |= {"used": "allocatedBytes", "free": "freeBytes", "largest": "largestFreeBytes"}
+    table = source.integers("UPROF_MEMORY_SEGMENTS", columns | {"blocks": "blocks"})
+    several = len(np.unique(table["device"])) > 1
+    rows = []
+    for number in np.lexsort((table["address"], -table["free"])).tolist():
+        one = {name: int(values[number]) for name, values in table.items()}
+        name = f"{one['address']:#x}" if one["address"] >= 0 else "(no address)"
+        rows.append(
+            Row(
+                name=f"{device_name(one['device'])} {name}" if several else name,
+                kind="segment",
+                count=one["blocks"],
+                allocated_bytes=one["used"],
+                detail=strings.get(one["kind"]),
+                extra={
+                    "reserved_bytes": one["size"],
+                    "unused_bytes": one["free"],
+                    "largest_unused_bytes": one["largest"],
+                },
+            )
+        )
+    return finish("segment", rows)
 
 
 class _MainLabels:

@@ -356,6 +356,26 @@ class MemoryBlock(UprofBase):
     __mapper_args__ = {"primary_key": [device_id, address, allocation_ns]}  # noqa: RUF012
 
 
+class MemorySegment(UprofBase):
+    """A segment that torch's allocator reserved on a device, when the snapshot was taken."""
+
+    __tablename__ = "UPROF_MEMORY_SEGMENTS"
+    device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
+    address: Mapped[int] = mapped_column(doc="on the device; -1: not recorded")
+    size_bytes: Mapped[int] = mapped_column("sizeBytes", doc="reserved")
+    allocated_bytes: Mapped[int] = mapped_column("allocatedBytes", doc="in use by blocks")
+    free_bytes: Mapped[int] = mapped_column(
+        "freeBytes", doc="neither in use nor waiting for a stream"
+    )
+    largest_free_bytes: Mapped[int] = mapped_column(
+        "largestFreeBytes", doc="largest allocation that fits into the segment"
+    )
+    blocks: Mapped[int] = mapped_column(doc="number of blocks in use")
+    kind: Mapped[int] = mapped_column(doc="string id: small or large; expandable; N/A")
+    stream_ptr: Mapped[int | None] = mapped_column("streamPtr", doc="as OP_MEMORY.streamPtr")
+    __mapper_args__ = {"primary_key": [device_id, address]}  # noqa: RUF012
+
+
 class TaskCounter(UprofBase):
     """An AI core counter metric of a task on 910A or 310P, whose msprof databases have none."""
 

@@ -341,6 +341,101 @@ def test_line_and_stack_breakdowns_add_up_to_the_peak(tmp_path: Path) -> None:
     assert lines.size_bytes == peak
 
 
+NET = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
+
+
+def fragmented() -> dict[str, object]:
+    """Return a snapshot with a small segment, and a large one whose free memory is in two parts."""
+    small_pool = segment(512, block(0x1000, 256, "active_allocated", OUTER))
+    large_pool = segment(
+        8192,
+        block(0x9000, 1024, "active_allocated", NET),
+        block(0x9400, 3072, "inactive"),
+        block(0xA000, 512, "active_awaiting_free"),
+        block(0xA200, 2560, "inactive"),
+        block(0xAC00, 1024, "active_allocated", NET, OUTER),
+        address=0x9000,
+    )
+    small_pool |= {"segment_type": "small"}
+    large_pool |= {"segment_type": "large", "is_expandable": True}
+    return {"segments": [small_pool, large_pool], "device_traces": [[entry("oom", 0, 9_999, 7)]]}
+
+
+def test_segments_have_their_largest_free_block(tmp_path: Path) -> None:
+    sink = decode_snapshot(tmp_path, fragmented())
+    assert sink.rows(
+        "UPROF_MEMORY_SEGMENTS",
+        *("address", "sizeBytes", "allocatedBytes", "freeBytes", "largestFreeBytes", "blocks"),
+        *("kind", "streamPtr"),
+        texts=["kind"],
+    ) == [
+        (0x1000, 512, 256, 256, 0, 1, "small", 3),
+        (0x9000, 8192, 2048, 5632, 3072, 2, "large, expandable", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    "damaged", [segment(64, block(1, 65)), segment(64, block(1, 65, "inactive")), segment(2**60)]
+)
+def test_segment_of_impossible_size_is_counted(tmp_path: Path, damaged: object) -> None:
+    sink = decode_snapshot(tmp_path, {"segments": [damaged, segment(64)]})
+    assert sink.anomalies["impossible_segment"] == 1
+    assert sink.rows("UPROF_MEMORY_SEGMENTS", "sizeBytes") == [(64,)]
+
+
+def test_report_by_segment_shows_fragmentation(tmp_path: Path) -> None:
+    conversion = convert(write(tmp_path / "snap.pickle", fragmented()), tmp_path / "r.db")
+    done = CliRunner().invoke(app, ["report", str(conversion.database), "--by", "segment"])
+    assert done.exit_code == 0, done.stderr
+    table = [line.split() for line in done.stdout.splitlines() if "0x" in line or "unused" in line]
+    assert table == [
+        "segment blocks share allocated reserved unused largest unused pool".split(),
+        "0x9000 2 88.9 % 2.00 KiB 8.00 KiB 5.50 KiB 3.00 KiB large, expandable".split(),
+        "0x1000 1 11.1 % 256 B 512 B 256 B 0 B small".split(),
+    ]
+
+
+def test_segments_of_several_devices_are_named_with_their_device(tmp_path: Path) -> None:
+    snapshot = {"segments": [segment(64), segment(32, device=1)]}
+    conversion = convert(write(tmp_path / "snap.pickle", snapshot), tmp_path / "r.db")
+    with open_analyses(conversion.database) as (analysis,):
+        rows = analysis.breakdown("segment").rows
+    assert [row.name for row in rows] == ["device 0 0x1000", "device 1 0x1000"]
+
+
+def test_diff_by_line_of_two_snapshots_shows_the_memory_at_their_peaks(tmp_path: Path) -> None:
+    before, after = small(), small()
+    before["segments"][0]["blocks"].append(block(0x1800, 64, "active_allocated", NET))
+    new = {**NET, "line": 30}
+    after["segments"][0]["blocks"] += [
+        block(0x1800, 96, "active_allocated", NET),
+        block(0x1900, 128, "active_allocated", new),
+        block(0x1A00, 32, "active_allocated"),
+    ]
+    paths = [
+        str(convert(write(tmp_path / f"{name}.pickle", one), tmp_path / f"{name}.db").database)
+        for name, one in (("before", before), ("after", after))
+    ]
+    done = CliRunner().invoke(app, ["diff", *paths, "--by", "line", "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["warnings"] == []
+    changes = [
+        (one["status"], one["place"]["line"], one["base_bytes"], one["new_bytes"])
+        for one in found["size_changes"]
+    ]
+    assert changes == [
+        ("new", "net.py:30", None, 128),
+        ("bigger", "net.py:7", 64, 96),
+        ("new", "(no source line)", None, 32),
+    ]
+    peaks = found["totals"]["peak-memory"]
+    assert peaks["new_median"] - peaks["base_median"] == 128 + 32 + 32
+    shown = CliRunner().invoke(app, ["diff", *paths, "--by", "line"]).stdout
+    assert "net.py:30" in shown
+    assert "train.py:12" not in shown, "unchanged"
+
+
 def test_commands_accept_a_converted_snapshot(tmp_path: Path) -> None:
     conversion = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
     assert conversion.kind == "memory_snapshot"

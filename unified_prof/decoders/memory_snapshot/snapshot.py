@@ -197,6 +197,9 @@ _BLOCK_COLUMNS = (
     " releaseTotalReserved releaseTotalActive streamPtr deviceId"
 ).split()
 _CHAIN_COLUMNS = "deviceId address sizeBytes allocationNs releaseNs callchainId".split()
+_SEGMENT_COLUMNS = (
+    "deviceId address sizeBytes allocatedBytes freeBytes largestFreeBytes blocks kind streamPtr"
+).split()
 _EVENT_COLUMNS = "startNs endNs category name process thread args".split()
 
 
@@ -208,10 +211,34 @@ class SnapshotTables:
         self._memory = RowBatch(sink, "MEMORY_RECORD", _MEMORY_COLUMNS)
         self.blocks = RowBatch(sink, "OP_MEMORY", _BLOCK_COLUMNS)
         self.chains = RowBatch(sink, "UPROF_MEMORY_BLOCKS", _CHAIN_COLUMNS)
+        self.segments = RowBatch(sink, "UPROF_MEMORY_SEGMENTS", _SEGMENT_COLUMNS)
         self._events = RowBatch(sink, "UPROF_TRACE_EVENTS", _EVENT_COLUMNS)
         self.first_ns: int | None = None
         self.last_ns: int | None = None
         self._intern = sink.strings.intern
+
+    def add_segment(self, segment: dict[Any, Any], device: int) -> bool:
+        """Write the use of a segment at the end; return False if its sizes are impossible."""
+        allocated = awaiting = largest = used = 0
+        for block, _ in blocks_of(segment):
+            size, state = max(0, integer_or(block.get("size"), 0)), block.get("state")
+            if state == ALIVE:
+                allocated += size
+                used += 1
+            elif state in _AWAITING_FREE:
+                awaiting += size
+            else:
+                largest = max(largest, size)
+        total = integer_or(segment.get("total_size"), NONE)
+        free = total - allocated - awaiting
+        if total >= _MAX_BYTES or not 0 <= largest <= free:
+            return False
+        kind = segment.get("segment_type")
+        kind = kind if kind in ("small", "large") else NOT_AVAILABLE
+        kind = f"{kind}, expandable" if segment.get("is_expandable") is True else kind
+        row = (device, integer_or(segment.get("address"), NONE), total, allocated, free, largest)
+        self.segments.add((*row, used, self._intern(kind), stream_of(segment)))
+        return True
 
     def extend_session(self, now: int) -> None:
         """Extend the time span of the session to `now`."""
@@ -233,7 +260,7 @@ class SnapshotTables:
 
     def flush(self) -> None:
         """Write the remaining rows of all tables."""
-        for rows in (self._memory, self.blocks, self.chains, self._events):
+        for rows in (self._memory, self.blocks, self.chains, self.segments, self._events):
             rows.flush()
 
 
@@ -387,8 +414,10 @@ class Replay:
         return _Block(address, size, stream_of(owner), chain, name)
 
     def _write_older_blocks(self, segments: list[dict[Any, Any]], known: set[int]) -> None:
-        """Write blocks that were allocated before the history and are still in use at its end."""
+        """Write the segments, and the blocks in use in them that the history does not allocate."""
         for segment in segments:
+            if not self._tables.add_segment(segment, self._device):
+                self._anomalies["impossible_segment"] += 1
             for block, address in blocks_of(segment):
                 if block.get("state") == ALIVE and address not in known:
                     size = integer_or(block.get("size"), NONE)
@@ -431,6 +460,7 @@ _ANOMALY_DETAILS = {
     "malformed_entry": "skipped: no time, size or action",
     "allocation_without_release": "allocated again without a free",
     "release_without_allocation": "allocated before the history",
+    "impossible_segment": "skipped: its blocks are larger than the segment, or it has no size",
     "unknown_action": "skipped: unknown action of the allocator",
 }
 
