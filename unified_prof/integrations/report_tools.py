@@ -134,7 +134,8 @@ class ReportTools:
             row["evidence"] = _numbered(f"{row['id']}, evidence", row["evidence"])
         skipped: dict[str, list[str]] = {}
         for judged in advice.not_judged:
-            skipped.setdefault(judged.why, []).append(judged.kind)
+            if judged.applies:
+                skipped.setdefault(judged.why, []).append(judged.kind)
         return {
             "steps": advice.steps,
             "step_ms": advice.step_ms,

@@ -328,6 +328,7 @@ class NotJudged:
 
     kind: str
     why: str
+    applies: bool = True  # False if the rule is for another kind of device.
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ FORMAT_VERSION = 1
 ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 # Number of rules to name if many are skipped for the same reason.
 _MAX_RULES_PER_REASON = 4
+_MAX_REASONS = 3  # Maximum number of reasons in text.
 _NO_FINDINGS = "no findings"
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
@@ -56,7 +57,7 @@ def gather_advice(opened: Opened) -> list[ReportAdvice]:
         advice, summary = analysis.advice(), analysis.summary
         by = next((by for by in ("operation", "kernel") if by in summary.available), None)
         shown = [] if advice.findings or by is None else [analysis.breakdown(by)]
-        said = () if advice.findings else tuple(composition(summary, shown))
+        said = () if advice.findings else tuple(composition(summary, shown, advice))
         return ReportAdvice(summary.path, summary.family, report_title(summary), advice, said)
 
     return readable_answers(opened, ask)
@@ -157,8 +158,12 @@ def add_advice(
             document.table(_evidence(found))
     if top is not None and len(advice.findings) > top:
         document.note(f"and {names.format_number(len(advice.findings) - top)} more (--top)")
-    for line in (*replay_notes(advice), *_skipped_by_reason(advice)):
+    for line in replay_notes(advice):
         document.note(line)
+    if skipped := _skipped_by_reason(advice):
+        more = len(skipped) - _MAX_REASONS
+        listed = [*skipped[:_MAX_REASONS], *([f"{more} more reasons (--json)"] * (more > 0))]
+        document.note(f"skipped: {'; '.join(listed)}")
 
 
 def _analyzed_part(advice: Advice) -> str:
@@ -195,11 +200,13 @@ def _unit(advice: Advice) -> str:
 
 
 def _skipped_by_reason(advice: Advice) -> list[str]:
-    """Return the skipped rules, grouped by reason."""
+    """Return the skipped rules that apply to the device by reason, the most frequent one first."""
     by_reason: dict[str, list[str]] = {}
     for one in advice.not_judged:
-        by_reason.setdefault(one.why, []).append(one.kind)
-    return [f"skipped: {_join_rule_names(kinds)}: {why}" for why, kinds in by_reason.items()]
+        if one.applies:
+            by_reason.setdefault(one.why, []).append(one.kind)
+    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    return [f"{_join_rule_names(kinds)}: {why}" for why, kinds in ordered]
 
 
 def _join_rule_names(kinds: Sequence[str]) -> str:
@@ -225,7 +232,9 @@ def _evidence(found: Finding) -> list[Column]:
     for key, column_title in _EVIDENCE_ROWS:
         if any(key in row for row in rows):
             cells = tuple(_cell(key, row.get(key)) for row in rows)
-            columns.append(Column(column_title, cells, is_name=key in ("operation", "line")))
+            columns.append(
+                Column(column_title, cells, is_name=key in ("operation", "line", "next"))
+            )
     return columns
 
 
@@ -243,7 +252,9 @@ def _cell(key: str, value: Any) -> str:
         return ""
     if key.endswith("_ns"):
         return names.format_duration(value)
-    return names.format_number(value) if isinstance(value, int) else names.neutral(str(value))
+    if isinstance(value, int):
+        return names.format_number(value)
+    return names.neutral(names.readable_names([str(value)])[0])
 
 
 _MAX_STEPS = 10

@@ -34,7 +34,9 @@ def add_findings(document: Document, figures: Figures) -> None:
         if advice.judged:
             shown = [selection.breakdown for selection in figures.selections[:1]]
             rules = f"none ({names.format_number(len(advice.judged))} rules)"
-            document.fact("findings", "; ".join([rules, *composition(figures.summary, shown)]))
+            document.fact(
+                "findings", "; ".join([rules, *composition(figures.summary, shown, advice)])
+            )
     else:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
@@ -53,9 +55,10 @@ def replay_notes(advice: Advice) -> list[str]:
     ]
 
 
-def composition(summary: Summary, shown: Sequence[Breakdown]) -> list[str]:
+def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) -> list[str]:
     """Say what takes the time: the device's work or its idle time, and the longest operations."""
     said = []
+    analyzed_ns = (advice.step_ms or 0.0) * 1e6 * max(advice.steps, 1)
     devices = summary.devices
     if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
         device = devices[0].share_basis
@@ -70,6 +73,11 @@ def composition(summary: Summary, shown: Sequence[Breakdown]) -> list[str]:
         if breakdown.by not in ("operation", "kernel"):
             continue  # ranges of the program, whose work is not of one kind
         rows, whole = breakdown.rows, breakdown.total_ns
+        if not devices and 2 * (whole or 0) < analyzed_ns:
+            said.append(
+                f"operations take {names.format_share(whole or 0, analyzed_ns)} of the time, the "
+                "other code of the program takes the rest"
+            )
         timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
         longest = timed[:_LONGEST_OPERATIONS]
         taken = sum(row.total_ns or 0 for row in longest)

@@ -110,6 +110,26 @@ def test_time_beyond_the_transfer_is_a_wait_for_ranks(tmp_path: Path) -> None:
     waiting = findings["waiting_for_ranks"]
     assert saving_ns(waiting) == 350 * US
     assert "uprof cluster" in waiting.advice
+    assert "waiting for other ranks: 35 % of the time" in waiting.text
+    assert " of it in one " not in waiting.text  # every step waits
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_one_long_wait_is_named(tmp_path: Path, late: int) -> None:
+    lengths = [50 * US] * 4
+    lengths[late] = 600 * US
+    messages, end = [], 100 * US
+    for length in lengths:
+        messages.append((end, end + length, 4 * MIB))
+        end += length
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        run.step(0, 0, STEP)
+        run.kernel(0, 100 * US)
+        for message in messages:
+            run.all_reduce(*message)
+    text = findings_by_kind(tmp_path / "run.db")["waiting_for_ranks"].text
+    assert "; 550 µs of it in one all_reduce" in text
+    assert ("the first recorded one of its group" in text) == (late == 0)
 
 
 def test_many_small_messages_cost_their_latency(tmp_path: Path) -> None:

@@ -140,4 +140,4 @@ def test_fusible_sequences_are_skipped_on_a_gpu(tmp_path: Path) -> None:
     missing = {
         one.kind: one.why for one in advice(write_grids(tmp_path / "a.db", blocks=0.5)).not_judged
     }
-    assert missing["fusible_sequences"].startswith("recorded on a GPU")
+    assert missing["fusible_sequences"] == "only for NPUs, recorded on a GPU"

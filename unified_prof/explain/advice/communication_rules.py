@@ -18,6 +18,7 @@ from unified_prof.explain.advice.idle_segments import (
     MIN_SHARE,
     WARN_SHARE,
     Flags,
+    duration,
     evidence_row,
     percent,
     plural,
@@ -104,6 +105,23 @@ class _Collectives:
         np.maximum.at(saved, task[known], saved_ns[known])
         return self._context.saving(rows, saved)
 
+    def longest_wait(self, waited: NDArray[np.float64]) -> str:
+        """Return a clause on the message with most of the waiting, if there is one.
+
+        Args:
+            waited: Share of each message that is waiting.
+        """
+        wait_ns = self.alone_ns * waited
+        at = int(wait_ns.argmax())
+        if 2 * wait_ns[at] < wait_ns.sum() or len(wait_ns) < MIN_COMPARABLE:
+            return ""
+        messages, row = self.messages, self.rows[at]
+        same = messages.group == messages.group[row]
+        is_first = self.start[at] == messages.start_ns[same].min()
+        first = ", the first recorded one of its group: connection setup, or ranks that start late"
+        kind = messages.kinds[int(messages.kind[row])]
+        return f"; {duration(int(wait_ns[at]))} of it in one {kind}{first * bool(is_first)}"
+
     def evidence(self, selected: Flags | None = None) -> list[Evidence]:
         """Return the kinds and sizes of messages with the longest total time."""
         rows = self.rows if selected is None else self.rows[selected]
@@ -150,9 +168,8 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         yield context.finding(
             "waiting_for_ranks",
             exposed * waiting,
-            f"exposed communication: {percent(context.share(exposed))} of the time is not "
-            f"overlapped with compute; {percent(waiting)} of it exceeds the transfer time, "
-            "mostly waiting for other ranks",
+            f"waiting for other ranks: {percent(context.share(exposed * waiting))} of the time is "
+            f"communication beyond its transfer time{messages.longest_wait(waited)}",
             advice="analyze all ranks together: `uprof cluster build` names the straggling rank, "
             "host or link",
             sure="possible",

@@ -91,8 +91,8 @@ class HostCode:
     number: Ints
     texts: list[str]
 
-    def innermost(self, begin: int, end: int, thread: int | None) -> str | None:
-        """Return the name of the innermost one that covers most of an interval, or None."""
+    def covering(self, begin: int, end: int, thread: int | None) -> list[str]:
+        """Return the names of those that cover most of an interval, innermost first."""
         length = self.end_ns - self.start_ns
         overlap = np.minimum(self.end_ns, end) - np.maximum(self.start_ns, begin)
         covers = overlap >= COVERED_SHARE * (end - begin)
@@ -100,7 +100,8 @@ class HostCode:
         if thread is not None:
             covers &= self.thread == thread
         rows = np.flatnonzero(covers)
-        return self.texts[int(self.number[rows[length[rows].argmin()]])] if len(rows) else None
+        rows = rows[np.argsort(length[rows], kind="stable")]
+        return [self.texts[number] for number in self.number[rows].tolist()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

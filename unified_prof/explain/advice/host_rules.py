@@ -196,10 +196,14 @@ def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> E
     calls = context.recording.host_calls
     call = calls.launching(context.recording.work.connection[task : task + 1])
     thread = int(calls.thread[call][0]) if call[0] >= 0 else None
-    name = context.host_code.innermost(begin, end, thread)
-    if name is None or (frame := _FRAME.match(name)) is None:
-        return None if name is None else {"name": name}
-    return {"name": frame["name"], "line": f"{frame['file']}:{frame['line']}"}
+    found = context.host_code.covering(begin, end, thread)
+    if not found:
+        return None
+    # Functions in C and annotations have no line: the one of the function around them helps.
+    frame = next(filter(None, map(_FRAME.match, found)), None)
+    own = _FRAME.match(found[0])
+    line = {} if frame is None else {"line": f"{frame['file']}:{frame['line']}"}
+    return {"name": own["name"] if own else found[0], **line}
 
 
 @dataclass(frozen=True, slots=True)

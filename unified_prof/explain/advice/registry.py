@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Literal
 
 import numpy as np
 
@@ -98,17 +99,6 @@ def tables(*names: str, why: str) -> Lacks:
     return lacks
 
 
-def npu(why: str) -> Lacks:
-    """Return a requirement for an NPU recording; `why` is the text for GPU recordings."""
-
-    def lacks(context: DeviceContext) -> str | None:
-        if "UPROF_GPU_TASKS" in context.recording.source.tables:
-            return f"recorded on a GPU: {why}"
-        return device(context)
-
-    return lacks
-
-
 def both(*requirements: Lacks) -> Lacks:
     """Return a requirement that combines several; the first missing one is reported."""
 
@@ -131,6 +121,7 @@ class Rule:
     evaluate: Callable[[DeviceContext], Iterator[Cause]]
     lacks: Lacks = device
     cheap: bool = False  # True if it only uses data that every report reads.
+    only: Literal["GPU", "NPU"] | None = None  # The kind of device to which it applies.
 
     @property
     def kind(self) -> str:
@@ -152,8 +143,6 @@ _MEMORY = both(
     tables("MEMORY_RECORD", why="memory use not recorded, torch.profiler: profile_memory=True"),
     memory_rules.lacks_size,
 )
-_NPU = npu("only NPUs have AI CPUs, cores and pipes")
-_SHORT = npu("host_bound covers short kernels there")
 
 # Rules for a specific cause come before those for the rest of the same time: each cause costs what
 # it gains after those before it. Skipped rules are listed in this order.
@@ -172,24 +161,24 @@ RULES: tuple[Rule, ...] = (
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(wait_rules.exposed_copies),
-    Rule(wait_rules.pageable_copies, _COPY_KINDS),
+    Rule(wait_rules.pageable_copies, _COPY_KINDS, only="GPU"),
     Rule(kernel_rules.casts_and_copies),
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
-    Rule(npu_rules.fusible_sequences, _SHORT),
+    Rule(npu_rules.fusible_sequences, only="NPU"),
     Rule(fusion.unfused_elementwise, both(device, framework)),
     Rule(memory_rules.slow_steps, steps, cheap=True),
     Rule(memory_rules.steps_grow, steps, cheap=True),
-    Rule(kernel_rules.low_occupancy, _GRIDS),
+    Rule(kernel_rules.low_occupancy, _GRIDS, only="GPU"),
     Rule(memory_rules.memory_pressure, _MEMORY, cheap=True),
     Rule(memory_rules.memory_fragmentation, _MEMORY, cheap=True),
-    Rule(npu_rules.ai_cpu, _NPU),
-    Rule(npu_rules.frequency_drop, _CLOCKS),
-    Rule(npu_rules.idle_cores, both(_NPU, npu_rules.lacks_cores)),
-    Rule(npu_rules.no_pipe_busy, _COUNTERS),
-    Rule(communication_rules.unaligned_messages, _MESSAGES),
-    Rule(communication_rules.link_contention, _MESSAGES),
-    Rule(communication_rules.retransmission, _MESSAGES),
+    Rule(npu_rules.ai_cpu, only="NPU"),
+    Rule(npu_rules.frequency_drop, _CLOCKS, only="NPU"),
+    Rule(npu_rules.idle_cores, both(device, npu_rules.lacks_cores), only="NPU"),
+    Rule(npu_rules.no_pipe_busy, _COUNTERS, only="NPU"),
+    Rule(communication_rules.unaligned_messages, _MESSAGES, only="NPU"),
+    Rule(communication_rules.link_contention, _MESSAGES, only="NPU"),
+    Rule(communication_rules.retransmission, _MESSAGES, only="NPU"),
     Rule(kernel_rules.inefficient_operation, both(device, kernel_rules.lacks_roofline)),
     Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
 )
@@ -214,8 +203,13 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     causes: list[Cause] = []
     skipped: list[NotJudged] = []
     evaluated: list[str] = []
+    kind = "GPU" if "UPROF_GPU_TASKS" in recording.source.tables else "NPU"
     for rule in RULES:
         if only_cheap and not rule.cheap:
+            continue
+        if rule.only not in (None, kind):
+            why = f"only for {rule.only}s, recorded on {'a GPU' if kind == 'GPU' else 'an NPU'}"
+            skipped.append(NotJudged(rule.kind, why, applies=False))
             continue
         missing = [rule.lacks(context) for context in contexts]
         if None in missing:
