@@ -107,6 +107,40 @@ def test_names_cannot_become_formulas_or_control_sequences(
     assert row["Op Name"] == name
 
 
+@pytest.mark.parametrize(
+    ("matrix", "vector", "transfer", "cell"),
+    [
+        (0.25, 0.5, 0.125, "0.250000"),
+        (0.0, 0.5, 0.125, "0.250000"),
+        (0.25, 0.0, 0.125, "0.500000"),
+        (0.25, 0.5, 0.0, "0.000000"),
+        (0.0, 0.0, 0.125, "N/A"),
+        (None, 0.5, 0.125, "N/A"),
+    ],
+)
+def test_memory_bound_is_a_ratio_to_the_busier_unit(
+    matrix: float | None,
+    vector: float,
+    transfer: float,
+    cell: str,
+    database: DatabaseBuilder,
+    tmp_path: Path,
+) -> None:
+    metrics = {"mac_ratio": matrix, "vec_ratio": vector, "mte2_ratio": transfer}
+    with database:
+        for name in ("mac_ratio", "vec_ratio", "mte2_ratio"):  # all columns, of another task
+            database.metric(database.op(20, 30), name, 0.5)
+        task = database.op(0, 10)
+        for name, value in metrics.items():
+            if value is not None:
+                database.metric(task, name, value)
+    export(database.path, tmp_path / "files")
+    (table,) = (tmp_path / "files").glob("op_summary_*.csv")
+    with table.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    assert row["memory_bound"] == cell
+
+
 def test_invalid_inputs_are_reported_by_path(tmp_path: Path, small: Path) -> None:
     out = tmp_path / "files"
     with pytest.raises(UsageError, match="skyline-run-time"):

@@ -267,10 +267,13 @@ class CoreMetrics:
 
 
 def _memory_bound(mac: str, vector: str, transfer: str) -> str:
-    """Return the transfer ratio over the larger of the two compute ratios."""
-    if NOT_AVAILABLE in (mac, vector, transfer) or 0.0 in (float(mac), float(vector)):
+    """Return the transfer ratio over the larger of the two compute ratios.
+
+    Without any computation it is not a number; msprof writes 0, as if nothing was transferred.
+    """
+    if NOT_AVAILABLE in (mac, vector, transfer) or not (busy := max(float(mac), float(vector))):
         return NOT_AVAILABLE
-    return f"{float(transfer) / max(float(mac), float(vector)):.6f}"
+    return f"{float(transfer) / busy:.6f}"
 
 
 def turns(values: Ints) -> Ints:
