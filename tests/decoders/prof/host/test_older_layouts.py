@@ -1,7 +1,8 @@
-"""Records of CANN 7 and 8.0 give the same tables as those of later versions.
+"""Records of CANN 7 to 8.2 give the same tables as those of later versions.
 
 The layouts are those of the public headers: a collective's algorithm in 16 bits, launches without
-a kernel name, marks without a domain. Each recording is generated in the current layout, converted
+a kernel name, marks without a domain. The headers between 8.0 and 8.5 mix older and current
+layouts, so every mix is tested. Each recording is generated in the current layout, converted
 on disk, and decoded twice.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from tests.prof_generator import Recipe, generate
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.pipeline.convert import convert
+from unified_prof.sqlite.reader import open_report
 
 Tables = dict[str, dict[str, NDArray[Any]]]
 _RECIPE = Recipe(devices=(0, 1), operators=12, copies=2, collectives=3, marks=4)
@@ -136,3 +140,42 @@ def test_cann_7_recording_without_newer_files_and_keys(tmp_path: Path) -> None:
     assert set(operators["algType"]) == {"N/A"}
     assert set(operators["count"]) == {-1}
     assert not sink.anomalies
+
+
+@pytest.mark.quick(cases=2)
+@pytest.mark.parametrize("older", list(product((True, False), repeat=3)))
+def test_every_mix_of_older_and_current_records(
+    older: tuple[bool, bool, bool], tmp_path: Path
+) -> None:
+    path = generate(tmp_path, _RECIPE).path
+    expected, _ = decode(path)
+    is_old_operator, is_old_launch, is_old_mark = older
+    if is_old_operator:
+        rewrite(path, "hccl_op_info", "hccl_op_info_v1", old_operators)
+    if is_old_launch:
+        rewrite(path, "task_track", "task_track", old_launches)
+    if is_old_mark:
+        rewrite(path, "msproftx", "msproftx_v1", old_marks)
+    found, sink = decode(path)
+    assert_same(found, expected, but=("domainId",) if is_old_mark else ())
+    assert not sink.anomalies
+
+
+def row_counts(database: Path) -> dict[str, int]:
+    with open_report(database, any_revision=True) as report:
+        return {
+            name: count
+            for name in report.tables
+            for ((count,),) in [report.rows(f'SELECT count(*) FROM "{name}"')]
+        }
+
+
+def test_cann_8_2_recording_loses_nothing_in_the_schema_of_its_exporter(tmp_path: Path) -> None:
+    """Launches have no kernel name yet, algorithms are hashes and marks have a domain."""
+    path = generate(tmp_path, _RECIPE).path
+    rewrite(path, "task_track", "task_track", old_launches)
+    newest = row_counts(convert(path, tmp_path / "newest.db").database)
+    found = row_counts(convert(path, tmp_path / "8_2.db", schema="1.1.1_20250620").database)
+    differ = {name for name in newest if found.get(name) != newest[name]}
+    assert differ == {"ENUM_MODULE", "RANK_DEVICE_MAP"}, "a constant, and added in CANN 8.3"
+    assert min(found[name] for name in ("TASK", "COMMUNICATION_OP", "MSTX_EVENTS")) > 0
