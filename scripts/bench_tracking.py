@@ -162,6 +162,7 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         joined=lambda: None,
         step_begins=session.optimizer_begins,
         step_ended=session.optimizer_ended,
+        optimizers=session.interception.optimizers,
         is_tracked_thread=lambda: True,
         anomalies=session.anomalies,
         internals=session.internals,

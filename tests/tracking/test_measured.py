@@ -31,6 +31,16 @@ def test_measurement_is_passed_on_while_the_script_runs(
     assert names(tracked) == ["linear", "relu"]
 
 
+def test_measurement_is_passed_on_once_if_the_script_marks_further_steps(
+    workload: Workload,
+) -> None:
+    captures: list[Capture] = []
+    loop = LOOP.replace("step()", "step(); unified_prof.step()").replace("main(20)", "main(30)")
+    workload.write("main.py", NET + "import unified_prof\n" + loop)
+    workload.tracked(on_measured=captures.append)
+    assert len(captures) == 1
+
+
 def test_torch_is_restored_before_the_measurement_is_passed_on(
     workload: Workload,
 ) -> None:

@@ -412,6 +412,17 @@ def test_nvtx_ranges_are_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(fake) == before
 
 
+def test_ranges_that_begin_during_a_recording_are_noted(watch: RegionWatch) -> None:
+    with record_function("before"):
+        entered = watch.note_entered()
+        assert entered is not None
+        with record_function("during") as during:
+            assert list(entered) == [during]
+        with record_function("deleted"):
+            pass
+        assert list(entered) == [during]
+
+
 def test_profiler_steps_are_no_regions(watch: RegionWatch) -> None:
     watch.follow(Iteration(HostClock()))
     with record_function("ProfilerStep#3"), record_function("own"):

@@ -143,6 +143,18 @@ for _ in range(12):
     assert "iterations_end_with" not in tracked.facts
 
 
+def test_optimizer_that_never_steps_is_not_awaited_forever(workload: Workload) -> None:
+    unused = (
+        "unused = torch.optim.SGD(net.parameters(), lr=0.1)\nunused.itself = unused\ndel unused\n"
+    )
+    loop = BY_HAND.replace("for _ in range(24)", f"{unused}for _ in range(90)")
+    workload.write("main.py", NET + loop)
+    tracked = workload.tracked(iterations=3)
+    assert tracked.complete
+    assert tracked.facts["iterations_end_with"] == "backward passes"
+    assert len(tracked.iterations) == 3
+
+
 def test_step_marks_take_precedence(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import unified_prof

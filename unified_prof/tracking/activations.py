@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -72,19 +71,6 @@ def optimizers() -> list[Any]:
     return instances(Optimizer) if any_exists else []
 
 
-def optimizers_and_loaders() -> tuple[list[Any], list[Any]]:
-    """Return all optimizers and all iterators of data loaders, found in one search."""
-    from torch.optim import Optimizer
-
-    loader = sys.modules.get("torch.utils.data.dataloader")
-    iterator = getattr(loader, "_BaseDataLoaderIter", Optimizer)
-    found = instances(Optimizer, iterator)
-    both: tuple[list[Any], list[Any]] = ([], [])
-    for one in found:
-        both[not isinstance(one, Optimizer)].append(one)
-    return both
-
-
 def optimizer_state_bytes(
     optimizers: Iterable[Any], device: str, storage_key: Callable[[Any], int]
 ) -> int:
@@ -105,9 +91,8 @@ def optimizer_state_bytes(
     return sum(storages.values())
 
 
-def program_settings(optimizers: Iterable[Any], loaders: Iterable[Any]) -> dict[str, str]:
-    """Return settings of optimizers and of iterators of data loaders as facts of a report."""
-    workers = [one._num_workers for one in loaders]
+def program_settings(optimizers: Iterable[Any], loader_workers: int | None) -> dict[str, str]:
+    """Return settings of optimizers, and the workers of data loaders, as facts of a report."""
     found = [
         {
             "class": type(one).__name__,
@@ -117,7 +102,7 @@ def program_settings(optimizers: Iterable[Any], loaders: Iterable[Any]) -> dict[
         for one in optimizers
         if any(group["params"] for group in one.param_groups)
     ]
-    facts = {"data_loader_workers": str(max(workers))} if workers else {}
+    facts = {} if loader_workers is None else {"data_loader_workers": str(loader_workers)}
     return facts | ({"optimizers": json.dumps(found)} if found else {})
 
 

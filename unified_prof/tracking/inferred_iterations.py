@@ -21,6 +21,8 @@ from unified_prof.tracking.torch_names import Patches
 
 BACKWARD_PASSES = "backward passes"
 MODULE_CALLS = "calls of the outermost module"
+# Events without a step after which an optimizer with gradients must be shown to be in use.
+_PATIENCE = 64
 
 
 class InferredLoop:
@@ -62,6 +64,8 @@ class InferredLoop:
         self._known: set[Any] = set()
         self._leader: Any = None
         self._awaits_optimizer = False
+        self._awaited = 0
+        """Events since an optimizer is awaited."""
         self._earlier_optimizers: dict[int, Any] = {}
         self.ended_by: str | None = None
         """Kind of event that ends iterations; None if there is none yet."""
@@ -140,7 +144,7 @@ class InferredLoop:
 
     def _ended(self, kind: str, place: Any) -> None:
         """Handle an event that may be the end of an iteration."""
-        if self._awaits_optimizer or (kind == MODULE_CALLS and self._kind == BACKWARD_PASSES):
+        if self._awaits_step() or (kind == MODULE_CALLS and self._kind == BACKWARD_PASSES):
             return
         if kind != self._kind:
             self._kind, self._known, self._leader = kind, {place}, place
@@ -159,18 +163,31 @@ class InferredLoop:
         if before != kind and self._optimizer_lives():
             self.ended_by = before
             self._awaits_optimizer = True
+            self._awaited = 0
         elif before not in (None, kind):
             self._joined()
         else:
             self.boundaries += 1
             self._boundary()
 
+    def _awaits_step(self) -> bool:
+        if self._awaits_optimizer:
+            self._awaited += 1
+            if self._awaited == _PATIENCE:
+                gc.collect()
+                self._awaits_optimizer = self._optimizer_lives()
+        return self._awaits_optimizer
+
     def _optimizer_lives(self) -> bool:
         """Return True if the program has an optimizer, so that its first step is awaited."""
-        if not any(not self._existed_before(one) for one in optimizers()):
-            return False
-        gc.collect()  # optimizers are in reference cycles; one may be left over
-        return any(not self._existed_before(one) for one in optimizers())
+        found = [one for one in optimizers() if not self._existed_before(one)]
+        if any(_has_gradients(one) for one in found):
+            return True
+        left = [weakref.ref(one) for one in found]
+        del found
+        if left:
+            gc.collect()  # optimizers are in reference cycles; one may be left over
+        return any(one() is not None for one in left)
 
     def _existed_before(self, optimizer: Any) -> bool:
         before = self._earlier_optimizers.get(id(optimizer))
@@ -183,3 +200,9 @@ class InferredLoop:
             place += (id(frame.f_code), frame.f_lasti)
             frame = frame.f_back
         return tuple(place)
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    """Return True if a parameter of the optimizer has a gradient, as before its first step."""
+    groups = optimizer.param_groups
+    return any(weight.grad is not None for group in groups for weight in group["params"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
@@ -40,7 +41,6 @@ _ENGINE_ENTRIES = (
 
 # Functions whose time is a part of an iteration.
 _PARTS = {
-    "dataloader_next": DATA_LOADING,
     "clip_grad_norm": GRADIENT_CLIPPING,
     "clip_grad_norm_module": GRADIENT_CLIPPING,
     "clip_grad_value": GRADIENT_CLIPPING,
@@ -69,6 +69,10 @@ class Interception:
         """True within a call on the tracked thread in which the engine may run."""
         self._engine_runs = self._engine_ran = False
         self._postponed: list[Callable[[], None]] = []
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that stepped."""
+        self.loader_workers: int | None = None
+        """Largest number of workers of a data loader that was read; None if none was."""
         self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
         """Runs a call of compiled code (of a module, or of a function: None) without patches that
         the compiler would treat as part of the program."""
@@ -99,6 +103,7 @@ class Interception:
         replace(self._patches, "compile", self._wrap_compile)
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
+        replace(self._patches, "dataloader_next", self._wrap_next)
         for entry, part in _PARTS.items():
             replace(self._patches, entry, functools.partial(self._wrap_part, part))
         for entry in _READS:
@@ -412,6 +417,18 @@ class Interception:
                 return call(tensor)
 
         return read
+
+    def _wrap_next(self, call: Any) -> Any:
+        """Wrap the method that returns the next batch of a data loader."""
+        timed = self._wrap_part(DATA_LOADING, call)
+
+        @functools.wraps(call)
+        def next_batch(iterator: Any) -> Any:
+            workers = getattr(iterator, "_num_workers", 0)
+            self.loader_workers = max(workers, self.loader_workers or 0)
+            return timed(iterator)
+
+        return next_batch
 
     def _wrap_part(self, part: str, call: Any) -> Any:
         """Wrap a function whose time is a part of the iteration."""

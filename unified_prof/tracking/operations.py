@@ -13,7 +13,6 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.activations import (
     SavedTensors,
     optimizer_state_bytes,
-    optimizers_and_loaders,
     program_settings,
 )
 from unified_prof.tracking.assemble import count_irregularities
@@ -379,11 +378,12 @@ class ActivationTracker(OperationTracker):
             ):
                 used = self._in_use(sites)
             with self.irregularities.recording_failures("weights_not_listed", "the weights"):
-                optimizers, loaders = optimizers_and_loaders()
+                optimizers = list(self._interception.optimizers)
                 self.optimizer_state_bytes = optimizer_state_bytes(
                     optimizers, self.device.kind, self._internals.storage_key
                 )
-                self.program_settings = program_settings(optimizers, loaders)
+                workers = self._interception.loader_workers
+                self.program_settings = program_settings(optimizers, workers)
                 self.weight_records = self._weights.records(
                     self.device.kind, self.modules, used, self.irregularities
                 )

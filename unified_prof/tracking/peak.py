@@ -169,7 +169,7 @@ class ProfiledPeak:
 
         internals = self._internals
         self.peak_bytes = self.failure = None
-        self._before = ProfilersHere()
+        self._before = ProfilersHere(self._regions.note_entered())
         if internals.profiler_enabled() or self._before.is_active:
             self.failure = "the program runs torch's profiler itself"
             return

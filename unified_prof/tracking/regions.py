@@ -93,6 +93,7 @@ class RegionWatch:
         """Identifier of the followed thread."""
         self._iteration: Iteration | None = None
         self._on_change: Callable[[int], None] | None = None
+        self._entered: weakref.WeakSet[Any] | None = None
 
     def install(self) -> None:
         """Patch torch; `remove` undoes it."""
@@ -117,6 +118,7 @@ class RegionWatch:
         """Undo all patches."""
         self._patches.restore()
         self.stop_following()
+        self._entered = None
         self._open.clear()
 
     def follow(self, iteration: Iteration) -> None:
@@ -132,6 +134,11 @@ class RegionWatch:
     def stop_following(self) -> None:
         """Stop recording and reporting changes."""
         self._thread = self._iteration = self._on_change = None
+
+    def note_entered(self) -> weakref.WeakSet[Any] | None:
+        """Return a set that gets each `record_function` entered from now on; None if unknown."""
+        self._entered = weakref.WeakSet() if self._internals.has("region_enter") else None
+        return self._entered
 
     @property
     def innermost(self) -> int:
@@ -234,6 +241,8 @@ class RegionWatch:
         def __enter__(region: Any) -> Any:  # noqa: N807
             result = enter(region)
             try:
+                if (entered := self._entered) is not None:
+                    entered.add(region)
                 opens(id(region), region.name, frame_of(1), region)
             except Exception as error:
                 failed(error)

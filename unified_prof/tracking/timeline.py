@@ -150,9 +150,13 @@ _STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 
 
 class ProfilersHere:
-    """The program's profilers and ranges at a moment."""
+    """The program's profilers and ranges at a moment.
 
-    def __init__(self) -> None:
+    Args:
+        entered: Gets the ranges that begin from now on; if None, all objects are searched for them.
+    """
+
+    def __init__(self, entered: weakref.WeakSet[Any] | None = None) -> None:
         import torch
         from torch.autograd.profiler import profile, record_function
 
@@ -170,6 +174,7 @@ class ProfilersHere:
         )
         """True if a profiler marks steps, also between its cycles: marks of ours would be added."""
         self._ranges = weakref.WeakSet(one for one in found if isinstance(one, record_function))
+        self._entered = entered
 
     def end_later_ranges(self) -> None:
         """End the ranges that began since then and are open; call it after a recording.
@@ -181,7 +186,7 @@ class ProfilersHere:
         import torch
         from torch.autograd.profiler import record_function
 
-        for one in instances(record_function):
+        for one in instances(record_function) if self._entered is None else list(self._entered):
             if getattr(one, "record", None) is not None and one not in self._ranges:
                 with suppress(RuntimeError):
                     torch.ops.profiler._record_function_exit._RecordFunction(one.record)

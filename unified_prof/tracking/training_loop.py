@@ -30,6 +30,7 @@ class StepWatcher:
         joined: Called after the first step of an optimizer that takes the lead from another.
         step_begins: Called before each step, and when a step continues after the program's closure.
         step_ended: Called after each step, and when a step calls the program's closure.
+        optimizers: Gets each optimizer that steps.
         is_tracked_thread: Returns True if this thread belongs to the tracked program.
         anomalies: Counts steps that cannot be tracked.
         internals: Access to torch.
@@ -42,6 +43,7 @@ class StepWatcher:
         joined: Callable[[], None],
         step_begins: Callable[[], None],
         step_ended: Callable[[], None],
+        optimizers: weakref.WeakSet[Any],
         is_tracked_thread: Callable[[], bool],
         anomalies: Anomalies,
         internals: TorchInternals,
@@ -52,6 +54,7 @@ class StepWatcher:
         self._joined = joined
         self._step_begins = step_begins
         self._step_ended = step_ended
+        self._optimizers = optimizers
         self._anomalies = anomalies
         self._thread = get_ident()
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -109,6 +112,7 @@ class StepWatcher:
         if self._open:  # a step around this one, or a step that raised
             running = _frames_below(caller)
             self._open = [entry for entry in self._open if entry[1] in running]
+        self._optimizers.add(optimizer)
         is_outermost = not self._open
         self._open.append((optimizer, caller))
         if not is_outermost:
@@ -224,6 +228,7 @@ class TrackedLoop:
             joined=self._rejoined,
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
+            optimizers=session.interception.optimizers,
             is_tracked_thread=session.interception.is_tracked_thread,
             anomalies=session.anomalies,
             internals=session.internals,
@@ -312,7 +317,8 @@ class TrackedLoop:
         self._boundary()
 
     def _boundary(self) -> None:
-        self._session.interception.outside_engine(self._end_iteration)
+        if not self.finished:  # the program may go on marking its steps
+            self._session.interception.outside_engine(self._end_iteration)
 
     def _end_iteration(self) -> None:
         if self._session.device.is_capturing:  # nothing runs at this time, so no iteration ends

@@ -210,6 +210,7 @@ class StepCollector:
             joined=self._restarted,
             step_begins=self._optimizer_begins,
             step_ended=self._optimizer_ended,
+            optimizers=self._interception.optimizers,
             is_tracked_thread=self._interception.is_tracked_thread,
             anomalies=self.anomalies,
             internals=self._internals,

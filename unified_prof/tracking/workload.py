@@ -55,6 +55,7 @@ class ProviderRun:
             joined=lambda: None,
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
+            optimizers=session.interception.optimizers,
             is_tracked_thread=session.interception.is_tracked_thread,
             anomalies=session.anomalies,
             internals=session.internals,
