@@ -30,7 +30,7 @@ import bench_diff
 import bench_import
 import bench_report
 import bench_upgrade
-from checkouts import ROOT, checkout, command, environment
+from checkouts import ROOT, command, environment, runnable_checkout
 
 # A training of small steps, where the overhead of tracking is visible.
 TRAINING = """
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="only commands with this prefix")
     options = parser.parse_args()
     with (
-        checkout(options.before) as before,
+        runnable_checkout(options.before) as before,
         tempfile.TemporaryDirectory(prefix="uprof-bench-") as temporary,
     ):
         folder = Path(temporary)

@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from checkouts import ROOT, checkout, environment
+from checkouts import ROOT, environment, runnable_checkout
 
 INPUTS = {
     "1,000 operators with PMU": "--seed 5 --ops 1000 --threads 4 --with pmu,freq,hccl,memcpy,ext",
@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        before = stack.enter_context(checkout(options.before)) if options.before else None
+        before = stack.enter_context(runnable_checkout(options.before)) if options.before else None
         inputs = {path.name: path for path in options.recordings}
         if options.generator:
             inputs |= {

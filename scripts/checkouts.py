@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +36,40 @@ def checkout(revision: str) -> Iterator[Path]:
             except tarfile.ReadError:
                 raise SystemExit(f"{revision} is not a revision of {ROOT}") from None
         yield path
+
+
+@contextmanager
+def runnable_checkout(revision: str) -> Iterator[Path]:
+    """Yield a checkout of `revision` whose commands this interpreter can run.
+
+    Raises:
+        SystemExit: This environment lacks packages that the revision requires.
+    """
+    with checkout(revision) as folder:
+        require_packages(revision, (folder / "pyproject.toml").read_text())
+        yield folder
+
+
+def require_packages(revision: str, text: str) -> None:
+    """Raise SystemExit if packages that pyproject.toml (`text`) requires are not installed."""
+    declared = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    required = [] if declared is None else re.findall(r'"([^"]+)"', declared[1])
+    missing = [one for one in required if ";" not in one and not _is_installed(one)]
+    if missing:
+        names = " ".join(f"'{one}'" for one in missing)
+        raise SystemExit(
+            f"{revision} requires {', '.join(missing)}, which this environment lacks: "
+            f"{sys.executable} -m pip install {names}"
+        )
+
+
+def _is_installed(requirement: str) -> bool:
+    name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def command(*arguments: str) -> list[str]:

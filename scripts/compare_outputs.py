@@ -34,7 +34,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from checkouts import ROOT, checkout, environment
+from checkouts import ROOT, environment, runnable_checkout
 
 EXAMPLES = ("mlp.py", "train.py")
 DATABASES = (".db", ".sqlite")
@@ -259,7 +259,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     with (
-        checkout(options.before) as code,
+        runnable_checkout(options.before) as code,
         tempfile.TemporaryDirectory(prefix="uprof-compare-") as temporary,
         ThreadPoolExecutor(2) as pool,
     ):
