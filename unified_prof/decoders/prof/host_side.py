@@ -42,6 +42,7 @@ from unified_prof.decoders.prof.launches import (
     without_lost_calls,
     without_repeats,
 )
+from unified_prof.decoders.prof.lost_records import LostRecords
 from unified_prof.decoders.prof.operators import HashTexts, ListTexts
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.spool import Rows, put, windows
@@ -102,7 +103,7 @@ class HostSide:
             with stage("calls"):
                 self.names = read_calls(host, timeline, calls, sink)
             with stage("launches"):
-                self.types, self._rounds = read_host_tasks(host, timeline, tasks, sink)
+                self.types, self._rounds, elsewhere = read_host_tasks(host, timeline, tasks, sink)
                 spool_records(host, "additional", "context_id_info", timeline, contexts, sink)
                 self.captures = read_captures(host, timeline, sink)
                 spool_records(host, "compact", "memcpy_info", timeline, sizes, sink)
@@ -136,6 +137,7 @@ class HostSide:
             self._lists, self._captured_lists = (
                 ListTexts(self._texts, strings, captured=captured) for captured in (False, True)
             )
+            self._lost = LostRecords(elsewhere)
             with stage("host"):
                 writer = CallWriter(self.names, host, timeline, sink)
                 others = (tasks, contexts, sizes, described, attributes, tensors, steps, collected)
@@ -144,6 +146,7 @@ class HostSide:
                     writer.write(window.calls)
                     self._write_window(window, first_row)
                     first_row += len(window.others[0])
+            self._lost.report(sink)
 
     def _identity_columns(self, rows: Rows, first: int) -> tuple[NDArray[Any], ...]:
         ticks = self._timeline.ticks(rows["key"])
@@ -177,6 +180,7 @@ class HostSide:
             self._level0,
         )
         records = collectives.place_records(steps, collected, tree, sink)
+        self._lost.add(tasks, tree, host_data.descriptions, records)
         for device_id in np.unique(tasks.device_id).tolist():
             launches = launches_of(
                 tasks,

@@ -107,15 +107,21 @@ class TaskTypes:
 
 def read_host_tasks(
     host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
-) -> tuple[TaskTypes, Rounds]:
-    """Append all launches to `spool`; return their types and the `Rounds` of their ids."""
+) -> tuple[TaskTypes, Rounds, Keys]:
+    """Append all launches to `spool`; return their types and the `Rounds` of their ids.
+
+    The last result are the keys of launches on other processors than NPUs.
+    """
     wide = host.has_wide_task_ids
     types = Pool()
     flips: list[Rows] = []
+    elsewhere = [np.zeros(0, np.uint64)]
     for records in host_records(host, "compact", "task_track", sink):
         rows, key = with_keys(records, "task_track", timeline, sink)
         # The upper four bits of the device are its class: 0 for NPUs.
-        kind = np.where(rows["device_id"] >> 12 == 0, rows["task_type"], np.uint64(_MAINTENANCE))
+        on_npu = rows["device_id"] >> 12 == 0
+        kind = np.where(on_npu, rows["task_type"], np.uint64(_MAINTENANCE))
+        elsewhere.append(key[~on_npu])
         if (flip := kind == _FLIP).any():
             flips.append(rows[flip])
         task = ~flip & (kind != _MAINTENANCE)
@@ -135,17 +141,15 @@ def read_host_tasks(
         spool.append(launches)
     names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
     if wide or not flips:
-        return TaskTypes(names), Rounds(Flips.none(), at_flip=False)
+        return TaskTypes(names), Rounds(Flips.none(), at_flip=False), np.concatenate(elsewhere)
     flipped = concatenate(flips)
     device = (flipped["device_id"] & 0x0FFF).astype(np.uint32)
-    return TaskTypes(names), Rounds(
-        Flips(
-            device << 16 | flipped["stream_id"],
-            flipped["task_id"] & 0xFFFF,
-            flipped["timestamp"].copy(),
-        ),
-        at_flip=False,
+    found = Flips(
+        device << 16 | flipped["stream_id"],
+        flipped["task_id"] & 0xFFFF,
+        flipped["timestamp"].copy(),
     )
+    return TaskTypes(names), Rounds(found, at_flip=False), np.concatenate(elsewhere)
 
 
 def streams(rows: Rows) -> NDArray[np.uint32]:

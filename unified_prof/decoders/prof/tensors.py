@@ -116,6 +116,11 @@ class TensorTexts:
         ]
         return np.array(index, np.uint32)[inverse]
 
+    def numbers(self, indexes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the number of tensors in each list."""
+        sizes = [len(self._lists[index]) for index in indexes.tolist()]
+        return np.array(sizes, np.int64) // (4 * _WORDS)
+
     def texts(self, index: int, *, captured: bool = False) -> tuple[SideTexts, SideTexts]:
         """Return the strings for the inputs and for the outputs in a list.
 
