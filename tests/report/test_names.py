@@ -33,6 +33,7 @@ ADD = (
     "std::array<char*, 3ul> >(int)"
 )
 SYMBOLS = {
+    "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)": "ncclDevKernel_Generic",
     BINARY: "elementwise_kernel<...BinaryFunctor<MulFunctor>>",
     GELU: "vectorized_elementwise_kernel<...GeluCUDAKernelImpl>",
     ADD.format(AT, 4, "float"): "vectorized_elementwise_kernel<...CUDAFunctor_add>",

@@ -39,8 +39,9 @@ def test_charts_and_timeline_share_origin_and_zoom(window: Browser, tmp_path: Pa
     peak = window.run(
         """
         const picture = document.querySelector('svg.chart');
-        const points = picture.querySelector('path').getAttribute('d').match(/[-\\d.]+ [-\\d.]+/g)
-            .map((one) => one.split(' ').map(Number));
+        const path = picture.querySelector('path').getAttribute('d');
+        const points = path.match(/[-\\d.]+[ V][-\\d.]+/g)
+            .map((one) => one.split(/[ V]/).map(Number));
         const highest = points.reduce((a, b) => (b[1] < a[1] ? b : a));
         const [from, to] = [Number(picture.dataset.from), Number(picture.dataset.to)];
         return from + (to - from) * (highest[0] - picture.dataset.left)

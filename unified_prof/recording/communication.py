@@ -38,8 +38,13 @@ class CollectiveNames:
         self._strings, self._known = strings, known
 
     def types(self, labels: Labels) -> NDArray[np.int32]:
-        """Return the type and group of each collective, as numbers in `labels`."""
-        return self._numbers(labels, self._comms.op_type, self._comms.name)
+        """Return the type and group of each collective, as numbers in `labels`.
+
+        Without a type, the kernel says more than the name, which is then only a number.
+        """
+        kernels = collectives.kernel_names(self._source, self._comms.identity)
+        more = [self._comms.name] if kernels is None else [kernels, self._comms.name]
+        return self._numbers(labels, self._comms.op_type, *more)
 
     def names(self, labels: Labels) -> NDArray[np.int32]:
         """Return the operator name of each collective, as numbers in `labels`."""
@@ -149,9 +154,9 @@ class CollectiveNames:
             exposed += talking.total_ns - intervals.intersect(talking, computing).total_ns
         return busy, exposed
 
-    def _numbers(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int32]:
+    def _numbers(self, labels: Labels, *columns: Ints) -> NDArray[np.int32]:
         plain = Labels()
-        number = self._plain(plain, first, second)
+        number = self._plain(plain, *columns)
         texts, group = self._communicators
         group_labels = [
             None if text is None else self._labels.label_if_named(text) for text in texts
@@ -163,10 +168,10 @@ class CollectiveNames:
             named.append(name if where is None else f"{name} ({where})")
         return labels.numbers(named)[of_pair]
 
-    def _plain(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int64]:
-        """Return each collective's name without its group, from `first` or else `second`."""
+    def _plain(self, labels: Labels, *columns: Ints) -> NDArray[np.int64]:
+        """Return each collective's name without its group, from the first column that has one."""
         result = np.full(len(self._comms), UNKNOWN, np.int64)
-        for column in (first, second):
+        for column in columns:
             unnamed = np.flatnonzero(result == UNKNOWN)
             if len(unnamed):
                 ids, number = codes(column[unnamed])

@@ -162,7 +162,10 @@ def add_advice(
         document.note(line)
     if skipped := _skipped_by_reason(advice):
         more = len(skipped) - _MAX_REASONS
-        listed = [*skipped[:_MAX_REASONS], *([f"{more} more reasons (--json)"] * (more > 0))]
+        listed = [
+            *skipped[:_MAX_REASONS],
+            *([f"{more} more reason{'s' * (more > 1)} (--json)"] * (more > 0)),
+        ]
         document.note(f"skipped: {'; '.join(listed)}")
 
 

@@ -41,6 +41,8 @@ _MAX_BRACKETS = 200
 _NESTED, _LENGTH = re.compile(r"_ZN?[rVK]*"), re.compile(r"[1-9]\d{0,3}")
 _LITERAL = re.compile(r"L[a-z](n?\d+)E")
 _NO_NAME = re.compile(r"DF\d+[b_]?|[ST]\d*_|.", re.DOTALL)
+# Kernels of these libraries have parameters of their own types.
+_SYMBOL_PREFIXES = ("nccl", "rccl", "msccl")
 # Longer names are not parsed as symbols.
 _MAX_NAME_LENGTH = 1 << 14
 
@@ -126,7 +128,8 @@ def _parsed(text: str) -> tuple[str, list[str]] | None:
     if pieces is None:
         return None
     head, after = pieces
-    if "::" not in head and not _C_PARAMETERS.search(text, len(head)):
+    is_symbol = "::" in head or head.startswith(_SYMBOL_PREFIXES)
+    if not is_symbol and not _C_PARAMETERS.search(text, len(head)):
         return None  # `Linear(in=3)`, `net.<lambda>`: no symbol
     if not _AFTER_PARAMETERS.fullmatch(after):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
@@ -51,6 +52,19 @@ def test_generated_kernel_is_a_copy_only_if_all_its_operations_are(
 ) -> None:
     path = mixed(tmp_path / "run.db", name=name, op_type="")
     assert ("casts_and_copies" in findings_by_kind(path)) is only_moves_data
+
+
+def test_fills_cost_their_time(tmp_path: Path) -> None:
+    path = mixed(tmp_path / "run.db", name="elementwise_kernel<FillFunctor>", op_type="aten::zero_")
+    finding = findings_by_kind(path)["fills"]
+    assert saving_ns(finding) == 50 * 2 * US
+    assert "zero_grad(set_to_none=True)" in finding.advice
+
+
+@pytest.mark.parametrize("op_type", ["aten::masked_fill_", "aten::fill_diagonal_", "aten::eq"])
+def test_operations_that_read_what_they_write_are_no_fills(op_type: str, tmp_path: Path) -> None:
+    path = mixed(tmp_path / "run.db", name="elementwise_kernel", op_type=op_type)
+    assert "fills" not in findings_by_kind(path)
 
 
 def test_few_copies_are_no_finding(tmp_path: Path) -> None:
@@ -299,3 +313,47 @@ def test_kernel_name_identifies_full_precision_without_shapes(
     if is_full:
         finding = findings["full_precision"]
         assert (finding.sure, saving_ns(finding)) == ("possible", 0)
+
+
+def ten_steps(path: Path, factors: list[float], *, memory_bound: float = 1.0) -> Path:
+    """Write 1 ms steps: a product of 600 µs times its factor, 100 µs of other kernels."""
+    rng = np.random.default_rng(0)
+    with FaultyRun(path) as run:
+        at = 0
+        for step, factor in enumerate(factors):
+            begin = at
+            for _ in range(10):
+                noise = rng.normal(1, 0.01)
+                long = round(60 * US * factor * noise)
+                short = round(10 * US * (factor if memory_bound == 1.0 else memory_bound))
+                run.kernel(at, at + long, name="gemm", op_type="aten::mm")
+                run.kernel(at + long, at + long + short, name="norm", op_type="aten::norm")
+                at += long + short
+            run.step(step, begin, at)
+            at += 300 * US
+    return path
+
+
+@pytest.mark.parametrize("memory_bound", [1.0, 0.9])
+def test_step_from_which_kernels_are_slower(tmp_path: Path, memory_bound: float) -> None:
+    path = ten_steps(tmp_path / "run.db", [1.0] * 5 + [1.5] * 5, memory_bound=memory_bound)
+    finding = findings_by_kind(path)["kernels_slow_down"]
+    assert "from step 5 on, the same kernels take 1.50 times as long" in finding.text
+    # Five of nine analyzed steps are 300 µs longer; the norms too if the clock of all falls.
+    longer_us = 300 + (50 if memory_bound == 1.0 else 0)
+    assert saving_ns(finding) == pytest.approx(longer_us * US * 5 / 9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        [1.0] * 10,
+        [1.0, 1.5] * 5,  # every second step is larger
+        [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],  # inputs grow
+        [1.0] * 8 + [1.5] * 2,  # too few to tell
+        [1.5] * 5 + [1.0] * 5,  # faster
+        [1.0] * 5 + [1.03] * 5,
+    ],
+)
+def test_steps_that_vary_are_not_slower_kernels(tmp_path: Path, factors: list[float]) -> None:
+    assert "kernels_slow_down" not in findings_by_kind(ten_steps(tmp_path / "run.db", factors))

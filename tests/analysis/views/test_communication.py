@@ -10,9 +10,11 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.analysis.test_skyline import breakdown_of, by_name
+from tests.decoders.kineto import builders as kineto
 from unified_prof.base.columns import group_hash
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
+from unified_prof.pipeline.convert import convert
 from unified_prof.report import html_page as html
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
@@ -130,3 +132,11 @@ def test_group_breakdown_is_refused_if_no_collective_has_a_group(tmp_path: Path)
         device.collective(0, 10, "hcom_send__1", "hcom_send_")
     with pytest.raises(UsageError, match="no collective with a known group"):
         breakdown_of(path, "group")
+
+
+def test_collective_without_a_type_is_named_after_its_kernel(tmp_path: Path) -> None:
+    generic = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
+    events = [kineto.call(1, 1, 3), kineto.kernel(5, 10, 3, name=generic)]
+    trace = kineto.write(tmp_path / "run.json", events)
+    convert(trace, tmp_path / "run.db")
+    assert by_name(breakdown_of(tmp_path / "run.db", "operation"))[generic].total_ns == 10_000

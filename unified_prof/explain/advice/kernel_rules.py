@@ -125,6 +125,18 @@ def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+def fills(context: DeviceContext) -> Iterator[Cause]:
+    """Find kernels that set memory to a constant."""
+    yield from _avoidable_kernels(
+        context,
+        "fills",
+        "fills with zeros or another constant",
+        context.matches(context.operator, names.FILL_OPERATION),
+        advice="use zero_grad(set_to_none=True), torch.empty instead of torch.zeros where all of "
+        "it is written, and keep constant tensors",
+    )
+
+
 def layout_kernels(context: DeviceContext) -> Flags:
     """Return a mask of copy, cast and transpose kernels outside the optimizer."""
     layout: Flags = context.matches(context.operator, names.LAYOUT_OPERATION)
@@ -165,6 +177,56 @@ def _avoidable_kernels(
         change=context.saving(rows),
         figures={"kernels": len(rows), "share_of_compute": round(share, 4)},
         evidence=context.evidence(rows),
+    )
+
+
+# Minimum slowdown, minimum number of steps on each side of it, and the share of kernel time in
+# kernels that every step runs equally often.
+SLOWDOWN, MIN_SIDE, STEADY_SHARE = 0.05, 3, 0.5
+
+
+def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
+    """Find a step from which on the same kernels take longer, as on a device that throttles."""
+    rows, steps = np.flatnonzero(context.tasks.kind == KERNEL), context.windows
+    if len(context.steps) < 2 * MIN_SIDE or not len(rows):
+        return
+    step = np.searchsorted(steps.start_ns, context.tasks.start_ns[rows], side="right") - 1
+    name, number = np.unique(context.kernel[rows], return_inverse=True)
+    shape = (len(name), len(steps.start_ns))
+    cell, length = number * shape[1] + step, context.tasks.length_ns[rows]
+    count = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
+    total = np.bincount(cell, length, minlength=shape[0] * shape[1]).reshape(shape)
+    steady = (count == count[:, :1]).all(axis=1)
+    by_step = total[steady].sum(axis=0)
+    if by_step.sum() < STEADY_SHARE * total.sum():
+        return
+    # The first step of the slow part: all steps from it on are longer than all before it.
+    highest, lowest = np.maximum.accumulate(by_step), np.minimum.accumulate(by_step[::-1])[::-1]
+    rise = lowest[MIN_SIDE : len(by_step) - MIN_SIDE + 1] - highest[MIN_SIDE - 1 : -MIN_SIDE]
+    first = MIN_SIDE + int(rise.argmax())
+    before, after = (np.median(part, axis=1) for part in np.split(total, [first], axis=1))
+    fast, slow = np.split(by_step, [first])
+    # Steps of varying size differ as much from each other as from those of the other side.
+    if 2 * max(np.ptp(fast), np.ptp(slow)) > np.median(slow) - np.median(fast):
+        return
+    longer = np.where(steady & (before > 0), after / np.maximum(before, 1), 1.0)
+    slower = longer > 1 + SLOWDOWN
+    if before[slower].sum() < STEADY_SHARE * before[steady].sum():
+        return
+    late = slower[number] & (step >= first)
+    rows, lost = rows[late], length[late] * (1 - 1 / longer[number[late]])
+    factor = after[slower].sum() / before[slower].sum()
+    yield context.finding(
+        "kernels_slow_down",
+        float(lost.sum()),
+        f"slower kernels: from step {context.steps[first]} on, the same kernels take "
+        f"{factor:.2f} times as long",
+        advice="check clocks, temperature and power limit (nvidia-smi -q -d PERFORMANCE, npu-smi "
+        "info), other programs on the device, and whether inputs become larger",
+        sure="likely",
+        change=context.saving(rows, lost),
+        figures={"factor": round(factor, 4), "first_slow_step": context.steps[first]},
+        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 

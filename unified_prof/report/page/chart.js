@@ -2,7 +2,7 @@
 
 const LINE_HUES = [214, 28, 168, 286, 350, 92, 48, 246];
 const UNIT_WORDS = { B: words.size, "B/s": words.rate, "%": (value) => `${value.toFixed(0)} %`, MHz: (value) => `${words.count(Math.round(value))} MHz` };
-const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launches: "Queued launches per stream over time" };
+const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launches: "Queued launches over time" };
 /** Text of a tick: a unit that the title names is left out. */
 const tickText = (unit, value) => (value === 0 ? "0" : unit in UNIT_TITLES && !(unit in UNIT_WORDS) ? words.count(value) : inUnit(unit)(value));
 const CHARACTER_WIDTH = 7;
@@ -93,7 +93,9 @@ function chartSection(id, title, series, view) {
       const [first, last] = visible(line.time_ns, from, to);
       const points = [];
       for (let index = first; index <= last; index += 1) {
-        points.push(`${index > first ? "L" : "M"}${x(line.time_ns[index]).toFixed(1)} ${y(line.value[index]).toFixed(1)}`);
+        // A value holds until the next one.
+        const [at, level] = [x(line.time_ns[index]).toFixed(1), y(line.value[index]).toFixed(1)];
+        points.push(index > first ? `H${at}V${level}` : `M${at} ${level}`);
       }
       const path = makeSvg("path", { d: points.join(""), "clip-path": `url(#${id}-clip)` });
       path.style.stroke = line.color;

@@ -85,7 +85,7 @@ function startPage(chooser, draw, contained = "Everything on this page is in thi
     main.replaceChildren(...draw(), make("footer", { text: `Made by uprof ${page.uprof}. ${contained}` }));
     nav.replaceChildren(...[...main.querySelectorAll("section.card")].map((section) =>
       make("a", {
-        href: `#${section.id}`, text: section.querySelector("h2").textContent,
+        href: `#${section.id}`, text: section.querySelector("h2").textContent.replace(" over time", ""),
         on: { click: (event) => { event.preventDefault(); link.set({ at: section.id }); goTo(section.id, true); } },
       })));
   }

@@ -81,9 +81,12 @@ function adviceSection(report) {
     return section;
   }
   const most = Math.max(1e-9, ...advice.findings.map((one) => one.cost_ms_per_step));
-  section.append(
-    make("ol", { class: "findings" }, ...advice.findings.map((one) => findingRow(report, one, most))),
-    make("p", { class: "small soft", text: "Costs can overlap, so their sum can exceed the possible gain." }));
+  section.append(make("ol", { class: "findings" }, ...advice.findings.map((one) => findingRow(report, one, most))));
+  const priced = advice.findings.filter((one) => one.cost_ms_per_step);
+  if (advice.together_ms && priced.length > 1) {
+    const share = advice.step_ms ? ` (${words.percent((100 * advice.together_ms) / advice.step_ms)})` : "";
+    section.append(make("p", { class: "small soft", text: `All together save up to ${words.duration(advice.together_ms * 1e6)}${advice.steps ? " per step" : ""}${share}.` }));
+  }
   return section;
 }
 
