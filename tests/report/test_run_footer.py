@@ -6,6 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
 from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
@@ -75,6 +77,20 @@ def test_parts_of_the_median_iteration_add_up_to_its_duration(tmp_path: Path) ->
     assert headline["iteration"] == "median 11.0 ms, p90 26.2 ms (n = 3)"
     assert parts == [("forward", 7_000_000), ("backward", 2_000_000), ("other", 2_000_000)]
     assert next(iter(headline)) == "iteration", "the length of a step comes first"
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate"),
+    [("32", ", 2,909 samples/s"), ("5.5", ", 500 samples/s"), ("many", ""), ("-1", ""), ("", "")],
+)
+def test_samples_per_second_are_those_of_the_median_iteration(
+    samples: str, rate: str, tmp_path: Path
+) -> None:
+    facts = {"samples_per_iteration": samples}
+    path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS, facts=facts)
+    with open_analyses(path) as analyses:
+        headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
+    assert headline["iteration"] == f"median 11.0 ms, p90 26.2 ms (n = 3){rate}"
 
 
 def test_median_of_two_iterations_is_their_mean(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) 
     hashes = json.loads(tracked.facts["source_hashes"])
     assert hashes == {"main.py": source_hash(script.read_bytes().replace(b"\n", b"\r\n"))}
     assert tracked.facts["data_loader_workers"] == "0"
+    assert tracked.facts["samples_per_iteration"] == "32"
     assert json.loads(tracked.facts["optimizers"]) == [
         {"class": "AdamW", "foreach": False, "fused": False}
     ]
@@ -228,3 +229,29 @@ def test_waiting_and_cpu_time_belong_to_the_long_part_before_a_reading(
     assert (times.forward_ms, times.forward_waited_ms, times.forward_cpu_ms) == (0.1, 0, 0.1)
     assert (times.backward_ms, times.backward_waited_ms, times.backward_cpu_ms) == (4, 3, 1)
     assert times.parts_ms == {OPTIMIZER: 0.2}
+
+
+ACCUMULATING = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+net = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+data = [{"x": torch.ones(8), "id": number} for number in range(200)]
+for step, batch in enumerate(DataLoader(data, batch_size=4)):
+    net(batch["x"]).sum().backward()
+    if step % 3 == 2:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_samples_of_all_batches_between_optimizer_steps_are_counted(workload: Workload) -> None:
+    workload.write("main.py", ACCUMULATING)
+    assert workload.tracked("main.py").facts["samples_per_iteration"] == "12"
+
+
+def test_program_without_a_data_loader_has_no_samples(workload: Workload) -> None:
+    workload.write("main.py", ACCUMULATING.replace("DataLoader(data, batch_size=4)", "data"))
+    assert "samples_per_iteration" not in workload.tracked("main.py").facts

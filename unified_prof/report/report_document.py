@@ -6,6 +6,7 @@ Anomalies are stored under stable slugs; slugs that are hard to understand have 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -91,6 +92,7 @@ _FAMILIES = {
     "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
     "msprof": "msprof database",
 }
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
@@ -250,7 +252,8 @@ def _add_breakdown(document: Document, selection: Selection) -> None:
 def report_headline(figures: Figures) -> list[tuple[str, str]]:
     """Return the measured headline figures as (label, text)."""
     summary, totals = figures.summary, figures.summary.totals
-    lines = _step_line(totals, summary.devices)
+    facts = dict(summary.facts)
+    lines = _step_line(totals, summary.devices, facts)
     if totals.total_ns is not None:
         label = {"device": "device time", "host": "host time", "operation": "operations"}
         lines.append((label[summary.clock], _time_of_passes(totals)))
@@ -274,7 +277,6 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     lines += [("compute", text) for text in _model_use(figures.model_use)]
     if (latency := figures.launch_delay) is not None:
         lines.append(("launch latency", _launch_latency(latency)))
-    facts = dict(summary.facts)
     known = [f"{name} {facts[name]}" for name in _HEADLINE_FACTS if name in facts]
     known += [value for name, value in summary.facts if name.startswith("device ")][:1]
     if known:
@@ -340,7 +342,9 @@ def _part_columns(summary: Summary) -> list[Column]:
     ]
 
 
-def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str, str]]:
+def _step_line(
+    totals: Totals, devices: Sequence[DeviceTime], facts: Mapping[str, str]
+) -> list[tuple[str, str]]:
     """Describe the length of a step or iteration and its parts; empty if it is unknown."""
     text = ""
     if totals.iteration_ns is not None:
@@ -350,6 +354,9 @@ def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str,
             if totals.iteration_p90_ns is not None:
                 text += f", p90 {names.format_duration(totals.iteration_p90_ns)}"
             text += f" (n = {names.format_number(totals.iterations)})"
+        if totals.iteration_ns and _NUMBER.fullmatch(facts.get("samples_per_iteration", "")):
+            per_second = float(facts["samples_per_iteration"]) / totals.iteration_ns * 1e9
+            text += f", {names.format_number(round(per_second))} samples/s"
     if len(devices) == 1:
         whole_ns = devices[0].share_basis.window_ns
         shares = [

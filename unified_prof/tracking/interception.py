@@ -26,6 +26,7 @@ from unified_prof.tracking.passes import (
     RECOMPUTATION,
     ZERO_GRAD,
     Passes,
+    batch_size,
 )
 from unified_prof.tracking.raw_calls import Recorder
 from unified_prof.tracking.torch_internals import TorchInternals
@@ -426,7 +427,11 @@ class Interception:
         def next_batch(iterator: Any) -> Any:
             workers = getattr(iterator, "_num_workers", 0)
             self.loader_workers = max(workers, self.loader_workers or 0)
-            return timed(iterator)
+            batch = timed(iterator)
+            passes = self._passes
+            if passes is not None and passes.thread == get_ident():
+                passes.samples += batch_size(batch)
+            return batch
 
         return next_batch
 

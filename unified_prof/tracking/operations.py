@@ -88,6 +88,8 @@ class OperationTracker:
         """1, or more if all but the first iteration of a sample are timed only as a whole."""
         self.part_lines: dict[str, str] = {}
         """`file:line` in the project at which each part of an iteration began first."""
+        self.samples: list[int] = []
+        """Samples that data loaders returned, for each iteration whose passes are timed."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
         self._raw_size = 0
@@ -156,6 +158,7 @@ class OperationTracker:
         if self._passes is not None:
             passes, self._passes = self._passes, None
             passes.end()
+            self.samples.append(passes.samples)
             self._interception.deactivate()
             self._raw[-1].untracked.append(passes)
             is_complete = (index + 1) % self.iterations_per_sample == 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Container, MutableMapping, Sequence
+from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
@@ -32,6 +32,8 @@ GRADIENT_CLIPPING, READS = "gradient_clipping", "synchronizing_reads"
 RECOMPUTATION = "recomputation"
 SEPARATE_READS = (FORWARD, OTHER)
 _Span = tuple[Moment, Moment]
+_LISTS = (list, tuple)
+_CONTAINERS = (*_LISTS, Mapping)
 
 
 @functools.cache
@@ -84,6 +86,8 @@ class Passes:
         self._ends = self._is_over = False
         self._in_backward = False
         self._backward_passes = self._optimizer_steps = 0
+        self.samples = 0
+        """Samples that data loaders returned."""
 
     def begin(self) -> None:
         """Begin the iteration."""
@@ -260,3 +264,20 @@ class _Part:
 
     def __exit__(self, *_: object) -> None:
         self._passes.switch(self._before)
+
+
+def batch_size(batch: Any) -> int:
+    """Return the size of the first dimension of the first tensor in a batch; 0 if unknown.
+
+    Only containers are searched: an iterator of the program must not be advanced.
+    """
+    try:
+        for _ in range(8):
+            if (shape := getattr(batch, "shape", None)) is not None:
+                return int(shape[0]) if len(shape) else 1
+            if not isinstance(batch, _CONTAINERS) or not len(batch):
+                break
+            batch = batch[0] if isinstance(batch, _LISTS) else next(iter(batch.values()))
+        return 0
+    except Exception:  # a container of the program that does not behave like one
+        return 0

@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from unified_prof.tracking.passes import (
     SEPARATE_READS,
     ZERO_GRAD,
     Passes,
+    batch_size,
 )
 from unified_prof.tracking.timeline import TimelineInstrument
 from unified_prof.tracking.torch_internals import TorchInternals
@@ -61,8 +62,6 @@ _MAX_OUTSTANDING = 1_000
 _MEMORY_SHARE, _MARKS_SHARE = 0.0003, 0.003
 _MAX_MARK_NS, _MAX_INTERVAL = 100_000, 1024
 _CLOCK = HostClock()
-_LISTS = (list, tuple)
-_CONTAINERS = (*_LISTS, Mapping)
 
 
 class DeviceParts:
@@ -411,7 +410,7 @@ class StepCollector:
         def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
             batch = call(self, *args, **kwargs)
             if collector._parts is not None and collector._interception.is_tracked_thread():
-                collector._samples += _batch_size(batch)
+                collector._samples += batch_size(batch)
             return batch
 
         return counted
@@ -424,23 +423,6 @@ def _with_passes(row: StepRow, passes: dict[str, int] | None) -> StepRow:
     return row._replace(
         forward_ns=values[0], backward_ns=values[1], optimizer_ns=values[2], device_ns=total
     )
-
-
-def _batch_size(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor in a batch; 0 if unknown.
-
-    Only containers are searched: an iterator of the program must not be advanced.
-    """
-    try:
-        for _ in range(8):
-            if (shape := getattr(batch, "shape", None)) is not None:
-                return int(shape[0]) if len(shape) else 1
-            if not isinstance(batch, _CONTAINERS) or not len(batch):
-                break
-            batch = batch[0] if isinstance(batch, _LISTS) else next(iter(batch.values()))
-        return 0
-    except Exception:  # a container of the program that does not behave like one
-        return 0
 
 
 _collector: weakref.ref[StepCollector] | None = None
