@@ -54,13 +54,23 @@ def rows(database: str, sql: str) -> list[tuple[Any, ...]]:
         return db.execute(sql).fetchall()
 
 
+def facts_of(database: Path) -> dict[str, str]:
+    return dict(rows(str(database), "SELECT name, value FROM UPROF_RUN"))
+
+
+def report_text(database: Path) -> str:
+    command = [sys.executable, "-m", "unified_prof", "report", str(database)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_successful_run_leaves_one_database_of_uprof(place: Path) -> None:
     done = uprof(place, INIT)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
     assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
-    facts = dict(rows(database, "SELECT name, value FROM UPROF_RUN"))
+    facts = facts_of(Path(database))
     assert (facts["backend"], facts["target"]) == ("npu", "work.py")
+    assert "failure" not in facts
     assert [p.name for p in Path(database).parent.glob("*msprof_*")] == [Path(database).name]
     assert "timeline report" in done.stderr
 
@@ -139,6 +149,31 @@ def test_full_disk_exits_with_code_9(place: Path, monkeypatch: pytest.MonkeyPatc
     done = uprof(place, INIT)
     assert done.returncode == 9
     assert "is full" in done.stderr
+    (database,) = (place / "out").glob("PROF_*/msprof_*.db")
+    assert "is full: the recording is incomplete" in facts_of(database)["failure"]
+    assert "the recording may be incomplete" in report_text(database)
+
+
+KILLS_MSPROF = (
+    INIT
+    + """
+import json, os, time
+os.kill(json.loads(os.environ['PROFILER_SAMPLECONFIG'])['msprofBinPid'], 9)
+time.sleep(0.5)
+"""
+)
+
+
+@pytest.mark.slow
+def test_database_of_a_run_whose_msprof_was_killed_has_the_failure(place: Path) -> None:
+    done = uprof(place, KILLS_MSPROF)
+    assert done.returncode == 0, done.stderr
+    assert "msprof was killed by signal 9 during the recording" in done.stderr
+    (database,) = json.loads(done.stdout)["files"]["timeline"]
+    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    failure = facts_of(Path(database))["failure"]
+    assert failure.startswith("msprof was killed by signal 9 during the recording")
+    assert failure in report_text(Path(database))
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ class Reports:
             capture.recordings,
             self._spec.options,
             rank=self.rank,
-            facts=self._facts,
+            facts=self._facts | _failure_fact(capture),
             force=self._force or self._written is not None,
         )
         if databases:
@@ -303,3 +303,10 @@ def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
         on_measured=reports.measured,
         on_partial=reports.partial,
     )
+
+
+def _failure_fact(capture: Capture) -> dict[str, str | None]:
+    """Return the row of UPROF_RUN that says why the recordings of a run may be incomplete."""
+    error = None if capture.error is None else outputs.error_text(capture.error)
+    reasons = [reason for reason in (capture.failure, error) if reason]
+    return {"failure": "; ".join(reasons)} if reasons else {}

@@ -124,7 +124,11 @@ def report_document(
         _add_headline(document, figures)
         for selection in figures.selections:
             _add_breakdown(document, selection)
-        for label, reason in (*anomaly_warnings(figures.summary), *_not_measured(figures.summary)):
+        for label, reason in (
+            *_failure(figures.summary),
+            *anomaly_warnings(figures.summary),
+            *_not_measured(figures.summary),
+        ):
             document.warning(label, reason)
     return document
 
@@ -209,6 +213,12 @@ def _anomaly_case(anomaly: Anomaly) -> str:
     if not anomaly.detail:
         return times
     return anomaly.detail if anomaly.count == 1 else f"{anomaly.detail} ({times})"
+
+
+def _failure(summary: Summary) -> list[tuple[str, str]]:
+    """Return why the recording of a run may be incomplete; Skyline reports have an anomaly."""
+    reason = dict(summary.facts).get("failure") if summary.family == "msprof" else None
+    return [("the recording may be incomplete", names.neutral(reason))] if reason else []
 
 
 def _not_measured(summary: Summary) -> list[tuple[str, str]]:
