@@ -99,6 +99,12 @@ def test_statistics_of_a_breakdown_without_durations_are_refused(tmp_path: Path)
     assert result.exit_code != 0
 
 
+def test_activations_that_do_not_exist_at_once_are_not_in_the_peak() -> None:
+    parts = peak_parts(Totals(peak_bytes=100, activation_bytes=90, most_activation_bytes=30))
+    assert parts["activations"] == 30
+    assert sum(parts.values()) == 100
+
+
 @given(st.integers(0, 2**40), st.tuples(*[st.none() | st.integers(0, 2**40)] * 4))
 def test_parts_of_the_peak_memory_add_up_to_it(peak: int, sizes: tuple[int | None, ...]) -> None:
     names = ("weight_bytes", "optimizer_state_bytes", "gradient_bytes", "activation_bytes")

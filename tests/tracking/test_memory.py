@@ -220,6 +220,20 @@ def test_peak_on_the_cpu_is_the_allocated_memory(workload: Workload) -> None:
     assert "torch's allocator" in tracked.facts["peak_is_of"]
 
 
+def test_activations_at_once_are_those_of_one_backward_pass(workload: Workload) -> None:
+    providers = PROVIDERS.replace(
+        "model(*inputs).sum().backward()", "[model(*inputs).sum().backward() for _ in range(4)]"
+    )
+    tracked = workload.model(
+        net("self.w = nn.Parameter(torch.ones(8))", "return (x * self.w).exp()"),
+        providers=providers,
+    )
+    sizes = [record.size_bytes for record in tracked.activations]
+    inputs, outputs = 4 * 8 * FLOAT, 4 * 8 * FLOAT
+    assert sum(sizes) == inputs + 4 * outputs
+    assert int(tracked.facts["most_saved_bytes_at_once"]) == inputs + outputs
+
+
 def test_old_gradients_are_not_counted_twice(workload: Workload) -> None:
     count = 2**18
     tracked = workload.model(

@@ -140,6 +140,29 @@ for _ in range(12):
     assert tracked.complete
 
 
+def test_optimizer_of_each_iteration_does_not_end_iterations(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+net = Net()
+outer = torch.optim.SGD(net.parameters(), lr=0.1)
+kept = []
+for _ in range(20):
+    weight = torch.ones(8, 8, requires_grad=True)
+    kept.append(torch.optim.SGD([weight], lr=0.1))
+    for _ in range(2):
+        (torch.ones(4, 8) @ weight).sum().backward()
+        kept[-1].step()
+    net(torch.ones(4, 8)).sum().backward()
+    outer.step()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3, scope="project")
+    assert tracked.complete
+    assert [record.matched for record in tracked.iterations] == [True] * 3
+    assert [name for name in names(tracked) if name != "ones"] == [
+        *["matmul", "sum"] * 2,
+        *["linear", "relu", "sum"],
+    ]
+
+
 def test_closure_runs_within_its_iteration(workload: Workload) -> None:
     workload.write(
         "main.py",

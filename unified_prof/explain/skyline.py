@@ -187,7 +187,11 @@ class SkylineAnalysis(Analysis):
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
         facts = {} if self._memory is None else dict(recorded_facts(self._memory))
-        text = facts.get("optimizer_state_bytes") or ""
+        noted = {
+            name: int(text)
+            for name in ("optimizer_state_bytes", "most_saved_bytes_at_once")
+            if (text := facts.get(name) or "").isascii() and text.isdecimal()
+        }
         return Totals(
             total_ns=sums["total_ns"],
             forward_ns=sums["forward_ns"],
@@ -201,7 +205,8 @@ class SkylineAnalysis(Analysis):
             if self._memory is None
             else skyline_tables.peak(self._memory, self._findings),
             iterations=len(self._steps) or None,
-            optimizer_state_bytes=int(text) if text.isascii() and text.isdecimal() else None,
+            optimizer_state_bytes=noted.get("optimizer_state_bytes"),
+            most_activation_bytes=noted.get("most_saved_bytes_at_once"),
             **whole,
         )
 

@@ -154,6 +154,8 @@ class Totals:
     iteration_parts_ns: Mapping[str, int] = field(default_factory=dict)
     iterations: int | None = None
     optimizer_state_bytes: int | None = None
+    # Most activation bytes that exist at once; each of several backward passes frees its own.
+    most_activation_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,11 +253,14 @@ def peak_parts(totals: Totals) -> dict[str, int]:
     Weights and optimizer state are in use all the time. Not all gradients and activations need
     exist at the peak, so they take at most what the former leave.
     """
+    activations = totals.activation_bytes
+    if activations is not None and totals.most_activation_bytes is not None:
+        activations = min(activations, totals.most_activation_bytes)
     sizes = {
         "weights": totals.weight_bytes,
         "optimizer state": totals.optimizer_state_bytes,
         "gradients": totals.gradient_bytes,
-        "activations": totals.activation_bytes,
+        "activations": activations,
     }
     if totals.peak_bytes is None or not any(sizes.values()):
         return {}

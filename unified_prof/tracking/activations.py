@@ -129,6 +129,9 @@ class SavedTensors:
         self._hooks: SavedTensorHooks | None = None
         self._plainly = self._internals.plainly
         self._seen: dict[int, _Saved] = {}
+        self._alive: list[_Saved] = []
+        self.most_bytes = 0
+        """Most saved bytes that existed at once: each backward pass frees its own."""
         self._excluded: dict[int, Any] = {}
         self._packed_by_program: set[int] = set()
         """Calls for which the program's own hooks packed something."""
@@ -175,6 +178,7 @@ class SavedTensors:
         if self._hooks is None:
             self._patches.restore()
             return None
+        self._count_alive()
         self._take_out()
         self._patches.restore()
         self._hooks = None
@@ -192,6 +196,7 @@ class SavedTensors:
     def pause(self) -> None:
         """Suspend measuring while the autograd engine runs; its threads inherit the hooks."""
         if self._hooks is not None:
+            self._count_alive()
             self._take_out()
 
     def resume(self) -> None:
@@ -226,6 +231,12 @@ class SavedTensors:
         for tensor in self._internals.unpacked(node, hooked_by_program=hooked):
             if tensor.dim() == 0 and not tensor.requires_grad:
                 self._charge(tensor, call)
+
+    def _count_alive(self) -> None:
+        self._alive = [
+            one for one in self._alive if one.storage is None or not one.storage.expired()
+        ]
+        self.most_bytes = max(self.most_bytes, sum(one.size_bytes for one in self._alive))
 
     def _insert(self) -> None:
         """Insert our hooks below the program's, because the program pops its own from the top."""
@@ -284,7 +295,8 @@ class SavedTensors:
             saved = self._seen.get(key)
             if saved is None:
                 weak = self._internals.weak_storage(storage)
-                self._seen[key] = _Saved(weak, storage.nbytes(), [call])
+                self._seen[key] = saved = _Saved(weak, storage.nbytes(), [call])
+                self._alive.append(saved)
             elif saved.calls[-1] != call:
                 saved.calls.append(call)
 

@@ -328,6 +328,8 @@ class ActivationTracker(OperationTracker):
         """Roots of the modules that have run so far."""
         self._in_backward: set[int] = set()
         self._saved: SavedTensors | None = None
+        self.most_saved_bytes = 0
+        """Most saved bytes that existed at once in the last iteration."""
         self.saved_bytes: list[dict[int, int] | None] = []
         """For each iteration: bytes by index of the call, -1 for bytes that no call of the backward
         pass saved. None if torch does not report saved tensors."""
@@ -371,6 +373,7 @@ class ActivationTracker(OperationTracker):
         super().end_iteration(index)
         saved, self._saved = self._saved, None
         self.saved_bytes.append(saved.stop(self._in_backward if known else None))
+        self.most_saved_bytes = saved.most_bytes
         parameters = {item.device.type for item in self._weights.parameters()}
         self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:

@@ -211,6 +211,7 @@ class Results:
             if saved_bytes is not None:
                 activations, other_bytes = build_activations(iteration, saved_bytes, table)
                 self._facts["saved_bytes_of_no_operation"] = str(other_bytes)
+                self._facts["most_saved_bytes_at_once"] = str(memory.most_saved_bytes)
         if not is_same_kind(select_calls(iteration, table), usual):
             anomalies.add(
                 "activations_of_another_sequence",

@@ -3,7 +3,8 @@
 An iteration lasts from one step of the leading optimizer to its next step. The leader is the
 optimizer whose first step came last. If a critic steps five times for each step of the generator,
 the generator leads; if two optimizers alternate, the second one leads. Each new optimizer restarts
-the measurement, because the iterations found so far were not complete.
+the measurement, because the iterations found so far were not complete. If each iteration creates
+an optimizer (test-time training), the one that steps beside several of them leads from then on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from unified_prof.tracking.inferred_iterations import InferredLoop
 from unified_prof.tracking.session import Session
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, Patches
+
+# Number of new optimizers beside which an older one has stepped when it takes the lead for good.
+_NEW_BESIDE = 3
 
 
 class StepWatcher:
@@ -57,7 +61,11 @@ class StepWatcher:
         self._optimizers = optimizers
         self._anomalies = anomalies
         self._thread = get_ident()
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        """Which optimizer was the newest when this one stepped, and how many were so far."""
+        self._newest = 0
+        self._is_settled = False
+        """True if new optimizers do not take the lead."""
         self._leader: weakref.ref[Any] | None = None
         self._open: list[tuple[Any, FrameType]] = []
         self._handles: list[Any] = []
@@ -157,11 +165,20 @@ class StepWatcher:
         self.steps += 1
         if self._marked:
             return
-        if self._leader is not None and self._leader() is optimizer:
+        leader = None if self._leader is None else self._leader()
+        if leader is optimizer:
             self._boundary()
         elif optimizer not in self._known:
-            self._known.add(optimizer)
-            self._join(optimizer)
+            self._newest += 1
+            self._known[optimizer] = self._newest, 1
+            if leader is None or not self._is_settled:
+                self._join(optimizer)
+        elif not self._is_settled or leader is None:
+            newest, count = self._known[optimizer]
+            self._known[optimizer] = self._newest, count + (newest != self._newest)
+            self._is_settled = self._known[optimizer][1] >= _NEW_BESIDE
+            if self._is_settled:
+                self._join(optimizer)
 
     def _join(self, leader: Any) -> None:
         first = self._leader is None and self.steps <= 1
