@@ -11,6 +11,7 @@ import pytest
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
 from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
+from unified_prof.recording.model import ModelUse
 from unified_prof.report import report_document, terminal
 from unified_prof.report.document import Document
 from unified_prof.report.figures import collect_figures
@@ -132,3 +133,17 @@ def test_next_command_depends_on_the_findings() -> None:
     assert _next_command(tracked, has_findings=False) == "uprof report --by line"
     assert _next_command({"memory": ()}, has_findings=False) == "uprof report"
     assert _next_command({"timeline": ()}, has_findings=False) == "uprof advise"
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        (0.039, "2.00 TFLOP in the 3.9 % of kernel time with known shapes"),
+        (0.6, "2.00 TFLOP in a window of 100 ms: 20.0 TFLOP/s, MFU 10.0 % of 200 bf16 TFLOP/s"),
+    ],
+)
+def test_no_rate_is_shown_if_few_shapes_are_known(known: float, text: str) -> None:
+    use = ModelUse("device 0", 2 * 10**12, 10**8, None, 0.1, known, "200 bf16", False)
+    (shown,) = report_document._model_use([use])
+    assert shown.startswith(text)
+    assert ("/s" in shown) == (known > 0.5)

@@ -137,3 +137,7 @@ def scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
 def _magnitude(value: float) -> int:
     """Return the number of digits before the decimal point, less one."""
     return len(str(int(abs(value)))) - 1
+
+
+# Name of the fact about a trace beside the recording that is named as a capture of graphs.
+CAPTURE_FACT = "capture_trace"

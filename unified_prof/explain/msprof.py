@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.errors import UsageError
+from unified_prof.base.text import CAPTURE_FACT
+from unified_prof.errors import UprofError, UsageError
 from unified_prof.explain import basic_breakdowns, critical_path, stacks
 from unified_prof.explain.advice import registry
 from unified_prof.explain.critical_path import limits
@@ -50,6 +54,7 @@ from unified_prof.recording.stacks import Stacks
 from unified_prof.recording.steps import StepTrace, step_of
 from unified_prof.recording.timeline import Timeline
 from unified_prof.recording.tracks import Track
+from unified_prof.sqlite.reader import open_report
 
 _NEVER_SOON, _NEVER = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
@@ -147,7 +152,11 @@ class MsprofAnalysis(Analysis):
 
     def advice(self, *, quick: bool = False) -> Advice:
         """Return the findings, most expensive first."""
-        return registry.advise(self.recording, quick=quick)
+        advice = registry.advise(self.recording, quick=quick)
+        if advice.replayed_share:
+            facts = dict(provenance.facts(self.recording.source))
+            advice = replace(advice, capture=_capture_beside(Path(self.path), facts))
+        return advice
 
     def path_track(self) -> Track | None:
         """Return the critical path of the steps as a track."""
@@ -358,6 +367,29 @@ class MsprofAnalysis(Analysis):
         if totals.peak_bytes is None:
             missing.append(NotMeasured("peak memory", "memory use not recorded"))
         return missing
+
+
+# Maximum reports of a directory that are searched for captured graphs.
+_MAX_SEARCHED = 16
+
+
+def _capture_beside(path: Path, facts: Mapping[str, str]) -> str | None:
+    """Return the report with captured graphs beside a report, else a trace that is named so.
+
+    The trace is one beside the recording of the report (see `CAPTURE_FACT`).
+    """
+    reports = (one for one in sorted(path.parent.glob("*.db")) if one.name != path.name)
+    for report in islice(reports, _MAX_SEARCHED):
+        with suppress(UprofError), open_report(report, any_revision=True, tables=()) as opened:
+            if opened.rows(_CAPTURES):
+                return str(report)
+    return facts.get(CAPTURE_FACT)
+
+
+_CAPTURES = """
+    SELECT 1 FROM CANN_API
+    WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE '%BeginCapture%') LIMIT 1
+"""
 
 
 def estimate(

@@ -350,5 +350,7 @@ class Advice(Displayed):
     paused_ms: float = 0.0  # Total time of these gaps on the device with the highest total, ms.
     # Share of the device time in graph replays whose operations were recorded only in the capture.
     replayed_share: float = 0.0
+    # File beside the recording that probably has the capture of these graphs; None: not found.
+    capture: str | None = None
     # True if all rules ran, False if only the fast ones ran (large recordings).
     complete: bool = True

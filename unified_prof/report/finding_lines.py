@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from unified_prof.recording.model import Advice, Breakdown, Finding, Summary
@@ -49,10 +50,12 @@ def replay_notes(advice: Advice) -> list[str]:
     """Say how to see the operations of graph replays, if replays take much of the time."""
     if advice.replayed_share < _REPLAYED_SHARE:
         return []
-    return [
-        f"{names.format_percent(100 * advice.replayed_share)} of device time is in graph replays: "
-        "`report --with CAPTURE` shows operations"
-    ]
+    share = names.format_percent(100 * advice.replayed_share)
+    option, capture = "--with", advice.capture or "CAPTURE"
+    if advice.capture and not capture.endswith(".db"):
+        option = "--convert --with"
+    text = f"`report {option} {names.neutral(shlex.quote(capture))}` shows operations"
+    return [f"{share} of device time is in graph replays: {text}"]
 
 
 def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) -> list[str]:

@@ -10,10 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import Device
+from tests.decoders.kineto import builders as kineto
 from unified_prof.cli.app import app
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
+from unified_prof.pipeline.convert import convert
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
@@ -107,6 +109,51 @@ def test_share_of_replays_without_operations_is_stated(
     with open_reports(paths[0], capture=capture) as opened:
         (analysis,) = opened.analyses
         assert analysis.advice().replayed_share == share
+
+
+def replay_hint(database: Path, command: str) -> str:
+    done = CliRunner().invoke(app, [command, str(database)])
+    assert done.exit_code == 0, done.stderr
+    (line,) = (one for one in done.stdout.splitlines() if "graph replays" in one)
+    return line.partition(": ")[2]
+
+
+@pytest.mark.parametrize("command", ["advise", "report"])
+def test_capture_beside_a_replay_is_named(paths: tuple[Path, Path], command: str) -> None:
+    write_replay(paths[0], [(93, None)])
+    capture = write_capture(paths[1].with_name("b graph.db"), [MM])
+    write_replay(paths[1].with_name("a.db"), [(93, None)])
+    (paths[1].parent / "0.db").write_text("no database")
+    hint = replay_hint(paths[0], command)
+    assert hint == f"`report --with '{capture}'` shows operations"
+    capture.unlink()
+    assert replay_hint(paths[0], command) == "`report --with CAPTURE` shows operations"
+
+
+def test_recording_without_replays_names_no_capture(paths: tuple[Path, Path]) -> None:
+    with Device(paths[0]) as device:
+        device.call(0, 10, "aten::relu", launches=1)
+        device.runtime(2, 6, "cudaLaunchKernel", 1)
+        device.task(20, 27, connection=1, kernel=("relu", "K"))
+    write_capture(paths[1], [MM])
+    with open_reports(paths[0]) as opened:
+        assert opened.analyses[0].advice().capture is None
+
+
+def test_trace_named_as_a_capture_beside_a_converted_trace_is_named(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (traces / "rank0_Capture.json.gz").touch()
+    (traces / "capture.txt").touch()
+    events = [
+        kineto.operation("aten::relu", 0, 10),
+        kineto.complete("cuda_runtime", "cudaGraphLaunch", 20, 5, args={"correlation": 7}),
+        kineto.kernel(40, 50, 7),
+    ]
+    trace = kineto.write(traces / "rank0.json", events)
+    database = convert(trace, tmp_path / "out.db").database
+    expected = "`report --convert --with rank0_Capture.json.gz` shows operations"
+    assert replay_hint(database, "advise") == expected
 
 
 def test_recorded_node_numbers_assign_kernels_to_launches(paths: tuple[Path, Path]) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unified_prof.base.text import CAPTURE_FACT
 from unified_prof.decoders.compression import Content, format_of, head_of
 from unified_prof.errors import OutputError, RawFormatError, StoreError
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
@@ -134,6 +137,9 @@ _TRACE_ENDINGS = re.compile(
 )
 _JSON_NAME = re.compile(rf".*\.json({_COMPRESSED})?", re.IGNORECASE | re.DOTALL)
 _TRACE_NAME = re.compile(rf".*trace.*\.json({_COMPRESSED})?", re.IGNORECASE | re.DOTALL)
+_CAPTURE_NAME = re.compile(rf".*capture.*\.json({_COMPRESSED})?", re.IGNORECASE | re.DOTALL)
+# Maximum files of a directory among which a capture is searched.
+_MAX_SIBLINGS = 10_000
 _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{([^{}\[]*)')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
 _WORLD_SIZE = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
@@ -176,7 +182,9 @@ class Kineto(Source):
         options = _options(context)
         if context.is_own_frame is not None:
             options["is_outside"] = context.is_own_frame
-        return _decode_result(kineto.decode(path, sink, **options))
+        result = _decode_result(kineto.decode(path, sink, **options))
+        capture = _capture_beside(path)
+        return result if capture is None else replace(result, facts={**result.facts, **capture})
 
     def rank(self, path: Path) -> int | None:
         """Return the rank in `distributedInfo`; None if the world size is 1 or unknown."""
@@ -189,6 +197,17 @@ class Kineto(Source):
     def stem(self, path: Path) -> str:
         """Return the name without the suffixes that all traces have."""
         return _TRACE_ENDINGS.sub("", path.name) or path.name
+
+
+def _capture_beside(path: Path) -> Mapping[str, str] | None:
+    """Return a fact with the trace in the same directory that is named as a capture of graphs."""
+    try:
+        names = sorted(islice((file.name for file in path.parent.iterdir()), _MAX_SIBLINGS))
+    except OSError:
+        return None
+    found = (name for name in names if _CAPTURE_NAME.fullmatch(name) and name != path.name)
+    name = next(found, None)
+    return None if name is None else {CAPTURE_FACT: name}
 
 
 def _distributed_number(path: Path, pattern: re.Pattern[bytes]) -> int | None:
