@@ -112,8 +112,8 @@ def _combined_record(outcomes: Sequence[Outcome]) -> str:
 
 
 _CHECK_EPILOG = (
-    "Exit codes: 0 nothing was skipped and all tables agree; 1 data was skipped or tables differ; "
-    "6 recording unreadable; 7 database unreadable; 8 its revision is unknown."
+    "Exit codes: 0 nothing was skipped and all tables agree; 1 data was skipped or lost, or tables "
+    "differ; 6 recording unreadable; 7 database unreadable; 8 its revision is unknown."
 )
 _ANONYMIZE_EPILOG = (
     "Exit codes: 0 success; 2 usage error; 6 recording unreadable or of an unknown format; "

@@ -25,7 +25,7 @@ from unified_prof.base.columns import (
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
 )
-from unified_prof.base.coverage import CoveredPart, anomaly_fields, anomaly_lines, coverage_text
+from unified_prof.base.coverage import anomaly_fields, anomaly_lines, coverage_text
 from unified_prof.errors import UsageError
 from unified_prof.migrate.check import Finding
 from unified_prof.migrate.check import check as check_database
@@ -119,14 +119,10 @@ class RecordingCheck:
     """Tables of both databases; empty if only the recording was checked."""
 
     @property
-    def lost(self) -> list[CoveredPart]:
-        """Kinds of data of which a part was skipped."""
-        return [part for part in self.conversion.coverage if part.skipped]
-
-    @property
     def passes(self) -> bool:
-        """True if nothing was skipped and all tables agree."""
-        return not (self.lost or self.findings or any(not one.agrees for one in self.tables))
+        """True if nothing was skipped or lost and all tables agree."""
+        agree = all(one.agrees for one in self.tables)
+        return _is_complete(self.conversion) and agree and not self.findings
 
     def fields(self, database: Path | None) -> dict[str, Any]:
         """Return the result as plain data.
@@ -186,10 +182,15 @@ def check_recording(
         if database is not None:
             progress("comparing tables")
             with open_report(conversion.database) as ours, open_report(database) as other:
-                is_complete = not any(part.skipped for part in conversion.coverage)
                 sides = {RECORDING: ours, DATABASE: other}
-                tables = _compared(sides, schema, is_complete=is_complete)
+                tables = _compared(sides, schema, is_complete=_is_complete(conversion))
         return RecordingCheck(conversion, problems, tables)
+
+
+def _is_complete(conversion: Conversion) -> bool:
+    """Return False if data was skipped, or if the recording lacks slices or records."""
+    skipped = any(part.skipped for part in conversion.coverage)
+    return not (skipped or any(name.startswith("lost_") for name in conversion.anomalies))
 
 
 def _compared(sides: Mapping[str, Report], revision: str, *, is_complete: bool) -> list[TableCheck]:

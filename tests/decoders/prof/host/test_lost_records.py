@@ -82,6 +82,7 @@ def test_commands_show_lost_records(tmp_path: Path) -> None:
     words = f"({dropped} times)"
     assert words in run("report", report).output
     assert "lost_task_track" in run("db", "check", report).output
+    assert CliRunner().invoke(app, ["check", str(path)]).exit_code == 1
 
 
 @pytest.mark.quick(cases=2)
