@@ -69,10 +69,16 @@ function rooflineSection(report) {
       dot.append(title);
       parts.push(dot);
     });
+    const written = [];
     rows.slice(0, LABELED).forEach((row) => {
-      const at = x(row.intensity_flops_per_byte);
+      const [at, level, text] = [x(row.intensity_flops_per_byte), y(row.compute_tflop_per_s * 1e12) - 8, (row.short ?? row.name).slice(0, 40)];
       const inside = at < width * 0.7;
-      write((row.short ?? row.name).slice(0, 40), { x: at + (inside ? 14 : -14), y: y(row.compute_tflop_per_s * 1e12) - 8, "text-anchor": inside ? "start" : "end" });
+      const from = inside ? at + 14 : at - 14 - CHARACTER_WIDTH * text.length;
+      const until = from + CHARACTER_WIDTH * text.length;
+      // A label that would cover another one is left out: its dot has a title.
+      if (written.some((one) => Math.abs(one.level - level) < 14 && one.from < until && from < one.until)) return;
+      written.push({ level, from, until });
+      write(text, { x: at + (inside ? 14 : -14), y: level, "text-anchor": inside ? "start" : "end" });
     });
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
     picture.replaceChildren(...parts);
