@@ -27,6 +27,12 @@ def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
     return values.astype(np.int32) if fits else values
 
 
+def narrowest(values: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return a copy in the smallest signed type that holds all values."""
+    extent = max(-int(values.min(initial=0)), int(values.max(initial=0)) + 1, 1)
+    return values.astype(np.min_scalar_type(-extent))
+
+
 # Sampling interval of the steps that determine the width; odd, because alternating patterns often
 # have an even period.
 _ASKED: Final = 61

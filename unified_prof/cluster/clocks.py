@@ -51,6 +51,7 @@ _MAD_TO_DEVIATION = 1.4826
 _MIN_SPREAD_NS = 200.0
 _PPB = 1e9
 _SAMPLED_EVENTS = 64  # Maximum number of events of each group and kind used to measure the drift.
+_PAIRED_EVENTS = 1024  # The same for the offsets.
 _SAMPLED_PAIRS = 200  # Number of pairs of ranks sampled to decide whether clocks drift at all.
 _MIN_EVENTS_FOR_DRIFT = 12  # Minimum number of events of a pair to measure its drift.
 _MIN_DRIFT_NS = 1_000.0  # Smaller drift over a recording is ignored, ns.
@@ -187,8 +188,11 @@ def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints,
 
 def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
     """Return the median clock differences of all pairs of ranks with common events."""
-    rows = matched.rows
-    a, b, first, others = member_pairs(matched, np.flatnonzero(matched.events.members > 1))
+    rows, events = matched.rows, matched.events
+    usable = np.flatnonzero(events.members > 1)
+    if len(usable):
+        usable = usable[sample_events([events.group[usable], events.kind[usable]], _PAIRED_EVENTS)]
+    a, b, first, others = member_pairs(matched, usable)
     difference = rows.end[others] - rows.end[first]
     if drift.any():
         difference = difference + np.rint(

@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Frame, Ints, Runs, are_in_order, stable_order
 from unified_prof.base.columns import Ledger
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
+from unified_prof.cluster.rank_partial import (
+    COMMUNICATION_COLUMNS,
+    NO_VALUE,
+    Partial,
+    RankFacts,
+)
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
 _MIN_AGREEMENT = 0.9  # Minimum share of equal sizes for two sequences to match.
@@ -176,18 +181,13 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     kinds: list[str] = [SEND, RECEIVE]
     groups, numbers = _groups(by_rank)
     columns = _concatenate(by_rank, numbers, kinds)
-    peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"])
-    known = (columns["peer"] >= 0) & (peer < len(ranks))
-    known &= np.array([*ranks, NO_VALUE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
     transfer = columns["kind"] < len(POINT_TO_POINT)
-    sends = columns["kind"] == 0
     # The key of a transfer is the pair of source and target instead of group and kind.
-    src = np.where(sends, columns["rank"], peer)
-    dst = np.where(sends, peer, columns["rank"])
-    pair = -1 - (src * (len(ranks) + 1) + dst)
-    first = np.where(transfer, pair, columns["group"])
-    second = np.where(transfer, 0, columns["kind"])
-    usable = np.where(transfer, known, columns["group"] >= 0)
+    first, second = columns["group"].copy(), np.where(transfer, 0, columns["kind"])
+    usable = first >= 0
+    moves = np.flatnonzero(transfer)
+    src, dst, usable[moves] = _ends(ranks, *(columns[name][moves] for name in _ENDS))
+    first[moves] = -1 - (src * (len(ranks) + 1) + dst)
     nowhere = int((~transfer & ~usable).sum())
     left_out.add("collective_without_group", f"{nowhere} collectives without a group", nowhere)
     lost = int((transfer & (columns["peer"] < 0)).sum())
@@ -196,7 +196,7 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     usable &= ~bad
     seq = columns.pop("seq") + shift
     # There may be millions of rows: free columns as soon as possible.
-    del pair, known, peer, sends, shift, bad
+    del transfer, shift, bad
     # Rows are sorted by rank, so the rows of each event are, too.
     event_key = stable_order((~usable).astype(np.int64), first, second, seq)
     ordered = {name: columns.pop(name)[event_key] for name in list(columns)}
@@ -210,8 +210,8 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     rows = MatchedRows(**ordered, seq=keys[2], event=number)
     # The last value is for transfers, which have no group.
     sizes = np.array([*(group.size for group in groups), NO_VALUE], np.int64)
-    head_rows = event_key[heads]
-    is_transfer = transfer[head_rows]
+    is_transfer = ordered["kind"][heads] < len(POINT_TO_POINT)
+    src, dst, _ = _ends(ranks, *(ordered[name][heads] for name in _ENDS))
     expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]])
     events = MatchedEvents(
         first=heads,
@@ -221,8 +221,8 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
         kind=ordered["kind"][heads],
         step=np.maximum.reduceat(ordered["step"][:count], heads) if count else heads,
         bytes=np.maximum.reduceat(ordered["bytes"][:count], heads) if count else heads,
-        src=np.where(is_transfer, src[head_rows], NO_VALUE),
-        dst=np.where(is_transfer, dst[head_rows], NO_VALUE),
+        src=np.where(is_transfer, src, NO_VALUE),
+        dst=np.where(is_transfer, dst, NO_VALUE),
     )
     return MatchedCollectives(
         ranks,
@@ -237,26 +237,43 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     )
 
 
+_ENDS = ("rank", "kind", "peer")  # The columns that tell source and target of a transfer.
+
+
+def _ends(
+    ranks: Sequence[int], rank: Ints, kind: Ints, peer: Ints
+) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return source and target of transfers as indices in `ranks`, and if the peer was read."""
+    known = np.array([*ranks, NO_VALUE], np.int64)
+    other = np.searchsorted(known[:-1], peer)
+    sends = kind == 0
+    ends = np.where(sends, rank, other), np.where(sends, other, rank)
+    return *ends, (peer >= 0) & (known[other] == peer)
+
+
 def _concatenate(
     found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str]
 ) -> dict[str, Ints]:
     """Concatenate the rows of all ranks, with kinds and groups numbered for the whole run."""
-    parts: dict[str, list[Ints]] = {}
     code = {kind: index for index, kind in enumerate(kinds)}
-    for index, one in enumerate(found):
-        table = one.communication
-        count = len(table["start"])
-        own = [code.setdefault(kind, len(code)) for kind in one.kinds]
-        parts.setdefault("rank", []).append(np.full(count, index, np.int64))
-        parts.setdefault("op", []).append(np.arange(count))
-        for name, values in table.items():
-            if name == "kind":
-                values = np.array([*own, NO_VALUE], np.int64)[values]
-            elif name == "group":
-                values = np.append(numbers[index], NO_VALUE)[values]
-            parts.setdefault(name, []).append(values)
+    own_kinds = [
+        np.array([*(code.setdefault(kind, len(code)) for kind in one.kinds), NO_VALUE], np.int64)
+        for one in found
+    ]
     kinds[:] = list(code)
-    return {name: np.concatenate(parts.pop(name)) for name in list(parts)}
+    own_groups = [np.append(one, NO_VALUE) for one in numbers]
+    translations = {"kind": own_kinds, "group": own_groups}
+    counts = [len(one.communication["start"]) for one in found]
+    result = {
+        "rank": np.repeat(np.arange(len(found)), counts),
+        "op": np.concatenate([np.arange(count) for count in counts]),
+    }
+    for name in COMMUNICATION_COLUMNS:
+        columns = (one.communication[name] for one in found)
+        if name in translations:
+            columns = (to[one] for to, one in zip(translations[name], columns, strict=True))
+        result[name] = np.concatenate([*columns, np.empty(0, np.int64)])
+    return result
 
 
 def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:

@@ -8,7 +8,7 @@ Partials in memory need only NumPy.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.packed import narrowest
 from unified_prof.errors import StoreError, UsageError
 
 PARTIAL_VERSION = 3  # Part of the file names: partials of other versions are rebuilt.
@@ -136,6 +137,22 @@ def empty_columns(part: str) -> dict[str, Ints]:
     return {name: np.empty(0, np.int64) for name in PARTIAL_PARTS[part]}
 
 
+class _PackedColumns(Mapping[str, Ints]):
+    """Rows of columns in narrow types: a column is widened whenever it is used."""
+
+    def __init__(self, columns: Columns, rows: slice) -> None:
+        self._packed = {name: narrowest(values[rows]) for name, values in columns.items()}
+
+    def __getitem__(self, name: str) -> Ints:
+        return self._packed[name].astype(np.int64)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+
 def limit_to_first_steps(partial: Partial, operations: int) -> Partial:
     """Reduce a rank to its first steps with at most `operations` operations, but at least one step.
 
@@ -147,12 +164,12 @@ def limit_to_first_steps(partial: Partial, operations: int) -> Partial:
     before = np.searchsorted(partial.communication["start"], ends)
     chosen = max(int(np.searchsorted(before, operations, side="right")) - 1, 0)
     end = ends[chosen]
-    kept = partial.communication["start"] < end
-    inside = partial.marks["time"] < end
+    kept = int(np.searchsorted(partial.communication["start"], end))
+    inside = int(np.searchsorted(partial.marks["time"], end))
     return replace(
         partial,
-        communication={name: values[kept] for name, values in partial.communication.items()},
-        marks={name: values[inside] for name, values in partial.marks.items()},
+        communication=_PackedColumns(partial.communication, slice(None, kept)),
+        marks=_PackedColumns(partial.marks, slice(None, inside)),
         until=int(partial.steps["step"][np.argsort(partial.steps["end"])[chosen]]),
     )
 
@@ -231,10 +248,9 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
                 f"{name} is a partial of version {about['version']}, expected {PARTIAL_VERSION}",
                 slug="other-version",
             )
-        # With several row groups, read each part without the columns that only others have.
-        wanted = (
-            [PARTIAL_PARTS] if metadata.num_row_groups == 1 else [[one] for one in PARTIAL_PARTS]
-        )
+        # Communication with its own row groups is read without the columns of the other parts.
+        first, *others = PARTIAL_PARTS
+        wanted = [PARTIAL_PARTS] if metadata.num_row_groups == 1 else [[first], others]
         parts = {name: part for names in wanted for name, part in _parts(file, names).items()}
         return _partial(parts, about)
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
@@ -272,7 +288,7 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
         ):
             groups.append(number)
     # A slice would keep the whole column in memory, with the empty cells of other parts.
-    is_mixed = len(wanted) == len(PARTIAL_PARTS)
+    is_mixed = len(wanted) > 1
     columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTIAL_PARTS[part])]
     table = file.read_row_groups(groups, columns=columns, use_threads=False)
     edges = np.searchsorted(

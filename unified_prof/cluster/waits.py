@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints, Runs, distinct, stable_order
+from unified_prof.arrays.packed import narrowest
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, Columns, Partial
 from unified_prof.recording.collectives import POINT_TO_POINT
@@ -191,7 +192,7 @@ def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> 
         sequences.append(own)
         for key, rows, number in _sequences(matched, rank, table, shifts):
             parts = (duration, table["covered"], table["step"])
-            own.append(_Sequence(key, number, *(_narrow(part[rows]) for part in parts)))
+            own.append(_Sequence(key, number, *(narrowest(part[rows]) for part in parts)))
             held = events.setdefault(key, _StreamedEvents())
             held.grow(number.stop if isinstance(number, slice) else int(number.max()) + 1)
             held.add(number, rank, duration[rows], table, rows)
@@ -209,12 +210,6 @@ class _Sequence(NamedTuple):
     duration: NDArray[np.integer[Any]]  # ns
     covered: NDArray[np.integer[Any]]  # Time covered by kernels, ns.
     step: NDArray[np.integer[Any]]
-
-
-def _narrow(values: Ints) -> NDArray[np.integer[Any]]:
-    """Return values in the smallest signed type that holds them."""
-    extent = max(-int(values.min()), int(values.max()) + 1, 1)
-    return values.astype(np.min_scalar_type(-extent))
 
 
 def _sequences(
