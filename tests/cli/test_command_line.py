@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
+from unified_prof.backends import registry
 from unified_prof.cli import app as app_module
+from unified_prof.cli import run_options
 from unified_prof.cli.app import app
 from unified_prof.cli.command import option_help
 from unified_prof.cli.examples import EXAMPLES
@@ -233,6 +235,7 @@ def test_former_command_name_still_works(tmp_path: Path) -> None:
         ("report --tops 3 x", "did you mean --top?"),
         ("run --epochs 1 train.py", "options of the script go after its name"),
         ("export x", "for example `uprof export RUN -o run.perfetto-trace`"),
+        ("trace x.db", "for example `uprof export RUN -o run.perfetto-trace`"),
     ],
 )
 def test_wrong_command_line_suggests_the_right_one(
@@ -282,6 +285,20 @@ def test_usage_errors_have_a_hint(
     assert message in printed
     assert end.value.code == code
     assert not Path("t.txt").exists()
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_directory_that_takes_no_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        app_module.main(["report", "RUN", "-o", "/proc/out.html"])
+    assert end.value.code == 9
+    assert "cannot write /proc/out.html: /proc is not writable" in capsys.readouterr().err
+
+
+def test_report_may_have_the_name_of_its_command() -> None:
+    backend = registry.make("cpu")
+    assert run_options._reports("time,memory", backend) == ("run-time", "memory")
 
 
 @pytest.mark.usefixtures("place")

@@ -53,6 +53,15 @@ def test_each_table_is_a_file_with_texts_instead_of_ids(
     assert "aten::linear" in calls["name"].to_pylist()
 
 
+@pytest.mark.parametrize("uid", [1, 18_446_744_073_709_551_615, "0x12ab"])
+def test_host_id_of_any_revision_is_text(tmp_path: Path, uid: int | str) -> None:
+    with Device(tmp_path / "x.db") as device:
+        device.writer.write("HOST_INFO", {"hostUid": [str(uid)], "hostName": "h"})
+    done = uprof("export", tmp_path / "x.db", "-o", tmp_path / "out", "--layout", "parquet", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read(tmp_path / "out", "HOST_INFO")["hostUid"].to_pylist() == [str(uid)]
+
+
 def test_ids_are_kept_on_request(step: Path, tmp_path: Path) -> None:
     assert uprof("export", step, "-o", tmp_path, "--layout", "parquet", "--ids").returncode == 0
     texts = read(tmp_path, "STRING_IDS").to_pylist()

@@ -263,7 +263,9 @@ def make_command(
 
     settings |= {"hidden": True} if replaced_by is not None else {}
     settings.setdefault("help", inspect.getdoc(function))
-    return (cls or Command)(name, params=params, callback=call, **settings)
+    made = (cls or Command)(name, params=params, callback=call, **settings)
+    made.replaced_by = replaced_by
+    return made
 
 
 def help_page(name: str, help: str, *, note: str | None = None) -> Option:
@@ -455,6 +457,8 @@ class _HelpFormatting:
 class Command(_HelpFormatting, click.Command):
     """A command of uprof."""
 
+    replaced_by: str | None = None  # The new spelling of a former name.
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read arguments, settings and environment variables.
 
@@ -473,7 +477,8 @@ class Command(_HelpFormatting, click.Command):
                 slug="wrong-command-line",
             ) from None
         except click.MissingParameter as err:
-            examples = EXAMPLES.get(" ".join(ctx.command_path.split()[1:]), ())[:3]
+            path = self.replaced_by or " ".join(ctx.command_path.split()[1:])
+            examples = EXAMPLES.get(path, ())[:3]
             lines = ", ".join(f"`{command}`" for command, _ in examples)
             what = f"missing {err.param_type or 'parameter'} {err.param_hint or ''}".strip()
             if err.param is not None:
