@@ -72,7 +72,9 @@ def test_nested_and_repeated_checkpoints_are_charged_to_each_call(
         assert record.recomputed_ms is not None
         # A nested block runs again once for the outer block and once for itself.
         runs = 2 if blocks == 1 else 1
-        assert SLOW_MS * runs <= min(record.recomputed_ms) < SLOW_MS * (runs + 1)
+        # All waiting since the last reading is charged to one interval, so one may be too short.
+        assert max(record.recomputed_ms) >= SLOW_MS * runs
+        assert min(record.recomputed_ms) < SLOW_MS * (runs + 1)
 
 
 def test_backward_through_the_previous_iteration_has_no_recomputation(workload: Workload) -> None:

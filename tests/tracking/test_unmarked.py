@@ -49,6 +49,30 @@ with {grad}:
     assert tracked.facts["iterations_end_with"] == "calls of the outermost module"
 
 
+def test_inference_is_divided_into_the_model_and_the_rest(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+import time
+class Slow(Net):
+    def forward(self, x):
+        time.sleep(0.004)
+        return super().forward(x)
+net = Slow().eval()
+with torch.no_grad():
+    for _ in range(20):
+        result = net(torch.ones(4, 8))
+        time.sleep(0.003)
+        result.argmax(1)
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=4, scope="project")
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu", "argmax", "ones"]
+    for record in tracked.iterations:
+        assert record.forward_ms is not None
+        assert record.forward_ms >= 4
+        assert record.total_ms - record.forward_ms >= 3
+    assert min(record.forward_ms or 0 for record in tracked.iterations) < 7
+
+
 def test_each_token_of_a_generation_is_an_iteration(workload: Workload) -> None:
     workload.write("main.py", """
 class Decoder(nn.Module):

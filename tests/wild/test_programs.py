@@ -45,9 +45,9 @@ class Program:
         """Complete samples of two iterations each, in all iterations of the program.
 
         The warm-up, the memory and the peak take four iterations. Without an optimizer, the first
-        iteration is known when the second one begins, and the last one has no end.
+        iterations end before the third call of the model, and the last one has no end.
         """
-        return (self.iterations - (4 if self.has_optimizer else 5)) // 2
+        return (self.iterations - (4 if self.has_optimizer else 6)) // 2
 
 
 def program(

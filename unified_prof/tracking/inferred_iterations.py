@@ -1,7 +1,7 @@
 """Infer the iterations of a program without optimizer steps.
 
 If the program updates parameters itself, an iteration ends with each backward pass; if it only runs
-a model, with each call of the outermost module. An event ends iterations only from its second
+a model, before each call of the outermost module. An event ends iterations only from its second
 occurrence on. Backward passes take precedence over module calls, and optimizer steps over both.
 """
 
@@ -38,6 +38,7 @@ class InferredLoop:
         measuring: Returns True if an iteration was measured with the current kind of event.
         bottoms: Code objects at which the program's stack ends.
         internals: Access to torch.
+        called: Called after each call of a module if such calls end iterations.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class InferredLoop:
         measuring: Callable[[], bool],
         bottoms: frozenset[CodeType],
         internals: TorchInternals,
+        called: Callable[[], None] = lambda: None,
     ) -> None:
+        self._called = called
         self._boundary = boundary
         self._joined = joined
         self._measuring = measuring
@@ -59,6 +62,8 @@ class InferredLoop:
         self._watching = False
         self._running = False
         """True within a call of a module, where iterations cannot end."""
+        self._is_due = False
+        """True if the iteration ends before the next call of a module."""
         self._kind: str | None = None
         """Kind of event that ends iterations, or will if it occurs again."""
         self._known: set[Any] = set()
@@ -97,6 +102,8 @@ class InferredLoop:
         elsewhere = get_ident() != self._thread
         self.elsewhere += elsewhere
         is_outermost = not (self._running or elsewhere)
+        if is_outermost:
+            self._begins()
         self._patches.restore()
         if is_outermost:
             self._running = True
@@ -132,6 +139,7 @@ class InferredLoop:
             if get_ident() != watch._thread:
                 watch.elsewhere += 1
                 return call(self, *args, **kwargs)
+            watch._begins()
             watch._running = True
             try:
                 result = call(self, *args, **kwargs)
@@ -142,11 +150,24 @@ class InferredLoop:
 
         return watched_call
 
+    def _begins(self) -> None:
+        """End the iteration before a call of the outermost module."""
+        if self._is_due:
+            self._is_due = False
+            self._end()
+
+    def _end(self) -> None:
+        self.boundaries += 1
+        self._boundary()
+
     def _ended(self, kind: str, place: Any) -> None:
         """Handle an event that may be the end of an iteration."""
         if self._awaits_step() or (kind == MODULE_CALLS and self._kind == BACKWARD_PASSES):
             return
+        if kind == self.ended_by == MODULE_CALLS:
+            self._called()
         if kind != self._kind:
+            self._is_due = False
             self._kind, self._known, self._leader = kind, {place}, place
         elif place not in self._known:
             self._known.add(place)
@@ -166,9 +187,10 @@ class InferredLoop:
             self._awaited = 0
         elif before not in (None, kind):
             self._joined()
+        elif kind == MODULE_CALLS:
+            self._is_due = True
         else:
-            self.boundaries += 1
-            self._boundary()
+            self._end()
 
     def _awaits_step(self) -> bool:
         if self._awaits_optimizer:

@@ -299,6 +299,11 @@ class OperationTracker:
             if self._waiting is not None and now - last > LONG_NS:
                 self._waiting.note_interval(iteration.waits, last, now)
 
+    def note_model_ended(self) -> None:
+        """Note the end of a call of the model in a program without backward passes."""
+        if self._passes is not None:
+            self._passes.forward_ended()
+
     def note_optimizer_ended(self) -> None:
         """Note that an optimizer step ends."""
         if self._passes is not None:

@@ -122,6 +122,12 @@ class Passes:
         if self._part == OTHER:
             self.switch(FORWARD)
 
+    def forward_ended(self) -> None:
+        """Note that a call of the model ended, which no backward pass follows."""
+        if self._part == FORWARD:
+            self.switch(OTHER)
+            self.await_forward()
+
     def run_backward(self, engine: Any, roots: Any, args: Any, kwargs: Any) -> Any:
         """Run the autograd engine and return its result.
 

@@ -256,6 +256,7 @@ class TrackedLoop:
             measuring=lambda: bool(session.run_time.count or session.memory.count),
             bottoms=bottoms,
             internals=session.internals,
+            called=session.run_time.note_model_ended,
         )
         session.on_abandon += [
             self._driver.abandon,
