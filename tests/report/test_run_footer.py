@@ -7,8 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
+from unified_prof.cli.app import app
 from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import ModelUse
@@ -92,6 +94,13 @@ def test_samples_per_second_are_those_of_the_median_iteration(
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"] == f"median 11.0 ms, p90 26.2 ms (n = 3){rate}"
+
+
+def test_advice_has_the_median_that_the_headline_has(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS)
+    shown = CliRunner().invoke(app, ["advise", str(path)])
+    assert shown.exit_code == 0
+    assert "3 steps, median 11.0 ms" in shown.output
 
 
 def test_median_of_two_iterations_is_their_mean(tmp_path: Path) -> None:

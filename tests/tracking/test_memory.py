@@ -220,6 +220,20 @@ def test_peak_on_the_cpu_is_the_allocated_memory(workload: Workload) -> None:
     assert "torch's allocator" in tracked.facts["peak_is_of"]
 
 
+def test_peak_on_the_cpu_is_the_sum_of_tensors(workload: Workload) -> None:
+    """DeepView counts the scratch memory of oneDNN too, twice as much for a convolution."""
+    size = 4 * 8 * 32 * 32 * FLOAT
+    tracked = workload.model(
+        net("self.conv = nn.Conv2d(8, 8, 3, padding=1)", "return self.conv(x).sigmoid().tanh()"),
+        providers=PROVIDERS.replace("(batch_size, 8)", "(4, 8, 32, 32)"),
+    )
+    weights = sum(weight.size_bytes + weight.grad_size_bytes for weight in tracked.weights)
+    assert sum(record.size_bytes for record in tracked.activations) == 3 * size
+    assert tracked.peak_usage_bytes is not None
+    # In the backward pass, at most two gradients exist besides the input and two results.
+    assert 3 * size < tracked.peak_usage_bytes - weights <= 5 * size + 1000
+
+
 def test_activations_at_once_are_those_of_one_backward_pass(workload: Workload) -> None:
     providers = PROVIDERS.replace(
         "model(*inputs).sum().backward()", "[model(*inputs).sum().backward() for _ in range(4)]"

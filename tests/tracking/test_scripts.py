@@ -653,6 +653,37 @@ for batch in DataLoader(Data()):
     assert '"class": "Slow"' in tracked.facts["optimizers"]
 
 
+def test_few_functions_are_called_to_time_an_operation(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The overhead of tracking is proportional to them, also on a busy machine."""
+    operations = 50
+    workload.write("main.py", NET + f"""
+import collections, sys
+calls, steps = collections.Counter(), 0
+def count(frame, event, _):
+    if event == "call" and "unified_prof" in frame.f_code.co_filename:
+        calls[steps] += 1
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for steps in range(20):
+    sys.setprofile(count)
+    x = net(torch.ones(4, 8))
+    for _ in range({operations}):
+        x = x.sigmoid()
+    x.sum().backward()
+    sys.setprofile(None)
+    optimizer.step()
+    optimizer.zero_grad()
+print(*(calls[step] for step in range(8, 20)))
+""")  # fmt: skip
+    workload.tracked(iterations=20)
+    calls = [int(text) for text in capsys.readouterr().out.split()]
+    parts, timed = sorted([min(calls[::2]), min(calls[1::2])])
+    assert 0 < parts <= 25
+    assert timed <= 8 * operations
+
+
 @pytest.mark.parametrize("backward_passes", [1, 3])
 def test_set_up_searches_all_objects_few_times(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, backward_passes: int
