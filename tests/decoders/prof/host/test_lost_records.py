@@ -68,6 +68,12 @@ def test_each_operator_type_decides_whether_tensors_are_lost(tmp_path: Path) -> 
     assert not lost(path)
 
 
+def test_operators_in_graphs_need_no_launches(tmp_path: Path) -> None:
+    path = generate(tmp_path, Recipe(operators=60)).path
+    drop(path, "task_track", share=0.8)
+    assert "lost_task_track" not in lost(path)
+
+
 def test_commands_show_lost_records(tmp_path: Path) -> None:
     path = generate(tmp_path, Recipe(operators=60)).path
     dropped = drop(path, "task_track")
