@@ -165,10 +165,13 @@ def test_a_function_written_as_single_operations_is_found(
 def test_one_thread_on_a_host_with_more_processors(
     facts: dict[str, str], parts: dict[str, int], fires: bool
 ) -> None:
-    found = findings(tracked(parts=parts, facts={"device": "cpu: model", **facts}))
+    facts |= {"device": "cpu: model"}
+    found = findings(tracked(("linear", "model.py:7", 80), parts=parts, facts=facts))
     assert found.keys() == ({"single_thread"} if fires else set())
     if fires:
         assert found["single_thread"].cost_ms_per_step == 60
+    short = [("linear", "model.py:7", 0.08)] * 1000
+    assert "single_thread" not in findings(tracked(*short, parts=parts, facts=facts))
 
 
 def test_time_between_operations_is_at_most_the_rest_of_the_iteration() -> None:
