@@ -88,7 +88,7 @@ class InferredLoop:
 
     def remove(self) -> None:
         """Stop watching."""
-        self._watching = False
+        self._watching = self._is_due = False
         self._patches.restore()
 
     def hide_from_compiler(self, module: Any, call: Callable[[], Any]) -> Any:
@@ -102,8 +102,6 @@ class InferredLoop:
         elsewhere = get_ident() != self._thread
         self.elsewhere += elsewhere
         is_outermost = not (self._running or elsewhere)
-        if is_outermost:
-            self._begins()
         self._patches.restore()
         if is_outermost:
             self._running = True
@@ -139,7 +137,7 @@ class InferredLoop:
             if get_ident() != watch._thread:
                 watch.elsewhere += 1
                 return call(self, *args, **kwargs)
-            watch._begins()
+            watch.call_begins()
             watch._running = True
             try:
                 result = call(self, *args, **kwargs)
@@ -150,9 +148,9 @@ class InferredLoop:
 
         return watched_call
 
-    def _begins(self) -> None:
+    def call_begins(self) -> None:
         """End the iteration before a call of the outermost module."""
-        if self._is_due:
+        if self._is_due and not self._running and get_ident() == self._thread:
             self._is_due = False
             self._end()
 

@@ -77,6 +77,8 @@ class Interception:
         self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
         """Runs a call of compiled code (of a module, or of a function: None) without patches that
         the compiler would treat as part of the program."""
+        self.module_begins: Callable[[], None] | None = None
+        """Called before a call of a compiled module."""
         self.eager_calls = 0
         """Number of calls of functions compiled before tracking began, which ran uncompiled."""
 
@@ -342,6 +344,8 @@ class Interception:
         @functools.wraps(call)
         def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
             bound = functools.partial(call, module)
+            if self.module_begins is not None:
+                self.module_begins()
             if self._active() is None:
                 return self._run_hidden(module, lambda: bound(*args, **kwargs))
             label = f"torch.compile({self._internals.original_class(module)})"

@@ -280,6 +280,7 @@ class TrackedLoop:
         self._unmarked.install()
         self._session.interception.on_backward = self._unmarked.engine_ended
         self._session.interception.hide_from_compiler = self._unmarked.hide_from_compiler
+        self._session.interception.module_begins = self._unmarked.call_begins
         self._driver.begin()
 
     def mark(self, samples: int | None = None) -> None:
@@ -310,6 +311,7 @@ class TrackedLoop:
     def _ignore_unmarked(self) -> None:
         self._session.interception.on_backward = None
         self._session.interception.hide_from_compiler = None
+        self._session.interception.module_begins = None
         self._unmarked.remove()
 
     def _marked(self) -> None:

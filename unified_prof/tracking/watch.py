@@ -240,6 +240,7 @@ class StepCollector:
         self._unmarked.install()
         self._interception.on_backward = self._unmarked.engine_ended
         self._interception.hide_from_compiler = self._unmarked.hide_from_compiler
+        self._interception.module_begins = self._unmarked.call_begins
         gc.callbacks.append(self._collected)
         with suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -293,6 +294,7 @@ class StepCollector:
     def _forget_unmarked(self) -> None:
         self._interception.on_backward = None
         self._interception.hide_from_compiler = None
+        self._interception.module_begins = None
         self._unmarked.remove()
 
     def _optimizer_begins(self) -> None:
