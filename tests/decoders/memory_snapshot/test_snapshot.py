@@ -346,7 +346,7 @@ NET = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
 
 def fragmented() -> dict[str, object]:
     """Return a snapshot with a small segment, and a large one whose free memory is in two parts."""
-    small_pool = segment(512, block(0x1000, 256, "active_allocated", OUTER))
+    small_pool = segment(4096, block(0x1000, 3840, "active_allocated", OUTER))
     large_pool = segment(
         8192,
         block(0x9000, 1024, "active_allocated", NET),
@@ -369,7 +369,7 @@ def test_segments_have_their_largest_free_block(tmp_path: Path) -> None:
         *("kind", "streamPtr"),
         texts=["kind"],
     ) == [
-        (0x1000, 512, 256, 256, 0, 1, "small", 3),
+        (0x1000, 4096, 3840, 256, 0, 1, "small", 3),
         (0x9000, 8192, 2048, 5632, 3072, 2, "large, expandable", 3),
     ]
 
@@ -390,8 +390,8 @@ def test_report_by_segment_shows_fragmentation(tmp_path: Path) -> None:
     table = [line.split() for line in done.stdout.splitlines() if "0x" in line or "unused" in line]
     assert table == [
         "segment blocks share allocated reserved unused largest unused pool".split(),
-        "0x9000 2 88.9 % 2.00 KiB 8.00 KiB 5.50 KiB 3.00 KiB large, expandable".split(),
-        "0x1000 1 11.1 % 256 B 512 B 256 B 0 B small".split(),
+        "0x9000 2 34.8 % 2.00 KiB 8.00 KiB 5.50 KiB 3.00 KiB large, expandable".split(),
+        "0x1000 1 65.2 % 3.75 KiB 4.00 KiB 256 B 0 B small".split(),
     ]
 
 
