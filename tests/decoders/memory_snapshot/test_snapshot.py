@@ -454,6 +454,13 @@ def test_commands_accept_a_converted_snapshot(tmp_path: Path) -> None:
     assert "allocated (torch's allocator)" in (tmp_path / "t.json").read_text()
 
 
+def test_advice_names_the_report_of_a_snapshot(tmp_path: Path) -> None:
+    conversion = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
+    done = CliRunner().invoke(app, ["advise", str(conversion.database)])
+    assert done.exit_code == 0, done.stderr
+    assert "a memory snapshot has no times (`uprof report --by line` shows" in done.stdout
+
+
 def test_block_that_awaits_its_free_is_active(tmp_path: Path) -> None:
     waiting = block(0x1000, 64, "active_awaiting_free")
     history = [entry("alloc", 0x1000, 64, 1, INNER), entry("free_requested", 0x1000, 64, 2)]

@@ -206,6 +206,9 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     skipped: list[NotJudged] = []
     evaluated: list[str] = []
     kind = "GPU" if "UPROF_GPU_TASKS" in recording.source.tables else "NPU"
+    empty = "the recording is empty"
+    if recording.has_memory_blocks:
+        empty = "a memory snapshot has no times (`uprof report --by line` shows its memory)"
     for rule in RULES:
         if only_cheap and not rule.cheap:
             continue
@@ -224,7 +227,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
                 ]
             )
         else:
-            why = min(filter(None, missing), default="the recording is empty")
+            why = min(filter(None, missing), default=empty)
             skipped.append(NotJudged(rule.kind, why))
     longest = max(contexts, key=lambda context: context.analyzed_ns, default=None)
     findings: list[Finding] = []
