@@ -22,7 +22,16 @@ def test_host_threads_are_drawn_above_the_streams_with_arrows_to_their_tasks(
 ) -> None:
     window.open(launch_page)
     lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
-    assert window.run(lanes) == ["thread 1", "", "thread 2", "", "stream 2", "stream 5", "idle"]
+    assert window.run(lanes) == [
+        "thread 1",
+        "",
+        "thread 2",
+        "",
+        "stream 2",
+        "stream 5",
+        "idle",
+        "critical path",
+    ]
     assert arrow_count(window) == 3
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 4)
@@ -43,13 +52,13 @@ def test_host_threads_are_drawn_above_the_streams_with_arrows_to_their_tasks(
     )
     assert arrow_count(window) == 1, "that of what is chosen, however far its other end is away"
     click(window, "#host-shown")
-    assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
+    assert window.run(lanes) == ["stream 2", "stream 5", "idle", "critical path"]
     assert arrow_count(window) == 0
     assert "host=no" in window.run("return location.hash")
     window.open(launch_page)
     window.run("location.hash = '#host=no'")
     time.sleep(0.2)
-    assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
+    assert window.run(lanes) == ["stream 2", "stream 5", "idle", "critical path"]
     assert window.console() == []
 
 

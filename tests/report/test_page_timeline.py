@@ -160,6 +160,21 @@ def test_tasks_are_searched_and_selected_spans_are_summed(window: Browser, tmp_p
     assert window.console() == []
 
 
+def test_critical_path_is_the_last_lane(window: Browser, launch_page: Path) -> None:
+    with open_analyses(launch_page.parent / "msprof_1.db") as (analysis,):
+        path = analysis.path_track()
+    assert path is not None
+    window.open(launch_page)
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press(*"\ue015" * 20, "n")
+    chosen = window.run("return document.querySelector('#chosen').textContent")
+    segments = zip(path.label.tolist(), (path.end_ns - path.start_ns).tolist(), strict=True)
+    texts = [f"{path.labels[at]}: {names.format_duration(length)}" for at, length in segments]
+    assert chosen.startswith(tuple(texts))
+    assert chosen.endswith("critical path")
+    assert "path: kernel" in window.run("return document.querySelector('#timeline').textContent")
+
+
 def test_idle_reasons_are_drawn_selected_and_summed(window: Browser, launch_page: Path) -> None:
     with open_analyses(launch_page.with_suffix(".db")) as (analysis,):
         (whole,) = analysis.why_idle()

@@ -48,7 +48,11 @@ class CollectiveNames:
 
     def names(self, labels: Labels) -> NDArray[np.int32]:
         """Return the operator name of each collective, as numbers in `labels`."""
-        return self._numbers(labels, self._comms.name, self._comms.op_type)
+        ids, number = codes(self._comms.op_type)
+        is_typed = np.array([text is not None for text in self._strings.texts(ids)], bool)
+        names = self._numbers(labels, self._comms.name, self._comms.op_type)
+        # Without a type, the name is only a number.
+        return names if is_typed.all() else np.where(is_typed[number], names, self.types(labels))
 
     def kernels(self, labels: Labels) -> NDArray[np.int32]:
         """Return the kernel of each collective, as numbers in `labels`; without one, `names`.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.explain.critical_path import DISPLAY_NAMES
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.explain.skyline import MEASURES, Tree
 from unified_prof.explain.skyline import trees as analysis_trees
@@ -19,6 +20,7 @@ from unified_prof.recording.host_lanes import KINDS as HOST_KINDS
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.model import Series
 from unified_prof.recording.timeline import Timeline
+from unified_prof.recording.tracks import Track
 from unified_prof.report.formats import encode_varints
 from unified_prof.report.names import readable_names, truncate_middle
 
@@ -28,6 +30,9 @@ MAX_TIMELINE_BLOCKS = 110_000
 MAX_HOST_RANGES = 30_000
 # Maximum idle gaps of all devices; about five bytes each.
 MAX_IDLE_GAPS = 12_000
+# Maximum number of drawn segments of the critical path, and of tasks: of more, it takes too much
+# memory.
+MAX_PATH_SEGMENTS, MAX_PATH_TASKS = 12_000, 200_000
 _LANES = 64
 _STEPS = 5000
 _LABEL_BYTES = 400_000
@@ -182,6 +187,9 @@ def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
         "span_ns": max((end for _, end in spans), default=0) - origin_ns,
         "timeline": None if lanes is None else _timeline(lanes, host, origin_ns),
         "idle": [_idle(one, origin_ns) for one in idle],
+        "path": None
+        if lanes is None or lanes.tasks > MAX_PATH_TASKS
+        else _path(analysis.path_track(), origin_ns, blocks),
         "host": None if host is None else _host(host, origin_ns),
         "memory": page_series(memory, origin_ns),
         "counters": page_series(counters, origin_ns),
@@ -246,6 +254,30 @@ def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
         "launched_block": encode_varints(np.diff(linked, prepend=0)),
         # The lowest bit is set if the difference is negative.
         "launched_by": encode_varints(np.abs(step) << 1 | (step < 0)),
+    }
+
+
+def _path(found: Track | None, origin_ns: int, most: int) -> dict[str, Any] | None:
+    """Return the longest segments of the critical path with encoded columns."""
+    if found is None or not len(found):
+        return None
+    # Steps may begin before everything that is drawn.
+    start_ns = np.maximum(found.start_ns, origin_ns)
+    length = np.maximum(found.end_ns - start_ns, 0)
+    limit = max(1, MAX_PATH_SEGMENTS * most // MAX_TIMELINE_BLOCKS)
+    kept = np.sort(np.argsort(-length, kind="stable")[:limit])
+    labels, renumber = _labels(found.labels, [(found.label[kept], length[kept] + 1)], _LABEL_BYTES)
+    kinds = list(DISPLAY_NAMES)
+    kind = np.array([kinds.index(one) for one in found.category], np.int64)[kept]
+    return {
+        "count": len(kept),
+        "left_out": len(found) - len(kept),
+        "labels": labels,
+        "kinds": [[name, DISPLAY_NAMES[name]] for name in kinds],
+        "start": encode_varints(np.diff(start_ns[kept] - origin_ns, prepend=0)),
+        "duration": encode_varints(length[kept]),
+        "label": encode_varints(renumber[found.label[kept]]),
+        "kind": encode_varints(kind),
     }
 
 

@@ -2,6 +2,10 @@
 
 const HOST_LANE = 18;
 const MOST_ARROWS = 300;
+const PATH_COLORS = {
+  kernel: "compute", communication: "communication", copy: "copy", host: "host-operation", input: "idle-input", synchronising: "idle-synchronising",
+  launch: "idle-launched", event: "idle-stream", gap: "idle-unknown",
+};
 const HOST_COLORS = ["host-operation", "host-annotation", "host-call"];
 
 /** Rows of threads as lanes; rows of one thread have the same `thread`. */
@@ -27,6 +31,15 @@ function idleLanes(report) {
       colors: REASONS.map((reason) => `idle-${reason}`), title: report.idle.length > 1 ? `${one.device} idle` : "idle",
     };
   });
+}
+
+/** The critical path as a lane, none if it is unknown. */
+function pathLanes(path) {
+  if (!path) return [];
+  return [{
+    ...decodeLane(path, false), launch: new Map(), height: HOST_LANE, labels: path.labels, title: "critical path",
+    kinds: path.kinds.map(([, text]) => `path: ${text}`), colors: path.kinds.map(([kind]) => PATH_COLORS[kind]),
+  }];
 }
 
 /** Idle time of devices within a span by reason, largest first. */
@@ -138,9 +151,10 @@ function rangesIn(lane, from, to) {
   return found;
 }
 
-/** Notes on host ranges and idle gaps that are left out. */
-function hostNotes(host, idle, look) {
+/** Notes on host ranges, idle gaps and segments of the critical path that are left out. */
+function hostNotes(host, idle, path, look) {
   const lines = [];
+  if (path?.left_out) lines.push(note(`The ${words.count(path.left_out)} shortest segments of the critical path are not drawn.`));
   const short = (idle ?? []).filter((one) => one.left_out);
   if (short.length) {
     const [count, time] = ["left_out", "left_out_ns"].map((key) => short.reduce((sum, one) => sum + one[key], 0));

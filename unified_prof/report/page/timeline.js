@@ -50,7 +50,7 @@ function timelineSection(report, announce) {
   const host = hostLanes(report.host);
   const work = data.lanes.map((lane) => ({ ...decodeLane(lane, data.merged_below_ns > 0), raw: lane, height: LANE, labels: data.labels, colors: KINDS, kinds: KINDS }));
   const launches = launchesOf(host, work);
-  const idle = idleLanes(report);
+  const [idle, path] = [idleLanes(report), pathLanes(report.path)];
   let lanes = [];
   const view = report.view;
   const { look, zoom, pan, whole } = view;
@@ -95,7 +95,7 @@ function timelineSection(report, announce) {
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
       key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a time span and sums its tasks, ", key("Esc"), " clears the selection.",
       launches.count ? ` Arrows connect launches and kernels: all of them if at most ${MOST_ARROWS} are visible, else only those of the selected item.` : ""),
-    ...notes(), ...hostNotes(report.host, report.idle, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
+    ...notes(), ...hostNotes(report.host, report.idle, report.path, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
     return make("kbd", { text });
@@ -103,7 +103,7 @@ function timelineSection(report, announce) {
 
   /** Lay out the lanes. */
   function arrange(withHost) {
-    lanes = withHost ? [...host, ...work, ...idle] : [...work, ...idle];
+    lanes = [...(withHost ? host : []), ...work, ...idle, ...path];
     let top = crown;
     names.replaceChildren();
     for (const lane of lanes) {
@@ -299,7 +299,7 @@ function timelineSection(report, announce) {
     state.wanted = find.value.trim().toLowerCase();
     const matching = (texts) => texts.map((text) => text.toLowerCase().includes(state.wanted));
     // Only tasks are searched; idle reasons have colors and sums.
-    state.matches = state.wanted ? new Map([...idle.map((lane) => [lane.labels, []]), ...[data.labels, report.host?.labels ?? []].map((texts) => [texts, matching(texts)])]) : null;
+    state.matches = state.wanted ? new Map([...[...idle, ...path].map((lane) => [lane.labels, []]), ...[data.labels, report.host?.labels ?? []].map((texts) => [texts, matching(texts)])]) : null;
     link.set({ find: find.value.trim() });
     const [tasks, calls] = [work, host].map((some) => {
       let [count, sum] = [0, 0];
