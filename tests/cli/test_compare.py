@@ -334,6 +334,7 @@ def test_format_follows_the_output_extension(
 ) -> None:
     result = uprof(command, base.name, same.name, "-o", name)
     assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == (f"{name}: pass\n" if command == "gate" else "")
     assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
 
 

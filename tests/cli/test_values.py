@@ -71,6 +71,7 @@ def test_values_are_converted_by_type(words: list[str], changed: dict[str, Any])
         (["a", "--wide", "1.0"], "expected a whole number"),
         (["a", "--part", "x"], "expected a number"),
         (["a", "--color", "blue"], "'blue' is not one of 'red', 'green'"),
+        (["a", "--color", "rad"], "'red', 'green'; did you mean red?"),
         (["a", "--colour", "red"], "no such option: --colour"),
         ([], "missing argument"),
         ([""], "argument PATHS... is empty, expected a path"),

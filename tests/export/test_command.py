@@ -168,6 +168,15 @@ def test_database_of_a_directory_is_exported(small: Path, tmp_path: Path) -> Non
         export(small.parent, tmp_path / "files")
 
 
+def test_database_in_an_ascend_pt_directory_is_named(tmp_path: Path) -> None:
+    database = tmp_path / "rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db"
+    database.parent.mkdir(parents=True)
+    database.touch()
+    with pytest.raises(StoreError) as caught:
+        export(database.parents[1], tmp_path / "files")
+    assert caught.value.hint == f"use {database}"
+
+
 def _write(folder: Path, *, force: bool = False) -> None:
     with OutputFiles(folder, force=force) as output:
         for name in ("a.csv", "b.csv", "c.csv"):

@@ -68,7 +68,7 @@ def test_import_of_a_directory_with_unreadable_ranks_fails_and_names_them(
     refused = re.findall(r"error: .*/(rank\d\.json\S*?):? (.*) \[", done.stderr)
     assert dict(refused) == {
         "rank1.json.gz": "expected a torch.profiler trace (JSON), found an empty file",
-        "rank3.json": "is not a format that uprof can convert",
+        "rank3.json": "is not in a format that uprof can convert",
         "rank4.json.gz": "is cut off before the end of the first event",
     }
     assert "6 recordings: 3 converted, 3 refused" in done.stderr

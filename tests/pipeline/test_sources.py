@@ -533,6 +533,7 @@ def test_links_in_an_archive_are_not_unpacked(tmp_path: Path) -> None:
         ("a.json", '{"traceEvents": []}'.encode("utf-16-le"), "UTF-16 text"),
         ("a.json.gz", b"version https://git-lfs.github.com/spec/v1\noid x\n", "a Git LFS pointer"),
         ("a.json", b"<!DOCTYPE html><html>", "an HTML page"),
+        ("train.py", b"import torch\n", "a Python script"),
     ],
 )
 def test_known_formats_are_refused_by_name_with_a_hint(
@@ -561,7 +562,7 @@ def database(path: Path, *tables: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is empty"), (b"hello", "not a format that uprof can convert")]
+    ("content", "message"), [(b"", "is empty"), (b"hello", "not in a format that uprof can convert")]
 )
 def test_other_files_are_refused_with_the_list_of_formats(
     content: bytes, message: str, tmp_path: Path

@@ -102,7 +102,7 @@ def test_standard_input_is_converted_together_with_files(
     ("content", "message"),
     [
         (b"", "standard input is empty"),
-        (b"hello", "standard input is not a format that uprof can convert"),
+        (b"hello", "standard input is not in a format that uprof can convert"),
         (b"\x1f\x8b\x08\0nothing of the kind", "standard input: the gzip data is damaged"),
         (gzip.compress(b""), "standard input is an empty file, compressed"),
         (b"SQLite format 3\0" + bytes(90), "standard input"),

@@ -151,6 +151,15 @@ class _NumberType(click.ParamType[Any]):
         return number
 
 
+class _ChoiceType(click.Choice[str]):
+    """Choice whose error names the most similar value."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: Any) -> str:
+        near = get_close_matches(str(value), map(str, self.choices), n=1)
+        message = super().get_invalid_choice_message(value, ctx).removesuffix(".")
+        return f"{message}; did you mean {near[0]}?" if near else message
+
+
 class _FlagType(click.types.BoolParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> bool:
         try:
@@ -163,7 +172,7 @@ def _value_type(kind: Any, settings: dict[str, Any]) -> click.ParamType[Any]:
     low, high = settings.pop("min", None), settings.pop("max", None)
     choices = get_args(kind) if get_origin(kind) is Literal else settings.pop("choices", ())
     if choices:
-        return click.Choice(list(choices))
+        return _ChoiceType(list(choices))
     if kind is bool:
         return _FlagType()
     if kind in (int, float):
@@ -506,6 +515,7 @@ class Command(_HelpFormatting, click.Command):
         """
         known = [one for param in self.params for one in param.opts if one.startswith("--")]
         near = [f"-{one}" for one in args if f"-{one}" in known]  # -by for --by
+        near = ["--help"] if name == "-h" else near
         near = near or get_close_matches(name, known, cutoff=cutoff)
         return f"did you mean {near[0]}?" if near else None
 

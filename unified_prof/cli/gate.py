@@ -404,6 +404,8 @@ def end_with_verdict(
 
     if target.file is not None or not (quiet and target.shape == printing.TEXT):
         target.deliver(text(target))
+        if target.file is not None and not quiet:
+            printing.print_message(f"{target.file}: {verdict.outcome}")
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(path).open("a", encoding="utf-8") as summary:

@@ -85,7 +85,9 @@ def refusal(path: Path) -> UprofError:
         mode = path.stat().st_mode
     except OSError as err:
         text = "no such file" if isinstance(err, FileNotFoundError) else err.strerror
-        hint = "the pattern matches nothing" if glob.has_magic(str(path)) else None
+        is_url = re.match(r"\w{2,}:/", str(path)) is not None
+        hint = "download the file first" if is_url else None
+        hint = "the pattern matches nothing" if glob.has_magic(str(path)) else hint
         return RawFormatError(f"{path}: {text}", hint=hint, slug="no-such-recording")
     if stat.S_ISDIR(mode):
         if reports := analysis_db.databases_in(path):
@@ -127,11 +129,11 @@ def _file_refusal(path: Path, expected: str) -> UprofError:
     if head and format_of(head) is not None:
         content = head_of(path)
         what = {None: "is compressed and damaged", b"": "is an empty file, compressed"}.get(
-            content, "is not a format that uprof can convert, compressed"
+            content, "is not in a format that uprof can convert, compressed"
         )
         slug = "damaged-recording" if content is None else "not-a-recording"
         return RawFormatError(f"{path} {what}", hint=f"expected {expected}", slug=slug)
-    what = "is not a format that uprof can convert" if head else "is empty"
+    what = "is not in a format that uprof can convert" if head else "is empty"
     slug = "not-a-recording" if head else "empty-file"
     return RawFormatError(f"{path} {what}", hint=f"expected {expected}", slug=slug)
 

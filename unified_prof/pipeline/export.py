@@ -19,7 +19,7 @@ from unified_prof.export.files import Layout
 from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
 from unified_prof.export.tables import Exported as ExportTablesExported
-from unified_prof.pipeline import outputs
+from unified_prof.pipeline import analysis_db, outputs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
@@ -115,7 +115,8 @@ def _database_in(path: Path, source: Source | None) -> Path:
         hint = f"choose one of them: {', '.join(file.name for file in found[:3])}"
     else:
         what = "neither a recording nor a database msprof_*.db"
-        hint = f"use {recordings[0]}" if recordings else "use a PROF_* directory or a database"
+        inside = recordings or analysis_db.databases_in(path)
+        hint = f"use {inside[0]}" if inside else "use a PROF_* directory or a database"
     raise StoreError(f"{path} has {what}, expected one to export", hint=hint, slug="no-report")
 
 

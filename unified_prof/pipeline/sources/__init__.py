@@ -122,6 +122,7 @@ UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
         endings=(".ncu-rep",),
         head=re.compile(rb'(?:==PROF==[^\n]*\n)*"ID","Process ID","Process Name"'),
     ),
+    UnsupportedFormat("a Python script", "profile it: uprof run SCRIPT", endings=(".py",)),
     UnsupportedFormat(
         "a JAX or TensorFlow profile (XPlane)",
         "JAX profiles are not supported; use TensorBoard's profile plugin (xprof)",
