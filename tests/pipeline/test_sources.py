@@ -562,7 +562,8 @@ def database(path: Path, *tables: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is empty"), (b"hello", "not in a format that uprof can convert")]
+    ("content", "message"),
+    [(b"", "is empty"), (b"hello", "not in a format that uprof can convert")],
 )
 def test_other_files_are_refused_with_the_list_of_formats(
     content: bytes, message: str, tmp_path: Path

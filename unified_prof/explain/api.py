@@ -134,7 +134,7 @@ def open_reports(
             raise StoreError(
                 f"{path} contains no readable report{why}",
                 hint=f"reports end in {', '.join(run_directory.SUFFIXES)};"
-                " make one with `uprof run`",
+                " make one with `uprof run` or `uprof convert`",
                 slug="no-report",
             )
         runs = _runs(reports)

@@ -88,7 +88,7 @@ def test_data_loading_names_its_line_and_the_number_of_workers() -> None:
         "in the main process: 20 % of an iteration at train.py:8" in in_process["data_loading"].text
     )
     waiting = findings(tracked(parts={"data_loading": 20, "waiting_for_cpu": 50}))["data_loading"]
-    assert "40 % of an iteration without CPU wait at train.py:8" in waiting.text
+    assert "40 % of an iteration (CPU wait excluded) at train.py:8" in waiting.text
     assert waiting.cost_ms_per_step == 20
     workers = findings(tracked(parts={"data_loading": 20}, facts={"data_loader_workers": "4"}))
     assert "with 4 workers" in workers["data_loading"].text

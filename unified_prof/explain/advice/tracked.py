@@ -70,7 +70,7 @@ class Tracked:
     def of_iteration(self, share: float) -> str:
         """Return the result of `share` in words; costs are shares of the whole iteration."""
         waited_ns = self.parts_ns.get("waiting_for_cpu", 0)
-        base = " without CPU wait" if waited_ns > WAITED_SHARE * self.median_ns else ""
+        base = " (CPU wait excluded)" if waited_ns > WAITED_SHARE * self.median_ns else ""
         return f"{percent(share)} of an iteration{base}"
 
     def line_of(self, part: str) -> str:
