@@ -94,12 +94,12 @@ function findingRow(report, finding, most) {
   const { step_ms: step, steps } = report.figures.advice;
   const cost = finding.cost_ms_per_step;
   // The cost has its own place, and a prefix of the text is used as the title.
-  const text = finding.text.split("; ").filter((one) => !one.startsWith("saves ")).join("; ");
+  const text = finding.text.split("; ").filter((one) => !cost || !one.startsWith("saves ")).join("; ");
   const [, title, rest] = /^([a-z][\w -]{2,30}): (.*)$/.exec(text) ?? [null, finding.kind.replaceAll("_", " "), text];
-  const share = step ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the recorded time"}` : "";
+  const share = step && cost ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the recorded time"}` : "";
   return make("li", {},
     make("div", { class: "cost" },
-      make("strong", { text: cost ? `${words.duration(cost * 1e6)}${steps ? "/step" : ""}` : "cost unknown" }),
+      make("strong", { text: cost ? `${words.duration(cost * 1e6)}${steps ? "/step" : ""}` : text.includes("only together") ? "none alone" : "cost unknown" }),
       make("div", { class: "meter" }, make("span", { style: { width: `${(100 * cost) / most}%` } })),
       make("div", { class: "small soft", text: [share, finding.sure].filter(Boolean).join(", ") })),
     make("div", {},
