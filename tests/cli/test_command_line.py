@@ -278,6 +278,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["report", "train.py"], 7, "it is a Python script"),
         (["convert", "trace.json", "-o", "t.txt"], 2, "use -o t.db"),
         (["export", "RUN", "-o", "x.csv"], 2, "use `uprof report RUN -o x.csv`"),
+        (["export", "RUN", "-o", "x.svg"], 2, "`uprof export RUN -o x.speedscope.json`"),
     ],
 )
 def test_usage_errors_have_a_hint(

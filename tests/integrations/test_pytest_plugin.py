@@ -409,7 +409,9 @@ def test_without_a_baseline_passes_with_a_message(
     pytester.makepyfile(ONE_STEP)
     result = session("--uprof-compare", "main")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*test_step*no baseline*"])
+    result.stdout.fnmatch_lines(
+        ["*test_step*no baseline*", "not compared: no baseline main of these tests in *"]
+    )
     assert not (pytester.path / ".uprof").exists(), "reading does not create a store"
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from unified_prof.report.viewer_traces import TraceContents
 
 _MEASURE_HELP = f"Stacks: weight of the frames: {', '.join(MEASURES)}."
+_PICTURES = (".svg", ".png", ".pdf")  # Otherwise a directory of this name would be written.
 _LAYOUT_HELP = "; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + "."
 
 
@@ -185,14 +186,17 @@ def _export(
 
 
 def _refuse_report_formats(path: Path, output: Path) -> None:
-    """Raise UsageError for an extension that `uprof report` writes."""
+    """Raise UsageError for an extension that `uprof report` writes, or that no command writes."""
     known = {suffix for names in FORMAT_SUFFIXES.values() for suffix in names} - {".json"}
-    if output.suffix.lower() in known and not output.is_dir():
-        raise UsageError(
-            f"{output}: export does not write {output.suffix} files",
-            hint=f"use `uprof report {path} -o {output}`",
-            slug="unknown-format",
-        )
+    suffix = output.suffix.lower()
+    if suffix not in known.union(_PICTURES) or output.is_dir():
+        return
+    hint = f"use `uprof report {path} -o {output}`"
+    if suffix in _PICTURES:
+        hint = f"write a flame graph: `uprof export {path} -o {output.stem}.speedscope.json`"
+    raise UsageError(
+        f"{output}: export does not write {output.suffix} files", hint=hint, slug="unknown-format"
+    )
 
 
 def _stacks(

@@ -159,6 +159,11 @@ class Session:
             judged = {record.test: record.judged for record in records}
             for line in verdicts.table(judged, compared=self._compare is not None):
                 reporter.write_line(line)
+            if {one.outcome for one in judged.values()} == {"no baseline"}:
+                name = f" {self._compare}" if self._compare else ""
+                self._messages.append(
+                    f"not compared: no baseline{name} of these tests in {self._store}"
+                )
         for line in self._messages:
             reporter.write_line(line)
         if self._failed is not None:
