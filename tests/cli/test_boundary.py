@@ -240,9 +240,10 @@ def test_broken_installation_does_not_exit_as_a_regression() -> None:
         (ImportError("x.so: failed to map segment from shared object"), 71, "system-limit"),
         (OSError(errno.ENOSPC, "No space left on device"), 9, "no-temporary-space"),
         (FileNotFoundError(2, "No usable temporary directory found"), 9, "no-temporary-space"),
+        (PermissionError(13, "Permission denied", "locked/cluster.sqlite"), 7, "cannot-read"),
     ],
 )
-def test_exhausted_resource_is_an_error_with_a_code_not_a_bug(
+def test_exhausted_or_refused_resource_is_an_error_with_a_code_not_a_bug(
     error: Exception, code: int, slug: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.exit_code_of(lambda: _raise(error)) == code

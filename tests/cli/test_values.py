@@ -85,3 +85,10 @@ def test_wrong_values_are_refused(words: list[str], message: str) -> None:
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     assert message in text
     assert error.exit_code == 2
+
+
+def test_unreadable_paths_are_left_to_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    assert call(str(tmp_path))["paths"] == [tmp_path]

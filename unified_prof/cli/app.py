@@ -33,6 +33,7 @@ from unified_prof.cli.output import put_error
 from unified_prof.errors import (
     BUG_EXIT_CODE,
     OutputError,
+    StoreError,
     SystemLimitError,
     UprofError,
     UsageError,
@@ -111,9 +112,13 @@ def _unexpected_error_code(error: Exception) -> int:
 
 
 def _system_error(error: Exception) -> UprofError | None:
-    """Return the error to show if a disk is full or memory, descriptors or processes run out."""
+    """Return the error to show if permissions, disk space, memory or processes are missing."""
     number = error.errno if isinstance(error, OSError) else None
     text = printable((error.strerror if isinstance(error, OSError) else None) or str(error))[:300]
+    if isinstance(error, PermissionError) and error.filename:
+        path = printable(str(error.filename))
+        hint = "check the permissions of the file and of its directories"
+        return StoreError(f"cannot read {path}: {text}", hint=hint, slug="cannot-read")
     causes = f"{error} {error.__cause__}"
     if number in _NO_SPACE or text.startswith("No usable temporary directory"):
         hint = "free some space, or set TMPDIR to another directory"

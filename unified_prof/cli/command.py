@@ -178,7 +178,7 @@ def _value_type(kind: Any, settings: dict[str, Any]) -> click.ParamType[Any]:
     if kind in (int, float):
         return _NumberType(kind, low, high)
     if kind is Path:
-        return _PathType()
+        return _PathType(readable=False)  # Commands report unreadable files themselves.
     assert kind is str, kind
     return click.STRING
 
