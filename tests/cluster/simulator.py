@@ -67,6 +67,10 @@ class Scenario:
     stage_work: Mapping[int, float] = field(default_factory=dict)
     drift: Mapping[int, float] = field(default_factory=dict)
     """Rank -> slowdown of its kernels in the last step; grows linearly from 0 in the first."""
+    length_spread: float = 0.0
+    """Standard deviation of the logarithm of the length of each data rank's sequences."""
+    sharded_optimizer: bool = False
+    """Gather parameters after the synchronization of a step, as Megatron does."""
     absent: Collection[int] = ()
     begins: Mapping[int, int] = field(default_factory=dict)
     """Rank -> first recorded step."""
@@ -186,6 +190,10 @@ class Rank:
         factor *= scenario.stage_work.get(self.run.stage(self.number), 1.0)
         drift = scenario.drift.get(self.number, 0.0)
         factor *= 1 + drift * self.step / max(scenario.steps - 1, 1)
+        if scenario.length_spread:
+            seed = [scenario.seed, 3, self.number // scenario.tp % scenario.dp, self.step]
+            spread = scenario.length_spread * np.random.default_rng(seed).standard_normal()
+            factor *= float(np.exp(spread))
         return self._launch(name, us * US * factor, after=after)
 
     def _collective(self, kind: str, group: str, size: int, *, after: bool = True) -> Task:
@@ -242,6 +250,10 @@ class Rank:
             self.now += scenario.pauses_ns.get((self.number, self.step), 0.0)
             yield self.step
             self.now = max(self.now, *(task.end for task in self.last.values())) + 20 * US
+            if scenario.sharded_optimizer:
+                self._kernel("adamw", 150)
+                gathered = self._collective("_allgather_base", "dp", SHARD_BYTES)
+                self._kernel("unshard", 10, (gathered,))
             self.ranges.append((f"ProfilerStep#{self.step}", begin, self.now))
             self.now += 30 * US
         self.done = True
@@ -381,9 +393,14 @@ class Run:
         return rate
 
     def ring_ns(self, kind: str, ranks: Sequence[int], size: int) -> float:
-        ring = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
         passes = (2 if kind == "allreduce" else 1) * (len(ranks) - 1) / len(ranks)
-        return 10 * US + passes * size / min(self.gb_per_s(*ends) for ends in ring)
+        # NCCL uses the adapters of all members on a host at once.
+        adapters = len(ranks) / len({self.host(rank) for rank in ranks})
+        rate = min(
+            self.gb_per_s(a, b) * (adapters if self.host(a) != self.host(b) else 1)
+            for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+        )
+        return 10 * US + passes * size / rate
 
     def event(self, rank: int, key: Any, ranks: Sequence[int], ns: float) -> Collective:
         """Return the collective of the next call of a rank with this key."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, SimulatedRun, partials_of, simulate
-from unified_prof.cluster import idle_rules, replay
+from unified_prof.cluster import idle_rules, moe_imbalance, replay
 from unified_prof.cluster.rank_partial import (
     MARK_END,
     MARK_START,
@@ -338,6 +338,18 @@ def test_experts_with_more_tokens_are_an_expert_imbalance(
     assert found[0].figures["load"] == pytest.approx(share, rel=0.07)
     assert found[0].figures["work"] == pytest.approx(share, rel=0.1)
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.1)
+
+
+def test_load_of_experts_is_measured_by_what_they_send_back() -> None:
+    sent = np.array([[100, 100 * load] * 4 for load in (1.5, 0.9, 0.8, 0.8)])
+    none = np.zeros(sent.shape, np.int64)
+    group = moe_imbalance._Group(
+        (0, 1, 2, 3), np.arange(8), np.repeat(np.arange(4), 2), sent, sent * 0, none, none
+    )
+    context: Any = SimpleNamespace(matched=SimpleNamespace(ranks=(0, 1, 2, 3)))
+    (load,) = moe_imbalance._overloaded(context, group)
+    assert (load.rank, load.by_bytes) == (0, True)
+    assert load.ratio == pytest.approx(1.5)
 
 
 def test_slow_rank_among_experts_is_a_slow_rank() -> None:

@@ -6,6 +6,7 @@ from the same run without the fault.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,11 @@ from unified_prof.pipeline.cluster import summary_of
 
 TWO_NODES = Scenario(tp=1, dp=1, pp=8)
 WIDE = Scenario(tp=2, dp=4, pp=4, per_host=8, steps=3)
+
+
+def both_ways(pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Return links that are 6 times slower in both directions."""
+    return {link: 6 for a, b in pairs for link in ((a, b), (b, a))}
 
 
 def summary(scenario: Scenario, folder: Path) -> tuple[RunSummary, Run]:
@@ -36,6 +42,13 @@ HEALTHY = {
     "late_recording": Scenario(begins={3: 2}),
     "device_spread": Scenario(tp=1, pp=8, seed=10),
     "device_spread_of_8": Scenario(scheme="fsdp", dp=1, seed=10),
+    "eight_adapters": Scenario(scheme="fsdp", per_host=8),
+    # Ranks 2 and 3 get longer sequences by chance.
+    "sequence_lengths": Scenario(
+        dp=4, pp=2, steps=8, batches=2, layers=1, length_spread=0.08, seed=14
+    ),
+    "sharded_optimizer": Scenario(dp=4, pp=2, sharded_optimizer=True),
+    "absent_rank_fsdp": Scenario(scheme="fsdp", absent=(6,)),
 }
 
 
@@ -57,12 +70,28 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
         *("slow_host_link", tuple(range(8, 16)), 0.1),
     ),
     "nic_of_all_rings": (
-        Scenario(scheme="fsdp", nic={(1, "out"): 4}),
+        Scenario(scheme="fsdp", nic={(1, "out"): 6}),
         *("slow_network", tuple(range(16)), 0.1),
     ),
     "nic_of_all_replicas": (
         Scenario(scheme="hsdp", nic={(1, "in"): 4}),
         *("slow_network", tuple(range(16)), 0.1),
+    ),
+    "switch_on_all_transfers": (
+        replace(WIDE, pp=2, per_host=4, links=both_ways((r, r + 8) for r in range(8))),
+        *("slow_network", tuple(range(16)), 0.1),
+    ),
+    "switch_between_two_hosts": (
+        replace(WIDE, links=both_ways((r, r + 8) for r in range(8, 16))),
+        *("slow_host_link", tuple(range(8, 24)), 0.1),
+    ),
+    "one_direction_between_two_hosts": (
+        replace(TWO_NODES, dp=2, pp=4, nic={(0, "out"): 6}),
+        *("slow_host_link", (2, 3, 4, 5), 0.1),
+    ),
+    "rail": (
+        replace(WIDE, links=both_ways([(3, 11), (11, 19), (19, 27)])),
+        *("slow_host_link", (3, 11, 19, 27), 0.1),
     ),
     "link": (Scenario(links={(5, 9): 4}), "slow_link", (5, 9), 0.1),
     "kernel": (Scenario(slow_kernels={(9, "fc1_gemm"): 2}), "slow_kernel", (9,), 0.1),
@@ -89,6 +118,16 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
         (4, 5, 6, 7),
         0.2,  # the host's own waits for its late collectives are not part of the change
     ),
+    "launches_across_steps": (
+        Scenario(
+            dp=4, pp=2, sharded_optimizer=True, launch_ns=dict.fromkeys(range(4, 8), 400 * US)
+        ),
+        *("slow_host", (4, 5, 6, 7), 0.1),
+    ),
+    "late_input_of_tensor_group": (
+        Scenario(dp=4, pp=2, sharded_optimizer=True, late_input_ns={2: 6 * MS, 3: 6 * MS}),
+        *("late_input", (2, 3), 0.1),
+    ),
     "late_input": (Scenario(late_input_ns={3: 6 * MS}), "late_input", (3,), 0.1),
     "pause": (Scenario(pauses_ns={(5, 2): 60 * MS}), "late_rank", (5,), 0.1),
     "checkpoint": (
@@ -108,8 +147,12 @@ FAULTS: dict[str, tuple[Scenario, str, tuple[int, ...], float]] = {
         *("slow_rank", (0, 1, 2, 3), 0.1),
     ),
     "stage": (Scenario(tp=1, stage_work={2: 1.2}), "unequal_stages", (4, 5), 0.1),
+    "one_of_two_stages": (
+        Scenario(tp=1, dp=4, pp=2, stage_work={1: 1.2}),
+        *("unequal_stages", (4, 5, 6, 7), 0.1),
+    ),
     "trend": (Scenario(steps=8, drift={12: 0.25}), "slow_rank", (12,), 0.1),
-    "trend_fsdp": (Scenario(scheme="fsdp", steps=8, drift={12: 0.25}), "slow_rank", (12,), 0.03),
+    "trend_fsdp": (Scenario(scheme="fsdp", steps=8, drift={12: 0.25}), "slow_rank", (12,), 0.06),
     "slow_host_moe": (
         Scenario(scheme="moe", slow=dict.fromkeys(range(4, 8), 1.1)),
         *("slow_host", (4, 5, 6, 7), 0.1),
@@ -172,6 +215,29 @@ def test_absent_straggler_is_named_with_an_upper_bound(tmp_path: Path) -> None:
     assert "at most" in found.findings[0].text
 
 
+def test_collectives_that_start_in_different_steps_are_matched(tmp_path: Path) -> None:
+    # Late hosts launch the all-gather in one step, and the others in the next one.
+    found, _ = summary(FAULTS["launches_across_steps"][0], tmp_path)
+    assert {row[5] == row[6] for row in found.tables["COLLECTIVE"]} == {True}
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ({(5, 9): 4}, "ranks 5 to 9 (hosts"),
+        ({(5, 9): 4, (9, 5): 4}, "ranks 5 and 9 (hosts"),
+        (both_ways([(3, 11), (11, 19), (19, 27)]), "hosts of the devices 3 (one rail)"),
+        (both_ways((r, r + 8) for r in range(8, 16)), "between host gpu001 and host gpu002"),
+    ],
+)
+def test_slow_links_are_described_by_their_ends(
+    links: dict[tuple[int, int], float], words: str, tmp_path: Path
+) -> None:
+    base = Scenario() if (5, 9) in links else WIDE
+    found, _ = summary(replace(base, links=links), tmp_path)
+    assert [words in one.text for one in found.findings] == [True]
+
+
 def test_cost_of_a_fault_with_absent_ranks_is_a_lower_bound(tmp_path: Path) -> None:
     found, _ = summary(Scenario(slow={8: 1.1}, absent=(9,)), tmp_path)
     assert [(one.kind, one.ranks) for one in found.findings] == [("slow_rank", (8,))]
@@ -194,7 +260,7 @@ def test_slow_stage_on_a_host_of_its_own_may_be_a_slow_host(tmp_path: Path) -> N
 
 def test_bus_bandwidth_of_every_collective_is_that_of_the_slowest_link(tmp_path: Path) -> None:
     # The simulator's ring moves each size at the rate of its slowest link, as nccl-tests define it.
-    found, _ = summary(Scenario(scheme="fsdp", noise=0.0), tmp_path)
+    found, _ = summary(Scenario(scheme="fsdp", noise=0.0, per_host=1), tmp_path)
     rates = {(row[2], row[-1]) for row in found.tables["COLLECTIVE"]}
     assert {kind for kind, _ in rates} == {"all_gather", "reduce_scatter"}
     for _, rate in rates:

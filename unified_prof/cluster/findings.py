@@ -20,6 +20,7 @@ from unified_prof.cluster.moe_imbalance import (
     expert_imbalance,
     has_experts,
 )
+from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
     chance_limit,
     collect_signals,
@@ -41,7 +42,7 @@ from unified_prof.cluster.rule_context import (
     remove_excess,
     steps_text,
 )
-from unified_prof.cluster.slow_links import slow_links
+from unified_prof.cluster.slow_links import SLOW_LINK, slow_links
 from unified_prof.recording.model import Finding
 
 SLOW_RANK = "slow_rank"
@@ -57,6 +58,7 @@ _MAX_USUAL_SPREAD = 0.015  # Maximum spread between ranks that the slow half of 
 # is then measured on the other roles.
 _MIN_RANKS_FOR_SPREAD = 8
 _MIN_STEPS = 3  # Minimum number of steps to distinguish usual from unusual steps.
+_MIN_STANDARD_ERRORS = 2.0  # Minimum mean slowness of steps in multiples of its standard error.
 # Minimum share of kernel time in slower kinds of kernel for a rank to be slow in general. If a rank
 # has more work (experts, data), only some kinds are slower.
 _MIN_SLOWER_SHARE = 0.6
@@ -84,16 +86,18 @@ def find_all(context: RuleContext) -> list[Finding]:
         if candidate.kind == EXPERT_IMBALANCE
         for rank in candidate.ranks
     }
-    # Kernels of ranks whose experts get more tokens are slower for that reason.
-    general = context.signals.kernels.slower_share
-    candidates = [
-        candidate
-        for candidate in candidates
-        if candidate.kind not in (SLOW_RANK, SLOW_KERNEL)
-        or candidate.ranks[0] not in loaded
-        or (candidate.kind == SLOW_RANK and general[candidate.ranks[0]] > GENERAL_SLOWNESS)
-    ]
+    candidates = [one for one in candidates if not _is_due_to_load(context, one, loaded)]
     return cost_findings(context, candidates)
+
+
+def _is_due_to_load(context: RuleContext, candidate: Candidate, loaded: set[int]) -> bool:
+    """Return True if kernels or exchanges are slow because experts get more tokens."""
+    if candidate.kind == SLOW_LINK:  # that of a group; pairs do not exchange tokens
+        return len(candidate.ranks) > 2 and not loaded.isdisjoint(candidate.ranks)
+    rank = next(iter(candidate.ranks), NO_VALUE)
+    general = rank in loaded and context.signals.kernels.slower_share[rank] > GENERAL_SLOWNESS
+    is_slow = candidate.kind == SLOW_KERNEL or (candidate.kind == SLOW_RANK and not general)
+    return is_slow and rank in loaded
 
 
 def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
@@ -173,8 +177,19 @@ def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
                 usual[rank] = max(robust_deviation(others), kernels.error[rank])
     limit = np.maximum(chance_limit(ranks) * usual, _MIN_SLOWNESS)
     slow = (kernels.slowness > limit) & (kernels.slower_share >= _MIN_SLOWER_SHARE)
-    result = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}
-    return _slow_half(context) | result  # several slow ranks widen the spread, and hide each other
+    found = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}
+    found = _slow_half(context) | found  # several slow ranks widen the spread, and hide each other
+    return {rank: factor for rank, factor in found.items() if _is_steady(context, rank)}
+
+
+def _is_steady(context: RuleContext, rank: int) -> bool:
+    """Return False if a rank may be slower by chance, as its data differs from step to step."""
+    values = context.signals.slowness_at[rank]
+    values = values[np.isfinite(values)]
+    if len(values) < _MIN_STEPS:
+        return True
+    error = float(values.std(ddof=1)) / np.sqrt(len(values))
+    return bool(values.mean() >= _MIN_STANDARD_ERRORS * error)
 
 
 def _slow_half(context: RuleContext) -> dict[int, float]:
@@ -328,7 +343,8 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
         factor = float(np.exp(kernels.ratio[rank, at]))
         name, module = kernels.names[at], _module(context, rank, kernels.names[at])
         kernel = f"{name} ({module})" if module else name
-        more = f" ({len(found) - 1} more kinds of kernel are slower)" if len(found) > 1 else ""
+        kinds = "kind of kernel is" if len(found) == 2 else "kinds of kernel are"
+        more = f" ({len(found) - 1} more {kinds} slower)" if len(found) > 1 else ""
         figures = {
             "factor": round(factor, 4),
             "kernel": name,
@@ -378,7 +394,7 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         return
     peers, work = context.roles.peers, context.signals.work
     stages = np.array([stage for stage in np.unique(peers).tolist() if stage >= 0], np.int64)
-    if len(stages) < 3:
+    if len(stages) < 2:
         return
     per_stage = np.array([float(np.median(work[peers == stage])) for stage in stages.tolist()])
     steps = max(len(context.steps), 1)
@@ -391,6 +407,9 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
             continue
         if per_stage[at] < float(others.max()) * (1 + (_MIN_STAGE_FACTOR - 1) / 2):
             continue
+        rest = work[(peers != stage) & (peers >= 0)]
+        if len(others) == 1 and work[members].min() < _MIN_STAGE_FACTOR * rest.max():
+            continue  # one of the ranks, and not the stage, may be slow
         factor = float(per_stage[at]) / usual
         change = ReplayChange(work=dict.fromkeys(members, 1 / factor))
         mean = float(per_stage.mean())
@@ -404,7 +423,8 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         saved_ms = context.replay.gain_ns(balanced) / max(len(context.replay.steps), 1) / NS_PER_MS
         text = (
             f"unequal pipeline stages: stage {stage} has {factor:.2f} times the kernel time of the "
-            f"median stage ({per_stage[at] / steps / NS_PER_MS:.2f} ms compared with "
+            f"{'median' if len(others) > 1 else 'other'} stage "
+            f"({per_stage[at] / steps / NS_PER_MS:.2f} ms compared with "
             f"{usual / steps / NS_PER_MS:.2f} ms; balancing all stages would save {saved_ms:.2f} "
             "ms per step)"
         )

@@ -162,40 +162,52 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
     signals = context.signals
     excess = signals.input_at - signals.peers_input_at
     late = _outliers(context, excess, signals.input_at, MIN_STEP_SHARE)
+    # Ranks that are late in the same steps hide each other's cost: they are one finding.
+    by_steps: dict[tuple[int, ...], list[int]] = {}
     for rank in np.flatnonzero(late.any(axis=1)).tolist():
-        places = np.flatnonzero(late[rank]).tolist()
+        by_steps.setdefault(tuple(np.flatnonzero(late[rank]).tolist()), []).append(rank)
+    for places, ranks in by_steps.items():
         steps = tuple(signals.steps[at] for at in places)
-        cut = {(rank, signals.steps[at]): float(excess[rank, at]) for at in places}
-        late_ns = float(np.median(excess[rank, places]))
+        change = _earlier_input(context, excess, ranks, places)
+        late_ns = float(np.median(excess[np.ix_(ranks, places)]))
+        who = f"{context.describe(ranks[0])}: its {context.device} waits"
+        if len(ranks) > 1:
+            who = f"ranks {join_first(context.global_ranks(ranks))}: the {context.device} waits"
         text = (
-            f"late input: {context.describe(rank)}: its {context.device} waits "
-            f"{late_ns / NS_PER_MS:.2f} ms longer for input than others"
+            f"late input: {who} {late_ns / NS_PER_MS:.2f} ms longer for input than others"
             f"{steps_text(context, steps, ' in every step')}"
         )
         figures = {
             "late_ms": round(late_ns / NS_PER_MS, 4),
-            "input_ms": round(float(np.nanmedian(signals.input_at[rank])) / NS_PER_MS, 4),
+            "input_ms": round(float(np.nanmedian(signals.input_at[ranks])) / NS_PER_MS, 4),
         }
-        change = ReplayChange(input_ns=cut)
-        yield Candidate(LATE_INPUT, [rank], steps, change, text, figures, bound_ns=late_ns)
+        yield Candidate(LATE_INPUT, ranks, steps, change, text, figures, bound_ns=late_ns)
     known = np.isfinite(signals.input_at)
     if late.any() or not known.any():
         return
     usual_ns = float(np.median(signals.input_at[known]))
     if usual_ns <= _MIN_INPUT_SHARE_OF_ALL * context.step_ns:
         return
-    cut = {
-        (rank, signals.steps[at]): float(signals.input_at[rank, at])
-        for rank, at in zip(*(found.tolist() for found in np.nonzero(known)), strict=True)
-    }
     ranks = np.flatnonzero(known.any(axis=1)).tolist()
     text = (
         f"late input: all ranks wait {usual_ns / NS_PER_MS:.2f} ms for input"
         f"{steps_text(context, context.steps, ' in every step')}"
     )
     figures = {"input_ms": round(usual_ns / NS_PER_MS, 4)}
-    change = ReplayChange(input_ns=cut)
+    change = _earlier_input(context, signals.input_at, ranks, range(len(signals.steps)))
     yield Candidate(LATE_INPUT, ranks, context.steps, change, text, figures)
+
+
+def _earlier_input(
+    context: RuleContext, waits: Floats, ranks: Sequence[int], places: Sequence[int]
+) -> ReplayChange:
+    """Return the change that removes waits for input (ranks x steps) in the steps at `places`."""
+    cut: dict[tuple[int, int], float] = {}
+    steps = context.signals.steps
+    for rank in ranks:
+        by_step = {steps[at]: float(np.nan_to_num(waits[rank, at])) for at in places}
+        cut |= _idle_intervals(context, rank, by_step, longest=False)
+    return ReplayChange(interval_ns=cut)
 
 
 def _outliers(
@@ -233,7 +245,7 @@ def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candida
     cut: dict[tuple[int, int], float] = {}
     for rank in range(len(context.matched.ranks)):
         by_step = {signals.steps[at]: float(more_idle[rank, at]) for at in places}
-        cut |= _longest_intervals(context, rank, by_step)
+        cut |= _idle_intervals(context, rank, by_step)
     pause_ms = float(np.median(more_idle[:, places])) / NS_PER_MS
     longest_ms = float(np.median(length[:, places])) / NS_PER_MS
     text = (
@@ -334,14 +346,14 @@ def _slow_launches(
     return Candidate(kind, ranks, context.steps, change, text, figures)
 
 
-def _longest_intervals(
-    context: RuleContext, rank: int, idle_ns: Mapping[int, float]
+def _idle_intervals(
+    context: RuleContext, rank: int, idle_ns: Mapping[int, float], *, longest: bool = True
 ) -> dict[tuple[int, int], float]:
-    """Return {(rank, mark): reduction} that removes `idle_ns` (by step), longest first."""
+    """Return {(rank, mark): reduction} that removes `idle_ns` (by step), longest or first ones."""
     cut: dict[tuple[int, int], float] = {}
     left_ns = dict(idle_ns)
     intervals = context.replay_of([*idle_ns]).mark_intervals(rank, idle=True)
-    for interval in sorted(intervals, key=lambda one: -one.ns):
+    for interval in sorted(intervals, key=lambda one: -one.ns if longest else one.mark):
         if (left := left_ns.get(interval.step, 0.0)) > 0 and interval.ns > 0:
             cut[rank, interval.mark] = min(interval.ns, left)
             left_ns[interval.step] = left - interval.ns
@@ -352,7 +364,7 @@ def _late_rank(
     context: RuleContext, rank: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]
 ) -> Candidate:
     late_ns = float(np.median([*idle_ns.values()]))
-    cut = _longest_intervals(context, rank, idle_ns)
+    cut = _idle_intervals(context, rank, idle_ns)
     where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
     if context.is_watched:
         where = "in other Python code"

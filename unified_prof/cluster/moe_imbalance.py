@@ -164,15 +164,15 @@ def _work_between(
 
 def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
     """Yield the members that have more load than others in nearly every step."""
-    by_bytes = bool(np.isfinite(group.sent).all()) and bool(group.sent.sum() > 0)
-    if by_bytes:
-        mean = group.sent.sum(axis=1) / group.sent.sum(axis=1).mean()
-        by_bytes = float(mean.max()) > _PADDED
+    # All ranks send equally many tokens to experts: only what experts send back shows their load.
+    varies = group.sent.max(axis=0) > _PADDED * group.sent.mean(axis=0)
+    by_bytes = bool(np.isfinite(group.sent).all()) and bool(varies.any())
     with_experts = _have_experts(group)
     work = group.work[:, with_experts]
     total_work = work.sum(axis=1)
     work_ratio = total_work / total_work.mean() if total_work.sum() else np.ones(len(total_work))
-    load, step = (group.sent, group.step) if by_bytes else (work, group.step[with_experts])
+    chosen = varies if by_bytes else with_experts
+    load, step = group.sent[:, varies] if by_bytes else work, group.step[chosen]
     if not load.shape[1]:
         return
     share = load / np.maximum(load.mean(axis=0), 1.0)

@@ -40,8 +40,6 @@ class ReplayChange:
     work_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # Rank -> reduction of the idle time after each of its kernels.
     gap_ns: Mapping[int, float] = field(default_factory=dict)
-    # (rank, step) -> reduction of its idle time at the start of the step.
-    input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # (rank, mark) -> reduction of the interval after that mark of its partial.
     interval_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # Event -> factor of its transfer time.
@@ -51,7 +49,7 @@ class ReplayChange:
     def ranks(self) -> set[int]:
         """Ranks whose own time changes."""
         by_rank = {*self.work, *self.gap_ns}
-        return by_rank | {rank for rank, _ in (*self.work_at, *self.input_ns, *self.interval_ns)}
+        return by_rank | {rank for rank, _ in (*self.work_at, *self.interval_ns)}
 
     @staticmethod
     def merge(changes: Sequence[ReplayChange]) -> ReplayChange:
@@ -63,7 +61,7 @@ class ReplayChange:
                 target = getattr(merged, name)
                 for key, factor in getattr(change, name).items():
                     target[key] = target.get(key, 1.0) * factor
-            for name in ("gap_ns", "input_ns", "interval_ns"):
+            for name in ("gap_ns", "interval_ns"):
                 target = getattr(merged, name)
                 for key, ns in getattr(change, name).items():
                     target[key] = max(target.get(key, 0.0), ns)
@@ -72,7 +70,7 @@ class ReplayChange:
         return merged
 
 
-RUN, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)  # Codes of program entries.
+RUN, BEGIN, AWAIT, STEP_BEGIN = range(4)  # Codes of program entries.
 # Maximum delay between two operations of a group if the second one was already enqueued, ns.
 _QUEUED_NS = 5_000
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
@@ -182,20 +180,20 @@ def build_program(
     lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)
     next_lost = np.r_[lost[1:], False] & no_kernels
     idle = np.where(next_lost, np.minimum(idle, usual_transfer), idle)
-    # A mark has up to four entries, in this order.
-    code = np.full((count, 4), [NO_VALUE, STEP_BEGIN, RUN, INPUT])
-    first, second, third = np.zeros((3, count, 4))
+    # A mark has up to three entries, in this order.
+    code = np.full((count, 3), [NO_VALUE, STEP_BEGIN, RUN])
+    first, second, third = np.zeros((3, count, 3))
     begins = (what == MARK_START) & (matched >= 0)
     code[begins, 0], code[awaited, 0] = BEGIN, AWAIT
     first[begins, 0], second[begins, 0], third[:, 0] = delay[begins], behind[begins], matched
     of_step = (what == MARK_STEP) & (op >= 0)
     step = np.full(count, NO_VALUE, np.int64)
     step[of_step] = partial.steps["step"][op[of_step]]
-    third[:, 1], third[:, 3] = step, step
+    third[:, 1] = step
     first[:, 2], second[:, 2], third[:, 2] = busy, idle, kernels
-    there = np.empty((count, 4), bool)
+    there = np.empty((count, 3), bool)
     there[:, 0] = code[:, 0] != NO_VALUE
-    there[:, 1] = there[:, 3] = of_step & np.isin(step, list(steps))
+    there[:, 1] = of_step & np.isin(step, list(steps))
     there[:, 2] = (busy != 0) | (idle != 0)
     return RankProgram(
         code[there].tolist(),
@@ -429,8 +427,6 @@ class Replay:
                         blocked.setdefault(third[place], []).append(index)
                         break
                     time = max(time, finish)
-                elif what == INPUT:
-                    time = max(time - change.input_ns.get((index, third[place]), 0.0), 0.0)
                 elif index in by_step:
                     usual = change.work.get(index, 1.0)
                     work = works[index] = change.work_at.get((index, third[place]), usual)

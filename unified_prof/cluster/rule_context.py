@@ -163,6 +163,9 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
     alone = [_gain(context, candidate) for candidate in candidates]
     together: float | None = None
     findings: list[Finding] = []
+    # If hosts run ahead of their devices, the last step is much longer than the median one.
+    lengths = context.signals.length_at
+    mean_ns = float(np.nanmean(lengths)) if np.isfinite(lengths).any() else context.step_ns
     for at, (candidate, (gain_ns, replayed)) in enumerate(zip(candidates, alone, strict=True)):
         affected = len(candidate.steps)
         share = affected / max(len(context.steps), 1)
@@ -170,7 +173,7 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
             share = 1.0
         condition = ""
         least = _MIN_WATCHED_COST_SHARE if context.is_watched else _MIN_COST_SHARE
-        needed = max(least * context.step_ns, candidate.min_cost_ns * share)
+        needed = max(least * mean_ns, candidate.min_cost_ns * share)
         cost_ns = gain_ns / replayed * share if replayed else candidate.bound_ns * share
         if cost_ns < needed and replayed and len(candidates) > 1:
             if together is None:

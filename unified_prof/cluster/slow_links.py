@@ -48,7 +48,9 @@ _NETWORK_GB_PER_S = {
 }
 _USUAL_NETWORK_SHARE = 0.8  # Share of it that large messages usually reach ...
 _MAX_SLOW_NETWORK_SHARE = 0.3  # ... and below which all communication between hosts is slow.
-_MIN_NETWORK_BYTES = 4 << 20  # Minimum size of a message that can reach the bandwidth of a link.
+# Minimum size of a message per device of a host that can reach the bandwidth of the adapters.
+_MIN_NETWORK_BYTES = 4 << 20
+_MIN_ADAPTERS_PER_DEVICE = 0.5  # Some clouds have fewer, or slower, adapters than devices.
 _MIN_NETWORK_COST_SHARE = 0.01  # Minimum cost of a slow network, as a share of the step.
 
 
@@ -73,18 +75,16 @@ class SlowLink:
         largest = max(self, other, key=lambda one: int(matched.events.bytes[[*one.events]].sum()))
         return replace(
             largest,
+            ends=self.ends if self.ends == other.ends else None,
             events=(*self.events, *other.events),
             steps=tuple(sorted({*self.steps, *other.steps})),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cause:
-    """Common cause of slow links: the traffic of a host or rank in one direction."""
-
-    host: str | None
-    rank: int  # Index; NO_VALUE for a host.
-    direction: str  # `out` or `in`.
+_End = tuple[str, str | int]  # (`rank`, index), (`host`, name) or (`device`, number on its host).
+# Common cause of slow links, as source and target: one end, two hosts, or one device number on all
+# hosts (a rail) as both.
+_Cause = tuple[_End | None, _End | None]
 
 
 @dataclass(slots=True)
@@ -154,9 +154,10 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
             if any(hosts[rank] is None for rank in ranks):
                 unknown.add(link)
                 continue
-            measured.links.add(ends or link)
             known.append(at)
             took.append(float(np.median(waits.transfer[members_of[at]])))
+        if len(known) > 1:  # a link without comparable ones can never be found to be slow
+            measured.links |= {_ends(matched, int(links[at])) or int(links[at]) for at in known}
         for place, ratio, usual, is_majority in _slow_times(np.array(took)):
             at = known[place]
             link = int(links[at])
@@ -247,29 +248,47 @@ def _slow_network(context: RuleContext) -> Iterator[Candidate]:
     hosts = context.hosts(range(len(matched.ranks)))
     if len(nominal) != 1 or not (rate := nominal.pop()) or len(hosts) < 2:
         return
-    usual = _USUAL_NETWORK_SHARE * rate
     events = matched.events
-    large = events.complete & (waits.transfer > 0) & (events.bytes >= _MIN_NETWORK_BYTES)
     number = {rank: index for index, rank in enumerate(matched.ranks)}
-    rates: dict[int, float] = {}
-    for event in np.flatnonzero(large & np.isin(events.step, list(context.steps))).tolist():
+    # By kind of group: event -> (bandwidth, usual bandwidth, ratio to the lowest one).
+    rates: dict[str, dict[int, tuple[float, float, float]]] = {}
+    usable = events.complete & (waits.transfer > 0) & np.isin(events.step, list(context.steps))
+    for event in np.flatnonzero(usable & (events.bytes >= _MIN_NETWORK_BYTES)).tolist():
         kind = matched.kinds[events.kind[event]]
         ranks = [int(events.src[event]), int(events.dst[event])]
+        group = int(events.group[event])
+        title = matched.groups[group].kind if group >= 0 else "pp"
         if ranks[0] < 0:
-            ranks = [number[rank] for rank in matched.groups[int(events.group[event])].ranks]
-        factor = bus_factor(kind, len(ranks))
-        if factor and kind != "all_to_all" and len(context.hosts(ranks)) > 1:
-            rates[event] = factor * int(events.bytes[event]) / int(waits.transfer[event])
-    if not rates or np.quantile([*rates.values()], 0.9) > _MAX_SLOW_NETWORK_SHARE * rate:
+            ranks = [number[rank] for rank in matched.groups[group].ranks]
+        factor, on_hosts = bus_factor(kind, len(ranks)), context.hosts(ranks)
+        per_host = len(ranks) / max(len(on_hosts), 1)
+        size = int(events.bytes[event])
+        if not factor or kind == "all_to_all" or len(on_hosts) < 2:
+            continue
+        if size >= _MIN_NETWORK_BYTES * per_host:
+            usual = _USUAL_NETWORK_SHARE * rate * per_host
+            slowest = _MAX_SLOW_NETWORK_SHARE * rate * max(per_host * _MIN_ADAPTERS_PER_DEVICE, 1)
+            found = factor * size / int(waits.transfer[event])
+            rates.setdefault(title, {})[event] = (found, usual, found / slowest)
+    slow = {
+        title: found
+        for title, found in rates.items()
+        if np.quantile([excess for _, _, excess in found.values()], 0.9) <= 1
+    }
+    if not slow:
         return
-    median = float(np.median([*rates.values()]))
+    all_slow = {event: one for found in slow.values() for event, one in found.items()}
+    median, usual, _ = np.median([*all_slow.values()], axis=0).tolist()
+    groups = "groups" if len(slow) == len(rates) else f"{' and '.join(sorted(slow))} groups"
     text = (
         f"slow network: communication between {len(hosts)} hosts reaches {median:.1f} GB/s in all "
-        f"groups alike, usual with these devices: about {usual:.0f} GB/s; a ring has the rate of "
-        "its slowest adapter, which cannot be determined: test the adapters of all hosts"
+        f"{groups} alike, usual with these devices: about {usual:.0f} GB/s; the slow adapter or "
+        "switch cannot be determined, as no comparable link is faster: test all hosts"
     )
     figures = {"gb_per_s": round(median, 3), "usual_gb_per_s": usual}
-    change = ReplayChange(transfer={event: min(one / usual, 1) for event, one in rates.items()})
+    change = ReplayChange(
+        transfer={event: min(one / usual, 1) for event, (one, usual, _) in all_slow.items()}
+    )
     yield Candidate(
         SLOW_NETWORK,
         range(len(matched.ranks)),
@@ -283,14 +302,19 @@ def _slow_network(context: RuleContext) -> Iterator[Candidate]:
 
 def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[int]) -> set[_Cause]:
     """Return the common ends that could be the cause of a slow link."""
-    if isinstance(link, int):
-        hosts = context.hosts(ranks)
-        both = ("out", "in") if len(hosts) > 1 else ()
-        return {_Cause(host, NO_VALUE, direction) for host in hosts for direction in both}
-    source, target = (context.host(rank) for rank in link)
-    result = {_Cause(None, link[0], "out"), _Cause(None, link[1], "in")}
-    if source != target:
-        result |= {_Cause(source, NO_VALUE, "out"), _Cause(target, NO_VALUE, "in")}
+    result: set[_Cause] = set()
+    hosts: list[_End] = [("host", host) for host in context.hosts(ranks)]
+    sources, targets = hosts, hosts
+    if not isinstance(link, int):
+        result |= {(("rank", link[0]), None), (None, ("rank", link[1]))}
+        ends: list[_End] = [("host", str(context.host(rank))) for rank in link]
+        sources, targets = ends[:1], ends[1:]
+    if len(hosts) > 1:
+        result |= {(one, None) for one in sources} | {(None, one) for one in targets}
+        devices = {context.matched.facts[rank].device_id or 0 for rank in ranks}
+        result |= {(("device", one), ("device", one)) for one in devices if len(devices) == 1}
+    if len(hosts) == 2:
+        result |= {(one, other) for one in sources for other in targets if one != other}
     return result
 
 
@@ -306,7 +330,7 @@ def _common_cause(
     groups = context.matched.groups
     totals: dict[_Cause, int] = {}
     for link in compared:
-        ranks: Sequence[int] = ()
+        ranks: Sequence[int] = link if isinstance(link, tuple) else ()
         if isinstance(link, int):
             ranks = [number[rank] for rank in groups[link].ranks if rank in number]
         for cause in _causes(context, link, ranks):
@@ -316,21 +340,32 @@ def _common_cause(
         link = one.group if one.ends is None else one.ends
         for cause in _causes(context, link, one.ranks):
             members.setdefault(cause, []).append(one)
+    rails = sum(source == target for source, target in totals)
     explained = {
         cause: links
         for cause, links in members.items()
-        if len(links) > 1 and len(links) >= _MIN_CAUSE_SHARE * totals.get(cause, 0)
+        if len({one.ranks for one in links}) > 1
+        and len(links) >= _MIN_CAUSE_SHARE * totals.get(cause, 0)
+        and (rails > 1 or cause[0] != cause[1])  # with one number for all devices, it says nothing
     }
     if not explained:
         return None
-    best = max(
-        explained,
-        key=lambda cause: (len(explained[cause]), cause.host is None, cause.direction == "out"),
-    )
-    opposite = replace(best, direction="in" if best.direction == "out" else "out")
+
+    def preference(cause: _Cause) -> tuple[int, int, bool]:
+        source, target = cause
+        count = len(explained[cause])
+        if source and target:
+            # If these are all links of both hosts, either host could be the cause.
+            one_sided = (explained.get((source, None), ()), explained.get((None, target), ()))
+            either = source == target or all(len(links) == count for links in one_sided)
+            return count, 2 if either else 0, True
+        return count, 3 if ("rank" in (source or target or ())) else 1, source is not None
+
+    best = max(sorted(explained, key=str), key=preference)
     links = explained[best]
     causes = [best]
-    if more := explained.get(opposite):
+    opposite = best[1], best[0]
+    if opposite != best and (more := explained.get(opposite)):
         causes.append(opposite)
         links = [*links, *(one for one in more if one not in links)]
     return causes, links
@@ -340,26 +375,32 @@ def _common_cause_candidate(
     context: RuleContext, causes: Sequence[_Cause], links: Sequence[SlowLink]
 ) -> Candidate:
     """Return the candidate for slow links with a common cause."""
-    cause = causes[0]
-    direction = cause.direction if len(causes) == 1 else "both"
     steps = links[0].steps or context.steps
     ratio, rate, usual = (
         float(np.median([getattr(link, name) for link in links]))
         for name in ("ratio", "gb_per_s", "usual_gb_per_s")
     )
     ends = [link.ends for link in links if link.ends is not None]
-    if cause.host is None:
-        ranks = [cause.rank]
-        subject, others = context.describe(cause.rank), "other ranks"
-    else:
-        involved = sorted({rank for link in links for rank in link.ranks})
-        ranks = [rank for rank in involved if context.host(rank) == cause.host]
-        subject, others = f"host {cause.host}", "other hosts"
+    involved = sorted({rank for link in links for rank in link.ranks})
+    ends_of = [end for end in causes[0] if end]
+    kind, name = ends_of[0]
+    names = [f"{kind} {end[1]}" for end in ends_of]
+    if kind == "rank":
+        involved, names = [int(name)], [context.describe(int(name))]
+    elif len(names) == 1:
+        involved = [rank for rank in involved if context.host(rank) == name]
+        names.append(f"other {kind}s")
+    names.append("other ranks")
+    direction = "out" if causes[0][0] else "in"
+    if len(causes) > 1 or kind == "device":
+        direction = "both"
     words = {
-        "out": f"traffic from {subject} to {others}",
-        "in": f"traffic from {others} to {subject}",
-        "both": f"traffic between {subject} and {others}",
+        "out": f"traffic from {names[0]} to {names[1]}",
+        "in": f"traffic from {names[1]} to {names[0]}",
+        "both": f"traffic between {names[0]} and {names[1]}",
     }[direction]
+    if kind == "device":
+        words = f"traffic between hosts of the devices {name} (one rail)"
     text = (
         f"slow link: {words} takes {ratio:.2f} times as long{steps_text(context, steps)} as on "
         f"similar links ({len(links)} links or groups, {rate:.1f} GB/s compared with "
@@ -369,7 +410,7 @@ def _common_cause_candidate(
         "factor": round(ratio, 4),
         "gb_per_s": round(rate, 3),
         "like_gb_per_s": round(usual, 3),
-        "host": cause.host,
+        "host": name if kind == "host" else None,
         "direction": direction,
         "links": len(links),
     }
@@ -377,8 +418,8 @@ def _common_cause_candidate(
         transfer={event: 1 / link.ratio for link in links for event in link.events}
     )
     return Candidate(
-        SLOW_LINK if cause.host is None else SLOW_HOST_LINK,
-        ranks,
+        SLOW_LINK if kind == "rank" else SLOW_HOST_LINK,
+        involved,
         tuple(steps),
         change,
         text,
@@ -402,8 +443,10 @@ def _link_candidate(context: RuleContext, slow: SlowLink) -> Candidate:
     where, hosts = steps_text(context, steps), context.hosts(slow.ranks)
     location = f" (host{'s' if len(hosts) > 1 else ''} {join_first(hosts)})" if hosts else ""
     if is_pair:
-        text = (
-            f"slow link: ranks {ranks[0]} and {ranks[1]}{location}: transfers take "
+        ranks = context.global_ranks(slow.ends or slow.ranks)
+        text = (  # without ends, both directions are slow
+            f"slow link: ranks {ranks[0]} {'to' if slow.ends else 'and'} {ranks[1]}{location}: "
+            "transfers take "
             f"{slow.ratio:.2f} times as long{where} as on similar links ({rates})"
         )
         links: tuple[tuple[int, int], ...] = ((ranks[0], ranks[1]),)

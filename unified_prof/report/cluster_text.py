@@ -285,14 +285,14 @@ def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
             f"{what} {names.format_duration(whole[name])}"
             for name, what in (
                 ("exposed_wait_ns", "collective wait"),
-                ("bubble_ns", "pipeline wait"),
+                ("bubble_ns", "of which pipeline wait"),
                 ("setup_ns", "collective setup"),
                 ("input_late_ns", "late input"),
             )
             if whole[name]
         ]
         if waits:
-            lines.append(("idle", ", ".join(waits)))
+            lines.append(("waits", ", ".join(waits)))
     islands = {one.clock_island for one in overview.run.ranks} - {None}
     if len(islands) > 1:
         text = (
