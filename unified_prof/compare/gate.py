@@ -390,7 +390,9 @@ def _judge_times(
         if not certainly_small(decisive):
             return "inconclusive", f"{change}, but {_interval_text(decisive)}"
         if decisive.ratio <= bound:
-            return "pass", f"{change}, within the limit"
+            # The limit that these samples would still have passed.
+            most = f" (upper bound {_percent(decisive.high, 1.0)})"
+            return "pass", f"{change}{most}, within the limit"
         return "pass", f"{change}, but less than the absolute limit"
     if decisive.low <= bound:
         return "inconclusive", f"{change}, but {_interval_text(decisive)}"
@@ -407,7 +409,7 @@ def _interval_text(shift: Shift) -> str:
 def _percent(new: float, base: float) -> str:
     if base <= 0:
         return "from nothing" if new > 0 else "+0.0 %"
-    percent = (new / base - 1) * 100
+    percent = round((new / base - 1) * 100, 1) + 0.0  # not -0.0
     return f"{percent:+.1f} %" if percent < 1_000 else "over +1,000 %"
 
 

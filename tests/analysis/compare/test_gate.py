@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,24 @@ def test_regression_exceeds_the_relative_and_the_absolute_limit() -> None:
     assert gate(scaled(1), scaled(1.2), ["total"], limits).outcome == "pass"
     limits = Limits(max_regress=0.5, min_abs_ns=1)
     assert gate(scaled(1), scaled(1.2), ["total"], limits).outcome == "pass"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_reason_of_a_pass_has_the_smallest_limit_that_would_pass(seed: int) -> None:
+    base, new = scaled(1, seed=seed), scaled(1.01, seed=seed + 50)
+    (check,) = gate(base, new, ["total"], Limits()).checks
+    found = re.fullmatch(
+        r"\w+ \+[\d.]+ % \(upper bound \+([\d.]+) %\), within the limit", check.reason
+    )
+    assert found is not None, check.reason
+    bound = float(found[1]) / 100 + 0.0005  # it is rounded
+    assert gate(base, new, ["total"], Limits(max_regress=bound, min_abs_ns=0)).outcome == "pass"
+
+
+def test_change_that_rounds_to_nothing_has_no_minus_sign() -> None:
+    run = scaled(1)
+    (check,) = gate(run, scaled(0.9999), ["total"], Limits()).checks
+    assert "+0.0 % (upper bound" in check.reason
 
 
 def test_faster_run_passes() -> None:
