@@ -53,7 +53,7 @@ def tracked(
         gaps=gaps,
         peak_bytes=None,
         facts={"part_lines": json.dumps({"data_loading": "train.py:8"}), **(facts or {})},
-        parts_ns={"forward": 0, "other": rest, **found},
+        parts_ns={"forward": rest, "other": 0, **found},
     )
 
 
@@ -103,6 +103,19 @@ def test_an_optimizer_that_is_fused_or_cannot_be_is_not_advised(settings: dict[s
         findings(tracked(parts={"optimizer": 60}, facts={"optimizers": optimizers(**settings)}))
         == {}
     )
+
+
+def test_other_code_is_what_is_not_between_operations() -> None:
+    found = findings(tracked(parts={"other": 30, "waiting_for_cpu": 40, "optimizer": 1}))
+    assert found["other_code"].cost_ms_per_step == 30
+    assert "50 % of an iteration (CPU wait excluded) is neither" in found["other_code"].text
+    assert "other_code" not in findings(tracked(parts={"other": 9, "optimizer": 1}))
+    # Without the time of the optimizer, it is not known what the rest is.
+    assert "other_code" not in findings(tracked(parts={"other": 30}))
+    gaps = Gaps(np.array([0]), ("train.py:5",), np.full((1, 3), 25.0 * MS))
+    between = findings(tracked(parts={"other": 30, "optimizer": 1}, gaps=gaps))
+    assert between["time_between_operations"].cost_ms_per_step == 25
+    assert "other_code" not in between
 
 
 def test_waiting_for_a_cpu_is_no_time_of_a_part() -> None:
@@ -181,7 +194,7 @@ def test_time_between_operations_is_at_most_the_rest_of_the_iteration() -> None:
         lines=("train.py:8", "train.py:11"),
         gap_ns=np.array([[70.0 * MS] * 3, [60.0 * MS] * 3]),
     )
-    parts = {"forward": 30, "data_loading": 40}
+    parts = {"forward": 30, "data_loading": 40, "other": 30}
     finding = findings(tracked(parts=parts, gaps=gaps))["time_between_operations"]
     assert finding.cost_ms_per_step == 30
     assert [(one["line"], one["total_ns"]) for one in finding.evidence] == [

@@ -126,9 +126,10 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     )
 
 
-def time_between_operations(run: Tracked) -> Iterator[Finding]:
-    """Find time outside operations, passes and other parts, by the lines around it."""
-    assert run.gaps is not None
+def _between(run: Tracked) -> tuple[dict[str, float], float, float]:
+    """Return the median time between operations by line, of all lines, and without tracking."""
+    if run.gaps is None:
+        return {}, 0.0, 0.0
     loading = run.line_of("data_loading").removeprefix(" at ")
     sums: dict[str, NDArray[np.float64]] = {}
     for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
@@ -136,10 +137,35 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
             sums[line] = sums.get(line, np.zeros(len(times))) + times
     medians = {line: float(np.median(times)) for line, times in sums.items() if len(times)}
     if not medians:
-        return
+        return {}, 0.0, 0.0
     between = float(np.median(np.sum(list(sums.values()), axis=0)))
     # Tracking makes gaps longer: without it, they take no more than the rest of the iteration.
-    whole = min(between, run.parts_ns.get("other", between))
+    return medians, between, min(between, run.parts_ns.get("other", between))
+
+
+def other_code(run: Tracked) -> Iterator[Finding]:
+    """Find time before the first and after the last operation of an iteration."""
+    other_ns = run.parts_ns.get("other", 0) - _between(run)[2]
+    share = run.share(other_ns)
+    if share < PART_SHARE:
+        return
+    yield run.finding(
+        "other_code",
+        other_ns,
+        f"other code: {run.of_iteration(share)} is neither forward, backward, optimizer nor data "
+        "loading",
+        advice="look for callbacks, logging, metrics and preparation of data: `uprof run --scope "
+        "project` shows torch operations in them, cProfile everything else",
+        sure="likely",
+        figures={"other_ns": round(other_ns), "share": round(share, 4)},
+        evidence=[],
+    )
+
+
+def time_between_operations(run: Tracked) -> Iterator[Finding]:
+    """Find time outside operations, passes and other parts, by the lines around it."""
+    assert run.gaps is not None
+    medians, between, whole = _between(run)
     share = run.share(whole)
     if share < PART_SHARE:
         return
@@ -449,7 +475,7 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
     ),
     *(
         (rule, lambda run: len(run.parts_ns) > len(_PASSES.intersection(run.parts_ns)), _NO_PARTS)
-        for rule in (data_loading, synchronizing_reads, unfused_optimizer)
+        for rule in (data_loading, synchronizing_reads, unfused_optimizer, other_code)
     ),
     (
         recomputation,
