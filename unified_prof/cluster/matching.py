@@ -148,6 +148,9 @@ class MatchedCollectives:
     left_out: Ledger
     # For each rank, the index in `groups` of each group of its partial.
     numbers: list[Ints] = field(default_factory=list)
+    # Shifts of sequences that start later on some ranks, by rank, group or NO_VALUE, kind, and peer
+    # or NO_VALUE.
+    shifts: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
         """Return a mask of the rows of `codes` (indices in `kinds`) that are of these kinds."""
@@ -194,6 +197,17 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     left_out.add("transfer_without_peer", f"{lost} sends or receives without a peer rank", lost)
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
+    shifted = np.flatnonzero((shift != 0) & usable)
+    one_sided = transfer[shifted]
+    peers = np.searchsorted(np.array(ranks, np.int64), columns["peer"][shifted])
+    places = (
+        columns["rank"][shifted],
+        np.where(one_sided, NO_VALUE, columns["group"][shifted]),
+        columns["kind"][shifted],
+        np.where(one_sided, peers, NO_VALUE),
+    )
+    sequences = zip(*(place.tolist() for place in places), strict=True)
+    shifts = dict(zip(sequences, shift[shifted].tolist(), strict=True))
     seq = columns.pop("seq") + shift
     # There may be millions of rows: free columns as soon as possible.
     del transfer, shift, bad
@@ -234,6 +248,7 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
         events,
         left_out,
         numbers,
+        shifts,
     )
 
 

@@ -182,7 +182,6 @@ def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> 
         matched: The first steps, for groups, kinds and shifts of sequences.
         read: Returns all communication of a rank, given by index; called once per rank.
     """
-    shifts = _shifts(matched)
     events: dict[SumKey, _StreamedEvents] = {}
     sequences: list[list[_Sequence]] = []
     for rank in range(len(matched.ranks)):
@@ -190,7 +189,7 @@ def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> 
         duration = table["end"] - table["start"]
         own: list[_Sequence] = []
         sequences.append(own)
-        for key, rows, number in _sequences(matched, rank, table, shifts):
+        for key, rows, number in _sequences(matched, rank, table):
             parts = (duration, table["covered"], table["step"])
             own.append(_Sequence(key, number, *(narrowest(part[rows]) for part in parts)))
             held = events.setdefault(key, _StreamedEvents())
@@ -216,7 +215,6 @@ def _sequences(
     matched: MatchedCollectives,
     rank: int,
     table: Columns,
-    shifts: dict[tuple[int, int, int, int], int],
 ) -> Iterator[tuple[SumKey, Ints, slice | Ints]]:
     """Yield (key, rows, event numbers) for each sequence of operations of a rank.
 
@@ -242,10 +240,10 @@ def _sequences(
                 continue
             ends = (rank, other) if own == 0 else (other, rank)
             key = (-1 - ends[0], ends[1])
-            shift = shifts.get((rank, NO_VALUE, own, other), 0)
+            shift = matched.shifts.get((rank, NO_VALUE, own, other), 0)
         else:
             key = (int(group[at]), own)
-            shift = shifts.get((rank, *key, NO_VALUE), 0)
+            shift = matched.shifts.get((rank, *key, NO_VALUE), 0)
         yield key, rows, _as_slice(table["seq"][rows] + shift)
 
 
@@ -255,29 +253,6 @@ def _as_slice(numbers: Ints) -> slice | Ints:
     if first >= 0 and last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
         return slice(first, last + 1)
     return numbers
-
-
-def _shifts(matched: MatchedCollectives) -> dict[tuple[int, int, int, int], int]:
-    """Return the shifts of sequences that start later on some ranks.
-
-    Keys are (rank, group or NO_VALUE, kind, peer or NO_VALUE).
-    """
-    rows = matched.rows
-    counts = [len(partial.communication["seq"]) for partial in matched.partials]
-    before = np.cumsum([0, *counts])[:-1]
-    numbers = np.concatenate([partial.communication["seq"] for partial in matched.partials])
-    own = numbers[before[rows.rank] + rows.op]
-    shifted = np.flatnonzero((rows.event >= 0) & (rows.seq != own))
-    transfer = rows.kind[shifted] < len(POINT_TO_POINT)
-    peer = np.searchsorted(np.array(matched.ranks, np.int64), rows.peer[shifted])
-    columns = (
-        rows.rank[shifted],
-        np.where(transfer, NO_VALUE, rows.group[shifted]),
-        rows.kind[shifted],
-        np.where(transfer, peer, NO_VALUE),
-    )
-    keys = zip(*(column.tolist() for column in columns), strict=True)
-    return dict(zip(keys, (rows.seq - own)[shifted].tolist(), strict=True))
 
 
 def _streamed_waits(
