@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tests.analysis.builders import run_time_report
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
-from unified_prof.errors import UsageError
+from unified_prof.errors import RawFormatError, UsageError
 from unified_prof.pipeline.convert import convert
 
 
@@ -185,13 +185,27 @@ def test_directory_of_recordings_and_other_reports_are_refused(
     recording: Path, tmp_path: Path
 ) -> None:
     run_time_report(tmp_path / "x.sqlite")
+    for name in ("a", "b"):
+        shutil.copytree(recording, tmp_path / "several" / name / recording.name)
     for arguments, text in (
-        ([recording.parent], "not one recording"),
+        ([tmp_path / "several"], "2 recordings, expected one"),
         ([recording, "--against", tmp_path / "x.sqlite"], "expected msprof"),
     ):
         result = CliRunner().invoke(app, ["check", *map(str, arguments)])
         assert isinstance(result.exception, UsageError)
         assert text in str(result.exception)
+
+
+def test_directory_of_one_recording_is_checked_and_an_empty_one_refused(
+    recording: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(recording, tmp_path / "one" / recording.name)
+    (code, document), (_, alone) = check(tmp_path / "one"), check(recording)
+    assert (code, document["coverage"]) == (0, alone["coverage"])
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "empty")])
+    assert isinstance(result.exception, RawFormatError)
+    assert "is not a recording and contains none" in str(result.exception)
 
 
 def test_database_that_is_no_report_is_refused(recording: Path, tmp_path: Path) -> None:

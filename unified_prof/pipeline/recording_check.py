@@ -8,6 +8,7 @@ supports.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,7 +30,7 @@ from unified_prof.base.coverage import anomaly_fields, anomaly_lines, coverage_t
 from unified_prof.errors import UsageError
 from unified_prof.migrate.check import Finding
 from unified_prof.migrate.check import check as check_database
-from unified_prof.pipeline import sources
+from unified_prof.pipeline import discovery, sources
 from unified_prof.pipeline.convert import Conversion, convert
 from unified_prof.schema import catalogue, msprof
 from unified_prof.sqlite.atomic import temporary_folder
@@ -156,6 +157,21 @@ class RecordingCheck:
             yield f"{len(self.tables):,} tables: {differ:,} differ"
 
 
+def _only_recording(directory: Path) -> Path:
+    found = list(discovery.find([directory]))
+    recordings = [one.path for one in found if isinstance(one, discovery.FoundRecording)]
+    for one in found:
+        if not recordings and isinstance(one, tuple):
+            raise one[1]
+    if len(recordings) > 1:
+        raise UsageError(
+            f"{directory} has {len(recordings)} recordings, expected one",
+            hint=f"check each by itself: `uprof check {shlex.quote(str(recordings[0]))}`",
+            slug="several-recordings",
+        )
+    return recordings[0]
+
+
 def check_recording(
     path: Path, database: Path | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> RecordingCheck:
@@ -165,9 +181,7 @@ def check_recording(
         UprofError: the recording or the database cannot be read.
     """
     if path.is_dir() and sources.find_source(path) is None:
-        raise UsageError(
-            f"{path} is not one recording: check each by itself", slug="several-recordings"
-        )
+        path = _only_recording(path)
     with temporary_folder() as folder:
         schema = "latest"
         if database is not None:
