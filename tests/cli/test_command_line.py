@@ -273,7 +273,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["report", "Run"], 7, "did you mean RUN?"),
         (["report", r"C:\Users\me\RUN"], 7, "did you mean RUN?"),
         (["convert", "nosuch.json"], 6, "[uprof:no-such-recording]"),
-        (["convert", "https://example.com/a.json"], 6, "hint: download the file first"),
+        (["convert", "https://example.com/a.json"], 6, "https://example.com/a.json: no such file"),
         (["convert", "train.py"], 6, "hint: profile it: uprof run SCRIPT"),
         (["report", "train.py"], 7, "it is a Python script"),
         (["convert", "trace.json", "-o", "t.txt"], 2, "use -o t.db"),

@@ -85,10 +85,11 @@ def refusal(path: Path) -> UprofError:
         mode = path.stat().st_mode
     except OSError as err:
         text = "no such file" if isinstance(err, FileNotFoundError) else err.strerror
-        is_url = re.match(r"\w{2,}:/", str(path)) is not None
-        hint = "download the file first" if is_url else None
+        # Paths have no empty parts.
+        name = re.sub(r"^(\w{2,}):/", r"\1://", str(path))
+        hint = "download the file first" if name != str(path) else None
         hint = "the pattern matches nothing" if glob.has_magic(str(path)) else hint
-        return RawFormatError(f"{path}: {text}", hint=hint, slug="no-such-recording")
+        return RawFormatError(f"{name}: {text}", hint=hint, slug="no-such-recording")
     if stat.S_ISDIR(mode):
         if reports := analysis_db.databases_in(path):
             return UsageError(
