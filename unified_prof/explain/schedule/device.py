@@ -420,7 +420,8 @@ def _latest_launches(recording: Recording, tasks: ScheduledTasks) -> Ints:
     last = np.full(len(streams), np.iinfo(np.int64).min)
     np.maximum.at(last, number[known], tasks.moment_ns[known])
     before = (tasks.call < 0) & (tasks.moment_ns < last[number])
-    first_ns = int(recording.host_calls.start_ns.to_array().min(initial=_NEVER))
+    # Invalid times are negative.
+    first_ns = max(int(recording.host_calls.start_ns.to_array().min(initial=_NEVER)), 1)
     return np.where(tasks.call >= 0, tasks.launched_ns, np.where(before, first_ns - 1, _NEVER))
 
 
