@@ -45,6 +45,23 @@ def test_healthy_run_reports_no_findings(tmp_path: Path) -> None:
     assert document(run)["findings"] == []
 
 
+@pytest.mark.parametrize(
+    ("setup_ms", "words"),
+    [(0, "exposed transfers take 50.0 % of the step"), (40, "collective setup takes 40.0 %")],
+)
+def test_communication_of_all_ranks_is_no_finding_but_mentioned(
+    tmp_path: Path, setup_ms: int, words: str
+) -> None:
+    run = write_summary(tmp_path / "run.cluster")
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db, db:
+        db.execute(
+            "UPDATE STEP_RANK SET exposed_communication_ns = 50000000, exposed_wait_ns = 0, "
+            "setup_ns = ?, start_ns = 0, end_ns = 100000000",
+            (setup_ms * 1_000_000,),
+        )
+    assert words in uprof("cluster", "report", run).stdout
+
+
 def test_summary_file_is_accepted_like_its_directory(run: Path) -> None:
     ranks = document(run)["ranks"]
     assert document(run / "cluster.sqlite")["ranks"] == ranks

@@ -320,6 +320,13 @@ def _no_findings(overview: Overview) -> str:
     text = "no findings: no rank, host or link stands out"
     if share < _MIN_EXPOSED_SHARE or overview.is_watched:
         return text
+    setup_ns = whole["setup_ns"] or 0.0
+    if 2 * setup_ns > exposed:
+        return (
+            f"{text}; collective setup takes {names.format_share(setup_ns, whole['span_ns'])} of "
+            "the step on all ranks: the first collective of a group connects its ranks, so "
+            "record later steps"
+        )
     return (
         f"{text}; exposed transfers take {names.format_share(share, 1.0)} of the step on all "
         "ranks: compare with an earlier run (`uprof cluster diff`)"
