@@ -169,7 +169,7 @@ def test_repeated_cell_leaves_nothing_of_the_first_run(shell: Shell, tmp_path: P
     cell = f"%%uprof -o '{tmp_path}/my out' --iterations 2\n{TRAIN}"
     for _ in range(2):
         shell.value(cell)
-        assert rows(tmp_path / "my out", "operation")[:2] == ["linear", "relu"]
+        assert set(rows(tmp_path / "my out", "operation")[:2]) == {"linear", "relu"}
         assert (torch.nn.Linear.forward, torch.Tensor.relu, torch.optim.SGD.step) == plain
     files = {"run_time.sqlite", "memory.sqlite"}
     assert {one.name for one in (tmp_path / "my out").glob("*.sqlite")} == files
