@@ -202,6 +202,9 @@ def test_directory_of_one_recording_is_checked_and_an_empty_one_refused(
     shutil.copytree(recording, tmp_path / "one" / recording.name)
     (code, document), (_, alone) = check(tmp_path / "one"), check(recording)
     assert (code, document["coverage"]) == (0, alone["coverage"])
+    (tmp_path / "one/trace.json").touch()
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "one")])
+    assert "2 recordings, expected one" in str(result.exception)  # one of them is empty
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["check", str(tmp_path / "empty")])
     assert isinstance(result.exception, RawFormatError)

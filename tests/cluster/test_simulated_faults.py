@@ -226,7 +226,7 @@ def test_collectives_that_start_in_different_steps_are_matched(tmp_path: Path) -
     [
         ({(5, 9): 4}, "ranks 5 to 9 (hosts"),
         ({(5, 9): 4, (9, 5): 4}, "ranks 5 and 9 (hosts"),
-        (both_ways([(3, 11), (11, 19), (19, 27)]), "hosts of the devices 3 (one rail)"),
+        (both_ways([(3, 11), (11, 19), (19, 27)]), "devices 3 of different hosts (one rail)"),
         (both_ways((r, r + 8) for r in range(8, 16)), "between host gpu001 and host gpu002"),
     ],
 )

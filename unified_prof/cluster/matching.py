@@ -197,17 +197,7 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     left_out.add("transfer_without_peer", f"{lost} sends or receives without a peer rank", lost)
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
-    shifted = np.flatnonzero((shift != 0) & usable)
-    one_sided = transfer[shifted]
-    peers = np.searchsorted(np.array(ranks, np.int64), columns["peer"][shifted])
-    places = (
-        columns["rank"][shifted],
-        np.where(one_sided, NO_VALUE, columns["group"][shifted]),
-        columns["kind"][shifted],
-        np.where(one_sided, peers, NO_VALUE),
-    )
-    sequences = zip(*(place.tolist() for place in places), strict=True)
-    shifts = dict(zip(sequences, shift[shifted].tolist(), strict=True))
+    shifts = _by_sequence_key(columns, shift, np.flatnonzero((shift != 0) & usable), ranks)
     seq = columns.pop("seq") + shift
     # There may be millions of rows: free columns as soon as possible.
     del transfer, shift, bad
@@ -250,6 +240,23 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
         numbers,
         shifts,
     )
+
+
+def _by_sequence_key(
+    columns: dict[str, Ints], shift: Ints, rows: Ints, ranks: Sequence[int]
+) -> dict[tuple[int, ...], int]:
+    """Return the shifts of rows by sequence; see `MatchedCollectives.shifts`."""
+    kind = columns["kind"][rows]
+    transfer = kind < len(POINT_TO_POINT)
+    peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"][rows])
+    keys = (
+        columns["rank"][rows],
+        np.where(transfer, NO_VALUE, columns["group"][rows]),
+        kind,
+        np.where(transfer, peer, NO_VALUE),
+    )
+    sequences = zip(*(key.tolist() for key in keys), strict=True)
+    return dict(zip(sequences, shift[rows].tolist(), strict=True))
 
 
 _ENDS = ("rank", "kind", "peer")  # The columns that tell source and target of a transfer.

@@ -400,7 +400,7 @@ def _common_cause_candidate(
         "both": f"traffic between {names[0]} and {names[1]}",
     }[direction]
     if kind == "device":
-        words = f"traffic between hosts of the devices {name} (one rail)"
+        words = f"traffic between devices {name} of different hosts (one rail)"
     text = (
         f"slow link: {words} takes {ratio:.2f} times as long{steps_text(context, steps)} as on "
         f"similar links ({len(links)} links or groups, {rate:.1f} GB/s compared with "

@@ -158,11 +158,12 @@ class RecordingCheck:
 
 
 def _only_recording(directory: Path) -> Path:
-    found = list(discovery.find([directory]))
-    recordings = [one.path for one in found if isinstance(one, discovery.FoundRecording)]
-    for one in found:
-        if not recordings and isinstance(one, tuple):
+    """Return the only recording in a directory; an unreadable one is an error, too."""
+    recordings = []
+    for one in discovery.find([directory]):
+        if isinstance(one, tuple):
             raise one[1]
+        recordings.append(one.path)
     if len(recordings) > 1:
         raise UsageError(
             f"{directory} has {len(recordings)} recordings, expected one",

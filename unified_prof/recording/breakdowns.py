@@ -169,6 +169,7 @@ def memory_segments(source: Source, strings: Strings) -> Breakdown:
                 detail=strings.get(one["kind"]),
                 extra={
                     "reserved_bytes": one["size"],
+                    "awaiting_free_bytes": one["size"] - one["used"] - one["free"],
                     "unused_bytes": one["free"],
                     "largest_unused_bytes": one["largest"],
                 },

@@ -389,10 +389,15 @@ def test_report_by_segment_shows_fragmentation(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     table = [line.split() for line in done.stdout.splitlines() if "0x" in line or "unused" in line]
     assert table == [
-        "segment blocks share allocated reserved unused largest unused pool".split(),
-        "0x9000 2 34.8 % 2.00 KiB 8.00 KiB 5.50 KiB 3.00 KiB large, expandable".split(),
-        "0x1000 1 65.2 % 3.75 KiB 4.00 KiB 256 B 0 B small".split(),
+        "segment blocks share allocated reserved awaiting free unused largest unused pool".split(),
+        "0x9000 2 34.8 % 2.00 KiB 8.00 KiB 512 B 5.50 KiB 3.00 KiB large, expandable".split(),
+        "0x1000 1 65.2 % 3.75 KiB 4.00 KiB 0 B 256 B 0 B small".split(),
     ]
+    with open_analyses(conversion.database) as (analysis,):
+        rows = analysis.breakdown("segment").rows
+    for row in rows:
+        parts = (row.allocated_bytes, row.extra["awaiting_free_bytes"], row.extra["unused_bytes"])
+        assert row.extra["reserved_bytes"] == sum(part or 0 for part in parts)
 
 
 def test_segments_of_several_devices_are_named_with_their_device(tmp_path: Path) -> None:
