@@ -9,61 +9,41 @@ separate, because devices differ in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Final
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import AnyInts, Ints
+from unified_prof.recording import names
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.names import (
-    ATTENTION,
-    CAST,
-    COLLECTIVES,
-    CONVOLUTION,
-    COPIES,
-    ELEMENT_WISE,
-    EMBEDDING,
-    MATMUL,
-    NORMALISATION,
-    OPTIMIZER,
-    REDUCTION,
-    REST,
-    class_of_kernel,
-    class_of_operation,
-)
+from unified_prof.recording.operators import numbered
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import TaskWindow
 
 CLASSES: Final = (
-    MATMUL,
-    CONVOLUTION,
-    ATTENTION,
-    NORMALISATION,
-    ELEMENT_WISE,
-    REDUCTION,
-    EMBEDDING,
-    OPTIMIZER,
-    CAST,
-    COPIES,
-    COLLECTIVES,
-    REST,
+    *(names.MATMUL, names.CONVOLUTION, names.ATTENTION, names.NORMALISATION, names.ELEMENT_WISE),
+    *(names.REDUCTION, names.EMBEDDING, names.OPTIMIZER, names.CAST, names.COPIES),
+    *(names.COLLECTIVES, names.REST),
 )
 
 # Operations of these classes include all kernels that they launch, except casts.
-_KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, OPTIMIZER)
+_KEEP_THEIR_KERNELS: Final = frozenset(
+    {names.CONVOLUTION, names.ATTENTION, names.NORMALISATION, names.EMBEDDING, names.OPTIMIZER}
+)
 
 # Kernels of these classes keep their class within any operation.
-_KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
+_KEEP_THEIR_NAMES: Final = frozenset({names.COLLECTIVES, names.CAST, names.COPIES})
 
 _NODE: Final = re.compile(r"Backward\d*$")
 
 
+@lru_cache(maxsize=1 << 16)
 def class_of(
     kind: int,
     kernel: str | None,
@@ -82,94 +62,54 @@ def class_of(
         in_optimizer: True if an optimizer step launched it.
     """
     if kind == COMMUNICATION:
-        return COLLECTIVES
+        return names.COLLECTIVES
     if kind == COPY:
-        return COPIES
+        return names.COPIES
     of_framework = _is_of_framework(operator)
     # The vendor's type decides over the kernel's name.
-    pattern = None if of_framework else class_of_kernel(operator)
-    own = pattern or class_of_kernel(kernel)
+    pattern = None if of_framework else names.class_of_kernel(operator)
+    own = pattern or names.class_of_kernel(kernel)
     if own in _KEEP_THEIR_NAMES:
         return own
     if in_optimizer:
-        return OPTIMIZER
-    around = (class_of_operation(operator) if of_framework else None, class_of_operation(operation))
+        return names.OPTIMIZER
+    around = (
+        names.class_of_operation(operator) if of_framework else None,
+        names.class_of_operation(operation),
+    )
     for result in around:
         if result in _KEEP_THEIR_KERNELS:
             return result
-    return own or around[0] or around[1] or REST
+    return own or around[0] or around[1] or names.REST
 
 
 def classes_of(
-    labels: Labels, kind: Ints, kernel: Ints, operator: Ints, operation: Ints, in_optimizer: Ints
-) -> NDArray[np.int64]:
+    labels: Labels,
+    kind: AnyInts,
+    kernel: AnyInts,
+    operator: AnyInts,
+    operation: AnyInts,
+    in_optimizer: NDArray[Any],
+) -> Ints:
     """Return `class_of` for many tasks, as indices in CLASSES; names are numbers in `labels`."""
-    cache = _class_caches.setdefault(labels, _ClassCache(labels))
-    of_framework = cache.lookup(operator, _is_of_framework) == 1
-    kernels = cache.lookup(kernel, _place_of_kernel)
-    types = cache.lookup(operator, _place_of_kernel)
-    inner = cache.lookup(operator, _place_of_operation)
-    inner[~of_framework] = UNKNOWN
-    outer = cache.lookup(operation, _place_of_operation)
-    own = np.where(of_framework | (types == UNKNOWN), kernels, types)
-    result = np.full(len(kind), CLASSES.index(REST), np.int64)
-    # From the weakest evidence to the strongest.
-    for found in (outer, inner, own):
-        result = np.where(found != UNKNOWN, found, result)
-    keeping = [CLASSES.index(one) for one in _KEEP_THEIR_KERNELS]
-    for found in (outer, inner):
-        result = np.where(np.isin(found, keeping), found, result)
-    result[in_optimizer != 0] = CLASSES.index(OPTIMIZER)
-    named = np.isin(own, [CLASSES.index(one) for one in _KEEP_THEIR_NAMES])
-    result = np.where(named, own, result)
-    result[kind == COPY] = CLASSES.index(COPIES)
-    result[kind == COMMUNICATION] = CLASSES.index(COLLECTIVES)
-    return result
-
-
-class _ClassCache:
-    """Classes of names, each determined once."""
-
-    def __init__(self, labels: Labels) -> None:
-        self._texts = labels.texts
-        self._found: dict[Callable[[str], int | None], NDArray[np.int8]] = {}
-
-    def lookup(self, numbers: Ints, classify: Callable[[str], int | None]) -> NDArray[np.int8]:
-        """Return the class of each name by a function of its text; UNKNOWN if there is none."""
-        result = self._found.get(classify, np.full(1, UNKNOWN, np.int8))
-        if len(result) <= len(self._texts):
-            # The value for UNKNOWN is last, as for an index of -1.
-            more = np.full(len(self._texts) + 1 - len(result), _NOT_CACHED, np.int8)
-            result = np.concatenate((result[:-1], more, result[-1:]))
-            self._found[classify] = result
-        missing = np.unique(numbers[result[numbers] == _NOT_CACHED])
-        for number in missing.tolist():
-            place = classify(self._texts[number])
-            result[number] = UNKNOWN if place is None else place
-        return result[numbers]
-
-
-_NOT_CACHED: Final = -2
-_class_caches: WeakKeyDictionary[Labels, _ClassCache] = WeakKeyDictionary()
-
-
-def _place_of_kernel(name: str) -> int | None:
-    result = class_of_kernel(name)
-    return None if result is None else CLASSES.index(result)
-
-
-def _place_of_operation(name: str) -> int | None:
-    result = class_of_operation(name)
-    return None if result is None else CLASSES.index(result)
+    columns = (kind, kernel, operator, operation, in_optimizer)
+    number = numbered(*columns)
+    some = np.zeros(int(number.max(initial=-1)) + 1, np.int64)  # A row of each combination.
+    some[number] = np.arange(len(number))
+    classes = [
+        CLASSES.index(
+            class_of(place, *map(labels.text, (name, of_type, called)), in_optimizer=bool(is_step))
+        )
+        for place, name, of_type, called, is_step in zip(
+            *(column[some].tolist() for column in columns), strict=True
+        )
+    ]
+    return np.array(classes, np.int64)[number]
 
 
 def _is_of_framework(operator: str | None) -> bool:
     """Return True if an operator type is a framework operation, as in recordings of GPUs."""
     return operator is not None and bool("::" in operator or _NODE.search(operator))
-
-
-def _is_available(recording: Recording) -> bool:
-    return recording.clock == "device"
 
 
 def classes_of_work(recording: Recording) -> NDArray[np.int8]:
@@ -180,7 +120,7 @@ def classes_of_work(recording: Recording) -> NDArray[np.int8]:
     return result
 
 
-def _windows(recording: Recording) -> Iterator[tuple[TaskWindow, NDArray[np.int64], Ints]]:
+def _windows(recording: Recording) -> Iterator[tuple[TaskWindow, Ints, Ints]]:
     """Yield windows of tasks, the class of each, and the number of the operation's name."""
     work = recording.work
     _ = work.kernel_numbers, work.operator_numbers
@@ -188,11 +128,8 @@ def _windows(recording: Recording) -> Iterator[tuple[TaskWindow, NDArray[np.int6
         called = work.called(window)
         found = classes_of(
             work.labels,
-            window.kind.astype(np.int64),
-            window.kernel.astype(np.int64),
-            window.operator.astype(np.int64),
-            called,
-            _in_optimizer(recording, window),
+            *(window.kind, window.kernel, window.operator, called),
+            in_optimizer(recording, window.rows),
         )
         yield window, found, called
 
@@ -231,12 +168,12 @@ def _breakdown(recording: Recording) -> Breakdown:
     return finish("class", sort_rows(rows))
 
 
-def _in_optimizer(recording: Recording, some: TaskWindow) -> Ints:
-    """Return 1 for tasks that an optimizer step launched."""
+def in_optimizer(recording: Recording, rows: NDArray[np.integer] | slice) -> NDArray[np.bool_]:
+    """Return a mask of rows of `Recording.work` that an optimizer step launched."""
     if recording.framework is None:
-        return np.zeros(len(some), np.int64)
-    result: Ints = (recording.work.launches.passes[some.rows] == OTHER_PASS).astype(np.int64)
+        return np.zeros(len(recording.work), bool)[rows]
+    result: NDArray[np.bool_] = recording.work.launches.passes[rows] == OTHER_PASS
     return result
 
 
-BREAKDOWNS = {"class": BreakdownSpec(_is_available, _breakdown)}
+BREAKDOWNS = {"class": BreakdownSpec(lambda recording: recording.clock == "device", _breakdown)}

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from unified_prof.errors import UsageError
 from unified_prof.explain.kernel_classes import CLASSES, class_of, classes_of_work
 from unified_prof.explain.roofline import breakdown, peaks
-from unified_prof.explain.roofline.breakdown import RooflineRow
 from unified_prof.explain.roofline.peaks import Device
 from unified_prof.explain.what_if import WITHOUT, Selection, gain
 from unified_prof.recording.calls import KERNEL
@@ -93,7 +92,8 @@ def classes_on(recording: Recording, target: Device) -> tuple[str, tuple[ClassOn
         after = breakdown.bound_on(row, target)
         if row.kind not in ("operation", "kernel") or after is None or not row.bound_ns:
             continue
-        place = CLASSES.index(_class_of_row(row))
+        kernel = row.name if row.kind == "kernel" else None
+        place = CLASSES.index(class_of(KERNEL, kernel, row.name, row.name))
         covered[place] += row.total_ns
         bound_ns[place] += min(row.bound_ns, row.total_ns)
         scaled[place] += min(row.bound_ns, row.total_ns) * after / row.bound_ns
@@ -109,10 +109,6 @@ def classes_on(recording: Recording, target: Device) -> tuple[str, tuple[ClassOn
             efficiency, factor = None, 1 - usual + usual * own.rate / memory.rate
         result.append(ClassOnDevice(CLASSES[place], int(time_ns[place]), factor, efficiency))
     return known[0].name, tuple(result)
-
-
-def _class_of_row(row: RooflineRow) -> str:
-    return class_of(KERNEL, row.name if row.kind == "kernel" else None, row.name, row.name)
 
 
 def estimate(

@@ -200,18 +200,24 @@ def _host_ns(
     return result
 
 
+def _host_parts(recording: Recording, selection: Selection) -> tuple[Ints, Ints, Ints]:
+    """Return thread, start and end of the selected ranges and calls."""
+    parts = [(_NO_ROWS,) * 3]
+    for table, rows in (
+        (recording.host_calls, selection.calls),
+        (recording.framework, selection.ranges),
+    ):
+        if table is not None and len(rows):
+            parts.append((table.thread[rows], table.start_ns[rows], table.end_ns[rows]))
+    thread, start, end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return thread, start, end
+
+
 def in_ranges_ns(
     recording: Recording, selection: Selection, thread: Ints, start_ns: Ints, end_ns: Ints
 ) -> Ints:
     """Return the time that intervals of threads overlap with the selected ranges and calls."""
-    calls, framework = recording.host_calls, recording.framework
-    threads, starts, ends = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
-    for table, rows in ((calls, selection.calls), (framework, selection.ranges)):
-        if table is not None and len(rows):
-            threads.append(table.thread[rows])
-            starts.append(table.start_ns[rows])
-            ends.append(table.end_ns[rows])
-    range_thread, start, end = (np.concatenate(part) for part in (threads, starts, ends))
+    range_thread, start, end = _host_parts(recording, selection)
     result = np.zeros(len(thread), np.int64)
     for number in np.unique(range_thread).tolist():
         same = range_thread == number
@@ -231,19 +237,19 @@ def _wait_edges(scheduled: Scheduled, calls: Ints) -> Ints:
 
 def share_before(recording: Recording, selection: Selection, until_ns: int) -> float:
     """Return the share of the selected time or calls that begins before a timestamp."""
-    calls, framework, work = recording.host_calls, recording.framework, recording.work
-    weights, starts = [], []
+    work, weights, starts = recording.work, [], []
     if selection.work is not None:
         weights.append(selection.work * work.duration_ns.to_array())
         starts.append(work.start_ns.to_array())
     if len(selection.host):
         weights.append(selection.host.end_ns - selection.host.start_ns)
         starts.append(selection.host.start_ns)
-    for table, rows in ((calls, selection.calls), (framework, selection.ranges)):
-        if table is not None and len(rows) and not weights:
-            weights.append(table.end_ns[rows] - table.start_ns[rows])
-            starts.append(table.start_ns[rows])
-    weight, start = np.concatenate(weights or [_NO_ROWS]), np.concatenate(starts or [_NO_ROWS])
+    if not weights:
+        # Ranges may contain the calls.
+        calls = Selection(calls=selection.calls) if len(selection.calls) else selection
+        _, start, end = _host_parts(recording, calls)
+        weights, starts = [end - start], [start]
+    weight, start = np.concatenate(weights), np.concatenate(starts)
     total = float(weight.sum())
     return float(weight[start < until_ns].sum()) / total if total else 0.0
 

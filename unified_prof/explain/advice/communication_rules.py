@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,11 @@ from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs
 from unified_prof.base.text import NS_PER_S, scaled
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
-    EVIDENCE_ROWS,
     MIN_SHARE,
     WARN_SHARE,
     Flags,
     duration,
-    evidence_row,
+    group_evidence,
     percent,
     plural,
 )
@@ -122,25 +121,20 @@ class _Collectives:
         kind = messages.kinds[int(messages.kind[row])]
         return f"; {duration(int(wait_ns[at]))} of it in one {kind}{first * bool(is_first)}"
 
-    def evidence(self, selected: Flags | None = None) -> list[Evidence]:
+    def evidence(self, selected: Flags | None = None) -> Sequence[Evidence]:
         """Return the kinds and sizes of messages with the longest total time."""
         rows = self.rows if selected is None else self.rows[selected]
         messages = self.messages
         pairs, number = np.unique(
             np.stack([messages.kind[rows], messages.size_bytes[rows]]), axis=1, return_inverse=True
         )
-        number = number.reshape(-1)
-        total = np.bincount(number, weights=(messages.end_ns - messages.start_ns)[rows])
-        count = np.bincount(number)
-        result: list[Evidence] = []
-        for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist():
+
+        def name_of(at: int) -> str:
             kind, size = (int(value) for value in pairs[:, at])
-            first = int(rows[int(np.flatnonzero(number == at)[0])])
-            name = messages.kinds[kind] + (f" of {scaled(size, _BYTES)}" * (size >= 0))
-            result.append(
-                evidence_row(name, int(count[at]), int(total[at]), int(messages.start_ns[first]))
-            )
-        return result
+            return messages.kinds[kind] + (f" of {scaled(size, _BYTES)}" * (size >= 0))
+
+        start = messages.start_ns[rows]
+        return group_evidence(number.reshape(-1), messages.end_ns[rows] - start, start, name_of)
 
 
 _BYTES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
@@ -166,10 +160,10 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         waiting = 1 - transfer_ns / known_ns
         waited = np.where(known, 1 - transfer / np.maximum(messages.length, 1), 0.0)
         yield context.finding(
-            "waiting_for_ranks",
             exposed * waiting,
             f"waiting for other ranks: {percent(context.share(exposed * waiting))} of the time is "
             f"communication beyond its transfer time{messages.longest_wait(waited)}",
+            kind="waiting_for_ranks",
             advice="analyze all ranks together: `uprof cluster build` names the straggling rank, "
             "host or link",
             sure="possible",
@@ -189,7 +183,6 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         "be overlapped"
     )
     yield context.finding(
-        "exposed_communication",
         cost,
         f"exposed communication: {percent(context.share(exposed))} of the time is not "
         f"overlapped with compute{exempt if bucket_ns else ''}",
@@ -251,7 +244,6 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < WARN_SHARE:
         return
     yield context.finding(
-        "small_buckets",
         cost,
         f"small messages: {count:,} of {len(size):,} are smaller than {limit >> 20} MiB, exposed "
         f"for {percent(context.share(exposed))} of the time; large messages reach {rate:.1f} GB/s",
@@ -314,10 +306,22 @@ class _Transfers(Frame):
         """Median rate in bytes per ns, that is GB/s."""
         return float(np.median(self.size_bytes / np.maximum(self.length_ns, 1)))
 
-    def exposed_ns(self, context: DeviceContext) -> int:
-        """Return the time of the transfers that is not overlapped with compute."""
-        transferring = context.clip(self.start_ns, self.end_ns)
-        return intervals.subtract(transferring, context.compute).total_ns
+
+def _slow_transfers(
+    context: DeviceContext,
+    transfers: _Transfers,
+    lost_ns: float,
+    text: str,
+    *,
+    figures: dict[str, Any],
+    **details: Any,
+) -> Iterator[Cause]:
+    """Find transfers that lose time, as far as they are not overlapped with compute."""
+    transferring = context.clip(transfers.start_ns, transfers.end_ns)
+    cost = min(lost_ns, float(intervals.subtract(transferring, context.compute).total_ns))
+    if context.share(cost) >= MIN_SHARE:
+        figures = {"transfers": len(transfers), **figures}
+        yield context.finding(cost, text, figures=figures, **details)
 
 
 def _transfers(context: DeviceContext) -> _Transfers:
@@ -351,19 +355,18 @@ def unaligned_messages(context: DeviceContext) -> Iterator[Cause]:
         return
     share = float(unaligned.length_ns.sum() / max(sdma.length_ns.sum(), 1))
     slower = max(0.0, 1 - unaligned.rate / aligned.rate)
-    cost = min(slower * float(unaligned.length_ns.sum()), float(unaligned.exposed_ns(context)))
-    if share < AFFECTED_SHARE or context.share(cost) < MIN_SHARE:
+    if share < AFFECTED_SHARE:
         return
-    yield context.finding(
-        "unaligned_messages",
-        cost,
+    yield from _slow_transfers(
+        context,
+        unaligned,
+        slower * float(unaligned.length_ns.sum()),
         f"unaligned messages: {plural(len(unaligned), 'transfer')} ({percent(share)} of SDMA "
         f"time) with sizes that are not a multiple of 512 bytes reach {unaligned.rate:.1f} GB/s, "
         f"aligned ones {aligned.rate:.1f} GB/s",
         advice="pad buckets and shards to a multiple of 512 bytes",
         sure="likely",
         figures={
-            "transfers": len(unaligned),
             "share_of_sdma": round(share, 4),
             "gb_per_s": round(unaligned.rate, 3),
             "aligned_gb_per_s": round(aligned.rate, 3),
@@ -377,28 +380,22 @@ def link_contention(context: DeviceContext) -> Iterator[Cause]:
     sdma = sdma.take(sdma.size_bytes >= LARGE_BYTES)
     tasks = context.tasks
     matmul = context.in_class(names.MATMUL) & (tasks.kind == KERNEL)
-    matmuls = intervals.merge(tasks.start_ns[matmul], tasks.end_ns[matmul])
+    matmuls = tasks.spans(matmul)
     low = np.searchsorted(matmuls.end_ns, sdma.start_ns, side="right")
     high = np.searchsorted(matmuls.start_ns, sdma.end_ns, side="left")
     during, other = sdma.take(high > low), sdma.take(high <= low)
     if min(len(during), len(other)) < MIN_TRANSFERS or during.rate >= SLOW_SHARE * other.rate:
         return
     lost = float((during.length_ns - during.size_bytes / other.rate).clip(0).sum())
-    cost = min(lost, float(during.exposed_ns(context)))
-    if context.share(cost) < MIN_SHARE:
-        return
-    yield context.finding(
-        "link_contention",
-        cost,
+    yield from _slow_transfers(
+        context,
+        during,
+        lost,
         f"link contention: {plural(len(during), 'transfer')} during matrix kernels reach "
         f"{during.rate:.1f} GB/s, others {other.rate:.1f} GB/s: they compete for memory bandwidth",
         advice="compare with overlap disabled for these layers, or start the transfers later",
         sure="possible",
-        figures={
-            "transfers": len(during),
-            "gb_per_s": round(during.rate, 3),
-            "alone_gb_per_s": round(other.rate, 3),
-        },
+        figures={"gb_per_s": round(during.rate, 3), "alone_gb_per_s": round(other.rate, 3)},
     )
 
 
@@ -409,16 +406,13 @@ def retransmission(context: DeviceContext) -> Iterator[Cause]:
     slow = rdma.take(rdma.length_ns > RETRANSMITTED_NS)
     if not len(slow) or len(rdma) < MIN_TRANSFERS:
         return
-    cost = float((slow.length_ns - np.median(rdma.length_ns)).sum())
-    cost = min(cost, float(slow.exposed_ns(context)))
-    if context.share(cost) < MIN_SHARE:
-        return
-    yield context.finding(
-        "retransmission",
-        cost,
+    yield from _slow_transfers(
+        context,
+        slow,
+        float((slow.length_ns - np.median(rdma.length_ns)).sum()),
         f"retransmission: {plural(len(slow), 'RDMA transfer')} of more than 4 s",
         advice="check the switch (PFC, packet loss), HCCL_RDMA_TC and HCCL_RDMA_SL, and the "
         "counters of the network cards",
         sure="likely",
-        figures={"transfers": len(slow), "longest_ns": int(slow.length_ns.max())},
+        figures={"longest_ns": int(slow.length_ns.max())},
     )

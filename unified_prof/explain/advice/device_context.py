@@ -33,9 +33,8 @@ from unified_prof.explain.advice.idle_segments import (
 )
 from unified_prof.explain.what_if import Selection
 from unified_prof.recording import names
-from unified_prof.recording.calls import KINDS
+from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.communication import TimeSlice
-from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
@@ -79,6 +78,10 @@ class DeviceTasks(Frame):
     def end_ns(self) -> Ints:
         """End of each task."""
         return self.start_ns + self.packed_length_ns
+
+    def spans(self, rows: Ints | Flags) -> IntervalSet:
+        """Return the union of the intervals of some tasks."""
+        return intervals.merge(self.start_ns[rows], self.end_ns[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,13 +243,7 @@ class DeviceContext:
     @cached_property
     def compute_ns(self) -> int:
         """Time in which kernels ran, within the analyzed time."""
-        return sum(
-            intervals.intersect(
-                time_slice.compute,
-                intervals.part(self.window, time_slice.begin_ns, time_slice.until_ns),
-            ).total_ns
-            for time_slice in self._time_slices()
-        )
+        return self._time_in(self.window, lambda time_slice: time_slice.compute)
 
     @cached_property
     def idle_ns(self) -> int:
@@ -257,16 +254,17 @@ class DeviceContext:
         """Return the idle time of the device in a part of the analyzed time."""
         if self.device is None:
             return selected.total_ns
-        return selected.total_ns - sum(
-            intervals.intersect(
-                time_slice.busy, intervals.part(selected, time_slice.begin_ns, time_slice.until_ns)
-            ).total_ns
-            for time_slice in self._time_slices()
-        )
+        return selected.total_ns - self._time_in(selected, lambda time_slice: time_slice.busy)
 
-    def _time_slices(self) -> Iterator[TimeSlice]:
+    def _time_in(self, selected: IntervalSet, part_of: Callable[[TimeSlice], IntervalSet]) -> int:
+        """Return the length of a part of the device's time in some intervals, slice by slice."""
         assert self.device is not None
-        return self.recording.devices[self.device].time_slices()
+        return sum(
+            intervals.intersect(
+                part_of(one), intervals.part(selected, one.begin_ns, one.until_ns)
+            ).total_ns
+            for one in self.recording.devices[self.device].time_slices()
+        )
 
     def idle_windows(self) -> Iterator[IdleSegments]:
         """Yield the idle time by reason in windows, at least one.
@@ -373,6 +371,26 @@ class DeviceContext:
         """Row of each task in `Recording.tasks`, -1 of collectives."""
         return self.recording.work.task[self.tasks.row]
 
+    def task_column(self, table: str, value: str) -> Ints:
+        """Return a column of a table with a globalTaskId for each task, MISSING if it has none."""
+        found = self.recording.source.integers(table, {"id": "globalTaskId", "value": value})
+        return np.append(found["value"], MISSING)[self.table_row(found["id"])]
+
+    def ranges(self, wanted: Callable[[str], bool], *, ahead: bool = False) -> Ints:
+        """Return the framework's ranges with given names that begin in the analyzed steps.
+
+        If `ahead`, the steps are those of the host, which may be ahead of the device.
+        """
+        framework = self.recording.framework
+        assert framework is not None
+        found = framework.matching(wanted)
+        window = self.host_window if ahead else self.window
+        return found[intervals.holding(window, framework.start_ns[found]) >= 0]
+
+    def busy_ns(self, rows: Ints | Flags) -> int:
+        """Return the time in which some tasks ran."""
+        return self.clip(self.tasks.start_ns[rows], self.tasks.end_ns[rows]).total_ns
+
     def table_row(self, ids: Ints) -> NDArray[np.int32]:
         """Return the row of each task in a table with given globalTaskIds, -1 if it has none."""
         identity = np.append(self.recording.tasks.identity, MISSING)[self.task_row]
@@ -407,19 +425,11 @@ class DeviceContext:
     @cached_property
     def task_class(self) -> NDArray[np.int8]:
         """Class of each task by its names, as index into `kernel_classes.CLASSES`."""
-        labels = self.recording.work.labels
-        # UNKNOWN is -1: numbers are shifted by one to form a key.
-        size, kinds = len(labels.texts) + 1, len(KINDS)
-        names = (self.kernel.astype(np.int64) + 1) * size + self.operator + 1
-        distinct, number = np.unique(names * kinds + self.tasks.kind, return_inverse=True)
-        classes = []
-        for key in distinct.tolist():
-            kernel, operator = divmod(key // kinds, size)
-            name = kernel_classes.class_of(
-                key % kinds, labels.text(kernel - 1), labels.text(operator - 1)
-            )
-            classes.append(kernel_classes.CLASSES.index(name))
-        return np.array(classes, np.int8)[number]
+        nothing = np.zeros(len(self.tasks), np.int64)
+        return kernel_classes.classes_of(
+            self.recording.work.labels,
+            *(self.tasks.kind, self.kernel, self.operator, nothing + UNKNOWN, nothing),
+        ).astype(np.int8)
 
     def in_class(self, *classes: str) -> Flags:
         """Return a mask of the tasks of some classes of `kernel_classes`."""
@@ -429,10 +439,7 @@ class DeviceContext:
     @cached_property
     def in_optimizer(self) -> Flags:
         """Mask of the tasks that an optimizer step launched."""
-        if self.recording.framework is None:
-            return np.zeros(len(self.tasks), bool)
-        result: Flags = self.recording.work.launches.passes[self.tasks.row] == OTHER_PASS
-        return result
+        return kernel_classes.in_optimizer(self.recording, self.tasks.row)
 
     @cached_property
     def is_compiled(self) -> bool:
@@ -516,10 +523,10 @@ class DeviceContext:
 
     def finding(
         self,
-        kind: str,
         cost_ns: float,
         text: str,
         *,
+        kind: str = "",
         advice: str,
         sure: Sureness,
         change: Selection | None = None,
@@ -529,7 +536,10 @@ class DeviceContext:
         evidence: Iterable[Evidence] = (),
         steps: Sequence[int] | None = None,
     ) -> Cause:
-        """Return a finding of this device with the change that removes its cause."""
+        """Return a finding of this device with the change that removes its cause.
+
+        Its kind is by default the name of its rule.
+        """
         finding = Finding(
             kind=kind,
             **describe_run(self.facts),
@@ -542,6 +552,16 @@ class DeviceContext:
             evidence=tuple(evidence),
         )
         return Cause(finding, change, least, outside_ns)
+
+    def tasks_finding(
+        self, text: str, rows: Ints, lost_ns: NDArray[Any] | None = None, **details: Any
+    ) -> Cause:
+        """Return a finding about tasks that could take less time; by default, none at all."""
+        time_ns = self.tasks.length_ns[rows] if lost_ns is None else lost_ns
+        details.setdefault("evidence", self.evidence(rows, time_ns.astype(np.int64)))
+        return self.finding(
+            float(time_ns.sum()), text, change=self.saving(rows, lost_ns), **details
+        )
 
 
 def analyzed_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,7 +25,9 @@ TAIL_NS = 2_000
 TRAFFIC_SHARE = 0.5
 LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 
-_STEP = re.compile(r"^Optimizer\.step")
+
+def _is_step(name: str) -> bool:
+    return name.startswith("Optimizer.step")
 
 
 def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
@@ -60,19 +61,14 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     length = tasks.length_ns[rows]
     tail = np.minimum(length, TAIL_NS)
     saved_ns = tail + TRAFFIC_SHARE * (length - tail) + gap_ns[tasks.row[rows]]
-    framework = context.recording.framework
-    assert framework is not None
-    ranges = framework.matching(lambda name: bool(_STEP.match(name)))
-    change = context.saving(rows, saved_ns) | Selection(
-        ranges=ranges[intervals.holding(context.host_window, framework.start_ns[ranges]) >= 0]
-    )
+    steps = context.ranges(_is_step, ahead=True)
+    change = context.saving(rows, saved_ns) | Selection(ranges=steps)
     cost = host_bound_ns + saved_ns.sum()
-    busy_ns = context.clip(tasks.start_ns[rows], tasks.end_ns[rows]).total_ns
+    busy_ns = context.busy_ns(rows)
     share = context.share(busy_ns + host_bound_ns + int(gap_ns.sum()))
     if share < OPTIMIZER_SHARE:
         return
     yield context.finding(
-        "unfused_optimizer",
         cost,
         f"unfused optimizer: {percent(share)} of the time, {count // context.step_count:,} "
         f"kernels per step; {percent(context.share(host_bound_ns))} of the time is host-bound "
@@ -97,8 +93,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     """Find many operations of an optimizer with Python between them, without device tasks."""
     framework = context.recording.framework
     assert framework is not None
-    steps = framework.matching(lambda name: bool(_STEP.match(name)))
-    steps = steps[context.is_analyzed(framework.start_ns[steps])]
+    steps = context.ranges(_is_step)
     if not len(steps):
         return
     optimizer = context.clip(framework.start_ns[steps], framework.end_ns[steps])
@@ -116,7 +111,6 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     if share < OPTIMIZER_SHARE or context.share(cost) < WARN_SHARE:
         return
     yield context.finding(
-        "unfused_optimizer",
         cost,
         f"unfused optimizer: {percent(share)} of the time, "
         f"{len(calls) // context.step_count:,} operations per step with only Python between "
@@ -165,21 +159,18 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     stays = np.append(True, np.diff(chain[first]) != 0)
     removed = np.ones(len(rows), bool)
     removed[first[stays]] = False
-    yield context.finding(
-        "unfused_elementwise",
-        tasks.length_ns[rows[removed]].sum(),
+    yield context.tasks_finding(
         f"unfused element-wise kernels: {plural(len(rows), 'memory-bound kernel')} (element-wise, "
         f"casts, reductions, normalization), {percent(share)} of kernel time, in "
         f"{plural(int(stays.sum()), 'chain')}",
+        rows[removed],
         advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, "
         "dropout and residual)",
         sure="possible",
-        change=context.saving(rows[removed]),
         least=WARN_SHARE,
         figures={
             "kernels": len(rows),
             "chains": int(stays.sum()),
             "share_of_compute": round(share, 4),
         },
-        evidence=context.evidence(rows[removed]),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,18 +80,13 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             text += f", most in {rows[0]['name']}"
             text += f" at {rows[0]['line']}" if "line" in rows[0] else ""
             advice = "make this code faster, or run it less often or in another thread"
-    elif not context.quick and (launches := _single_launches(context)).are_short:
-        text += (
-            f"; {plural(launches.kernels // context.step_count, 'kernel')} per step "
-            f"({duration(launches.kernel_ns / launches.kernels)} each) take "
-            f"{duration(launches.launch_ns / launches.kernels)} each to launch"
-        )
+    elif not context.quick:
+        text += _short_kernels(context)
     if latency_ns >= LATENCY_SHARE * cost:
         text += f"; {percent(latency_ns / cost)} of it is the latency of launches to an idle device"
     if context.profiler_overhead:
         text += f"; the profiler itself slows the host ({', '.join(context.profiler_overhead)})"
     yield context.finding(
-        "host_bound",
         cost,
         text,
         advice=advice,
@@ -206,22 +200,11 @@ def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> E
     return {"name": own["name"] if own else found[0], **line}
 
 
-@dataclass(frozen=True, slots=True)
-class _SingleLaunches:
-    """Kernels that have a launch call of their own."""
+def _short_kernels(context: DeviceContext) -> str:
+    """Return a clause if launching kernels takes longer than running them; otherwise empty.
 
-    kernels: int
-    kernel_ns: int
-    launch_ns: int
-
-    @property
-    def are_short(self) -> bool:
-        """True if launching them takes longer than running them."""
-        return self.kernel_ns < min(SMALL_NS * self.kernels, self.launch_ns)
-
-
-def _single_launches(context: DeviceContext) -> _SingleLaunches:
-    """Return the kernels with a launch call of their own; a graph launches many with one call."""
+    Only kernels with a launch call of their own count: a graph launches many with one call.
+    """
     tasks, calls = context.tasks, context.recording.host_calls
     kernels = np.flatnonzero(tasks.kind == KERNEL)
     launch = calls.launching(context.recording.work.connection[tasks.row[kernels]])
@@ -229,8 +212,14 @@ def _single_launches(context: DeviceContext) -> _SingleLaunches:
     _, number, launched = np.unique(launch, return_inverse=True, return_counts=True)
     single = launched[number] == 1
     kernels, launch = kernels[single], launch[single]
+    count, kernel_ns = len(kernels), int(tasks.length_ns[kernels].sum())
     launch_ns = int((calls.end_ns - calls.start_ns)[launch].sum())
-    return _SingleLaunches(len(kernels), int(tasks.length_ns[kernels].sum()), launch_ns)
+    if kernel_ns >= min(SMALL_NS * count, launch_ns):
+        return ""
+    return (
+        f"; {plural(count // context.step_count, 'kernel')} per step "
+        f"({duration(kernel_ns / count)} each) take {duration(launch_ns / count)} each to launch"
+    )
 
 
 WAIT_SHARE = 0.10  # Minimum share of a step (TraceML's threshold).
@@ -257,21 +246,15 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     share = context.share(cost)
     if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
-    fetching = framework.matching(names.FETCHES_INPUT)
     subject = "the program" if context.device is None else "the device"
     yield context.finding(
-        "input_wait",
         cost,
         f"input wait: {subject} waits for data {percent(share)} of the time, at most "
         f"{duration(longest)} at once",
         advice="use more workers (DataLoader num_workers, prefetch_factor, persistent_workers), "
         "or make batches cheaper to load",
         sure="certain",
-        change=Selection(
-            ranges=fetching[
-                intervals.holding(context.host_window, framework.start_ns[fetching]) >= 0
-            ]
-        ),
+        change=Selection(ranges=context.ranges(names.FETCHES_INPUT, ahead=True)),
         least=WARN_SHARE,
         figures={
             "wait_ns": cost,
@@ -287,8 +270,7 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
     """Return the ranges that fetch input, by name."""
     framework = context.recording.framework
     assert framework is not None
-    ranges = framework.matching(names.FETCHES_INPUT)
-    ranges = ranges[context.is_analyzed(framework.start_ns[ranges])]
+    ranges = context.ranges(names.FETCHES_INPUT)
     start = framework.start_ns[ranges]
     length = framework.end_ns[ranges] - start
     texts, number = framework.names(ranges)
@@ -316,22 +298,17 @@ BLOCKED_SHARE, RETURN_NS = 0.9, 100_000
 
 def late_work(context: DeviceContext) -> Iterator[Cause]:
     """Find launch latencies of a millisecond or more on an idle device."""
-    idle, blocking = _late_gaps(context)
-    idle = idle.take(blocking < 0)
-    lost = int(idle.length_ns.sum())
-    if not lost or context.share(lost) < IDLE_SHARE:
+    idle, _ = _late_gaps(context, blocked=False)
+    if not len(idle):
         return
-    longest = int(idle.length_ns.argmax())
+    gaps, longest = _describe_gaps(context, idle), int(idle.length_ns.argmax())
     call = _longest_call(context, idle, longest)
-    gaps = f"{times(len(idle.start_ns))}, up to {duration(int(idle.length_ns[longest]))}"
     meanwhile = f", while the host is in {_describe_call(context, call)}" if call >= 0 else ""
     single = _single_event(context, idle)
     yield context.finding(
-        "late_work",
         # A single occurrence has no cost per step.
-        0 if single else lost,
-        f"late kernels: the device is idle {percent(context.share(lost))} of the time although "
-        f"tasks are enqueued ({gaps}){meanwhile}; no recorded event explains "
+        0 if single else int(idle.length_ns.sum()),
+        f"late kernels: the device is idle {gaps}{meanwhile}; no recorded event explains "
         f"it{single}",
         advice="record longer, with profiler.step() after each iteration: pending tasks, lazily "
         "loaded kernels, graph uploads and the profiler itself cause this only once; other "
@@ -348,19 +325,14 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     The host waits until the gap ends. The device probably ran tasks that were not recorded, such
     as most kernels of a CUDA graph.
     """
-    idle, blocking = _late_gaps(context)
-    idle, blocking = idle.take(blocking >= 0), blocking[blocking >= 0]
-    lost = int(idle.length_ns.sum())
-    if not lost or context.share(lost) < IDLE_SHARE:
+    idle, blocking = _late_gaps(context, blocked=True)
+    if not len(idle):
         return
-    longest = int(idle.length_ns.argmax())
-    gaps = f"{times(len(idle.start_ns))}, up to {duration(int(idle.length_ns[longest]))}"
+    call = int(blocking[int(idle.length_ns.argmax())])
     yield context.finding(
-        "unrecorded_work",
         0,
-        f"unrecorded device work: no task is recorded {percent(context.share(lost))} of the time "
-        f"although tasks are enqueued ({gaps}), while the host waits in "
-        f"{_describe_call(context, int(blocking[longest]))}: the device probably runs tasks that "
+        f"unrecorded device work: no task is recorded {_describe_gaps(context, idle)}, while the "
+        f"host waits in {_describe_call(context, call)}: the device probably runs tasks that "
         "were not recorded, such as kernels of a CUDA graph",
         advice="do not count this time as idle; record without CUDA graphs, or with a newer "
         "profiler, to see these tasks",
@@ -370,8 +342,11 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _late_gaps(context: DeviceContext) -> tuple[IdleSegments, Ints]:
-    """Return long gaps after a launch, and the call that blocks until the end of each, or -1."""
+def _late_gaps(context: DeviceContext, *, blocked: bool) -> tuple[IdleSegments, Ints]:
+    """Return long gaps after a launch in which no call blocks, or one until the end of each.
+
+    Empty if the gaps take less than `IDLE_SHARE` of the time.
+    """
     if context.share(context.max_idle_ns(LAUNCHED)) < IDLE_SHARE:
         return NO_IDLE, np.zeros(0, np.int64)
     idle, calls = context.late_idle, context.recording.host_calls
@@ -391,7 +366,18 @@ def _late_gaps(context: DeviceContext) -> tuple[IdleSegments, Ints]:
         covers = (last >= 0) & (calls.end_ns[call] >= idle.end_ns - RETURN_NS)
         covers &= calls.end_ns[call] - idle.start_ns >= BLOCKED_SHARE * idle.length_ns
         blocking = np.where(covers, call, blocking)
-    return idle, blocking
+    rows = np.flatnonzero((blocking >= 0) == blocked)
+    if context.share(int(idle.length_ns[rows].sum())) < IDLE_SHARE:
+        rows = rows[:0]
+    return idle.take(rows), blocking[rows]
+
+
+def _describe_gaps(context: DeviceContext, idle: IdleSegments) -> str:
+    share, longest = context.share(int(idle.length_ns.sum())), int(idle.length_ns.max())
+    return (
+        f"{percent(share)} of the time although tasks are enqueued ({times(len(idle))}, up to "
+        f"{duration(longest)})"
+    )
 
 
 def _gap_figures(context: DeviceContext, idle: IdleSegments) -> dict[str, Any]:

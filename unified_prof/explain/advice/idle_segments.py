@@ -85,6 +85,27 @@ def evidence_row(
     return {key: value for key, value in row.items() if value is not None}
 
 
+def group_evidence(
+    number: Ints, time_ns: Ints, start_ns: Ints, name_of: Callable[[int], str]
+) -> list[dict[str, Any]]:
+    """Return the groups of rows with the longest total time as evidence.
+
+    Args:
+        number: Number of the group of each row.
+        time_ns: Time of each row.
+        start_ns: Start of each row; the evidence has that of the first row.
+        name_of: Returns the name of a group.
+    """
+    groups, first, number = np.unique(number, return_index=True, return_inverse=True)
+    total, count = np.bincount(number, weights=time_ns), np.bincount(number)
+    return [
+        evidence_row(
+            name_of(int(groups[at])), int(count[at]), int(total[at]), int(start_ns[first[at]])
+        )
+        for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist()
+    ]
+
+
 def describe_run(facts: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a finding that name the rank and host of a recording."""
     rank = facts.get("rank", "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,6 @@ from unified_prof.explain.what_if import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence
-from unified_prof.recording.recording import Recording
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
 NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
@@ -60,23 +58,21 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
         patterns += 1
         between[kernels[before + 1 : after]] = True
         pattern[kernels[before : after + 1]] = True
-    share = context.share(context.clip(tasks.start_ns[pattern], tasks.end_ns[pattern]).total_ns)
+    share = context.share(context.busy_ns(pattern))
     if share < PATTERN_SHARE:
         return
     context.explained[between] = True
     saved_ns = np.where(between, tasks.length_ns, 0.0)
     products = np.flatnonzero(pattern & ~between)
     saved_ns[products] = _score_traffic_ns(context, products)
-    rows = np.flatnonzero(saved_ns)
-    yield context.finding(
-        "unfused_attention",
-        float(saved_ns.sum()),
+    yield context.tasks_finding(
         f"unfused attention: {times(patterns)} ({percent(share)} of the time), scores "
         "are written to memory between two matmuls",
+        np.flatnonzero(saved_ns),
+        saved_ns[saved_ns != 0],
         advice="use torch.nn.functional.scaled_dot_product_attention or flash attention "
         "(torch_npu.npu_fusion_attention) if the attention weights are not needed",
         sure="likely",
-        change=context.saving(rows, saved_ns[rows]),
         figures={"patterns": patterns, "share": round(share, 4)},
         evidence=context.evidence(np.flatnonzero(between)),
     )
@@ -117,7 +113,6 @@ def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
     """Find copy, cast and transpose kernels outside the optimizer."""
     yield from _avoidable_kernels(
         context,
-        "casts_and_copies",
         "copies and casts",
         layout_kernels(context),
         advice="use one layout (channels_last) and one dtype; avoid .contiguous() and .to() "
@@ -129,7 +124,6 @@ def fills(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels that set memory to a constant."""
     yield from _avoidable_kernels(
         context,
-        "fills",
         "fills with zeros or another constant",
         context.matches(context.operator, names.FILL_OPERATION),
         advice="use zero_grad(set_to_none=True), torch.empty instead of torch.zeros where all of "
@@ -150,7 +144,6 @@ def format_conversions(context: DeviceContext) -> Iterator[Cause]:
     """Find TransData, Cast and similar kernels on an NPU."""
     yield from _avoidable_kernels(
         context,
-        "format_conversions",
         "format conversions",
         context.matches(context.operator, names.NPU_FORMAT_OPERATOR),
         advice="keep one format and dtype between operators: "
@@ -160,7 +153,7 @@ def format_conversions(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _avoidable_kernels(
-    context: DeviceContext, kind: str, title: str, selected: Flags, *, advice: str
+    context: DeviceContext, title: str, selected: Flags, *, advice: str
 ) -> Iterator[Cause]:
     """Find kernels that could be avoided altogether."""
     selected = selected & (context.tasks.kind == KERNEL)
@@ -168,15 +161,12 @@ def _avoidable_kernels(
     if share < COMPUTE_SHARE:
         return
     rows = np.flatnonzero(selected)
-    yield context.finding(
-        kind,
-        context.tasks.length_ns[rows].sum(),
+    yield context.tasks_finding(
         f"{title}: {plural(len(rows), 'kernel')}, {percent(share)} of kernel time",
+        rows,
         advice=advice,
         sure="likely",
-        change=context.saving(rows),
         figures={"kernels": len(rows), "share_of_compute": round(share, 4)},
-        evidence=context.evidence(rows),
     )
 
 
@@ -216,25 +206,21 @@ def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
     late = slower[number] & (step >= first)
     rows, lost = rows[late], length[late] * (1 - 1 / longer[number[late]])
     factor = after[slower].sum() / before[slower].sum()
-    yield context.finding(
-        "kernels_slow_down",
-        float(lost.sum()),
+    yield context.tasks_finding(
         f"slower kernels: from step {context.steps[first]} on, the same kernels take "
         f"{factor:.2f} times as long",
+        rows,
+        lost,
         advice="check clocks, temperature and power limit (nvidia-smi -q -d PERFORMANCE, npu-smi "
         "info), other programs on the device, and whether inputs become larger",
         sure="likely",
-        change=context.saving(rows, lost),
         figures={"factor": round(factor, 4), "first_slow_step": context.steps[first]},
-        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
 def _kernel_share(context: DeviceContext, selected: Flags) -> float:
     """Return the share of kernel time of some tasks."""
-    tasks = context.tasks
-    selected_ns = context.clip(tasks.start_ns[selected], tasks.end_ns[selected]).total_ns
-    return selected_ns / context.compute_ns if context.compute_ns else 0.0
+    return context.busy_ns(selected) / context.compute_ns if context.compute_ns else 0.0
 
 
 OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
@@ -295,7 +281,6 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
         limit = "peak memory bandwidth"
     verb = "operation runs" if len(slow) == 1 else "operations run"
     yield context.finding(
-        "inefficient_operation",
         saved_ns,
         f"{len(slow)} {verb} far below the roofline: {worst.name} {worst.shapes} "
         f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
@@ -355,7 +340,6 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         memory_ns = row.cost.moved_bytes / 2 / (MEMORY_TARGET * memory.rate) * 1e9
         saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
     yield context.finding(
-        "full_precision",
         saved,
         f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
         f"the matrix units reach {low.rate / 1e12:,.0f} TFLOP/s in {low.name}",
@@ -375,7 +359,6 @@ def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
     if share < FULL_SHARE or (device and not (device.matrix("bf16") or device.matrix("fp16"))):
         return
     yield context.finding(
-        "full_precision",
         0,
         f"full precision: fp32 matrix kernels (identified by name) take {percent(share)} of kernel "
         "time; the saving is unknown without shapes and peaks",
@@ -429,39 +412,33 @@ def lacks_precision(context: DeviceContext) -> str | None:
     return None if (named & matrix_kernels(context)).any() else missing
 
 
+_PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.
 LOW_OCCUPANCY_SHARE = 0.05
-_PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
 
 
 def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels with fewer blocks than multiprocessors."""
     tasks = context.tasks
-    table = context.recording.source.integers(
-        "UPROF_GPU_TASKS",
-        {"id": "globalTaskId", "blocks": f"CAST(blocksPerSm * {_PARTS} AS INTEGER)"},
-    )
-    row = context.table_row(table["id"])
-    blocks = np.append(table["blocks"], MISSING)[row] / _PARTS
-    few = (row >= 0) & (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
+    share_of_units = f"CAST(blocksPerSm * {_PARTS} AS INTEGER)"
+    blocks = context.task_column("UPROF_GPU_TASKS", share_of_units) / _PARTS
+    few = (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
     few &= ~context.matches(context.kernel, names.has_few_blocks)
     few &= ~context.matches(context.operator, names.has_few_blocks)
     rows = np.flatnonzero(few)
-    kernel_ns = context.clip(tasks.start_ns[rows], tasks.end_ns[rows]).total_ns
+    kernel_ns = context.busy_ns(rows)
     lost = tasks.length_ns[rows] * (1 - blocks[rows])
     if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE:
         return
-    yield context.finding(
-        "low_occupancy",
-        lost.sum(),
+    yield context.tasks_finding(
         f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than multiprocessors, "
         f"{percent(context.share(kernel_ns))} of the time",
+        rows,
+        lost,
         advice="increase parallelism: larger batch, fusion, torch.compile, or independent "
         "kernels on several streams",
         sure="possible",
-        change=context.saving(rows, lost),
         figures={"kernels": len(rows), "kernel_ns": kernel_ns},
-        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
@@ -480,25 +457,12 @@ def matrix_kernels(context: DeviceContext) -> Flags:
     return result
 
 
-_counters_cache: WeakKeyDictionary[Recording, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
-_MAX_CACHED = 500_000  # Maximum number of rows to cache for the next rule; more are read again.
-
-
-def _counters(recording: Recording) -> dict[str, NDArray[np.int64]]:
-    if (cached := _counters_cache.get(recording)) is not None:
-        return cached
-    table: dict[str, NDArray[np.int64]] = recording.source.integers(
-        recording.task_counters,
-        {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {_PARTS} AS INTEGER)"},
-    )
-    if len(table["id"]) <= _MAX_CACHED:
-        _counters_cache[recording] = table
-    return table
-
-
 def highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray[np.float64]:
     """Return the maximum of given pipe ratios for each task; NaN if not recorded."""
-    table = _counters(context.recording)
+    table = context.recording.source.integers(
+        context.recording.task_counters,
+        {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {_PARTS} AS INTEGER)"},
+    )
     ids = np.unique(table["name"])
     texts = context.recording.strings.texts(ids.tolist())
     ratios = ids[[bool(counters.match(text or "")) for text in texts]]

@@ -92,7 +92,6 @@ def memory_pressure(context: DeviceContext) -> Iterator[Cause]:
     share = held / max(int(memory.allocated.max()), 1)
     lines = "1 line holds" if len(rows) == 1 else f"{len(rows[:MAX_LINES])} lines hold"
     yield context.finding(
-        "memory_pressure",
         0,
         f"memory nearly full: torch reserves {peak / _GIB:.1f} of {device_bytes / _GIB:.1f} GiB "
         f"at the peak{f'; {lines} {percent(share)} of it' if share >= PEAK_SHARE else ''}",
@@ -146,7 +145,6 @@ def memory_fragmentation(context: DeviceContext) -> Iterator[Cause]:
     if reserved < RESERVED_FACTOR * allocated or reserved < RESERVED_SHARE * device_bytes:
         return
     yield context.finding(
-        "memory_fragmentation",
         0,
         f"fragmentation: torch reserves {reserved / _GIB:.1f} GiB but allocates at most "
         f"{allocated / _GIB:.1f} GiB",
@@ -195,7 +193,6 @@ def allocation_retries(context: DeviceContext) -> Iterator[Cause]:
     cost = context.idle_in(retries)
     context.claim(retries)
     yield context.finding(
-        "allocation_retries",
         cost,
         f"allocation retries: {times(len(begins))} in the steps, the allocator empties its "
         "cache and retries an allocation",
@@ -246,7 +243,6 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     compiles = 2 * compile_ns >= length[longest] - median
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
     yield context.finding(
-        "slow_steps",
         cost * context.step_count / len(length),
         f"step {names[longest]} takes {duration(int(length[longest]))}, median "
         f"{duration(median)}{more}; {grown} grows most, by {duration(growth_ns)}{cause}",
@@ -282,7 +278,6 @@ def steps_grow(context: DeviceContext) -> Iterator[Cause]:
         return
     cost = float(np.maximum(length - first, 0).sum()) * context.step_count / len(length)
     yield context.finding(
-        "steps_grow",
         cost,
         f"steps become longer: {duration(first)} in the first quarter, {duration(last)} in "
         f"the last ({percent(last / first - 1)} more)",
@@ -293,18 +288,14 @@ def steps_grow(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _step_windows(context: DeviceContext) -> tuple[Ints, Ints]:
+def _step_windows(context: DeviceContext, *, on_host: bool = False) -> tuple[Ints, Ints]:
     """Return begin and end of each step except the first, on the device if one was recorded."""
-    if context.device is None:
-        return _host_windows(context)
-    windows = context.recording.step_windows[context.device]
-    return windows.start_ns[1:], windows.end_ns[1:]
-
-
-def _host_windows(context: DeviceContext) -> tuple[Ints, Ints]:
+    if context.device is not None and not on_host:
+        windows = context.recording.step_windows[context.device]
+        return windows.start_ns[1:], windows.end_ns[1:]
     times_ns = np.array([step[1:] for step in context.recording.steps[1:]], np.int64)
-    times_ns = times_ns.reshape(-1, 2)
-    return times_ns[:, 0], times_ns[:, 1]
+    begin, end = times_ns.reshape(-1, 2).T
+    return begin, end
 
 
 def _is_deliberate(context: DeviceContext) -> Flags:
@@ -313,7 +304,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
     Ranges belong to the step in which the host runs them: the device may be steps behind.
     """
     framework = context.recording.framework
-    begin, end = _host_windows(context)
+    begin, end = _step_windows(context, on_host=True)
     result = np.zeros(len(begin), bool)
     if framework is not None:
         ranges = framework.matching(
@@ -326,7 +317,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
 
 def _compile_ns(context: DeviceContext, step: int) -> int:
     """Return the time in which the host compiles or loads code within a step."""
-    begin, end = _host_windows(context)
+    begin, end = _step_windows(context, on_host=True)
     start, stop, _, _ = host_ranges(context, names.COMPILES)
     return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
 

@@ -63,18 +63,15 @@ def ai_cpu(context: DeviceContext) -> Iterator[Cause]:
     share = context.share(int(length.sum()))
     if share < WARN_SHARE or int(length.max()) < LONG_NS:
         return
-    yield context.finding(
-        "ai_cpu",
-        length.sum(),
+    yield context.tasks_finding(
         f"AI CPU: {plural(len(rows), 'operator')} on AI CPUs instead of AI cores, "
         f"{percent(share)} of the time",
+        rows,
         advice="change the dtype (avoid float64, int64, complex) or the form (index, nonzero, "
         "unique) of these operators",
         sure="likely",
-        change=context.saving(rows),
         least=WARN_SHARE,
         figures={"tasks": len(rows), "task_ns": int(length.sum())},
-        evidence=context.evidence(rows),
     )
 
 
@@ -102,21 +99,19 @@ def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
     if lost_share < DROP_SHARE:
         return
     mean = float((clock * length).sum() / length.sum())
-    yield context.finding(
-        "frequency_drop",
-        (lost * length).sum(),
+    yield context.tasks_finding(
         f"clock drop: the AI cores run at a mean of {mean:,.0f} MHz; the maximum "
         f"of this {'chip' if chip_mhz else 'recording'} is {highest:,} MHz",
+        rows,
+        lost * length,
         advice="check temperature, power limit and neighboring devices (npu-smi info)",
         sure="certain" if chip_mhz else "likely",
-        change=context.saving(rows, lost * length),
         least=0.0,
         figures={
             "mean_mhz": round(mean),
             "highest_mhz": highest,
             "lost_share": round(lost_share, 4),
         },
-        evidence=context.evidence(rows, (lost * length).astype(np.int64)),
     )
 
 
@@ -147,17 +142,15 @@ def idle_cores(context: DeviceContext) -> Iterator[Cause]:
     lost = idle * context.tasks.length_ns[rows]
     if not len(rows):
         return
-    yield context.finding(
-        "idle_cores",
-        lost.sum(),
+    yield context.tasks_finding(
         f"idle cores: {plural(len(rows), 'kernel')} with blocks that do not fill {cubes} cube and "
         f"{vectors} vector cores",
+        rows,
+        lost,
         advice="choose sizes (batch, heads, hidden) that divide evenly among the cores, or tune "
         "the tiling",
         sure="possible",
-        change=context.saving(rows, lost),
         figures={"kernels": len(rows), "cubes": cubes, "vectors": vectors},
-        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
@@ -171,19 +164,17 @@ def no_pipe_busy(context: DeviceContext) -> Iterator[Cause]:
     lost = (1 - ratio) * length
     if not len(rows):
         return
-    yield context.finding(
-        "no_pipe_busy",
-        lost.sum(),
+    yield context.tasks_finding(
         f"no busy pipe: {plural(len(rows), 'long kernel')} ({duration(int(length.sum()))}) "
         f"with every pipe busy for less than {percent(BUSY_PIPE)}, bound neither by compute nor "
         "by memory",
+        rows,
+        lost,
         advice="use larger or aligned shapes (inner dimensions in multiples of 256), fused "
         "operators, a tuned tiling",
         sure="possible",
-        change=context.saving(rows, lost),
         least=WARN_SHARE,
         figures={"kernels": len(rows), "lost_ns": int(lost.sum())},
-        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
@@ -312,7 +303,6 @@ def fusible_sequences(context: DeviceContext) -> Iterator[Cause]:
     text += f"; {memory_bound} memory-bound" if memory_bound else ""
     text += "" if kernels.has_modules else "; modules were not recorded"
     yield context.finding(
-        "fusible_sequences",
         cost,
         text,
         advice="use torch.compile on the module, or a fused operation (torch_npu: npu_rms_norm, "
@@ -403,8 +393,7 @@ class _Kernels:
         result = {}
         for stream in np.unique(tasks.stream[self.row]).tolist():
             others = tasks.stream != stream
-            busy = intervals.merge(tasks.start_ns[others], tasks.end_ns[others])
-            result[stream] = intervals.subtract(time, busy)
+            result[stream] = intervals.subtract(time, tasks.spans(others))
         return result
 
     def evaluate(self, length: int, begins: Ints) -> _Sequence | None:

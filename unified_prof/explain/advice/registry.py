@@ -38,65 +38,17 @@ Lacks = Callable[[DeviceContext], str | None]
 MIN_TASKS = 50  # Fewer tasks without a step are not a loop, so idle time may be intended.
 
 
-def device(context: DeviceContext) -> str | None:
-    """Require device tasks."""
-    return "no device tasks recorded" if context.device is None else None
-
-
-def host(context: DeviceContext) -> str | None:
-    """Require device tasks and host calls."""
-    if (missing := device(context)) is not None:
-        return missing
-    return "no host calls recorded, so idle reasons are unknown" if _has_no_host(context) else None
-
-
-def loop(context: DeviceContext) -> str | None:
-    """Require device tasks, host calls, and steps or enough tasks."""
-    if (missing := host(context)) is not None:
-        return missing
-    if not context.recording.steps and len(context.recording.tasks) < MIN_TASKS:
-        return f"no steps and fewer than {MIN_TASKS} tasks recorded"
-    return None
-
-
-def launches(context: DeviceContext) -> str | None:
-    """Require a loop with runtime calls."""
-    if (missing := loop(context)) is not None:
-        return missing
-    if not len(context.recording.host_calls):
-        return "no runtime calls recorded (table CANN_API)"
-    return None
-
-
-def framework(context: DeviceContext) -> str | None:
-    """Require framework operations."""
-    if context.recording.framework is None:
-        return "no framework operations recorded (table PYTORCH_API)"
-    return None
-
-
-def steps(context: DeviceContext) -> str | None:
-    """Require enough steps for a meaningful median."""
-    if len(context.recording.steps) > memory_rules.MIN_STEPS:
-        return None
-    return f"fewer than {memory_rules.MIN_STEPS + 1} steps recorded"
-
-
-def host_in_steps(context: DeviceContext) -> str | None:
-    """Require host data and recorded steps."""
-    if _has_no_host(context):
-        return "no host data recorded"
-    return None if context.steps else "no steps recorded, so warm-up cannot be distinguished"
+def require(condition: Callable[[DeviceContext], object], why: str) -> Lacks:
+    """Return a requirement that holds if a condition does; `why` says what is missing."""
+    return lambda context: None if condition(context) else why
 
 
 def tables(*names: str, why: str) -> Lacks:
     """Return a requirement for at least one of several tables."""
-
-    def lacks(context: DeviceContext) -> str | None:
-        present = set(names) & set(context.recording.source.tables)
-        return None if present else f"{why} (table {' or '.join(names)})"
-
-    return lacks
+    return require(
+        lambda context: set(names) & set(context.recording.source.tables),
+        f"{why} (table {' or '.join(names)})",
+    )
 
 
 def both(*requirements: Lacks) -> Lacks:
@@ -110,8 +62,38 @@ def both(*requirements: Lacks) -> Lacks:
     return lacks
 
 
-def _has_no_host(context: DeviceContext) -> bool:
-    return not len(context.recording.host_calls) and context.recording.framework is None
+def _has_host(context: DeviceContext) -> bool:
+    return len(context.recording.host_calls) > 0 or context.recording.framework is not None
+
+
+device = require(lambda context: context.device is not None, "no device tasks recorded")
+host = both(device, require(_has_host, "no host calls recorded, so idle reasons are unknown"))
+loop = both(
+    host,
+    require(
+        lambda context: context.recording.steps or len(context.recording.tasks) >= MIN_TASKS,
+        f"no steps and fewer than {MIN_TASKS} tasks recorded",
+    ),
+)
+launches = both(
+    loop,
+    require(
+        lambda context: len(context.recording.host_calls),
+        "no runtime calls recorded (table CANN_API)",
+    ),
+)
+framework = require(
+    lambda context: context.recording.framework is not None,
+    "no framework operations recorded (table PYTORCH_API)",
+)
+steps = require(
+    lambda context: len(context.recording.steps) > memory_rules.MIN_STEPS,
+    f"fewer than {memory_rules.MIN_STEPS + 1} steps recorded",
+)
+host_in_steps = both(
+    require(_has_host, "no host data recorded"),
+    require(lambda context: context.steps, "no steps recorded, so warm-up cannot be distinguished"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +109,13 @@ class Rule:
     def kind(self) -> str:
         """Slug of its findings, the name of the generator."""
         return self.evaluate.__name__
+
+    def causes(self, context: DeviceContext) -> list[Cause]:
+        """Return its findings; those without a kind get its own."""
+        return [
+            replace(cause, finding=replace(cause.finding, kind=cause.finding.kind or self.kind))
+            for cause in self.evaluate(context)
+        ]
 
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
@@ -221,7 +210,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
             evaluated.append(rule.kind)
             causes += _merge_devices(
                 [
-                    list(rule.evaluate(context))
+                    rule.causes(context)
                     for context, why in zip(contexts, missing, strict=True)
                     if why is None
                 ]
@@ -355,13 +344,10 @@ def _saving(time_ms: float, is_per_step: bool) -> str:
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """Return findings, most expensive first; evidence ranks those of unknown cost."""
-
-    def order(finding: Finding) -> tuple[float, int, str, str]:
-        shown_ns = sum(int(row.get("total_ns") or 0) for row in finding.evidence)
-        return -finding.cost_ms_per_step, -shown_ns, finding.kind, finding.text
-
-    return sorted(findings, key=order)
+    """Return findings, most expensive first."""
+    return sorted(
+        findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind, finding.text)
+    )
 
 
 def _contexts(recording: Recording, quick: bool) -> list[DeviceContext]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,17 +80,20 @@ class Tracked:
 
     def finding(
         self,
-        kind: str,
         cost_ns: float,
         text: str,
         *,
+        kind: str = "",
         advice: str,
         sure: Sureness,
         figures: dict[str, Any],
-        evidence: Sequence[Evidence],
+        evidence: Sequence[Evidence] = (),
         steps: tuple[int, ...] | None = None,
     ) -> Finding:
-        """Return a finding of this run; its cost is appended to the text."""
+        """Return a finding of this run; its cost is appended to the text.
+
+        Its kind is by default the name of its rule.
+        """
         timed = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
         return Finding(
             kind=kind,
@@ -114,7 +117,6 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     if share < WAITED_SHARE:
         return
     yield run.finding(
-        "waiting_for_processor",
         waited,
         f"CPU wait: the process is ready but not running for {percent(share)} of an "
         "iteration because other processes use the cores",
@@ -122,7 +124,6 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
         "process (OMP_NUM_THREADS, torch.set_num_threads)",
         sure="certain",
         figures={"waited_ns": round(waited), "share": round(share, 4)},
-        evidence=[],
     )
 
 
@@ -150,7 +151,6 @@ def other_code(run: Tracked) -> Iterator[Finding]:
     if share < PART_SHARE:
         return
     yield run.finding(
-        "other_code",
         other_ns,
         f"other code: {run.of_iteration(share)} is neither forward, backward, optimizer nor data "
         "loading",
@@ -158,7 +158,6 @@ def other_code(run: Tracked) -> Iterator[Finding]:
         "project` shows torch operations in them, cProfile everything else",
         sure="likely",
         figures={"other_ns": round(other_ns), "share": round(share, 4)},
-        evidence=[],
     )
 
 
@@ -172,7 +171,6 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
     counts = {line: run.gaps.lines.count(line) for line in medians}
     heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
     yield run.finding(
-        "time_between_operations",
         whole,
         f"between operations: {run.of_iteration(share)}, mostly around {heaviest[0]}",
         advice="check these lines for work outside torch: Python loops, logging, conversion to "
@@ -229,26 +227,23 @@ def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
             "optimizer",
             f"optimizer: {', '.join(dict.fromkeys(unfused))} updates its parameters in a loop",
             "pass fused=True to the optimizer",
-            kind="unfused_optimizer",
             gain=FUSED_GAIN,
         )
 
 
 def _part(
-    run: Tracked, part: str, text: str, advice: str, *, kind: str = "", gain: float = 1.0
+    run: Tracked, part: str, text: str, advice: str, *, gain: float = 1.0
 ) -> Iterator[Finding]:
     """Yield a finding about a part of the iteration if the part takes PART_SHARE of it."""
     part_ns = run.parts_ns.get(part, 0)
     share = run.share(part_ns)
     if share >= PART_SHARE:
         yield run.finding(
-            kind or part,
             part_ns * gain,
             f"{text}: {run.of_iteration(share)}{run.line_of(part)}",
             advice=advice,
             sure="likely",
             figures={f"{part}_ns": part_ns, "share": round(share, 4)},
-            evidence=[],
         )
 
 
@@ -264,7 +259,6 @@ def recomputation(run: Tracked) -> Iterator[Finding]:
     if share < PART_SHARE:
         return
     yield run.finding(
-        "recomputation",
         whole,
         f"recomputation: activation checkpointing runs {len(known)} operations again, "
         f"{run.of_iteration(share)}",
@@ -337,10 +331,10 @@ def unfused_chains(run: Tracked) -> Iterator[Finding]:
         lines = Counter(texts[calls.line[rows[first]]] for first, _ in found)
         many = "once" if len(found) == 1 else f"{len(found)} times"
         yield run.finding(
-            "unfused_chain",
             cost,
             f"{chain.name} written as single operations {many}, "
             f"{run.of_iteration(share)}, at {lines.most_common(1)[0][0]}",
+            kind="unfused_chain",
             advice=f"use {chain.replacement}, or torch.compile",
             sure="likely",
             figures={"chains": len(found), "share": round(share, 4), "fused": chain.replacement},
@@ -387,14 +381,12 @@ def single_thread(run: Tracked) -> Iterator[Finding]:
     if not alone or processors == 1 or share < 0.5:
         return
     yield run.finding(
-        "single_thread",
         passes_ns * (1 - 1 / processors),
         f"one thread: torch uses 1 of {processors} processors, long operations take "
         f"{run.of_iteration(share)}",
         advice="set OMP_NUM_THREADS or call torch.set_num_threads",
         sure="possible",
         figures={"processors": processors, "share": round(share, 4)},
-        evidence=[],
     )
 
 
@@ -414,7 +406,6 @@ def activation_heavy_lines(run: Tracked) -> Iterator[Finding]:
         return
     texts = calls.labels.texts
     yield run.finding(
-        "activation_heavy_lines",
         0,
         f"{MAX_LINES} of {len(lines)} lines save {percent(most)} of the activations "
         f"({whole / _MIB:,.0f} "
@@ -446,7 +437,6 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
         return
     worst = max(slow, key=lambda one: one.total_ns or 0)
     yield run.finding(
-        "slow_iterations",
         cost,
         f"iteration {worst.name} takes {duration(worst.total_ns or 0)}, median {duration(median)}",
         advice="check what else this iteration did: logging, checkpoint, evaluation, other shapes",
@@ -508,7 +498,10 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
 def advise(run: Tracked) -> Advice:
     """Evaluate the rules and return the findings, most expensive first."""
     by_rule = {
-        rule.__name__: list(rule(run)) if has_data(run) else None for rule, has_data, _ in RULES
+        rule.__name__: [replace(one, kind=one.kind or rule.__name__) for one in rule(run)]
+        if has_data(run)
+        else None
+        for rule, has_data, _ in RULES
     }
     findings = [finding for result in by_rule.values() for finding in result or ()]
     return Advice(

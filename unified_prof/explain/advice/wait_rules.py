@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import MISSING, Frame, Ints
+from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -17,6 +17,7 @@ from unified_prof.explain.advice.idle_segments import (
     Flags,
     duration,
     evidence_row,
+    group_evidence,
     percent,
     plural,
     times,
@@ -39,9 +40,7 @@ PINNED_GB_PER_S = 20.0
 
 def _copy_bytes(context: DeviceContext) -> Ints:
     """Return the bytes of each task that is a copy, 0 for others."""
-    table = context.recording.source.integers("MEMCPY_INFO", {"id": "globalTaskId", "size": "size"})
-    size = np.append(table["size"], 0)[context.table_row(table["id"])]
-    return np.where(size > 0, size, 0)
+    return np.maximum(context.task_column("MEMCPY_INFO", "size"), 0)
 
 
 def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
@@ -59,9 +58,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     tasks, size = context.tasks, _copy_bytes(context)
     copies = (tasks.kind == COPY) & context.matches(context.operator, names.COPIES_HOST)
     copies = _without_set_up(context, copies, size)
-    copying = intervals.merge(tasks.start_ns[copies], tasks.end_ns[copies])
-    others = intervals.merge(tasks.start_ns[~copies], tasks.end_ns[~copies])
-    exposed = intervals.subtract(copying, others)
+    exposed = intervals.subtract(tasks.spans(copies), tasks.spans(~copies))
     cost = intervals.intersect(exposed, context.window).total_ns
     if context.share(cost) < WARN_SHARE:
         return
@@ -70,7 +67,6 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     is_pageable = 2 * int(alone_ns[pageable].sum()) > cost
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
     yield context.finding(
-        "exposed_copies",
         cost,
         f"exposed copies: {plural(int(copies.sum()), 'copy', 'copies')} between host and "
         f"device, {percent(context.share(cost))} of the time without overlap{memory}",
@@ -94,8 +90,7 @@ def _of_memory(context: DeviceContext, copies: Flags, wanted: Words) -> Flags:
     recording = context.recording
     if "UPROF_GPU_TASKS" not in recording.source.tables:
         return np.zeros(len(copies), bool)
-    table = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
-    name = np.append(table["name"], MISSING)[context.table_row(table["id"])]
+    name = context.task_column("UPROF_GPU_TASKS", "name")
     ids = np.unique(name[copies])
     matching = [wanted(text) for text in recording.strings.texts(ids.tolist())]
     result: Flags = copies & np.isin(name, ids[matching])
@@ -120,15 +115,14 @@ def pageable_copies(context: DeviceContext) -> Iterator[Cause]:
     moved = int(size[pageable].sum())
     pageable_rate = moved / int(length[pageable].sum())
     reference = "pinned copies of this run" if measured else "pinned copies over PCIe 4.0"
-    yield context.finding(
-        "pageable_copies",
-        saved_ns.sum(),
+    yield context.tasks_finding(
         f"pageable copies: {len(pageable):,} copies of over 1 MiB to the device reach "
         f"{pageable_rate:.1f} GB/s, {reference} reach {rate:.1f} GB/s",
+        pageable,
+        saved_ns,
         advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
         "non_blocking=True",
         sure="likely" if measured else "possible",
-        change=context.saving(pageable, saved_ns),
         figures={
             "copies": len(pageable),
             "moved_bytes": moved,
@@ -160,7 +154,6 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     longest = int((pauses.end_ns - pauses.start_ns).max())
     paused = "program waits" if context.device is None else "device is idle"
     yield context.finding(
-        "garbage_collection",
         cost,
         f"garbage collection: {times(len(pauses))}, up to {duration(longest)} each; the "
         f"{paused} meanwhile for {percent(context.share(cost))} of the time",
@@ -176,7 +169,6 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
 class _Stall:
     """A kind of host call that should not occur in the steps."""
 
-    kind: str
     names: Words
     text: str
     advice: str
@@ -187,7 +179,6 @@ class _Stall:
 
 
 _ALLOCATION = _Stall(
-    "allocation_stalls",
     names.ALLOCATES,
     "driver allocations: device memory is allocated or freed {often}",
     "keep the allocator's cache: no empty_cache() in the loop, expandable_segments:True, static "
@@ -197,14 +188,12 @@ _ALLOCATION = _Stall(
     min_share=MIN_SHARE,
 )
 _NPU_COMPILATION = _Stall(
-    "compile_stalls",
     names.COMPILES_NPU_OPERATOR,
     "compilation: operators are compiled at run time {often}",
     "use torch.npu.set_compile_mode(jit_compile=False), or operators with an aclnn implementation",
     sure="likely",
 )
 _COMPILATION = _Stall(
-    "compile_stalls",
     names.COMPILES,
     "compilation: code is compiled or loaded {often}",
     "use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
@@ -238,7 +227,6 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
     rows = np.flatnonzero(context.is_analyzed(start))
     often = times(len(rows)) + (" after the first step" if len(context.steps) > 1 else "")
     yield context.finding(
-        stall.kind,
         cost,
         f"{stall.text.format(often=often)}; meanwhile the device is idle for "
         f"{percent(context.share(cost))} of the time",
@@ -247,7 +235,7 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
         change=Selection(host=on_host),
         least=stall.min_share,
         figures={"calls": len(rows), "calls_ns": stalls.total_ns, "idle_ns": cost},
-        evidence=_ranges_by_name(texts, number[rows], (end - start)[rows], start[rows]),
+        evidence=group_evidence(number[rows], (end - start)[rows], start[rows], texts.__getitem__),
     )
 
 
@@ -259,8 +247,7 @@ def host_ranges(context: DeviceContext, wanted: Words) -> tuple[Ints, Ints, Ints
     calls = context.recording.host_calls
     ids, number = calls.names
     texts = [text or "" for text in context.recording.strings.texts(ids)]
-    matching = np.array([wanted(text) for text in texts] or [False])
-    rows = np.flatnonzero(matching[number.to_array()]) if len(ids) else np.zeros(0, np.int64)
+    rows = np.flatnonzero(calls.matching(context.recording.strings, wanted))
     start, end, name = calls.start_ns[rows], calls.end_ns[rows], number[rows]
     framework = context.recording.framework
     if framework is not None:
@@ -273,21 +260,6 @@ def host_ranges(context: DeviceContext, wanted: Words) -> tuple[Ints, Ints, Ints
     with np.errstate(over="ignore"):
         good = possible(start, end - start)
     return start[good], end[good], name[good].astype(np.int64), texts
-
-
-def _ranges_by_name(texts: list[str], name: Ints, length: Ints, start: Ints) -> list[Evidence]:
-    """Return the names with the longest total time as evidence."""
-    names, number = np.unique(name, return_inverse=True)
-    total = np.bincount(number, weights=length)
-    return [
-        evidence_row(
-            texts[int(names[at])],
-            int((number == at).sum()),
-            int(total[at]),
-            int(start[number == at][0]),
-        )
-        for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist()
-    ]
 
 
 # Severe above these shares of the time and of the idle time (nsys-ai's thresholds).
@@ -342,7 +314,6 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     where = f", {'mostly ' if count > 1 else ''}in {rows[0]['name'].partition(' (')[0]}"
     where += f" at {rows[0]['line']}" if "line" in rows[0] else ""
     yield context.finding(
-        "synchronising_calls",
         cost,
         f"synchronization: the device is idle for {percent(share)} of the time after the host "
         f"waited for it ({times(count)}{where})"
@@ -470,7 +441,6 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
         text = "return only after their kernel"
     context.claim(idle)
     yield context.finding(
-        "blocking_launches",
         cost,
         f"blocking launches: {percent(share)} of the launches {text}, so host and device never "
         "overlap",

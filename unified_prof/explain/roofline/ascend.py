@@ -106,16 +106,6 @@ def stored_tensors(
     return tuple(result)
 
 
-def attention(operator: Operator) -> Cost:
-    """Return the cost of fused attention."""
-    return _attention_sizes(operator, operator.outputs).forward()
-
-
-def attention_backward(operator: Operator) -> Cost:
-    """Return the cost of the gradients of fused attention."""
-    return _attention_sizes(operator, operator.inputs[3:]).backward()
-
-
 def _attention_sizes(operator: Operator, others: Sequence[StoredTensor]) -> Attention:
     """Return the sizes of fused attention.
 
@@ -254,11 +244,6 @@ def grouped_matmul(operator: Operator) -> Cost:
     return Cost("matrix", x.tensor.dtype, flops, operator.moved_bytes)
 
 
-def convolution(operator: Operator) -> Cost:
-    """Return the cost of a convolution."""
-    return _windows(operator, operator.input(0), operator.input(1), operator.output())
-
-
 def convolution_input(operator: Operator) -> Cost:
     """Return the cost of the gradient of the input."""
     *_, weight, dy = operator.inputs if len(operator.inputs) >= 2 else (operator.input(1),) * 2
@@ -372,13 +357,19 @@ _BY_PREFIX: tuple[tuple[str, Formula], ...] = (
     ("Conv2DBackpropFilter", convolution_weight),
     ("Conv3DBackpropFilter", convolution_weight),
     ("Conv2DTranspose", convolution_input),
-    ("Conv2D", convolution),
-    ("Conv3D", convolution),
-    ("FlashAttentionScoreGrad", attention_backward),
-    ("FlashAttentionScore", attention),
-    ("PromptFlashAttention", attention),
-    ("IncreFlashAttention", attention),
-    ("FusedInferAttentionScore", attention),
+    *(
+        (name, lambda one: _windows(one, one.input(0), one.input(1), one.output()))
+        for name in ("Conv2D", "Conv3D")
+    ),
+    (
+        "FlashAttentionScoreGrad",
+        lambda one: _attention_sizes(one, one.inputs[3:]).cost(backward=True),
+    ),
+    *(
+        (name, lambda one: _attention_sizes(one, one.outputs).cost())
+        for name in "FlashAttentionScore PromptFlashAttention IncreFlashAttention"
+        " FusedInferAttentionScore".split()
+    ),
     ("Foreach", _foreach),
     ("Gather", _gather),
     ("EmbeddingDenseGrad", lambda operator: _vector(operator, 1)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from unified_prof.explain.roofline import costs
@@ -67,11 +68,9 @@ def _attention(
             causal=mask,
             causal_known=known,
         )
-        result = sizes.backward() if backward else sizes.forward()
+        result = sizes.cost(backward=backward)
         added = None if bias is None else args.optional(bias)
-        if added is None:
-            return result
-        return replace(result, moved_bytes=result.moved_bytes + added.bytes)
+        return replace(result, moved_bytes=result.moved_bytes + costs.bytes_of(added))
 
     return cost
 
@@ -110,27 +109,24 @@ def _npu_attention(args: Arguments, *, backward: bool = False) -> Cost:
         causal=causal,
         causal_known=causal is not None or no_mask,
     )
-    return sizes.backward() if backward else sizes.forward()
+    return sizes.cost(backward=backward)
 
 
-def _sdpa(causal: int, bias: int | None = None, q: int = 0) -> Formula:
-    """Return the formula of torch's own attention; its gradients start with dy (`q` = 1)."""
-    return _attention(
-        q=q, causal=causal, bias=bias, corner=UPPER_LEFT, heads_first=True, backward=q == 1
-    )
-
+# torch's own attention; its gradients start with dy.
+_sdpa = partial(_attention, corner=UPPER_LEFT, heads_first=True)
+_sdpa_backward = partial(_sdpa, q=1, backward=True)
 
 _ATTENTION: dict[str, Formula] = {
-    "scaled_dot_product_attention": _sdpa(5, 3),
-    "_scaled_dot_product_flash_attention": _sdpa(4),
-    "_scaled_dot_product_efficient_attention": _sdpa(6, 3),
-    "_scaled_dot_product_cudnn_attention": _sdpa(6, 3),
-    "_scaled_dot_product_flash_attention_for_cpu": _sdpa(4, 5),
-    "_scaled_dot_product_fused_attention_overrideable": _sdpa(5, 3),
-    "_scaled_dot_product_flash_attention_backward": _sdpa(11, q=1),
-    "_scaled_dot_product_efficient_attention_backward": _sdpa(11, 4, q=1),
-    "_scaled_dot_product_cudnn_attention_backward": _sdpa(14, 8, q=1),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa(7, 8, q=1),
+    "scaled_dot_product_attention": _sdpa(causal=5, bias=3),
+    "_scaled_dot_product_flash_attention": _sdpa(causal=4),
+    "_scaled_dot_product_efficient_attention": _sdpa(causal=6, bias=3),
+    "_scaled_dot_product_cudnn_attention": _sdpa(causal=6, bias=3),
+    "_scaled_dot_product_flash_attention_for_cpu": _sdpa(causal=4, bias=5),
+    "_scaled_dot_product_fused_attention_overrideable": _sdpa(causal=5, bias=3),
+    "_scaled_dot_product_flash_attention_backward": _sdpa_backward(causal=11),
+    "_scaled_dot_product_efficient_attention_backward": _sdpa_backward(causal=11, bias=4),
+    "_scaled_dot_product_cudnn_attention_backward": _sdpa_backward(causal=14, bias=8),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward(causal=7, bias=8),
     "_flash_attention_forward": _attention(causal=8, lengths=3),
     "_flash_attention_backward": _attention(q=1, causal=11, lengths=6, backward=True),
     "_efficient_attention_forward": _attention(mask_kind=9, bias=3, lengths=4),
@@ -175,15 +171,18 @@ def _conv(
         x, w = args.tensor(0), args.tensor(weight)
         window = w.shape[2:]
         is_transposed = transposed if isinstance(transposed, bool) else args.flag(transposed)
-        sizes = x.shape[len(x.shape) - len(window) :]
-        step, spread = args.sizes(stride), args.sizes(dilation)
-        text = args.text(padding).strip("'\"")
+        added = args.text(padding).strip("'\"")
+        extra: Shape | None = None
         if is_transposed:
             extra = () if output_padding is None else args.sizes(output_padding)
-            y = costs.transposed_sizes(sizes, window, step, args.sizes(padding), spread, extra)
-        else:
-            added = text if text in ("same", "valid") else args.sizes(padding)
-            y = costs.convolution_sizes(sizes, window, step, added, spread)
+        y = costs.convolution_sizes(
+            x.shape[len(x.shape) - len(window) :],
+            window,
+            args.sizes(stride),
+            added if added in ("same", "valid") and not is_transposed else args.sizes(padding),
+            args.sizes(dilation),
+            extra,
+        )
         number = None if groups is None else args.integers(groups)
         return costs.convolution(
             x,
@@ -200,16 +199,12 @@ def _conv(
 def _conv_backward(args: Arguments) -> Cost:
     mask = args.flags(10)
     result = costs.convolution_backward(
-        args.tensor(0),
-        args.tensor(1),
-        args.tensor(2),
+        *(args.tensor(place) for place in range(3)),
         transposed=args.flag(7) is True,
         mask=mask or (True, True, False),
     )
-    if mask is not None:
-        return result
     doubt = "the requested gradients were not recorded; those of input and weight are counted"
-    return replace(result, doubt=doubt)
+    return result if mask is not None else replace(result, doubt=doubt)
 
 
 def _conv_input_gradient(args: Arguments) -> Cost:
@@ -287,22 +282,22 @@ ELEMENTWISE: dict[str, Formula] = {
 }
 
 
-def _fused(kind: str) -> Formula:
-    """Return the formula of a fused optimizer."""
+def _list(formula: Callable[[Sequence[Tensor]], Cost]) -> Formula:
+    """Return the formula of an operation on a list of tensors, fp32 if their dtype is unknown."""
 
     def cost(args: Arguments) -> Cost:
-        return _of_list(args, lambda params: costs.optimizer(kind, params))
+        tensors = args.list(0)
+        if tensors[0].dtype:
+            return formula(tensors)
+        result = formula([Tensor(one.shape, "fp32") for one in tensors])
+        return replace(result, doubt="the dtype of its lists was not recorded; fp32 is assumed")
 
     return cost
 
 
-def _of_list(args: Arguments, formula: Callable[[Sequence[Tensor]], Cost]) -> Cost:
-    """Return the cost of an operation on a list of tensors, fp32 if their dtype is unknown."""
-    tensors = args.list(0)
-    if tensors[0].dtype:
-        return formula(tensors)
-    result = formula([Tensor(one.shape, "fp32") for one in tensors])
-    return replace(result, doubt="the dtype of its lists was not recorded; fp32 is assumed")
+def _fused(kind: str) -> Formula:
+    """Return the formula of a fused optimizer."""
+    return _list(partial(costs.optimizer, kind))
 
 
 def _fused_sgd(args: Arguments) -> Cost:
@@ -320,10 +315,6 @@ def foreach(args: Arguments) -> Cost:
     return Cost("vector", lists[0][0].dtype, elements, moved)
 
 
-def _cat(args: Arguments) -> Cost:
-    return _of_list(args, costs.concatenation)
-
-
 _MEMORY: dict[str, Formula] = {
     "copy_": lambda args: costs.copy(args.tensor(1), args.tensor(0)),
     "_copy_from": lambda args: costs.copy(args.tensor(0), args.tensor(1)),
@@ -335,18 +326,14 @@ _MEMORY: dict[str, Formula] = {
         "fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ log_normal_".split(),
         lambda args: Cost("copy", args.tensor(0).dtype, 0, args.tensor(0).bytes),
     ),
-    "cat": _cat,
-    "stack": _cat,
+    **dict.fromkeys(("cat", "stack"), _list(costs.concatenation)),
 }
 
 
-def _norm(kind: str, x: int, *params: int) -> Formula:
-    return lambda args: costs.normalization(kind, args.tensor(x), [*map(args.optional, params)])
-
-
-def _norm_backward(kind: str, x: int, *params: int) -> Formula:
-    return lambda args: costs.normalization_backward(
-        kind, args.tensor(x), [*map(args.optional, params)]
+def norm(kind: str, x: int, *params: int, backward: bool = False) -> Formula:
+    """Return the formula of a normalization, by the positions of its arguments."""
+    return lambda args: costs.normalization(
+        kind, args.tensor(x), [*map(args.optional, params)], backward=backward
     )
 
 
@@ -354,7 +341,7 @@ def _batch_norm(args: Arguments) -> Cost:
     training = args.flag(5) is not False
     # Training writes the running mean and variance as well.
     params = (1, 2, 3, 4, 3, 4) if training else (1, 2, 3, 4)
-    return _norm("batch" if training else "batch eval", 0, *params)(args)
+    return norm("batch" if training else "batch eval", 0, *params)(args)
 
 
 def _softmax(args: Arguments) -> Cost:
@@ -381,22 +368,22 @@ def _dropout(args: Arguments) -> Cost:
 
 
 _NORMALIZATIONS: dict[str, Formula] = {
-    "native_layer_norm": _norm("layer", 0, 2, 3),
-    "native_layer_norm_backward": _norm_backward("layer", 1, 5, 6),
-    "native_group_norm": _norm("group", 0, 1, 2),
-    "native_group_norm_backward": _norm_backward("group", 1, 4),
-    "rms_norm": _norm("rms", 0, 2),
-    "_fused_rms_norm": _norm("rms", 0, 2),
-    "_fused_rms_norm_backward": _norm_backward("rms", 1, 4),
+    "native_layer_norm": norm("layer", 0, 2, 3),
+    "native_layer_norm_backward": norm("layer", 1, 5, 6, backward=True),
+    "native_group_norm": norm("group", 0, 1, 2),
+    "native_group_norm_backward": norm("group", 1, 4, backward=True),
+    "rms_norm": norm("rms", 0, 2),
+    "_fused_rms_norm": norm("rms", 0, 2),
+    "_fused_rms_norm_backward": norm("rms", 1, 4, backward=True),
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), _batch_norm),
-    "native_batch_norm_backward": _norm_backward("batch", 1, 2),
-    "cudnn_batch_norm_backward": _norm_backward("batch", 0, 2),
-    "miopen_batch_norm_backward": _norm_backward("batch", 0, 2),
+    "native_batch_norm_backward": norm("batch", 1, 2, backward=True),
+    "cudnn_batch_norm_backward": norm("batch", 0, 2, backward=True),
+    "miopen_batch_norm_backward": norm("batch", 0, 2, backward=True),
     "_softmax": _softmax,
     "_log_softmax": _softmax,
-    "_safe_softmax": _norm("softmax", 0),
-    "_softmax_backward_data": _norm_backward("softmax", 0),
-    "_log_softmax_backward_data": _norm_backward("softmax", 0),
+    "_safe_softmax": norm("softmax", 0),
+    "_softmax_backward_data": norm("softmax", 0, backward=True),
+    "_log_softmax_backward_data": norm("softmax", 0, backward=True),
     "nll_loss_forward": _nll,
     "nll_loss2d_forward": _nll,
     "nll_loss_backward": _nll_backward,
@@ -405,10 +392,37 @@ _NORMALIZATIONS: dict[str, Formula] = {
 }
 
 
-def _mm(a: int = 0, b: int = 1, bias: int | None = None, out: str | None = None) -> Formula:
-    return lambda args: costs.matmul(
-        args.tensor(a), args.tensor(b), bias=None if bias is None else args.optional(bias), out=out
-    )
+def product(
+    a: int = 0,
+    b: int = 1,
+    bias: int | None = None,
+    *,
+    is_linear: bool = False,
+    out: str | Callable[[Arguments], str | None] | None = None,
+    scales: tuple[int, ...] = (),
+) -> Formula:
+    """Return the formula of a matrix product, by the positions of its arguments.
+
+    Args:
+        a: Left factor.
+        b: Right factor; transposed if `is_linear`.
+        bias: Tensor that is added.
+        is_linear: True for `x @ weight.T`.
+        out: Dtype of the result, by default that of `a`.
+        scales: Tensors that scale the factors.
+    """
+
+    def cost(args: Arguments) -> Cost:
+        result = (costs.linear if is_linear else costs.matmul)(
+            args.tensor(a),
+            args.tensor(b),
+            bias=None if bias is None else args.optional(bias),
+            out=out(args) if callable(out) else out,
+        )
+        more = costs.bytes_of(*map(args.optional, scales))
+        return replace(result, moved_bytes=result.moved_bytes + more)
+
+    return cost
 
 
 def _grouped_mm(args: Arguments, dtype: int, default: str | None = None) -> Cost:
@@ -420,23 +434,18 @@ def _grouped_mm(args: Arguments, dtype: int, default: str | None = None) -> Cost
     return costs.matmul(a, b, out=out)
 
 
-def _linear(args: Arguments) -> Cost:
-    return costs.linear(args.tensor(0), args.tensor(1), args.optional(2))
-
-
 _PRODUCTS: dict[str, Formula] = {
-    **dict.fromkeys("mm bmm mv dot vdot matmul".split(), _mm()),
+    **dict.fromkeys("mm bmm mv dot vdot matmul".split(), product()),
     **dict.fromkeys(
-        "addmm addmm_ _addmm_activation addmv addmv_ baddbmm baddbmm_".split(), _mm(1, 2, 0)
+        "addmm addmm_ _addmm_activation addmv addmv_ baddbmm baddbmm_".split(), product(1, 2, 0)
     ),
     "addbmm": lambda args: costs.batch_sum(args.tensor(1), args.tensor(2), args.optional(0)),
-    "linear": _linear,
-    "mkldnn_linear": _linear,
-    "_scaled_mm": lambda args: _mm(bias=4, out=args.scalar_type(6) or "bf16")(args),
+    **dict.fromkeys(("linear", "mkldnn_linear"), product(bias=2, is_linear=True)),
+    "_scaled_mm": product(bias=4, out=lambda args: args.scalar_type(6) or "bf16"),
     "_grouped_mm": lambda args: _grouped_mm(args, 4),
     # fp8 factors have a bf16 result.
     "_scaled_grouped_mm": lambda args: _grouped_mm(args, 7, "bf16"),
-    "_int_mm": _mm(out="int32"),
+    "_int_mm": product(out="int32"),
 }
 
 
@@ -574,11 +583,21 @@ def _resized(shape: Shape, place: int, size: int) -> Shape:
     return tuple(sizes)
 
 
+# Gates of a cell by `mode` of torch's recurrent operations: ReLU, tanh, LSTM, GRU.
+_GATES = (1, 1, 4, 3)
+
+
 def _cudnn_rnn(args: Arguments) -> Cost:
-    """Return the cost of a recurrent network with dense sequences."""
-    mode, hidden, layers = (args.sizes(place)[0] for place in (6, 7, 9))
+    """Return the cost of the products of a recurrent network with dense sequences."""
+    x, (mode, hidden, layers) = args.tensor(0), (args.sizes(place)[0] for place in (6, 7, 9))
     projected, directions = (args.integers(8) or (0,))[0], 2 if args.flag(13) else 1
-    return costs.recurrent(args.tensor(0), mode, hidden, projected, layers, directions)
+    width, weights = x.shape[-1], 0
+    steps, inside = x.elements // width, projected or hidden
+    for _ in range(layers):
+        weights += directions * hidden * (_GATES[mode] * (width + inside) + projected)
+        width = directions * inside
+    moved = x.bytes + (weights + steps * width) * item_size(x.dtype)
+    return Cost("matrix", x.dtype, 2 * steps * weights, moved)
 
 
 FORMULAS: dict[str, Formula] = {

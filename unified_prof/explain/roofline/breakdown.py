@@ -8,8 +8,8 @@ of the capture, if its recording is available.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import by_key
 from unified_prof.explain.roofline.arguments import UnknownCostError, dtype_of, item_size
-from unified_prof.explain.roofline.costs import Cost, collective
+from unified_prof.explain.roofline.costs import Cost, collective, times
 from unified_prof.explain.roofline.kernel_attribution import (
     AttributedKernels,
     OperationGroup,
@@ -97,19 +97,13 @@ class RooflineRow:
 
 def roofline_row(one: OperationGroup, name: str, device: Device | None) -> RooflineRow:
     """Return the roofline row of a group of operations on a device."""
-    total: dict[str, Any] = {
-        "name": one.name,
-        "shapes": one.shapes,
-        "kind": one.kind,
-        "device": name,
-        "count": one.count,
-        "total_ns": one.total_ns,
-    }
-    if one.cost is None:
-        return RooflineRow(**total, cost=None, doubt=one.why)
-    cost = times(one.cost, one.count)
-    if device is None:
-        return RooflineRow(**total, cost=cost, doubt=cost.doubt)
+    cost = one.cost
+    row = RooflineRow(
+        *(one.name, one.shapes, one.kind, name, one.count, one.total_ns, cost),
+        doubt=one.why if cost is None else cost.doubt,
+    )
+    if cost is None or device is None or not one.on_device:
+        return row
     memory = device.memory_peak()
     doubts = [cost.doubt] if cost.doubt else []
     peak = _peak(cost, device, one.kernel)
@@ -125,24 +119,13 @@ def roofline_row(one: OperationGroup, name: str, device: Device | None) -> Roofl
         moving = memory is not None and cost.moved_bytes / memory.rate * 1e9 >= bound_ns
         saves = _SAVES_WORK if "conv" in one.name.lower() and not moving else ""
         doubts.append((FASTER_THAN_MEMORY if moving else _FASTER_THAN_COMPUTE) + saves)
-    return RooflineRow(
-        **total,
-        cost=cost,
+    return replace(
+        row,
         peak=peak,
         memory=memory,
         bound_ns=bound_ns,
         target_ns=target_ns,
         doubt="; ".join(doubts) or None,
-    )
-
-
-def times(cost: Cost, count: int) -> Cost:
-    """Return the cost of several equal operations."""
-    return replace(
-        cost,
-        flops=cost.flops * count,
-        moved_bytes=cost.moved_bytes * count,
-        vector_flops=cost.vector_flops * count,
     )
 
 
@@ -206,27 +189,27 @@ def _merge(group: list[RooflineRow]) -> RooflineRow:
         return group[0]
     longest = max(group, key=lambda one: one.total_ns)
     costs = [one.cost for one in group if one.cost is not None]
-    cost = None
-    if costs and longest.cost is not None:
-        cost = replace(
+    return replace(
+        longest,
+        count=sum(one.count for one in group),
+        total_ns=sum(one.total_ns for one in group),
+        cost=None
+        if longest.cost is None
+        else replace(
             longest.cost,
             flops=sum(cost.flops for cost in costs),
             moved_bytes=sum(cost.moved_bytes for cost in costs),
             vector_flops=sum(cost.vector_flops for cost in costs),
             doubt=None,
-        )
-    bounds = [one.bound_ns for one in group]
-    targets = [one.target_ns for one in group]
-    return replace(
-        longest,
-        count=sum(one.count for one in group),
-        total_ns=sum(one.total_ns for one in group),
-        cost=cost,
-        bound_ns=None if None in bounds else sum(bound for bound in bounds if bound is not None),
-        target_ns=None
-        if None in targets
-        else sum(target for target in targets if target is not None),
+        ),
+        bound_ns=_sum_known([one.bound_ns for one in group]),
+        target_ns=_sum_known([one.target_ns for one in group]),
     )
+
+
+def _sum_known(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 # Minimum share of kernel time with a known cost, and of FLOPs with a known peak, for MFU.
@@ -235,7 +218,6 @@ _MIN_KNOWN, _MIN_PEAKS = 0.5, 0.95
 
 def model_use(
     recording: Recording,
-    devices: dict[str, Device | None],
     attributed: AttributedKernels,
     calculated: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
@@ -296,87 +278,60 @@ _NO_SIZE = "its size was not recorded"
 _ON_THE_WIRE = "minimum bytes sent per rank; the time includes waiting for other ranks"
 
 
-def copies(
-    recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
-) -> list[RooflineRow]:
-    """Return copies by direction, and tasks of collectives without a collective record."""
+def copies(recording: Recording) -> Iterator[OperationGroup]:
+    """Yield copies by direction, and tasks of collectives without a collective record."""
     work = recording.work
     parts = (work.kind == COMMUNICATION) & (work.task != NONE)
     piece = np.flatnonzero((work.kind == COPY) | parts)
     if not len(piece):
-        return []
+        return
     label, device, kind = work.operator[piece], work.device[piece], work.kind[piece]
     duration, task = work.duration_ns[piece], work.task[piece]
     known, size = operators.sizes_of_copies(recording.source)
     of_task = dict(zip(known.tolist(), size.tolist(), strict=True))
     identity = recording.tasks.identity
-    texts = work.labels.texts
-    result = []
     for _, members in by_key(numbered(label, device, kind)):
         first = members[0]
-        name, own = devices.get(int(device[first]), devices.get(None, ("", None)))
-        what = texts[int(label[first])]
-        total: dict[str, Any] = {
-            "name": what,
-            "shapes": "",
-            "kind": "copy" if kind[first] == COPY else "communication",
-            "device": name,
-            "count": len(members),
-            "total_ns": int(duration[members].sum()),
-        }
+        name = work.labels.texts[int(label[first])]
         sizes = [of_task.get(int(one), -1) for one in identity[task[members]].tolist()]
-        if min(sizes) < 0:
-            result.append(RooflineRow(**total, cost=None, doubt=_NO_SIZE))
-            continue
-        within = names.COPIES_WITHIN(what)
-        cost = Cost("copy", "uint8", 0, sum(sizes) * (2 if within else 1))
-        memory = own.memory_peak() if within and own is not None else None
-        bound_ns = None if memory is None else cost.moved_bytes / memory.rate * 1e9
-        result.append(
-            RooflineRow(
-                **total,
-                cost=cost,
-                memory=memory,
-                bound_ns=bound_ns,
-                target_ns=None if bound_ns is None else bound_ns / MEMORY_TARGET,
-                doubt=FASTER_THAN_MEMORY if (bound_ns or 0) > total["total_ns"] else None,
-            )
+        within = names.COPIES_WITHIN(name)
+        moved = sum(sizes) * (2 if within else 1)
+        yield OperationGroup(
+            name,
+            kind="copy" if kind[first] == COPY else "communication",
+            device=int(device[first]),
+            count=len(members),
+            total_ns=int(duration[members].sum()),
+            cost=None if min(sizes) < 0 else Cost("copy", "uint8", 0, moved),
+            why=_NO_SIZE,
+            on_device=within,
         )
-    return result
 
 
-def collectives(
-    recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
-) -> list[RooflineRow]:
-    """Return collectives by name, size and ranks, with the minimum bytes sent per rank."""
-    comms = recording.comms
+def collectives(recording: Recording) -> Iterator[OperationGroup]:
+    """Yield collectives by name, size and ranks, with the minimum bytes sent per rank."""
+    comms, labels = recording.comms, Labels()
     if not len(comms):
-        return []
-    labels = Labels()
+        return
     label = recording.collective_names.types(labels)
     payloads = operators.payloads(recording.source, recording.strings)
     payload_of = [payloads.get(int(one)) for one in comms.identity.tolist()]
     distinct = {one: place for place, one in enumerate(dict.fromkeys(payload_of))}
     place = np.array([distinct[one] for one in payload_of], np.int64)
-    result = []
     for _, members in by_key(numbered(label, place, comms.device)):
-        first = members[0]
-        name, _ = devices.get(int(comms.device[first]), devices.get(None, ("", None)))
-        what = labels.texts[int(label[first])]
-        shapes, cost, why = _payload(what, payload_of[first])
-        result.append(
-            RooflineRow(
-                name=what,
-                shapes=shapes,
-                kind="communication",
-                device=name,
-                count=len(members),
-                total_ns=int(comms.duration_ns[members].sum()),
-                cost=None if cost is None else times(cost, len(members)),
-                doubt=why,
-            )
+        name = labels.texts[int(label[members[0]])]
+        shapes, cost, why = _payload(name, payload_of[members[0]])
+        yield OperationGroup(
+            name,
+            shapes,
+            kind="communication",
+            device=int(comms.device[members[0]]),
+            count=len(members),
+            total_ns=int(comms.duration_ns[members].sum()),
+            cost=None if cost is None else times(cost, len(members)),
+            why=why,
+            on_device=False,
         )
-    return result
 
 
 def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | None, str | None]:
@@ -396,10 +351,10 @@ def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | No
     elif kind in PARTED and found.results is None:
         elements *= found.ranks
     try:
-        size = elements * item_size(dtype)
-        return shapes, collective(kind, size, found.ranks, dtype), _ON_THE_WIRE
+        cost = collective(kind, elements * item_size(dtype), found.ranks, dtype)
     except UnknownCostError as err:
         return shapes, None, str(err)
+    return shapes, replace(cost, doubt=_ON_THE_WIRE), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,28 +379,25 @@ def roofline_of(recording: Recording) -> Roofline:
 def _compute(recording: Recording) -> Roofline:
     devices = known_devices(recording)
     by_number = {number: (name, devices[name]) for name, number in recording.device_numbers.items()}
+
+    def row_of(one: OperationGroup) -> RooflineRow:
+        return roofline_row(one, *by_number.get(one.device, by_number.get(None, ("", None))))
+
     attributed = AttributedKernels(recording)
-    rows: list[RooflineRow] = []
-    calculated = np.zeros(len(attributed), np.float64)
-    ideal_ns = np.zeros(len(attributed), np.float64)
+    calculated, ideal_ns = np.zeros((2, len(attributed)), np.float64)
     known = np.zeros(len(attributed), bool)
-    classes = attributed.groups()
     placed = []
-    for one in classes:
-        name, device = by_number.get(one.device, by_number.get(None, ("", None)))
-        placed.append(roofline_row(one, name, device))
-    for one, found in zip(classes, placed, strict=True):
-        if found.cost is None:
-            continue
-        known[one.members] = True
-        if found.cost.unit == "matrix" and one.count:
+    for one in attributed.groups():
+        found = row_of(one)
+        placed.append(found)
+        known[one.members] = found.cost is not None
+        if found.cost is not None and found.cost.unit == "matrix":
             calculated[one.members] = found.cost.flops / one.count
-            peak = found.peak
-            if peak is not None:
-                ideal_ns[one.members] = found.cost.flops / one.count / peak.rate * 1e9
+            if found.peak is not None:
+                ideal_ns[one.members] = found.cost.flops / one.count / found.peak.rate * 1e9
     rows = merge_rows(placed)
-    rows += copies(recording, by_number) + collectives(recording, by_number)
-    use = model_use(recording, devices, attributed, calculated, ideal_ns, known, placed)
+    rows += [row_of(one) for one in (*copies(recording), *collectives(recording))]
+    use = model_use(recording, attributed, calculated, ideal_ns, known, placed)
     rows.sort(key=lambda row: (-row.total_ns, row.name, row.shapes))
     return Roofline(tuple(rows), devices, use)
 

@@ -8,7 +8,7 @@ operation run on the vector unit (`Cost.vector_flops`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import Literal
 
@@ -35,6 +35,12 @@ class Cost:
     moved_bytes: int
     vector_flops: int = 0  # Floating-point operations of a matrix operation on the vector unit.
     doubt: str | None = None  # Assumption that may be wrong, and how it would change the figures.
+
+
+def times(cost: Cost, count: int) -> Cost:
+    """Return the cost of several equal operations."""
+    flops, moved, vector = cost.flops * count, cost.moved_bytes * count, cost.vector_flops * count
+    return replace(cost, flops=flops, moved_bytes=moved, vector_flops=vector)
 
 
 def bytes_of(*tensors: Tensor | None) -> int:
@@ -114,19 +120,14 @@ class Attention:
             causal_known=causal_known,
         )
 
-    def forward(self) -> Cost:
-        """Return the cost of fused attention, which never writes its scores."""
-        return self._cost(self.depth + self.value_depth, 1)
+    def cost(self, *, backward: bool = False) -> Cost:
+        """Return the cost of fused attention, which never writes its scores, or of its gradients.
 
-    def backward(self) -> Cost:
-        """Return the cost of the gradients; fused kernels recompute the scores."""
-        return self._cost(3 * self.depth + 2 * self.value_depth, 2)
-
-    def _cost(self, depths: int, passes: int) -> Cost:
-        planes, size = self.batch * self.heads, item_size(self.dtype)
+        Fused kernels compute the scores again for the gradients.
+        """
+        planes, depths = self.batch * self.heads, self.depth + self.value_depth
         pairs = planes * seen_pairs(self.queries, self.keys, self.causal)
-        own = planes * self.queries * (self.depth + self.value_depth)
-        others = self.batch * self.key_heads * self.keys * (self.depth + self.value_depth)
+        moved = (planes * self.queries + self.batch * self.key_heads * self.keys) * depths
         doubt = None
         if not self.causal_known:
             less = seen_pairs(self.queries, self.keys, UPPER_LEFT) / (self.queries * self.keys or 1)
@@ -136,38 +137,30 @@ class Attention:
         return Cost(
             "matrix",
             self.dtype,
-            2 * pairs * depths,
+            2 * pairs * (2 * depths + self.depth if backward else depths),
             # Backward reads queries, keys, values, result and its gradient, and writes three.
-            size * (own + others) * passes,
+            item_size(self.dtype) * moved * (2 if backward else 1),
             vector_flops=5 * pairs,
             doubt=doubt,
         )
 
 
-# Collectives
-
 # Bytes that each rank sends: multiple of the size, and True if only (n - 1) / n of it.
 _WIRE = {
     "all_reduce": (2, True),
-    "reduce_scatter": (1, True),
-    "all_gather": (1, True),
-    "all_to_all": (1, True),
-    "scatter": (1, True),
-    "gather": (1, True),
-    "broadcast": (1, False),
-    "reduce": (1, False),
-    "send": (1, False),
-    "receive": (1, False),
+    **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), (1, True)),
+    **dict.fromkeys(("broadcast", "reduce", "send", "receive"), (1, False)),
 }
 
 
-def wire_bytes(kind: str, size_bytes: int, ranks: int) -> float:
-    """Return the minimum number of bytes that each rank sends in a collective.
+def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
+    """Return the cost of a collective on one rank: minimum bytes sent, and additions.
 
     Args:
         kind: A collective of `_WIRE`.
         size_bytes: Size of the input (of an all_gather: of the output).
         ranks: Number of ranks.
+        dtype: Dtype of the elements.
 
     Raises:
         UnknownCostError: The kind is unknown.
@@ -176,14 +169,9 @@ def wire_bytes(kind: str, size_bytes: int, ranks: int) -> float:
         raise UnknownCostError(f"bytes sent by {kind or 'this collective'} are not known")
     factor, without_own = _WIRE[kind]
     part = (ranks - 1) / ranks if without_own else float(ranks > 1)
-    return size_bytes * factor * part
-
-
-def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
-    """Return the cost of a collective on one rank: bytes sent, and additions."""
     reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
-    adds = size_bytes // item_size(dtype) * (ranks - 1) // ranks if reduces and ranks else 0
-    return Cost("copy", dtype, adds, round(wire_bytes(kind, size_bytes, ranks)))
+    adds = size_bytes // item_size(dtype) * (ranks - 1) // ranks if reduces else 0
+    return Cost("copy", dtype, adds, round(size_bytes * factor * part))
 
 
 def convolution_sizes(
@@ -192,41 +180,28 @@ def convolution_sizes(
     stride: Sequence[int],
     padding: Sequence[int] | str,
     dilation: Sequence[int],
+    output_padding: Sequence[int] | None = None,
 ) -> Shape:
-    """Return the spatial sizes of the result of a convolution or a pooling."""
+    """Return the spatial sizes of the result of a convolution or a pooling.
+
+    With `output_padding`, of a transposed convolution.
+    """
     result = []
     for place, (size, window) in enumerate(zip(sizes, kernel, strict=True)):
-        step, spread = _of_dimension(stride, place, 1), _of_dimension(dilation, place, 1)
-        reach = spread * (window - 1)
-        if padding == "same":
-            added = reach
-        elif isinstance(padding, str):
-            added = 0
+        step = _of_dimension(stride, place, 1)
+        reach = _of_dimension(dilation, place, 1) * (window - 1)
+        if isinstance(padding, str):
+            added = reach if padding == "same" else 0
         else:
             added = 2 * _of_dimension(padding, place, 0)
-        result.append((size + added - reach - 1) // step + 1)
-    if any(size <= 0 for size in result):
-        raise UnknownCostError("the window is larger than the input")
+        if output_padding is None:
+            result.append((size + added - reach - 1) // step + 1)
+            if result[-1] <= 0:
+                raise UnknownCostError("the window is larger than the input")
+        else:
+            extra = _of_dimension(output_padding, place, 0)
+            result.append((size - 1) * step - added + reach + extra + 1)
     return tuple(result)
-
-
-def transposed_sizes(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
-) -> Shape:
-    """Return the spatial sizes of the result of a transposed convolution."""
-    return tuple(
-        (size - 1) * _of_dimension(stride, place, 1)
-        - 2 * _of_dimension(padding, place, 0)
-        + _of_dimension(dilation, place, 1) * (window - 1)
-        + _of_dimension(output_padding, place, 0)
-        + 1
-        for place, (size, window) in enumerate(zip(sizes, kernel, strict=True))
-    )
 
 
 def _of_dimension(values: Sequence[int], place: int, default: int) -> int:
@@ -306,9 +281,8 @@ def concatenation(parts: Sequence[Tensor]) -> Cost:
     """Return the cost of concatenating tensors."""
     if not parts:
         raise UnknownCostError("its list of tensors was not recorded")
-    size = item_size(parts[0].dtype)
-    elements = sum(part.elements for part in parts)
-    return Cost("copy", parts[0].dtype, 0, bytes_of(*parts) + elements * size)
+    moved = bytes_of(*parts) + sum(part.elements for part in parts) * item_size(parts[0].dtype)
+    return Cost("copy", parts[0].dtype, 0, moved)
 
 
 def gather_rows(rows: int, width: int, dtype: str, index: str = "int64") -> Cost:
@@ -336,13 +310,10 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: str | None = None
 ) -> Cost:
     """Return the cost of `x @ weight.T + bias`; leading dimensions of `x` are rows."""
-    if not x.shape or len(weight.shape) not in (1, 2):
+    if len(weight.shape) not in (1, 2):
         raise UnknownCostError("an operand has no shape")
-    n = weight.shape[0] if len(weight.shape) == 2 else 1
-    k, m = x.shape[-1], prod(x.shape[:-1])
-    if weight.shape[-1] != k:
-        raise UnknownCostError("the inner sizes of its operands differ")
-    return _product(m, n, k, (x, weight), m * n, bias, out)
+    strides = weight.strides and weight.strides[::-1]
+    return matmul(x, Tensor(weight.shape[::-1], weight.dtype, strides), bias=bias, out=out)
 
 
 def batch_sum(a: Tensor, b: Tensor, bias: Tensor | None) -> Cost:
@@ -411,52 +382,29 @@ def reduction(x: Tensor, results: int, *, operations: int = 1, out: str | None =
     return Cost("vector", x.dtype, operations * x.elements, moved)
 
 
-# Operations per element and tensors moved: forward, backward, forward, backward.
+# Operations per element: forward, backward.
 _NORM = {
-    "layer": (8, 14, 2, 3),
-    "group": (8, 14, 2, 3),
-    "instance": (8, 14, 2, 3),
-    "rms": (5, 10, 2, 3),
-    "batch": (7, 11, 2, 3),
-    "batch eval": (2, 4, 2, 3),
-    "softmax": (5, 4, 2, 3),
+    **dict.fromkeys(("layer", "group", "instance"), (8, 14)),
+    "rms": (5, 10),
+    "batch": (7, 11),
+    "batch eval": (2, 4),
+    "softmax": (5, 4),
 }
 
 
-def normalization(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
-    """Return the cost of a normalization; `kind` is a key of `_NORM`."""
-    operations, _, tensors, _ = _NORM[kind]
-    return Cost("vector", x.dtype, operations * x.elements, tensors * x.bytes + bytes_of(*params))
-
-
-def normalization_backward(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
-    """Return the cost of the gradients of a normalization: reads x, dy and params."""
-    _, operations, _, tensors = _NORM[kind]
-    moved = tensors * x.bytes + 2 * bytes_of(*params)
-    return Cost("vector", x.dtype, operations * x.elements, moved)
+def normalization(
+    kind: str, x: Tensor, params: Iterable[Tensor | None] = (), *, backward: bool = False
+) -> Cost:
+    """Return the cost of a normalization (a key of `_NORM`) or of its gradients."""
+    # Gradients also read dy, and write those of `params`.
+    moved = (2 + backward) * x.bytes + (1 + backward) * bytes_of(*params)
+    return Cost("vector", x.dtype, _NORM[kind][backward] * x.elements, moved)
 
 
 def transforms(one: Tensor, other: Tensor, size: int, count: int, per_point: float) -> Cost:
     """Return the cost of Fourier transforms of `size` values each, between two tensors."""
     flops = round(per_point * size * log2(max(size, 1))) * count
     return Cost("vector", real_parts(one.dtype)[0], flops, bytes_of(one, other))
-
-
-# Gates of a cell by `mode` of torch's recurrent operations: ReLU, tanh, LSTM, GRU.
-_GATES = (1, 1, 4, 3)
-
-
-def recurrent(
-    x: Tensor, mode: int, hidden: int, projected: int, layers: int, directions: int
-) -> Cost:
-    """Return the cost of the products of a recurrent network; `projected` is 0 without."""
-    width, weights = x.shape[-1], 0
-    steps, inside = x.elements // width, projected or hidden
-    for _ in range(layers):
-        weights += directions * hidden * (_GATES[mode] * (width + inside) + projected)
-        width = directions * inside
-    moved = x.bytes + (weights + steps * width) * item_size(x.dtype)
-    return Cost("matrix", x.dtype, 2 * steps * weights, moved)
 
 
 def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:

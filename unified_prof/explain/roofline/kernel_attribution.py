@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from unified_prof.explain.roofline.arguments import (
     parsed,
     split_arguments,
 )
-from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.costs import Cost, times
 from unified_prof.explain.roofline.serving_formulas import formula_of
 from unified_prof.recording import names, operators
 from unified_prof.recording.calls import KERNEL
@@ -39,16 +39,18 @@ class OperationGroup:
     """Operations with the same name, shapes and dtypes, and hence the same cost."""
 
     name: str
-    shapes: str
+    shapes: str = ""
+    _: KW_ONLY
     kind: str
     device: int
     count: int
     total_ns: int
     # Their indices among the attributed operations.
-    members: Ints
-    kernel: str
-    cost: Cost | None
-    why: str | None
+    members: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    kernel: str = ""
+    cost: Cost | None  # Cost of all of them together.
+    why: str | None  # Why the cost is unknown.
+    on_device: bool = True  # False if the peaks of the device do not limit it.
 
 
 class AttributedKernels:
@@ -178,13 +180,14 @@ class AttributedKernels:
                 described = (kernel, "", "kernel", None, _NO_SHAPES)
             result.append(
                 OperationGroup(
-                    *described[:3],
+                    *described[:2],
+                    kind=described[2],
                     device=int(self.device[first]),
                     count=len(members),
                     total_ns=int(self.total_ns[members].sum()),
                     members=members,
                     kernel=kernel,
-                    cost=described[3],
+                    cost=None if described[3] is None else times(described[3], len(members)),
                     why=described[4],
                 )
             )

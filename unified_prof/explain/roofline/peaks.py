@@ -174,21 +174,15 @@ def _checked(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
                 slug="wrong-setting",
             )
         if key == "source":
-            if not isinstance(value, str):
-                raise UsageError(f"{place} source: {value!r} is not a string", slug="wrong-setting")
+            good, expected = isinstance(value, str), "a string"
         elif key == "uncertain":
-            if not isinstance(value, list) or not all(one in _NUMBERS for one in value):
-                raise UsageError(
-                    f"{place} uncertain: {value!r} is not a list of figures", slug="wrong-setting"
-                )
-        elif (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise UsageError(
-                f"{place} {key}: {value!r} is not a number above 0", slug="wrong-setting"
-            )
+            good = isinstance(value, list) and all(one in _NUMBERS for one in value)
+            expected = "a list of figures"
+        else:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            good, expected = is_number and 0 < value < math.inf, "a number above 0"
+        if not good:
+            raise UsageError(f"{place} {key}: {value!r} is not {expected}", slug="wrong-setting")
     return dict(entry)
 
 

@@ -13,12 +13,12 @@ counts where it launches kernels itself.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from unified_prof.explain.roofline import aten_formulas, costs
-from unified_prof.explain.roofline.arguments import Arguments, Tensor, UnknownCostError, item_size
-from unified_prof.explain.roofline.aten_formulas import Formula
+from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, item_size
+from unified_prof.explain.roofline.aten_formulas import Formula, norm, product
 from unified_prof.explain.roofline.costs import Cost
 
 # SGLang's recorder appends the line of a function to its name.
@@ -99,26 +99,10 @@ _ATTENTION = {
 }
 
 
-def _linear(args: Arguments) -> Cost:
-    return costs.linear(args.tensor(0), args.tensor(1), args.optional(2))
-
-
-def _scaled_linear(args: Arguments) -> Cost:
-    """Return the cost of an 8-bit product: x, weight, both scales, and perhaps its result."""
+def _result_dtype(args: Arguments) -> str:
+    """Return the dtype of the result of an 8-bit product, which may be passed in."""
     result = args.optional(4)
-    out = result.dtype if result is not None and len(result.shape) == 2 else "bf16"
-    product = costs.linear(args.tensor(0), args.tensor(1), out=out)
-    scales = costs.bytes_of(args.optional(2), args.optional(3))
-    return replace(product, moved_bytes=product.moved_bytes + scales)
-
-
-def _scaled_mm(args: Arguments) -> Cost:
-    """Return the cost of vLLM's 8-bit product: result, both factors, their scales, bias."""
-    product = costs.matmul(
-        args.tensor(1), args.tensor(2), bias=args.optional(5), out=args.tensor(0).dtype
-    )
-    scales = costs.bytes_of(args.optional(3), args.optional(4))
-    return replace(product, moved_bytes=product.moved_bytes + scales)
+    return result.dtype if result is not None and len(result.shape) == 2 else "bf16"
 
 
 def _int4_mm(args: Arguments) -> Cost:
@@ -147,10 +131,6 @@ def _written_first(operations: int) -> Formula:
     return cost
 
 
-def _norm(args: Arguments) -> Cost:
-    return costs.normalization("rms", args.tensor(0), [args.tensor(1)])
-
-
 def _added_norm(args: Arguments) -> Cost:
     """Return the cost of adding a residual and normalizing, both in place."""
     x, residual, weight = args.tensor(0), args.tensor(1), args.tensor(2)
@@ -177,7 +157,7 @@ def _into_cache(sources: int) -> Formula:
     def cost(args: Arguments) -> Cost:
         rows = [args.tensor(place) for place in range(sources)]
         cache = args.tensor(sources)
-        places = next((tensor for tensor in args.tensors() if _is_index(tensor)), None)
+        places = next((one for one in args.tensors() if one.dtype in ("int64", "int32")), None)
         written = sum(row.elements for row in rows) * item_size(cache.dtype)
         moved = sum(row.bytes for row in rows) + written
         return Cost("copy", cache.dtype, 0, moved + (places.bytes if places is not None else 0))
@@ -185,32 +165,31 @@ def _into_cache(sources: int) -> Formula:
     return cost
 
 
-def _is_index(tensor: Tensor) -> bool:
-    return tensor.dtype in ("int64", "int32")
-
-
 _FORMULAS: dict[str, Formula] = {
     **aten_formulas.FORMULAS,
     **_ATTENTION,
-    **dict.fromkeys(("vllm::rocm_unquantized_gemm", "aiter::gemm_a16w16"), _linear),
+    **dict.fromkeys(
+        ("vllm::rocm_unquantized_gemm", "aiter::gemm_a16w16"), product(bias=2, is_linear=True)
+    ),
+    # x, weight, both scales, and perhaps the result.
     **{
-        f"aiter::{name}": _scaled_linear
-        for name in (
-            "gemm_a8w8",
-            "gemm_a8w8_ck",
-            "gemm_a8w8_bpreshuffle",
-            "gemm_a8w8_bpreshuffle_ck",
-            "gemm_a8w8_blockscale",
-            "gemm_a8w8_blockscale_ck",
+        f"aiter::gemm_a8w8{variant}": product(is_linear=True, out=_result_dtype, scales=(2, 3))
+        for variant in (
+            *("", "_ck", "_bpreshuffle", "_bpreshuffle_ck"),
+            *("_blockscale", "_blockscale_ck"),
         )
     },
-    "_C::cutlass_scaled_mm": _scaled_mm,
+    # Result, both factors, their scales, bias.
+    "_C::cutlass_scaled_mm": product(1, 2, 5, out=lambda args: args.tensor(0).dtype, scales=(3, 4)),
     "_weight_int4pack_mm": _int4_mm,
     "topk": _topk,
     "_C::rms_norm": _written_first(5),
     "aiter::rmsnorm": _written_first(5),
     "_C::fused_add_rms_norm": _added_norm,
-    **{f"aiter::{name}": _norm for name in ("rms_norm", "rmsnorm2d_fwd", "rmsnorm2d_fwd_ck")},
+    **{
+        f"aiter::{name}": norm("rms", 0, 1)
+        for name in ("rms_norm", "rmsnorm2d_fwd", "rmsnorm2d_fwd_ck")
+    },
     # Result, input, residual, the sum of both, weight.
     **{
         f"aiter::{name}": _written_first(6)

@@ -170,7 +170,7 @@ def test_convolution_output_sizes_equal_those_of_torch(
     square = (size,) * 2, (window,) * 2
     assert formulas.convolution_sizes(*square, (step,), (pad,), (1,)) == y.shape[2:]
     z = F.conv_transpose2d(x, w, stride=step, padding=pad)
-    found = formulas.transposed_sizes(*square, (step,), (pad,), (1,), (0,))
+    found = formulas.convolution_sizes(*square, (step,), (pad,), (1,), (0,))
     assert found == z.shape[2:]
     same = F.conv2d(x, w, padding="same") if window % 2 else x
     assert formulas.convolution_sizes(*square, (1,), "same", (1,)) == same.shape[2:]
@@ -188,8 +188,8 @@ def test_attention_flops_without_mask_equal_those_of_torch(
     v = (batch, heads, keys, value_depth)
     dy = (batch, heads, queries, value_depth)
     sizes = Attention.from_tensors(bf16(*q), bf16(*k), bf16(*v))
-    assert sizes.forward().flops == sdpa_flop_count(q, k, v)
-    assert sizes.backward().flops == sdpa_backward_flop_count(dy, q, k, v)
+    assert sizes.cost().flops == sdpa_flop_count(q, k, v)
+    assert sizes.cost(backward=True).flops == sdpa_backward_flop_count(dy, q, k, v)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -218,14 +218,14 @@ def test_causal_mask_pairs_equal_those_counted_one_by_one(queries: int, keys: in
 
 def test_grouped_queries_read_the_keys_of_their_group() -> None:
     q, kv = bf16(2, 32, 128, 64), bf16(2, 8, 128, 64)
-    found = Attention.from_tensors(q, kv, kv).forward()
+    found = Attention.from_tensors(q, kv, kv).cost()
     assert found.flops == 4 * 2 * 32 * 128 * 128 * 64
     assert found.moved_bytes == 2 * (2 * q.elements + 2 * kv.elements)
 
 
 def test_unknown_causality_is_reported_as_a_doubt() -> None:
     q = bf16(1, 2, 4, 8)
-    found = Attention.from_tensors(q, q, q, causal_known=False).forward()
+    found = Attention.from_tensors(q, q, q, causal_known=False).cost()
     assert found.flops == 4 * 2 * 16 * 8
     expected = "a causal mask is not recorded; with one, FLOPs would be 0.62 times as many"
     assert found.doubt == expected
@@ -337,14 +337,14 @@ def test_copies_have_no_flops() -> None:
     ],
 )
 def test_wire_bytes_are_the_minimum_that_each_rank_sends(kind: str, sent: int) -> None:
-    assert formulas.wire_bytes(kind, 1000, 8) == sent
-    assert formulas.wire_bytes(kind, 1000, 1) == 0
+    assert formulas.collective(kind, 1000, 8, "int8").moved_bytes == sent
+    assert formulas.collective(kind, 1000, 1, "int8").moved_bytes == 0
     assert formulas.collective("all_reduce", 1024, 4, "fp32").flops == 192
 
 
 def test_wire_bytes_of_an_unknown_collective_are_refused() -> None:
     with pytest.raises(UnknownCostError):
-        formulas.wire_bytes("barrier", 1000, 8)
+        formulas.collective("barrier", 1000, 8, "int8")
 
 
 def formula_cost(name: str, shapes: str, types: str, *values: object) -> Cost:
