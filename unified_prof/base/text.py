@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections.abc import Iterable
 from decimal import Decimal
+from os.path import commonprefix
 from typing import Any
 
 # Cc control, Cf format (direction marks, zero width), Cs surrogate, Co private, Zl/Zp breaks.
@@ -141,3 +143,13 @@ def _magnitude(value: float) -> int:
 
 # Name of the fact about a trace beside the recording that is named as a capture of graphs.
 CAPTURE_FACT = "capture_trace"
+
+
+def most_alike(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that begins like `name` for the most characters; None if two do."""
+    by_prefix: dict[int, list[str]] = {}
+    for one in candidates:
+        shared = commonprefix((name, one))  # noqa: RUF071 - not paths
+        by_prefix.setdefault(len(shared), []).append(one)
+    best = by_prefix[max(by_prefix)] if by_prefix else []
+    return best[0] if len(best) == 1 else None

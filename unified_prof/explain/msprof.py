@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.text import CAPTURE_FACT
+from unified_prof.base.text import CAPTURE_FACT, most_alike
 from unified_prof.errors import UprofError, UsageError
 from unified_prof.explain import basic_breakdowns, critical_path, stacks
 from unified_prof.explain.advice import registry
@@ -156,6 +156,8 @@ class MsprofAnalysis(Analysis):
         if advice.replayed_share:
             facts = dict(provenance.facts(self.recording.source))
             advice = replace(advice, capture=_capture_beside(Path(self.path), facts))
+        if not advice.findings and "CANN_API" in self.recording.source.tables:
+            advice = replace(advice, captures=bool([*self.recording.source.rows(_CAPTURES)]))
         return advice
 
     def path_track(self) -> Track | None:
@@ -376,14 +378,19 @@ _MAX_SEARCHED = 16
 def _capture_beside(path: Path, facts: Mapping[str, str]) -> str | None:
     """Return the report with captured graphs beside a report, else a trace that is named so.
 
-    The trace is one beside the recording of the report (see `CAPTURE_FACT`).
+    The trace is one beside the recording of the report (see `CAPTURE_FACT`). If there are several
+    reports with captures, it is the one whose name begins like that of the report.
     """
     reports = (one for one in sorted(path.parent.glob("*.db")) if one.name != path.name)
+    found = []
     for report in islice(reports, _MAX_SEARCHED):
         with suppress(UprofError), open_report(report, any_revision=True, tables=()) as opened:
             if opened.rows(_CAPTURES):
-                return str(report)
-    return facts.get(CAPTURE_FACT)
+                found.append(report.name)
+    if not found:
+        return facts.get(CAPTURE_FACT)
+    name = most_alike(path.name, found)
+    return None if name is None else str(path.with_name(name))
 
 
 _CAPTURES = """

@@ -66,9 +66,9 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
     if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
         device = devices[0].share_basis
         if 2 * device.busy_ns < window_ns:
-            return [
-                f"the device is idle {names.format_share(device.idle_ns, window_ns)} of the time"
-            ]
+            idle = f"the device is idle {names.format_share(device.idle_ns, window_ns)} of the time"
+            why = ": the program captures a device graph, whose kernels run only in replays"
+            return [idle + why * advice.captures]
         said.append(
             f"the device is busy {names.format_share(device.busy_ns, window_ns)} of the time"
         )

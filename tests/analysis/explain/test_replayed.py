@@ -126,8 +126,26 @@ def test_capture_beside_a_replay_is_named(paths: tuple[Path, Path], command: str
     (paths[1].parent / "0.db").write_text("no database")
     hint = replay_hint(paths[0], command)
     assert hint == f"`report --with '{capture}'` shows operations"
-    capture.unlink()
+    # Of several captures, the one that is named like the replay; without such a one, none.
+    other = write_capture(paths[1].with_name("c.db"), [MM])
     assert replay_hint(paths[0], command) == "`report --with CAPTURE` shows operations"
+    alike = write_capture(paths[0].with_name(f"{paths[0].stem}_capture.db"), [MM])
+    assert str(alike) in replay_hint(paths[0], command)
+    for one in (capture, other, alike):
+        one.unlink()
+    assert replay_hint(paths[0], command) == "`report --with CAPTURE` shows operations"
+
+
+def test_recording_that_only_captures_a_graph_says_so(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "capture.db", [MM])
+    with Device(path.with_name("whole.db")) as device:
+        device.runtime(0, 10, "cudaStreamBeginCapture", 1)
+        device.runtime(900, 910, "cudaLaunchKernel", 2)
+        device.task(20, 30, kernel=("relu", "K"))
+        device.task(2_000, 2_010, connection=2, kernel=("relu", "K"))
+    done = CliRunner().invoke(app, ["report", str(path.with_name("whole.db"))])
+    said = "the device is idle 99.0 % of the time: the program captures a device graph"
+    assert said in done.stdout
 
 
 def test_recording_without_replays_names_no_capture(paths: tuple[Path, Path]) -> None:
@@ -145,6 +163,7 @@ def test_trace_named_as_a_capture_beside_a_converted_trace_is_named(tmp_path: Pa
     traces.mkdir()
     (traces / "rank0_Capture.json.gz").touch()
     (traces / "capture.txt").touch()
+    (traces / "other_capture.json.gz").touch()
     events = [
         kineto.operation("aten::relu", 0, 10),
         kineto.complete("cuda_runtime", "cudaGraphLaunch", 20, 5, args={"correlation": 7}),

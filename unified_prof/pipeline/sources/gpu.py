@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unified_prof.base.text import CAPTURE_FACT
+from unified_prof.base.text import CAPTURE_FACT, most_alike
 from unified_prof.decoders.compression import Content, format_of, head_of
 from unified_prof.errors import OutputError, RawFormatError, StoreError
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
@@ -200,13 +200,16 @@ class Kineto(Source):
 
 
 def _capture_beside(path: Path) -> Mapping[str, str] | None:
-    """Return a fact with the trace in the same directory that is named as a capture of graphs."""
+    """Return a fact with the trace in the same directory that is named as a capture of graphs.
+
+    If there are several, it is the one whose name begins like that of the trace.
+    """
     try:
         names = sorted(islice((file.name for file in path.parent.iterdir()), _MAX_SIBLINGS))
     except OSError:
         return None
     found = (name for name in names if _CAPTURE_NAME.fullmatch(name) and name != path.name)
-    name = next(found, None)
+    name = most_alike(path.name, found)
     return None if name is None else {CAPTURE_FACT: name}
 
 
