@@ -48,7 +48,8 @@ PHRASES = tuple(
         r"\bhow sure\b",
         r"\bruns? dry\b",
         r"\bat hand\b",
-        r"\bof (?:one's|its) own\b",
+        r"\bof one's own\b",
+        r"\bof its own\b",
         r"\bthat there (?:is|are)\b",
         r"^(?:Of|What|Whether)\b",
         r"^Who(?:se)?\b",
@@ -63,6 +64,13 @@ PHRASES = tuple(
         r"\bwhatever (?:it|they|its|their)\b",
     )
 )
+# A file without any of these has none of the phrases, and need not be parsed.
+PARTS = (
+    "told|said of|asked |stand|meant|the like|obody|omebody|people|how sure|dry|at hand|one's own|"
+    "its own|that there|Of|What|Who|letter|room|house|its way|what is|not yet begun|launch delay|"
+    "made of|whatever"
+).split("|")
+assert all(any(part in one.pattern for part in PARTS) for one in PHRASES)
 
 # Definitions with these names say nothing to a reader who does not know the code.
 NAMES = frozenset(
@@ -122,6 +130,9 @@ def violations(paths: list[Path]) -> Iterator[Violation]:
 
 def _in_python(path: Path) -> Iterator[Violation]:
     source = path.read_text(encoding="utf-8")
+    defined = re.findall(r"^ *(?:class|def) (\w+)", source, re.MULTILINE)
+    if NAMES.isdisjoint(defined) and not any(part in source for part in PARTS):
+        return
     if path.samefile(__file__):
         return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from tests.report.browser import Browser
+from unified_prof.cli import config
 
 pytest_plugins = ["tests.costs"]
 
@@ -79,14 +80,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def freeze_earlier_objects() -> None:
-    """Hide objects of earlier modules from the garbage collector.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Hide the million objects of pytest and of imports from the garbage collector.
 
-    Tracking searches all live objects for tensors; pytest would add a million of them.
+    It would look at them again and again, and so would tracking, which searches for tensors.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ignore_settings_of_checkout() -> Iterator[None]:
+    """Let commands that run in the checkout not parse its pyproject.toml, which takes 3 ms each."""
+    find = config.find
+
+    def find_other(start: Path | None = None) -> Path | None:
+        found = find(start)
+        return None if found == ROOT / "pyproject.toml" else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "find", find_other)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -53,18 +53,19 @@ class BackendContract:
         assert backend.unavailable_reason() is None
         assert backend.unavailable_reason() is None
 
-    def test_run_measures_the_requested_reports(self, backend: Backend, spec: RunSpec) -> None:
-        capture = backend.run(spec)
+    def test_run_measures_passes_arguments_and_writes_only_into_the_output_directory(
+        self, backend: Backend, spec: RunSpec, tmp_path: Path
+    ) -> None:
+        before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
+        special = ("--epochs", "two words", "", "ü", "$HOME", "--", "-m")
+        capture = backend.run(replace(spec, arguments=(*spec.arguments, *special)))
         assert capture.exit_code == 0
         assert capture.failure is None
         assert_measured(capture, spec)
-
-    def test_arguments_are_passed_unchanged(
-        self, backend: Backend, spec: RunSpec, tmp_path: Path
-    ) -> None:
-        special = ("--epochs", "two words", "", "ü", "$HOME", "--", "-m")
-        backend.run(replace(spec, arguments=(*spec.arguments, *special)))
         assert (tmp_path / "arguments").read_text(encoding="utf-8").split("\n")[2:] == [*special]
+        after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
+        new = {path for path in after - before if spec.output_dir not in path.parents}
+        assert new == {tmp_path / "arguments"}
 
     def test_exit_code_is_that_of_the_workload(
         self, backend: Backend, spec: RunSpec, tmp_path: Path
@@ -82,15 +83,6 @@ class BackendContract:
         with pytest.raises(UsageError, match=r"flux[_-]capacitor"):
             backend.run(replace(spec, options={"flux_capacitor": True}))
         assert not (tmp_path / "arguments").exists()
-
-    def test_run_writes_only_into_the_output_directory(
-        self, backend: Backend, spec: RunSpec, tmp_path: Path
-    ) -> None:
-        before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
-        backend.run(spec)
-        after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
-        new = {path for path in after - before if spec.output_dir not in path.parents}
-        assert new == {tmp_path / "arguments"}
 
 
 def assert_measured(capture: Capture, spec: RunSpec) -> None:

@@ -44,8 +44,8 @@ def uprof(*arguments: str | Path) -> Done:
 
 
 def refused(done: Done, code: int, *words: str) -> None:
-    assert done.returncode == code, done.stderr
     """Check that a command failed with a code and a message without output."""
+    assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     for word in words:

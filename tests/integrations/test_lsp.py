@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 import urllib.request
@@ -155,7 +156,7 @@ def change(client: Any, uri: str, version: int, text: str) -> None:
     )
 
 
-def test_lines_functions_and_classes_have_their_costs(tmp_path: Path) -> None:
+def test_lines_functions_and_classes_have_their_costs_until_they_are_edited(tmp_path: Path) -> None:
     write_run(tmp_path)
 
     async def session(client: Any, uri: str) -> None:
@@ -174,13 +175,20 @@ def test_lines_functions_and_classes_have_their_costs(tmp_path: Path) -> None:
         assert "| memory | 3.00 MiB |" in text
         assert await hover(client, uri, 0) == ""
 
-    edit(tmp_path, session)
+        # A page opens at the line.
+        async def open_page(line: int) -> str:
+            found = await client.workspace_execute_command_async(
+                lsp.ExecuteCommandParams("uprof.openPage", [uri, line])
+            )
+            return str(found)
 
-
-def test_positions_follow_edits_and_edited_lines_have_no_cost(tmp_path: Path) -> None:
-    write_run(tmp_path)
-
-    async def session(client: Any, uri: str) -> None:
+        address = await open_page(LINEAR)
+        assert address.endswith(f"#by=line&q=model.py%3A{LINEAR + 1}")
+        page, _, _ = address.partition("#")
+        assert (await open_page(0)).startswith(f"{page}#")
+        content = await asyncio.to_thread(lambda: urllib.request.urlopen(page).read())
+        assert b"model.py:6" in content
+        # Positions follow edits, and edited lines have no cost.
         change(client, uri, 2, f"# a comment\n\n{SOURCE}")
         assert list(await hints(client, uri)) == [LINEAR + 2, RELU + 2]
         assert sorted(await lenses(client, uri)) == [0, 5, 6]
@@ -193,16 +201,6 @@ def test_positions_follow_edits_and_edited_lines_have_no_cost(tmp_path: Path) ->
         assert await hints(client, uri) == {}
         change(client, uri, 6, SOURCE)
         assert list(await hints(client, uri)) == [LINEAR, RELU]
-
-    edit(tmp_path, session)
-
-
-def test_file_that_changed_since_the_run_is_stale(tmp_path: Path) -> None:
-    write_run(tmp_path, content=f"{SOURCE}# later removed\n")
-
-    async def session(client: Any, uri: str) -> None:
-        assert all(text.endswith("(stale)") for text in (await hints(client, uri)).values())
-        assert "changed since the run" in (await lenses(client, uri))[0][0]
 
     edit(tmp_path, session)
 
@@ -231,46 +229,29 @@ def test_findings_are_diagnostics_at_their_lines(tmp_path: Path) -> None:
     assert "RMSNorm" in finding.message
 
 
-def test_page_opens_at_the_line(tmp_path: Path) -> None:
-    write_run(tmp_path)
-
+def test_missing_damaged_and_stale_runs_do_not_end_the_server(tmp_path: Path) -> None:
     async def session(client: Any, uri: str) -> None:
-        async def open_page(line: int) -> str:
-            found = await client.workspace_execute_command_async(
-                lsp.ExecuteCommandParams("uprof.openPage", [uri, line])
-            )
-            return str(found)
+        async def reload() -> str:
+            command = lsp.ExecuteCommandParams("uprof.reload")
+            return str(await client.workspace_execute_command_async(command))
 
-        address = await open_page(LINEAR)
-        assert address.endswith(f"#by=line&q=model.py%3A{LINEAR + 1}")
-        page, _, _ = address.partition("#")
-        assert (await open_page(0)).startswith(f"{page}#")
-        content = await asyncio.to_thread(lambda: urllib.request.urlopen(page).read())
-        assert b"model.py:6" in content
-
-    edit(tmp_path, session)
-
-
-def test_missing_and_damaged_runs_do_not_end_the_server(tmp_path: Path) -> None:
-    async def nothing(client: Any, uri: str) -> None:
-        assert await hints(client, uri) == {}
-        assert await lenses(client, uri) == {}
-        assert await hover(client, uri, 10**9) == ""
-
-    edit(tmp_path, nothing)
-    (tmp_path / "run_time.sqlite").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 20)
-    edit(tmp_path, nothing)
-
-    async def reload(client: Any, uri: str) -> None:
-        await nothing(client, uri)
+        for content in (None, b"SQLite format 3\0" + bytes(range(256)) * 20):
+            if content is not None:
+                (tmp_path / "run_time.sqlite").write_bytes(content)
+                await reload()
+            assert await hints(client, uri) == {}
+            assert await lenses(client, uri) == {}
+            assert await hover(client, uri, 10**9) == ""
+        run = write_run(tmp_path, content=f"{SOURCE}# later removed\n")
+        await reload()
+        assert all(text.endswith("(stale)") for text in (await hints(client, uri)).values())
+        assert "changed since the run" in (await lenses(client, uri))[0][0]
+        shutil.rmtree(run)
         write_run(tmp_path)
-        found = await client.workspace_execute_command_async(
-            lsp.ExecuteCommandParams("uprof.reload")
-        )
-        assert str(found).endswith("uprof_model_1")
+        assert (await reload()).endswith("uprof_model_1")
         assert list(await hints(client, uri)) == [LINEAR, RELU]
 
-    edit(tmp_path, reload)
+    edit(tmp_path, session)
 
 
 def test_lines_are_those_of_python_and_the_editor() -> None:

@@ -141,11 +141,30 @@ def test_plugin_import_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_step_without_operations_fails_with_a_short_message(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: sum(range(1000)))\n")
     result = pytester.runpytest_subprocess(*PLUGIN, "-q", "-p", "no:cacheprovider")
+    assert_short_message(result, "run a model in this process")
+
+
+def test_failed_measurement_has_a_short_message(
+    machine: Machine,
+    session: Sessions,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> Run:
+        raise CaptureError("no iteration was seen")
+
+    monkeypatch.setattr(measuring.Uprof, "_measure", fail)
+    pytester.makepyfile(ONE_STEP)
+    assert_short_message(session("-q"), "no iteration was seen")
+
+
+def assert_short_message(result: pytest.RunResult, words: str) -> None:
     output = result.stdout.str()
-    assert "run a model in this process" in output
+    assert words in output
     assert "unified_prof/pipeline" not in output
     assert len(output.splitlines()) < 25
 

@@ -89,3 +89,12 @@ def test_report_and_advice_without_findings_say_what_takes_the_time(
     assert f"no findings; {said}" in " ".join(
         uprof("advise", tmp_path / "msprof_1.db").stdout.split()
     )
+
+
+def test_parts_that_were_not_analyzed_are_named_below_the_findings(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "msprof_1.db") as run:
+        for at in range(80):
+            begin = at * 100 * US + (at // 40) * 50_000 * US
+            run.kernel(begin + US, begin + 11 * US, launched=begin)
+    done = uprof("report", str(tmp_path / "msprof_1.db"))
+    assert "not analyzed: a gap of 50.1 ms, in which the device is idle" in done.stdout

@@ -143,3 +143,39 @@ def test_threads_are_labeled_distinctly_on_a_phone(window: Browser, tmp_path: Pa
             "return [...document.querySelectorAll('.lanes div')]"
             ".some((one) => one.scrollWidth > one.clientWidth)"
         )
+
+
+def test_a_pinned_lane_stays_at_the_top_while_the_others_scroll(
+    window: Browser, launch_page: Path
+) -> None:
+    window.open(launch_page)
+    names = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
+    window.run("document.querySelectorAll('.lanes div')[5].click()")
+    assert window.run(names)[:3] == ["stream 5", "thread 1", ""]
+    window.run("document.querySelector('.timeline').style.maxHeight = '120px'")
+    place = (
+        "const box = document.querySelector('.timeline');"
+        "box.scrollTop = 60;"
+        "const lane = document.querySelectorAll('.lanes div')[0];"
+        "return lane.getBoundingClientRect().top - box.getBoundingClientRect().top"
+    )
+    before = window.run(place)
+    window.run("document.querySelector('#timeline canvas').focus()")
+    # The name, the drawn tasks and what the pointer hits move together.
+    pixel = (
+        "const box = document.querySelector('.timeline').getBoundingClientRect();"
+        "const canvas = document.querySelector('#timeline canvas');"
+        "const own = canvas.getBoundingClientRect();"
+        "const lane = document.querySelectorAll('.lanes div')[0].getBoundingClientRect();"
+        "const ratio = canvas.width / own.width;"
+        "const y = (lane.top + lane.height / 2 - own.top) * ratio;"
+        "const row = canvas.getContext('2d').getImageData(0, y, canvas.width, 1).data;"
+        "const colors = new Set();"
+        "for (let at = 0; at < row.length; at += 4) colors.add(row.slice(at, at + 3).join());"
+        "return colors.size"
+    )
+    assert before >= 0
+    assert window.run(pixel) > 2, "tasks of the pinned stream are drawn beside its name"
+    window.press("t")
+    assert window.run(names)[:3] == ["thread 1", "", "thread 2"]
+    assert window.console() == []

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.cli.test_report import refused, uprof
 from unified_prof.sqlite.watch_file import RankSteps, read_folder
 
 pytest.importorskip("torch")
@@ -75,12 +77,27 @@ def steps_of(folder: Path) -> RankSteps:
 
 def wait_for_steps(folder: Path, count: int) -> None:
     """Wait until rank 0 has written a number of steps."""
+    path = folder / "out" / "watch_rank0.db"
+    wait_until(lambda: path.exists() and len(steps_of(folder)) >= count)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 60
-    while time.monotonic() < end_s:
-        if (folder / "out" / "watch_rank0.db").exists() and len(steps_of(folder)) >= count:
-            return
+    while not condition():
+        assert time.monotonic() < end_s
         time.sleep(0.2)
-    raise AssertionError("no steps")
+
+
+def captures_of(folder: Path) -> list[str]:
+    """Return the causes of the captures that are complete."""
+    return [event.kind for event in steps_of(folder).events if event.capture]
+
+
+def assert_requests_are_refused(folder: Path) -> None:
+    """Check that no capture can be requested of a run that has ended."""
+    before = sorted(folder.glob("out/requests/*"))
+    refused(uprof("capture", folder / "out"), 2, "no selected rank of", "is running")
+    assert sorted(folder.glob("out/requests/*")) == before
 
 
 def test_slow_data_loading_is_captured_and_named(tmp_path: Path) -> None:
@@ -102,38 +119,27 @@ def test_slow_data_loading_is_captured_and_named(tmp_path: Path) -> None:
     place = tmp_path / "out" / str(healthy.capture)
     assert {path.name for path in place.iterdir()} >= {"timeline.db", "advice.txt"}
     assert "data loading" in stderr
-    shown = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "report", "out"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "steps of a watched run" in shown.stdout
-    refused = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "advise", "out"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert refused.returncode == 2, refused.stderr
-    assert "not a report of operations" in refused.stderr
+    assert "steps of a watched run" in uprof("report", tmp_path / "out").stdout
+    refused(uprof("advise", tmp_path / "out"), 2, "not a report of operations")
+    assert_requests_are_refused(tmp_path)
 
 
 def test_a_requested_capture_is_made_by_the_running_program(tmp_path: Path) -> None:
     child = start(tmp_path, "100000", "-9", options=("--share", "0"))
     try:
         wait_for_steps(tmp_path, 30)
-        for target in ("out", str(child.pid)):
-            made = subprocess.run(
-                [sys.executable, "-m", "unified_prof", "capture", target, "--steps", "3"],
-                cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-            )  # fmt: skip
+        for target in (tmp_path / "out", str(child.pid)):
+            made = uprof("capture", target, "--steps", "3")
             assert made.returncode == 0, made.stderr
             assert "captures/rank0_step" in made.stdout
         child.send_signal(signal.SIGUSR2)
-        time.sleep(2)
+        wait_until(lambda: len(captures_of(tmp_path)) == 3)
     finally:
         child.terminate()
         child.communicate(timeout=120)
-    kinds = [event.kind for event in steps_of(tmp_path).events if event.capture]
-    assert kinds == ["request", "request", "signal"]
+    assert captures_of(tmp_path) == ["request", "request", "signal"]
     assert child.returncode == -signal.SIGTERM
+    assert_requests_are_refused(tmp_path)
 
 
 @pytest.mark.slow
@@ -149,39 +155,7 @@ def test_a_killed_run_keeps_all_but_the_last_second(tmp_path: Path, delay_s: flo
     last = int(one.columns["start_ns"][-1] + one.columns["length_ns"][-1])
     assert killed_ns - last < 1.5e9
     assert not one.is_running
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_request_of_a_stopped_run_is_refused(tmp_path: Path, *, is_killed: bool) -> None:
-    child = start(tmp_path, "100000" if is_killed else "30", "-9")
-    if is_killed:
-        wait_for_steps(tmp_path, 10)
-        child.kill()
-    child.communicate(timeout=60)
-    made = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "capture", "out"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert made.returncode == 2
-    assert "no selected rank of out is running" in made.stderr
-    assert not list((tmp_path / "out" / "requests").glob("*.json"))
-
-
-def test_a_block_is_watched_from_within_a_program(tmp_path: Path) -> None:
-    program = """
-import torch, unified_prof
-net = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-with unified_prof.watch("out", device="cpu"):
-    for step in range(20):
-        net(torch.ones(2, 8)).sum().backward()
-        optimizer.step()
-        unified_prof.step(samples=7)
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
-    one = steps_of(tmp_path)
-    assert len(one) >= 18
-    assert set(one.columns["samples"].tolist()) == {7}
+    assert_requests_are_refused(tmp_path)
 
 
 def test_the_program_keeps_its_batches_and_may_change_its_directory(tmp_path: Path) -> None:
@@ -210,6 +184,11 @@ for run in range(2):
             optimizer.step()
     os.chdir("..")
 assert seen == [*range(240)] * 2
+with unified_prof.watch("samples/out", device="cpu"):
+    for step in range(20):
+        net(torch.ones(2, 1)).sum().backward()
+        optimizer.step()
+        unified_prof.step(samples=7)
 """
     program = program.replace("import os,", "import unified_prof.pipeline.watch, os,")
     command = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-I", "-c", program]
@@ -219,6 +198,9 @@ assert seen == [*range(240)] * 2
     assert [name for name in captures if name.endswith("healthy_2")], captures
     assert not [*(tmp_path / "elsewhere").iterdir()]
     assert {event.status for event in steps_of(tmp_path).events if event.capture} == {"ready"}
+    one = steps_of(tmp_path / "samples")
+    assert len(one) >= 18
+    assert set(one.columns["samples"].tolist()) == {7}
 
 
 @pytest.mark.slow

@@ -179,14 +179,12 @@ def test_a_failing_endpoint_is_reported_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with collector(status=400) as (endpoint, bodies):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         export("opentelemetry", tmp_path)
     assert len(bodies) == 1
-    assert [one for one in caplog.records if one.levelname in ("WARNING", "ERROR")] == []
     assert capfd.readouterr() == (
         "",
         "uprof: export to opentelemetry failed and stopped: the OTLP endpoint accepts no metrics\n",

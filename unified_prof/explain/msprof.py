@@ -259,6 +259,7 @@ class MsprofAnalysis(Analysis):
         return host_lanes.build(
             recording.framework,
             recording.host_calls,
+            recording.python_calls,
             recording.strings,
             work,
             recording.steps,

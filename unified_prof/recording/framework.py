@@ -34,6 +34,7 @@ from unified_prof.recording.python_frames import (
     RangesById,
     chains_through,
     numbered,
+    user_frame,
     values_at,
 )
 from unified_prof.recording.source import Findings, Source, Strings, input_text
@@ -275,6 +276,14 @@ class Framework:
         """Mask of the calls of Python functions, without modules."""
         return self._mask(
             lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
+        )
+
+    @property
+    def is_user_frame(self) -> NDArray[np.bool_]:
+        """Mask of the calls of Python functions in the user's files."""
+        own = self._name_mask(user_frame)
+        return self._mask(
+            lambda rows: np.equal(self._type[rows], API_PYTHON) & own[self._name_code[rows]]
         )
 
     @property

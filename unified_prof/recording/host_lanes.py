@@ -1,31 +1,39 @@
 """Host threads and idle intervals for the timeline of a report.
 
 If a recording has too many ranges to draw, one part of the time has all its ranges, and the rest
-has only the longest; the ranges left out are counted. Idle lanes have all gaps, or only the
-longest.
+has only the longest; the ranges left out are counted. Of Python functions, those in the user's
+files are drawn and the others counted. Idle lanes have all gaps, or only the longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
 from unified_prof.arrays.grouping import NOWHERE, Frame, Ints, by_key, find
+from unified_prof.arrays.packed import Values
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle_time import IdleTime
+from unified_prof.recording.python_frames import (
+    MODULE_PREFIX,
+    PythonCalls,
+    user_frame,
+    without_common_folder,
+)
 from unified_prof.recording.source import Strings, possible
 from unified_prof.recording.timeline import Timeline
 
 Flags = NDArray[np.bool_]
 
-KINDS = ("host operation", "annotation", "runtime call")
-OPERATION, ANNOTATION, CALL = range(len(KINDS))
+KINDS = ("host operation", "annotation", "runtime call", "Python function")
+OPERATION, ANNOTATION, CALL, PYTHON = range(len(KINDS))
 
 _WINDOW = 131_072
 _MAX_DEPTH = 15
@@ -61,13 +69,13 @@ class HostThreads:
     end_ns: int
     labels: tuple[str, ...]
     threads: tuple[HostThread, ...]
-    ranges: int  # Number of ranges in this time, without Python functions.
+    ranges: int  # Number of ranges in this time, without Python functions of installed packages.
     drawn: int
     longer_than_ns: int  # Outside `whole_ns`, only longer ranges are included; 0: all are.
     # Unix times between which all ranges are included, if some are left out elsewhere.
     whole_ns: tuple[int, int] | None
     outside: int  # Number of ranges left out because they are far from the work.
-    python_frames: int  # Number of calls of Python functions, which are left out.
+    python_frames: int  # Number of calls of functions of installed packages, which are left out.
     threads_left_out: int
     # For each lane of the timeline: index of the launching call of each block among all ranges,
     # thread by thread and row by row; NOWHERE if it is not included, and for merged blocks.
@@ -77,6 +85,7 @@ class HostThreads:
 def build(
     framework: Framework | None,
     calls: HostCalls,
+    frames: PythonCalls,
     strings: Strings,
     work: Timeline | None,
     steps: list[tuple[str, int, int]],
@@ -87,12 +96,17 @@ def build(
     Args:
         framework: operations and annotations.
         calls: runtime calls.
+        frames: calls of Python functions.
         strings: texts of the recording.
         work: device timeline, which sets the time window; None: the time of all ranges.
         steps: name, start and end of each step.
         limit: maximum number of ranges.
     """
-    rows = _Rows(framework, calls, _time(calls, work, steps))
+    time = _time(calls, work, steps)
+    tables = [_calls_table(calls, strings), _frames_table(frames, time)]
+    if framework is not None:
+        tables.append(_framework_table(framework))
+    rows = _Rows(tables, time)
     if not rows.count:
         return None
     longer_than, whole = 0, None
@@ -101,7 +115,7 @@ def build(
         whole = rows.part(_part_start(calls, work, rows), in_part)
         longer_than = rows.longer_than(whole, limit - in_part)
     kept = rows.kept(whole, longer_than)
-    threads, labels = _threads(kept, framework, calls, strings, work)
+    threads, labels = _threads(tables, kept, calls, work)
     shown = [row for thread in threads.shown for row in thread.rows]
     if not shown:
         return None
@@ -117,7 +131,7 @@ def build(
         longer_than_ns=longer_than,
         whole_ns=whole,
         outside=rows.outside,
-        python_frames=0 if framework is None else int(framework.is_python_frame.sum()),
+        python_frames=sum(table.left_out for table in tables),
         threads_left_out=threads.left_out,
         launched_by=tuple(
             np.where(lane.count == 1, place.find(_launching(calls, lane.connection)), NOWHERE)
@@ -181,22 +195,97 @@ def _part_start(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
     return (first + last) // 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SelectedRanges:
-    """Rows of framework ranges and of runtime calls."""
+class _Table(NamedTuple):
+    """Host ranges of one kind of source."""
 
-    ranges: Ints
-    calls: Ints
+    thread: Values
+    start_ns: Values  # Unix time.
+    end_ns: Values
+    usable: Callable[[slice], Flags]  # Mask of the ranges that can be drawn.
+    # Distinct names, and the index for each row.
+    names: Callable[[Ints], tuple[list[str], NDArray[np.integer]]]
+    kinds: Callable[[Ints], Ints]  # Index in `KINDS` for each row.
+    left_out: int = 0  # Number of Python functions that are not drawn.
+
+
+def _calls_table(calls: HostCalls, strings: Strings) -> _Table:
+    def names(rows: Ints) -> tuple[list[str], NDArray[np.integer]]:
+        ids, number = calls.names
+        return [text or "(unnamed)" for text in strings.texts(ids)], number[rows]
+
+    kinds = np.full(len(calls), CALL, np.int8)
+    return _Table(
+        calls.thread,
+        calls.start_ns,
+        calls.end_ns,
+        lambda rows: _valid(calls.start_ns[rows], calls.end_ns[rows]),
+        names,
+        kinds.__getitem__,
+    )
+
+
+def _valid(start: Ints, end: Ints) -> Flags:
+    """Return a mask of the possible times; damaged recordings have others."""
+    with np.errstate(over="ignore"):
+        return possible(start, end - start) & (start > 0)
+
+
+def _frames_table(frames: PythonCalls, time: tuple[int, int] | None) -> _Table:
+    is_user = np.array([bool(user_frame(text)) for text in frames.texts] or [False])
+    is_module = np.array([text.startswith(MODULE_PREFIX) for text in frames.texts] or [False])
+    texts = _shortened(frames.texts, np.flatnonzero(is_user))
+    drawn = (is_user | is_module)[frames.name]
+    if time is not None:
+        # The function that runs the whole job says nothing about any part of it.
+        drawn &= (frames.start_ns > time[0]) | (frames.end_ns < time[1])
+    return _Table(
+        frames.thread,
+        frames.start_ns,
+        frames.end_ns,
+        lambda rows: drawn[rows] & _valid(frames.start_ns[rows], frames.end_ns[rows]),
+        lambda rows: (texts, frames.name[rows]),
+        lambda rows: np.full(len(rows), PYTHON),
+        int((~drawn).sum()),
+    )
+
+
+def _framework_table(framework: Framework) -> _Table:
+    is_user, is_annotation = framework.is_user_frame, framework.is_annotation
+    left_out = framework.is_python_frame & ~is_user
+
+    def names(rows: Ints) -> tuple[list[str], NDArray[np.integer]]:
+        texts, number = framework.names(rows)
+        return _shortened(texts, np.unique(number[is_user[rows]])), number
+
+    def kinds(rows: Ints) -> Ints:
+        other = np.where(is_annotation[rows], ANNOTATION, OPERATION)
+        return np.where(is_user[rows], PYTHON, other)
+
+    return _Table(
+        framework.thread,
+        framework.start_ns,
+        framework.end_ns,
+        lambda rows: ~left_out[rows],
+        names,
+        kinds,
+        int(left_out.sum()),
+    )
+
+
+def _shortened(texts: list[str], frames: Ints) -> list[str]:
+    """Return the names, those of frames without the folder that contains all their files."""
+    result = list(texts)
+    used = frames.tolist()
+    for at, text in zip(used, without_common_folder([texts[at] for at in used]), strict=True):
+        result[at] = text
+    return result
 
 
 class _Rows:
-    """All host ranges, read in windows: those of the framework, then runtime calls."""
+    """All host ranges, read in windows."""
 
-    def __init__(
-        self, framework: Framework | None, calls: HostCalls, time: tuple[int, int] | None
-    ) -> None:
-        self._calls, self._framework, self._time = calls, framework, time
-        self._frames = None if framework is None else framework.is_python_frame
+    def __init__(self, tables: list[_Table], time: tuple[int, int] | None) -> None:
+        self._tables, self._time = tables, time
         self.count = self.outside = 0
         for _, inside, usable in self._windows():
             self.count += int(inside.sum())
@@ -230,33 +319,30 @@ class _Rows:
                 longest = np.partition(longest, len(longest) - count - 1)[-count - 1 :]
         return int(longest.min()) if len(longest) > count else 0
 
-    def kept(self, whole: tuple[int, int] | None, longer_than: int) -> _SelectedRanges:
-        """Return the ranges that start in `whole` or are longer than `longer_than`; all if None."""
-        result: tuple[list[Ints], list[Ints]] = ([], [])
-        for (start, end, first), inside, _ in self._windows():
+    def kept(self, whole: tuple[int, int] | None, longer_than: int) -> list[Ints]:
+        """Return the rows of each table that start in `whole` or are longer than `longer_than`.
+
+        All rows are returned if `whole` is None.
+        """
+        result: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in self._tables]
+        for (start, end, (number, low)), inside, _ in self._windows():
             if whole is not None:
                 in_part = (start >= whole[0]) & (start < whole[1])
                 inside = inside & (in_part | (end - start > longer_than))
-            of_calls, low = first
-            result[of_calls].append(np.flatnonzero(inside) + low)
-        none = np.zeros(0, np.int64)
-        return _SelectedRanges(*(np.concatenate([none, *parts]) for parts in result))
+            result[number].append(np.flatnonzero(inside) + low)
+        return [np.concatenate(parts) for parts in result]
 
-    def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[bool, int]], Flags, Flags]]:
-        """Yield (start, end, source), and masks of the ranges in the window and the valid ones."""
-        if self._framework is not None:
-            for low in range(0, len(self._framework), _WINDOW):
+    def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[int, int]], Flags, Flags]]:
+        """Yield (start, end, (table, first row)), and masks of what to draw and what is usable."""
+        for number, table in enumerate(self._tables):
+            for low in range(0, len(table.start_ns), _WINDOW):
                 own = slice(low, low + _WINDOW)
-                start, end = self._framework.start_ns[own], self._framework.end_ns[own]
-                assert self._frames is not None
-                usable = ~self._frames[own]
-                yield (start, end, (False, low)), usable & self._within(start, end), usable
-        for low in range(0, len(self._calls), _WINDOW):
-            own = slice(low, low + _WINDOW)
-            start, end = self._calls.start_ns[own], self._calls.end_ns[own]
-            with np.errstate(over="ignore"):
-                usable = possible(start, end - start) & (start > 0)
-            yield (start, end, (True, low)), usable & self._within(start, end), usable
+                start, end = (
+                    values[own].astype(np.int64, copy=False)
+                    for values in (table.start_ns, table.end_ns)
+                )
+                usable = table.usable(own)
+                yield (start, end, (number, low)), usable & self._within(start, end), usable
 
     def _within(self, start: Ints, end: Ints) -> Flags:
         if self._time is None:
@@ -278,36 +364,26 @@ class _Threads:
 
 
 def _threads(
-    kept: _SelectedRanges,
-    framework: Framework | None,
-    calls: HostCalls,
-    strings: Strings,
-    work: Timeline | None,
+    tables: list[_Table], kept: list[Ints], calls: HostCalls, work: Timeline | None
 ) -> tuple[_Threads, Labels]:
     """Return the ranges by thread and depth, with their names."""
     labels = Labels()
-    label = [np.zeros(0, np.int64)]
-    kind = [np.zeros(0, np.int8)]
-    columns = [calls.thread[kept.calls], calls.start_ns[kept.calls], calls.end_ns[kept.calls]]
-    if framework is not None:
-        label.append(_label_texts(labels, *framework.names(kept.ranges)))
-        kind.append(np.where(framework.is_annotation[kept.ranges], ANNOTATION, OPERATION))
-        own = (framework.thread, framework.start_ns, framework.end_ns)
-        columns = [
-            np.concatenate((one[kept.ranges], other))
-            for one, other in zip(own, columns, strict=True)
-        ]
-    ids, number = calls.names
-    texts: list[str] = [text or "(unnamed)" for text in strings.texts(ids)]
-    label.append(_label_texts(labels, texts, number[kept.calls]))
-    kind.append(np.full(len(kept.calls), CALL, np.int8))
-    none = np.full(len(columns[0]) - len(kept.calls), NOWHERE, np.int64)
-    call = np.concatenate((none, kept.calls))
-    thread, start, end = columns
-    order = nesting.call_order(thread, start, end, rank=(call != NOWHERE).astype(np.int64))
-    thread, start, end, call = thread[order], start[order], end[order], call[order]
+    thread, start, end = (
+        np.concatenate([values[rows] for values, rows in zip(columns, kept, strict=True)])
+        for columns in zip(*(table[:3] for table in tables), strict=True)
+    )
+    own = list(zip(tables, kept, strict=True))
+    label = [_label_texts(labels, *table.names(rows)) for table, rows in own]
+    kind = [table.kinds(rows) for table, rows in own]
+    call = np.full(len(start), NOWHERE, np.int64)
+    call[: len(kept[0])] = kept[0]
+    # Python functions have rows of their own: they are often nested more deeply than operations.
+    ids, place = np.unique(thread, return_inverse=True)
+    group = 2 * place + (np.concatenate(kind) != PYTHON)
+    order = nesting.call_order(group, start, end, rank=(call != NOWHERE).astype(np.int64))
+    group, start, end, call = group[order], start[order], end[order], call[order]
     names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
-    depth = _depths(nesting.parents(thread, start, end))
+    depth = _depths(nesting.parents(group, start, end))
     # At the maximum depth, only calls that may have launched tasks are included.
     drawn = (depth <= _MAX_DEPTH) | (call != NOWHERE)
     depth = np.minimum(depth, _MAX_DEPTH)
@@ -316,30 +392,31 @@ def _threads(
         launched = _launching(calls, np.concatenate([lane.connection for lane in work.lanes]))
     launches = np.isin(call, launched) & (call != NOWHERE)
     weighed = []
-    for number_of_thread, rows in by_key(thread):
+    for number, rows in by_key(group // 2):
         of_thread = rows[drawn[rows]]
-        weighed.append(
-            (-int(launches[of_thread].sum()), -len(of_thread), number_of_thread, of_thread)
-        )
+        weighed.append((-int(launches[of_thread].sum()), -len(of_thread), int(number), of_thread))
     weighed.sort(key=lambda one: one[:3])
-    processes = {int(one[2]) >> 32 for one in weighed}
+    processes = {thread >> 32 for thread in ids.tolist() if thread > 0}
     shown: list[HostThread] = []
-    room = _MAX_ROWS
-    for *_, number_of_thread, of_thread in weighed:
-        parts = [of_thread[at] for _, at in by_key(depth[of_thread])]
+    room, left_out = _MAX_ROWS, 0
+    for *_, number, of_thread in weighed:
+        parts = [
+            of_thread[at] for _, at in by_key(2 * _MAX_DEPTH * group[of_thread] + depth[of_thread])
+        ]
         if shown and len(parts) > room:
+            left_out += 1
             continue
         room -= len(parts)
-        shown.append(
-            HostThread(
-                _name(int(number_of_thread), several=len(processes) > 1),
-                tuple(
-                    HostRow(start[at], end[at] - start[at], names[at], kinds[at], call[at])
-                    for at in parts
-                ),
+        name = _name(int(ids[number]), several=len(processes) > 1)
+        for title, is_python in ((f"{name} Python", True), (name, False)):
+            own_rows = tuple(
+                HostRow(start[at], end[at] - start[at], names[at], kinds[at], call[at])
+                for at in parts
+                if (kinds[at[0]] == PYTHON) == is_python
             )
-        )
-    return _Threads(shown, len(weighed) - len(shown)), labels
+            if own_rows:
+                shown.append(HostThread(title, own_rows))
+    return _Threads(shown, left_out), labels
 
 
 def _label_texts(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Ints:

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class Frames:
     ) -> None:
         self._chain, self._parent = chain, nest.parent
         self._chains, self._modules = _callchains(source, strings)
-        texts = {text: _frame(text) for text in set(python_frames.values())}
+        texts = {text: user_frame(text) for text in set(python_frames.values())}
         own = {index: texts[text] for index, text in python_frames.items()}
         self._own = {index: frame for index, frame in own.items() if frame is not None}
         used = {frame for frames in self._chains.values() for frame in frames}
@@ -216,10 +217,37 @@ def _frame_and_module(text: str | None) -> tuple[str | None, str | None]:
         return None, None
     if text.startswith(MODULE_PREFIX):
         return None, text.removeprefix(MODULE_PREFIX)
-    return _frame(text), None
+    return user_frame(text), None
 
 
-def _frame(text: str) -> str | None:
+class PythonCalls(NamedTuple):
+    """Calls of Python functions with their times (UPROF_PYTHON_FRAMES)."""
+
+    start_ns: Ints  # Unix time.
+    end_ns: Ints
+    thread: Ints
+    name: Ints  # Index in `texts`.
+    texts: list[str]
+
+
+def python_calls(source: Source, strings: Strings) -> PythonCalls:
+    """Return the calls of Python functions; none if the table does not exist."""
+    rows = source.integers(
+        "UPROF_PYTHON_FRAMES",
+        {"start": "startNs", "end": "endNs", "thread": "globalTid", "name": "name"},
+    )
+    ids, name = np.unique(rows["name"], return_inverse=True)
+    texts = [text or "" for text in strings.texts(ids.tolist())]
+    return PythonCalls(rows["start"], rows["end"], rows["thread"], name, texts)
+
+
+def without_common_folder(frames: list[str]) -> list[str]:
+    """Return the frames without the longest folder that contains all their files."""
+    root = _common_folder({frame.partition("(")[0] for frame in frames})
+    return [frame.removeprefix(root) for frame in frames]
+
+
+def user_frame(text: str) -> str | None:
     """Return `file:line` for `/home/me/train.py(12): step`, None if not a user's file."""
     match = _FRAME.match(text)
     if match is None:

@@ -31,6 +31,7 @@ from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.model import Breakdown, Clock
+from unified_prof.recording.python_frames import PythonCalls, python_calls
 from unified_prof.recording.replayed_graphs import Capture
 from unified_prof.recording.source import (
     NOTHING_KNOWN,
@@ -115,6 +116,11 @@ class Recording:
     def host_calls(self) -> HostCalls:
         """Runtime and driver calls on the host (CANN_API)."""
         return HostCalls(self.source)
+
+    @cached_property
+    def python_calls(self) -> PythonCalls:
+        """Calls of Python functions of at least 0.5 ms."""
+        return python_calls(self.source, self.strings)
 
     @cached_property
     def framework(self) -> Framework | None:

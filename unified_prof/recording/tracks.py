@@ -24,6 +24,7 @@ from unified_prof.recording.tasks import WAIT, Tasks
 _HOST_TABLES = (
     # table, name of its tracks, columns: start, end, thread, name, connection
     ("PYTORCH_API", "PyTorch", "CAST(startNs AS INTEGER)", "CAST(endNs AS INTEGER)", "name"),
+    ("UPROF_PYTHON_FRAMES", "Python", "startNs", "endNs", "name"),
     ("CANN_API", "runtime", "startNs", "endNs", "name"),
     ("MSTX_EVENTS", "marks", "startNs", "endNs", "message"),
     ("OSRT_API", "operating system", "startNs", "endNs", "name"),

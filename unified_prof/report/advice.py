@@ -16,7 +16,7 @@ from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
-from unified_prof.report.finding_lines import composition, replay_notes
+from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
 from unified_prof.report.renderers import dump_json
 from unified_prof.report.report_document import report_title
 
@@ -174,21 +174,12 @@ def _analyzed_part(advice: Advice) -> str:
         return "no times recorded"
     length = names.format_duration(advice.step_ms * 1e6)
     if not advice.steps:
-        return f"{length}, no steps recorded{_excluded_part(advice)}"
+        why = " (without steps, a pause cannot be distinguished from a slow host)"
+        return "; ".join(
+            [f"{length}, no steps recorded", *(one + why for one in excluded_part(advice))]
+        )
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
     return f"{many}, {advice.statistic} {length}" if advice.steps > 1 else f"{many} of {length}"
-
-
-def _excluded_part(advice: Advice) -> str:
-    """Describe the part of a recording without steps that was excluded from the analysis."""
-    if not advice.pauses:
-        return ""
-    many = "a gap" if advice.pauses == 1 else f"{advice.pauses} gaps"
-    length = names.format_duration(advice.paused_ms * 1e6)
-    return (
-        f"; excluded {many} of {length}{' in total' if advice.pauses > 1 else ''} in which the "
-        "device is idle (without steps, a pause cannot be distinguished from a slow host)"
-    )
 
 
 def _heading(found: Finding, advice: Advice) -> str:

@@ -42,8 +42,17 @@ def add_findings(document: Document, figures: Figures) -> None:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
         document.note(f"`uprof advise` shows {more}evidence and what to try")
-    for line in replay_notes(advice):
+    for line in (*excluded_part(advice), *replay_notes(advice)):
         document.note(line)
+
+
+def excluded_part(advice: Advice) -> list[str]:
+    """Describe the part of a recording without steps that was excluded from the analysis."""
+    if not advice.pauses:
+        return []
+    gaps = "a gap of" if advice.pauses == 1 else f"{advice.pauses} gaps, in total"
+    length = names.format_duration(advice.paused_ms * 1e6)
+    return [f"not analyzed: {gaps} {length}, in which the device is idle"]
 
 
 def replay_notes(advice: Advice) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun, advice
 from unified_prof.explain.advice import registry
+from unified_prof.recording.model import Finding
 
 
 def test_every_rule_is_in_the_table_once_and_documented() -> None:
@@ -33,3 +34,12 @@ def test_skipped_rules_name_what_is_missing(tmp_path: Path) -> None:
     assert skipped["inefficient_operation"].startswith("operation shapes not recorded")
     assert "table COMMUNICATION_OP" in skipped["exposed_communication"]
     assert "input_wait" in skipped
+
+
+def test_findings_of_unknown_cost_are_ranked_by_the_time_of_their_evidence() -> None:
+    def finding(kind: str, cost_ms: float, *evidence_ns: int) -> Finding:
+        rows = tuple({"name": "x", "count": 1, "total_ns": time} for time in evidence_ns)
+        return Finding(kind, (), (), (), (), cost_ms, kind, evidence=rows)
+
+    first, rest = finding("z", 1.0), (finding("a", 0), finding("b", 0, 5, 6), finding("c", 0, 20))
+    assert [one.kind for one in registry.ranked([*rest, first])] == ["z", "c", "b", "a"]

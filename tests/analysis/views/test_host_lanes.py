@@ -80,14 +80,55 @@ def test_every_range_of_a_step_is_drawn(tmp_path: Path) -> None:
     assert rows["thread 2", 2] == ["aten::threshold_backward", "aten::mm"]
 
 
-def test_python_frames_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_functions_of_the_users_files_are_drawn_and_those_of_packages_counted(
+    tmp_path: Path,
+) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
-        device.call(0, 900, "/w/train.py(3): run", kind=50003)
+        device.call(0, 900, "/w/job/train.py(3): run", kind=50003)
+        device.call(2, 890, "/w/job/nets/mlp.py(9): forward", kind=50003)
+        device.call(4, 880, "/usr/lib/python3/site-packages/torch/nn/linear.py(7): f", kind=50003)
+        device.call(6, 870, "<built-in function linear>", kind=50003)
+        device.call(8, 860, "nn.Module: Linear_0", kind=50003)
         device.call(10, 800, "aten::mm", launches=1)
         device.task(300, 350, connection=1, kernel=("first", "mm"))
     found, _ = threads(tmp_path / "msprof_1.db")
-    assert labels_by_row(found) == {("thread 1", 0): ["aten::mm"]}
-    assert found.python_frames == 1
+    assert labels_by_row(found) == {
+        ("thread 1 Python", 0): ["train.py(3): run"],
+        ("thread 1 Python", 1): ["nets/mlp.py(9): forward"],
+        ("thread 1", 0): ["nn.Module: Linear_0"],
+        ("thread 1", 1): ["aten::mm"],
+    }
+    kinds = [row.kind.tolist() for thread in found.threads for row in thread.rows]
+    python, module = host_lanes.PYTHON, host_lanes.ANNOTATION
+    assert kinds == [[python], [python], [module], [host_lanes.OPERATION]]
+    assert found.python_frames == 2
+
+
+def test_functions_of_at_least_half_a_millisecond_have_rows_of_their_own(tmp_path: Path) -> None:
+    # As converted from a trace of torch.profiler with stacks.
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(100, 900_000, "aten::mm", launches=1)
+        device.task(300_000, 950_000, connection=1, kernel=("first", "mm"))
+        for start, end, text in (
+            (0, 2_000_000, "/w/train.py(1): <module>"),  # Around everything.
+            (50, 920_000, "/w/nets/mlp.py(9): forward"),
+            (60, 910_000, "nn.Module: Linear_0"),
+            (70, 905_000, "torch/nn/linear.py(7): forward"),
+        ):
+            device.row(
+                "UPROF_PYTHON_FRAMES",
+                startNs=start,
+                endNs=end,
+                globalTid=1,
+                name=device.text(text),
+            )
+    found, _ = threads(tmp_path / "msprof_1.db")
+    assert labels_by_row(found) == {
+        ("thread 1 Python", 0): ["nets/mlp.py(9): forward"],
+        ("thread 1 Python", 1): ["nn.Module: Linear_0"],
+        ("thread 1", 0): ["aten::mm"],
+    }
+    assert found.python_frames == 2
 
 
 def test_host_calls_long_before_the_first_task_are_left_out(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def assert_same(expected: Rows, found: Rows) -> None:
 
 
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

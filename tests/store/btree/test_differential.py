@@ -224,7 +224,7 @@ def test_a_live_writer_is_never_seen_halfway(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute(f"PRAGMA journal_mode = {mode}")
             db.execute("CREATE TABLE t (a INTEGER, d TEXT)")
-            db.executemany("INSERT INTO t VALUES (0, ?)", [("x" * 50,)] * 3000)
+            db.executemany("INSERT INTO t VALUES (0, ?)", [("x" * 50,)] * 1500)
         stop = threading.Event()
 
         def write(path: Path = path, stop: threading.Event = stop) -> None:
@@ -233,6 +233,7 @@ def test_a_live_writer_is_never_seen_halfway(tmp_path: Path) -> None:
                 while not stop.is_set():
                     value += 1
                     writer.execute("UPDATE t SET a = ?", (value,))
+                    stop.wait(0.002)
 
         thread = threading.Thread(target=write)
         thread.start()
@@ -245,7 +246,7 @@ def test_a_live_writer_is_never_seen_halfway(tmp_path: Path) -> None:
                     assert "is being written" in str(err), err  # noqa: PT017
                     seen["refused"] += 1
                     continue
-                assert len(found) == 3000
+                assert len(found) == 1500
                 assert len(set(found)) == 1
                 seen["read"] += 1
         finally:
@@ -336,9 +337,9 @@ def compare_damaged(folder: Path, seeds: Sequence[int]) -> Counter[str]:
 
 
 @pytest.mark.quick(cases=2)
-@pytest.mark.parametrize("first", range(0, 2_000, 200))
+@pytest.mark.parametrize("first", range(0, 2_000, 50))
 def test_damage_gives_the_rows_of_sqlite_or_an_error(tmp_path: Path, first: int) -> None:
-    counts = compare_damaged(tmp_path / "files", range(first, first + 200))
+    counts = compare_damaged(tmp_path / "files", range(first, first + 50))
     expected = {"equal", "refused", "refused by uprof only"}
     assert {name for name in counts if name not in expected} == set()
-    assert counts["equal"] > 100
+    assert counts["equal"] > 20

@@ -494,24 +494,19 @@ class DeviceContext:
     def host_code(self) -> HostCode:
         """Python functions and annotations of the host, without profiler steps and operations."""
         recording, framework = self.recording, self.recording.framework
-        frames = recording.source.integers(
-            "UPROF_PYTHON_FRAMES",
-            {"start": "startNs", "end": "endNs", "thread": "globalTid", "name": "name"},
-        )
-        ids, number = np.unique(frames["name"], return_inverse=True)
-        texts = [text or "" for text in recording.strings.texts(ids.tolist())]
+        frames = recording.python_calls
         if framework is None:
-            return HostCode(frames["start"], frames["end"], frames["thread"], number, texts)
+            return HostCode(*frames)
         ranges = np.flatnonzero(framework.is_annotation)
         names, name = framework.names(ranges)
         wanted = np.array([not _STEP.match(text) for text in names] or [False])[name]
         ranges, name = ranges[wanted], name[wanted]
         return HostCode(
-            np.concatenate((frames["start"], framework.start_ns[ranges])),
-            np.concatenate((frames["end"], framework.end_ns[ranges])),
-            np.concatenate((frames["thread"], framework.thread[ranges])),
-            np.concatenate((number, name + len(texts))),
-            [*texts, *names],
+            np.concatenate((frames.start_ns, framework.start_ns[ranges])),
+            np.concatenate((frames.end_ns, framework.end_ns[ranges])),
+            np.concatenate((frames.thread, framework.thread[ranges])),
+            np.concatenate((frames.name, name + len(frames.texts))),
+            [*frames.texts, *names],
         )
 
     @cached_property

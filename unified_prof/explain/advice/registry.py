@@ -344,10 +344,13 @@ def _saving(time_ms: float, is_per_step: bool) -> str:
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """Return findings, most expensive first."""
-    return sorted(
-        findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind, finding.text)
-    )
+    """Return findings, most expensive first; evidence ranks those of unknown cost."""
+
+    def order(finding: Finding) -> tuple[float, int, str, str]:
+        shown_ns = sum(int(row.get("total_ns") or 0) for row in finding.evidence)
+        return -finding.cost_ms_per_step, -shown_ns, finding.kind, finding.text
+
+    return sorted(findings, key=order)
 
 
 def _contexts(recording: Recording, quick: bool) -> list[DeviceContext]:

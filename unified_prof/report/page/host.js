@@ -6,7 +6,7 @@ const PATH_COLORS = {
   kernel: "compute", communication: "communication", copy: "copy", host: "host-operation", input: "idle-input", synchronising: "idle-synchronising",
   launch: "idle-launched", event: "idle-stream", gap: "idle-unknown",
 };
-const HOST_COLORS = ["host-operation", "host-annotation", "host-call"];
+const HOST_COLORS = ["host-operation", "host-annotation", "host-call", "host-python"];
 
 /** Rows of threads as lanes; rows of one thread have the same `thread`. */
 function hostLanes(host) {
@@ -169,7 +169,7 @@ function hostNotes(host, idle, path, look) {
   } else if (host.drawn < host.ranges) lines.push(note(`${words.count(host.ranges - host.drawn)} of ${words.count(host.ranges)} host ranges are left out: they are on threads that are not shown, or nested too deeply.`));
   const left = [
     [host.outside, "host ranges long before or after the device work"],
-    [host.python_frames, "Python function calls"],
+    [host.python_frames, "calls of Python functions, in installed packages or around everything"],
     [host.threads_left_out, "threads with the least work"],
   ].filter(([count]) => count).map(([count, what]) => `${words.count(count)} ${what}`);
   if (left.length) lines.push(note(`Left out: ${left.join("; ")}. uprof export -o out.perfetto-trace includes them.`));

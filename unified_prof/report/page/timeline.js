@@ -63,7 +63,9 @@ function timelineSection(report, announce) {
     tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-describedby": "timeline-keys",
     "aria-label": `${what}, ${host.length + work.length} lanes, ${words.duration(whole[1])}`,
   });
-  const names = make("div", { class: "lanes", style: { "padding-top": `${crown}px` } });
+  const names = make("div", { class: "lanes" });
+  // Host threads and other lanes that stay at the top while the others scroll.
+  const pinned = new Set();
   const range = make("span", { class: "small soft mono", id: "range" });
   const chosen = make("p", { class: "small", id: "chosen", "aria-live": "polite" });
   const tip = make("div", { class: "tip", hidden: true });
@@ -93,7 +95,7 @@ function timelineSection(report, announce) {
     found, chosen, selection,
     make("p", { class: "small soft", id: "timeline-keys" },
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
-      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a time span and sums its tasks, ", key("Esc"), " clears the selection.",
+      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane, ", key("t"), " or a click on its name pins it at the top", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a time span and sums its tasks, ", key("Esc"), " clears the selection.",
       launches.count ? ` Arrows connect launches and kernels: all of them if at most ${MOST_ARROWS} are visible, else only those of the selected item.` : ""),
     ...notes(), ...hostNotes(report.host, report.idle, report.path, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
@@ -101,18 +103,43 @@ function timelineSection(report, announce) {
     return make("kbd", { text });
   }
 
+  /** What is pinned with a lane: the first row of its thread, or the lane itself. */
+  function rowOf(lane) {
+    return lane.host ? host.find((one) => one.thread === lane.thread) : lane;
+  }
+
+  function isPinned(lane) {
+    return pinned.has(rowOf(lane));
+  }
+
+  function pin(lane) {
+    const row = rowOf(lane);
+    if (!pinned.delete(row)) pinned.add(row);
+    const { index } = state;
+    const now = lanes[state.lane];
+    arrange(lanes.includes(host[0]));
+    announce(`${lane.title} ${pinned.has(row) ? "pinned at the top" : "unpinned"}`);
+    if (index >= 0) choose(lanes.indexOf(now), index);
+    else draw();
+  }
+
   /** Lay out the lanes. */
   function arrange(withHost) {
-    lanes = [...(withHost ? host : []), ...work, ...idle, ...path];
+    const all = [...(withHost ? host : []), ...work, ...idle, ...path];
+    lanes = [...all.filter(isPinned), ...all.filter((lane) => !isPinned(lane))];
     let top = crown;
-    names.replaceChildren();
+    names.replaceChildren(make("i", { style: { height: `${crown}px` } }));
     for (const lane of lanes) {
-      lane.top = top;
+      lane.base = top;
       top += lane.height;
       const part = Boolean(lane.host) && lane.depth > 0;
       // On narrow screens only the number of a thread is shown.
       const [word, rest] = part ? ["", ""] : lane.title.startsWith("thread ") ? ["thread ", lane.title.slice(7)] : ["", lane.title];
-      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, title: lane.title }, make("span", { class: "word", text: word }), rest);
+      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, title: `${lane.title}: click to ${isPinned(lane) ? "unpin" : "pin at the top"}`, on: { click: () => pin(lane) } }, make("span", { class: "word", text: word }), rest);
+      if (isPinned(lane)) {
+        lane.node.classList.add("pinned");
+        lane.node.style.top = `${lane.base}px`;
+      }
       names.append(lane.node);
     }
     [state.lane, state.index] = [0, -1];
@@ -121,7 +148,9 @@ function timelineSection(report, announce) {
     legend.replaceChildren(...[...seen].map(([kind, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), kind)));
   }
 
-  const bottom = () => (lanes.length ? lanes[lanes.length - 1].top + lanes[lanes.length - 1].height : crown);
+  const bottom = () => lanes.reduce((sum, lane) => sum + lane.height, crown);
+  /** Height of the axis, the steps and the pinned lanes. */
+  const fixed = () => lanes.filter(isPinned).reduce((sum, lane) => sum + lane.height, crown);
 
   function notes() {
     const lines = [];
@@ -151,13 +180,24 @@ function timelineSection(report, announce) {
     const color = (name) => style.getPropertyValue(`--${name}`).trim();
     pen.fillStyle = color("card");
     pen.fillRect(0, 0, width, height);
-    drawAxis(pen, width, height, color);
+    const scrolled = canvas.parentElement?.scrollTop ?? 0;
+    for (const lane of lanes) lane.top = lane.base + (isPinned(lane) ? scrolled : 0);
+    drawAxis(pen, width, 0, height, color);
     const fills = new Map([...KINDS, ...HOST_COLORS, ...REASONS.map((reason) => `idle-${reason}`)].map((kind) => [kind, color(kind)]));
-    drawSteps(pen, width, height, color);
-    lanes.forEach((lane, number) => {
+    drawSteps(pen, width, 0, height, color);
+    const drawLanes = (among) => lanes.forEach((lane, number) => {
+      if (isPinned(lane) !== among) return;
       drawLane(pen, lane, number, width, fills, color, null);
       if (state.wanted) drawLane(pen, lane, number, width, fills, color, state.matches.get(lane.labels));
     });
+    drawLanes(false);
+    if (scrolled) {
+      pen.fillStyle = color("card");
+      pen.fillRect(0, scrolled, width, fixed());
+      drawAxis(pen, width, scrolled, fixed(), color);
+      drawSteps(pen, width, scrolled, fixed(), color);
+    }
+    drawLanes(true);
     drawArrows(pen, width, color);
     drawSelection(pen, width, height, color);
     range.textContent = `${words.duration(view.from)} to ${words.duration(view.to)}`;
@@ -201,7 +241,8 @@ function timelineSection(report, announce) {
     if (lanes.includes(other)) choose(lanes.indexOf(other), index);
   }
 
-  function drawAxis(pen, width, height, color) {
+  /** Draw marks and their times from `top` on. */
+  function drawAxis(pen, width, top, height, color) {
     const step = roundStep((view.to - view.from) / Math.max(2, width / 110));
     pen.strokeStyle = color("line");
     pen.fillStyle = color("soft");
@@ -210,28 +251,28 @@ function timelineSection(report, announce) {
     for (let mark = Math.ceil(view.from / step) * step; mark <= view.to; mark += step) {
       const x = Math.round(place(mark, width)) + 0.5;
       pen.beginPath();
-      pen.moveTo(x, AXIS - 6);
-      pen.lineTo(x, height);
+      pen.moveTo(x, top + AXIS - 6);
+      pen.lineTo(x, top + height);
       pen.stroke();
       const text = mark === 0 ? "0" : words.duration(mark);
-      if (x + pen.measureText(text).width + 4 < width) pen.fillText(text, x + 4, AXIS / 2);
+      if (x + pen.measureText(text).width + 4 < width) pen.fillText(text, x + 4, top + AXIS / 2);
     }
   }
 
   /** Band of steps above the lanes, with a line at each start. */
-  function drawSteps(pen, width, height, color) {
+  function drawSteps(pen, width, top, height, color) {
     pen.font = "11px system-ui, sans-serif";
     steps.forEach((step, number) => {
       const left = Math.max(0, place(step.start_ns, width));
       const right = Math.min(width, place(step.end_ns, width));
       if (right <= 0 || left >= width || right - left < 1) return;
       pen.fillStyle = color(number % 2 ? "line" : "hover");
-      pen.fillRect(left, AXIS, right - left, STEP_BAND - 2);
+      pen.fillRect(left, top + AXIS, right - left, STEP_BAND - 2);
       pen.fillStyle = color("accent");
-      pen.fillRect(Math.round(left), AXIS, 1, height - AXIS);
+      pen.fillRect(Math.round(left), top + AXIS, 1, height - AXIS);
       if (right - left < 50) return;
       pen.fillStyle = color("ink");
-      label(pen, `step ${step.name}`, left + 5, AXIS + STEP_BAND / 2 - 1, right - left - 9, 11);
+      label(pen, `step ${step.name}`, left + 5, top + AXIS + STEP_BAND / 2 - 1, right - left - 9, 11);
     });
   }
 
@@ -461,7 +502,7 @@ function timelineSection(report, announce) {
     put(chosen, `${sentence(lane, state.index)}${tie}`, tie && lanes.includes(host[0]) ? make("button", { type: "button", class: "go", text: lane.host ? "Go to the launched kernel" : "Go to the launch", on: { click: follow } }) : null);
     // Scroll the lane into view.
     const frame = canvas.parentElement;
-    if (lane.top < frame.scrollTop || lane.top + lane.height > frame.scrollTop + frame.clientHeight) frame.scrollTop = lane.top - frame.clientHeight / 3;
+    if (!isPinned(lane) && (lane.base < frame.scrollTop + fixed() || lane.base + lane.height > frame.scrollTop + frame.clientHeight)) frame.scrollTop = lane.base - Math.max(fixed(), frame.clientHeight / 3);
   }
 
   function nearest(number) {
@@ -476,6 +517,7 @@ function timelineSection(report, announce) {
     n: () => choose(state.lane, state.index < 0 ? nearest(state.lane) : state.index + 1),
     p: () => choose(state.lane, state.index < 0 ? nearest(state.lane) : state.index - 1),
     l: follow,
+    t: () => pin(lanes[state.lane]),
     ArrowUp: () => change(-1), ArrowDown: () => change(1),
   };
 
@@ -547,6 +589,7 @@ function timelineSection(report, announce) {
   arrange(!work.length || link.get("host") !== "no");
   view.follow(draw);
   document.addEventListener("themechange", draw);
+  canvas.parentElement.addEventListener("scroll", draw);
   new ResizeObserver(draw).observe(canvas);
   if (find.value) search();
   const span = (link.get("span") ?? "").split("-").map(Number);
