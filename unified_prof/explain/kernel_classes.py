@@ -65,7 +65,8 @@ def class_of(
         return names.COLLECTIVES
     if kind == COPY:
         return names.COPIES
-    of_framework = _is_of_framework(operator)
+    # As in recordings of GPUs.
+    of_framework = operator is not None and bool("::" in operator or _NODE.search(operator))
     # The vendor's type decides over the kernel's name.
     pattern = None if of_framework else names.class_of_kernel(operator)
     own = pattern or names.class_of_kernel(kernel)
@@ -105,11 +106,6 @@ def classes_of(
         )
     ]
     return np.array(classes, np.int64)[number]
-
-
-def _is_of_framework(operator: str | None) -> bool:
-    """Return True if an operator type is a framework operation, as in recordings of GPUs."""
-    return operator is not None and bool("::" in operator or _NODE.search(operator))
 
 
 def classes_of_work(recording: Recording) -> NDArray[np.int8]:

@@ -43,6 +43,7 @@ from unified_prof.recording.task_order import ComputedColumn
 
 WINDOW = 2 * BLOCK  # Labels of tasks looked up at a time.
 
+PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
 LATE_NS = 1_000_000  # A launch latency above this has another cause.
 # A function or call is named with a gap if it covers at least this share of it...
 COVERED_SHARE = 0.5

@@ -1,4 +1,4 @@
-"""Advice rules about device memory, and about steps that differ or grow."""
+"""Advice rules about device memory, and about steps that differ, grow or slow down."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, dura
 from unified_prof.explain.advice.wait_rules import host_ranges
 from unified_prof.explain.what_if import Selection
 from unified_prof.recording import names
+from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS
 from unified_prof.recording.model import Evidence
@@ -62,7 +63,7 @@ def _allocator_states(context: DeviceContext) -> _AllocatorStates:
     return _AllocatorStates(table["at"][rows], table["allocated"][rows], table["reserved"][rows])
 
 
-def _device_bytes(context: DeviceContext) -> int | None:
+def device_bytes(context: DeviceContext) -> int | None:
     """Return the memory of the device in bytes, or None if not recorded."""
     if "UPROF_GPU_DEVICES" not in context.recording.source.tables:
         return None
@@ -79,13 +80,13 @@ def _device_bytes(context: DeviceContext) -> int | None:
 
 def memory_pressure(context: DeviceContext) -> Iterator[Cause]:
     """Find a device whose memory is nearly full, and the lines that hold most of it."""
-    memory, device_bytes = _allocator_states(context), _device_bytes(context)
-    assert device_bytes is not None
+    memory, whole_bytes = _allocator_states(context), device_bytes(context)
+    assert whole_bytes is not None
     if not len(memory.at_ns):
         return
     peak = int(np.maximum(memory.reserved, memory.allocated).max())
     variation = int(memory.allocated.max() - memory.allocated.min())
-    if peak < PRESSURE * device_bytes or variation < VARIES_SHARE * device_bytes:
+    if peak < PRESSURE * whole_bytes or variation < VARIES_SHARE * whole_bytes:
         return
     rows = _lines_in_use(context, int(memory.at_ns[int(memory.allocated.argmax())]))
     held = sum(row["total_bytes"] for row in rows[:MAX_LINES])
@@ -93,15 +94,15 @@ def memory_pressure(context: DeviceContext) -> Iterator[Cause]:
     lines = "1 line holds" if len(rows) == 1 else f"{len(rows[:MAX_LINES])} lines hold"
     yield context.finding(
         0,
-        f"memory nearly full: torch reserves {peak / _GIB:.1f} of {device_bytes / _GIB:.1f} GiB "
+        f"memory nearly full: torch reserves {peak / _GIB:.1f} of {whole_bytes / _GIB:.1f} GiB "
         f"at the peak{f'; {lines} {percent(share)} of it' if share >= PEAK_SHARE else ''}",
         advice="use a smaller batch, activation checkpointing around these lines, or lower "
         "precision, before allocations are retried or fail",
         sure="certain",
         figures={
             "peak_bytes": peak,
-            "memory_bytes": device_bytes,
-            "share": round(peak / device_bytes, 4),
+            "memory_bytes": whole_bytes,
+            "share": round(peak / whole_bytes, 4),
         },
         evidence=rows,
     )
@@ -137,12 +138,12 @@ def _lines_in_use(context: DeviceContext, at_ns: int) -> list[Evidence]:
 
 def memory_fragmentation(context: DeviceContext) -> Iterator[Cause]:
     """Find memory that the allocator reserves but never uses."""
-    memory, device_bytes = _allocator_states(context), _device_bytes(context)
-    assert device_bytes is not None
+    memory, whole_bytes = _allocator_states(context), device_bytes(context)
+    assert whole_bytes is not None
     if not len(memory.at_ns) or not memory.allocated.any():
         return
     reserved, allocated = int(memory.reserved.max()), int(memory.allocated.max())
-    if reserved < RESERVED_FACTOR * allocated or reserved < RESERVED_SHARE * device_bytes:
+    if reserved < RESERVED_FACTOR * allocated or reserved < RESERVED_SHARE * whole_bytes:
         return
     yield context.finding(
         0,
@@ -154,7 +155,7 @@ def memory_fragmentation(context: DeviceContext) -> Iterator[Cause]:
         figures={
             "reserved_bytes": reserved,
             "allocated_bytes": allocated,
-            "memory_bytes": device_bytes,
+            "memory_bytes": whole_bytes,
         },
     )
 
@@ -209,11 +210,6 @@ def _allocator_call(name: str) -> int:
     if name in ("cudaMalloc", "hipMalloc") or name.startswith("aclrtMallocAlign"):
         return _MALLOC
     return _FREE if name in ("cudaFree", "hipFree", "aclrtFree") else 0
-
-
-def lacks_size(context: DeviceContext) -> str | None:
-    """Return a reason if the memory size of the device is unknown."""
-    return None if _device_bytes(context) else "memory size of the device not recorded"
 
 
 MIN_STEPS = 4  # Minimum steps after the first for a meaningful median.
@@ -285,6 +281,54 @@ def steps_grow(context: DeviceContext) -> Iterator[Cause]:
         "fragmentation, thermal throttling",
         sure="certain",
         figures={"first_ns": round(first), "last_ns": round(last), "steps": len(length)},
+    )
+
+
+# Minimum slowdown, minimum number of steps on each side of it, and the share of kernel time in
+# kernels that every step runs equally often.
+SLOWDOWN, MIN_SIDE, STEADY_SHARE = 0.05, 3, 0.5
+
+
+def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
+    """Find a step from which on the same kernels take longer, as on a device that throttles."""
+    rows, steps = np.flatnonzero(context.tasks.kind == KERNEL), context.windows
+    if len(context.steps) < 2 * MIN_SIDE or not len(rows):
+        return
+    step = np.searchsorted(steps.start_ns, context.tasks.start_ns[rows], side="right") - 1
+    name, number = np.unique(context.kernel[rows], return_inverse=True)
+    shape = (len(name), len(steps.start_ns))
+    cell, length = number * shape[1] + step, context.tasks.length_ns[rows]
+    count = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
+    total = np.bincount(cell, length, minlength=shape[0] * shape[1]).reshape(shape)
+    steady = (count == count[:, :1]).all(axis=1)
+    by_step = total[steady].sum(axis=0)
+    if by_step.sum() < STEADY_SHARE * total.sum():
+        return
+    # The first step of the slow part: all steps from it on are longer than all before it.
+    highest, lowest = np.maximum.accumulate(by_step), np.minimum.accumulate(by_step[::-1])[::-1]
+    rise = lowest[MIN_SIDE : len(by_step) - MIN_SIDE + 1] - highest[MIN_SIDE - 1 : -MIN_SIDE]
+    first = MIN_SIDE + int(rise.argmax())
+    before, after = (np.median(part, axis=1) for part in np.split(total, [first], axis=1))
+    fast, slow = np.split(by_step, [first])
+    # Steps of varying size differ as much from each other as from those of the other side.
+    if 2 * max(np.ptp(fast), np.ptp(slow)) > np.median(slow) - np.median(fast):
+        return
+    longer = np.where(steady & (before > 0), after / np.maximum(before, 1), 1.0)
+    slower = longer > 1 + SLOWDOWN
+    if before[slower].sum() < STEADY_SHARE * before[steady].sum():
+        return
+    late = slower[number] & (step >= first)
+    rows, lost = rows[late], length[late] * (1 - 1 / longer[number[late]])
+    factor = after[slower].sum() / before[slower].sum()
+    yield context.tasks_finding(
+        f"slower kernels: from step {context.steps[first]} on, the same kernels take "
+        f"{factor:.2f} times as long",
+        rows,
+        lost,
+        advice="check clocks, temperature and power limit (nvidia-smi -q -d PERFORMANCE, npu-smi "
+        "info), other programs on the device, and whether inputs become larger",
+        sure="likely",
+        figures={"factor": round(factor, 4), "first_slow_step": context.steps[first]},
     )
 
 

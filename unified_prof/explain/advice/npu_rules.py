@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MAX_STEP_MEDIANS,
@@ -28,7 +27,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.advice.kernel_rules import highest_ratio, matrix_kernels, on_ai_cpu
+from unified_prof.explain.advice.kernel_rules import matrix_kernels
 from unified_prof.explain.basic_breakdowns import join_names
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
@@ -37,7 +36,6 @@ from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN
-from unified_prof.recording.model import Evidence
 
 LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
 DROP_SHARE = 0.05  # Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
@@ -55,9 +53,18 @@ _RATIO = re.compile(
 )
 
 
+def _on_ai_cpu(context: DeviceContext) -> Flags:
+    """Return a mask of the kernels that ran on an AI CPU."""
+    tasks, row = context.recording.tasks, context.task_row
+    slow = np.array([names.ON_AI_CPU(text) for text in [*tasks.type_texts, ""]])
+    result: Flags = (context.tasks.kind == KERNEL) & (row >= 0)
+    result &= slow[np.append(tasks.type, -1)[row]]
+    return result
+
+
 def ai_cpu(context: DeviceContext) -> Iterator[Cause]:
     """Find operators that ran on an AI CPU because no AI core kernel supports them."""
-    selected = on_ai_cpu(context)
+    selected = _on_ai_cpu(context)
     rows = np.flatnonzero(selected)
     length = context.tasks.length_ns[rows]
     share = context.share(int(length.sum()))
@@ -154,10 +161,29 @@ def idle_cores(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+def _highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray[np.float64]:
+    """Return the maximum of given pipe ratios for each task; NaN if not recorded."""
+    table = context.recording.source.integers(
+        context.recording.task_counters,
+        {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {PARTS} AS INTEGER)"},
+    )
+    ids = np.unique(table["name"])
+    texts = context.recording.strings.texts(ids.tolist())
+    ratios = ids[[bool(counters.match(text or "")) for text in texts]]
+    selected = np.isin(table["name"], ratios) & (table["value"] != MISSING)
+    if not selected.any():
+        return np.full(len(context.tasks), np.nan)
+    keys, number = np.unique(table["id"][selected], return_inverse=True)
+    highest = np.zeros(len(keys), np.int64)
+    np.maximum.at(highest, number, table["value"][selected])
+    row = context.table_row(keys)
+    return np.where(row >= 0, highest[row] / PARTS, np.nan)
+
+
 def no_pipe_busy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels without a busy pipe, bound neither by compute nor by memory."""
     rows, _ = _long_kernels(context)
-    ratio = highest_ratio(context, _RATIO)[rows]
+    ratio = _highest_ratio(context, _RATIO)[rows]
     idle = (ratio > 0) & (ratio < BUSY_PIPE)
     rows, ratio = rows[idle], ratio[idle]
     length = context.tasks.length_ns[rows]
@@ -310,11 +336,33 @@ def fusible_sequences(context: DeviceContext) -> Iterator[Cause]:
         sure="possible",
         change=_without_sequences(kernels, sequences),
         figures={
-            "sequences": [sequence.figures(kernels) for sequence in sequences],
+            "sequences": [
+                {
+                    "sequence": kernels.names(sequence),
+                    "kernels": sequence.length,
+                    "count": len(sequence.begins),
+                    "elapsed_ns": sequence.elapsed_ns,
+                    "busy_ns": sequence.busy_ns,
+                    "longest_ns": sequence.longest_ns,
+                    "bound_by": "moving data" if sequence.is_memory_bound else "launches",
+                }
+                for sequence in sequences
+            ],
             "elapsed_ns": elapsed_ns,
             "busy_ns": busy_ns,
         },
-        evidence=[sequence.evidence(kernels) for sequence in sequences],
+        evidence=[
+            evidence_row(
+                kernels.names(sequence),
+                len(sequence.begins),
+                sequence.lost_ns,
+                int(kernels.start_ns[sequence.begins[0]]),
+                line=context.recording.work.place(
+                    int(context.tasks.row[kernels.row[sequence.begins[0]]])
+                )[1],
+            )
+            for sequence in sequences
+        ],
     )
 
 
@@ -358,7 +406,7 @@ class _Kernels:
         order = np.lexsort((tasks.start_ns, tasks.stream))
         # Optimizer kernels have their own rule.
         usable = (tasks.kind == KERNEL) & (module >= 0)
-        usable &= ~on_ai_cpu(context) & ~context.in_optimizer
+        usable &= ~_on_ai_cpu(context) & ~context.in_optimizer
         cut = ~usable[order]
         cut[1:] |= np.diff(tasks.stream[order]) != 0
         cut[1:] |= (np.diff(module[order]) != 0) | cut[:-1]
@@ -369,6 +417,11 @@ class _Kernels:
         self.token: Ints = context.operator[self.row].astype(np.int64)
         self.start_ns, self.end_ns = tasks.start_ns[self.row], tasks.end_ns[self.row]
         self.length_ns = tasks.length_ns[self.row]
+
+    def names(self, sequence: _Sequence) -> str:
+        """Return the operator types of a sequence."""
+        texts, first = self.context.recording.work.labels.texts, int(sequence.begins[0])
+        return join_names(texts[at] for at in self.token[first : first + sequence.length].tolist())
 
     @cached_property
     def is_matrix(self) -> Flags:
@@ -381,7 +434,7 @@ class _Kernels:
         recording = self.context.recording
         if recording.task_counters not in recording.source.tables:
             return np.full(len(self.row), np.nan)
-        return highest_ratio(self.context, _MOVES)[self.row]
+        return _highest_ratio(self.context, _MOVES)[self.row]
 
     @cached_property
     def _time_of_streams(self) -> dict[int, IntervalSet]:
@@ -437,31 +490,6 @@ class _Sequence:
     busy_ns: int
     longest_ns: int
     is_memory_bound: bool
-
-    def _names(self, kernels: _Kernels) -> str:
-        texts, first = kernels.context.recording.work.labels.texts, int(self.begins[0])
-        return join_names(texts[at] for at in kernels.token[first : first + self.length].tolist())
-
-    def figures(self, kernels: _Kernels) -> dict[str, Any]:
-        """Return the figures of the sequence as plain data."""
-        return {
-            "sequence": self._names(kernels),
-            "kernels": self.length,
-            "count": len(self.begins),
-            "elapsed_ns": self.elapsed_ns,
-            "busy_ns": self.busy_ns,
-            "longest_ns": self.longest_ns,
-            "bound_by": "moving data" if self.is_memory_bound else "launches",
-        }
-
-    def evidence(self, kernels: _Kernels) -> Evidence:
-        """Return the sequence as a row of evidence."""
-        first, context = int(self.begins[0]), kernels.context
-        _, line = context.recording.work.place(int(context.tasks.row[kernels.row[first]]))
-        start_ns = int(kernels.start_ns[first])
-        return evidence_row(
-            self._names(kernels), len(self.begins), self.lost_ns, start_ns, line=line
-        )
 
 
 def _modules(context: DeviceContext) -> tuple[Ints, bool]:

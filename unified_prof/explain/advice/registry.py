@@ -17,7 +17,6 @@ from unified_prof.arrays import intervals
 from unified_prof.explain import what_if
 from unified_prof.explain.advice import (
     communication_rules,
-    fusion,
     host_rules,
     kernel_rules,
     memory_rules,
@@ -130,7 +129,7 @@ _COLLECTIONS = tables("GC_RECORD", why="no garbage collections recorded")
 _MEMORY = both(
     device,
     tables("MEMORY_RECORD", why="memory use not recorded, torch.profiler: profile_memory=True"),
-    memory_rules.lacks_size,
+    require(memory_rules.device_bytes, "memory size of the device not recorded"),
 )
 
 # Rules for a specific cause come before those for the rest of the same time: each cause costs what
@@ -143,7 +142,7 @@ RULES: tuple[Rule, ...] = (
     Rule(host_rules.input_wait, framework, cheap=True),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
-    Rule(fusion.unfused_optimizer, framework),
+    Rule(kernel_rules.unfused_optimizer, framework),
     Rule(host_rules.host_bound, launches, cheap=True),
     Rule(host_rules.unrecorded_work, host, cheap=True),
     Rule(host_rules.late_work, host, cheap=True),
@@ -156,10 +155,10 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
     Rule(npu_rules.fusible_sequences, only="NPU"),
-    Rule(fusion.unfused_elementwise, both(device, framework)),
+    Rule(kernel_rules.unfused_elementwise, both(device, framework)),
     Rule(memory_rules.slow_steps, steps, cheap=True),
     Rule(memory_rules.steps_grow, steps, cheap=True),
-    Rule(kernel_rules.kernels_slow_down, both(device, steps)),
+    Rule(memory_rules.kernels_slow_down, both(device, steps)),
     Rule(kernel_rules.low_occupancy, _GRIDS, only="GPU"),
     Rule(memory_rules.memory_pressure, _MEMORY, cheap=True),
     Rule(memory_rules.memory_fragmentation, _MEMORY, cheap=True),
@@ -307,7 +306,9 @@ def _priced(
                 if alone_ms <= least_ms and added_ms > max(least_ms, hidden * step_ms):
                     findings.append(_only_together(cause.finding, added_ms, is_per_step))
                 continue
-        findings.append(_with_cost(cause.finding, cost, is_per_step))
+        saves = f"; saves up to {_saving(cost, is_per_step)}" if cost else ""
+        text = cause.finding.text + saves
+        findings.append(replace(cause.finding, cost_ms_per_step=round(cost, 6), text=text))
     return findings, round(min(joint_ms + measured_ms, step_ms) + all_outside_ms, 6)
 
 
@@ -324,12 +325,6 @@ def _replayed_ns(context: DeviceContext, scheduled: Scheduled) -> int:
     """Return the length of the analyzed time that is in the schedule."""
     until = int(scheduled.step_end_ns[-1])
     return intervals.clip(context.window, int(context.window.start_ns[0]), until).total_ns
-
-
-def _with_cost(finding: Finding, cost_ms: float, is_per_step: bool) -> Finding:
-    """Return a finding with its cost, which is appended to its text."""
-    saves = f"; saves up to {_saving(cost_ms, is_per_step)}" if cost_ms else ""
-    return replace(finding, cost_ms_per_step=round(cost_ms, 6), text=finding.text + saves)
 
 
 def _only_together(finding: Finding, added_ms: float, is_per_step: bool) -> Finding:

@@ -58,14 +58,9 @@ class Tracked:
         """Length of the median iteration; 0 if none was timed."""
         return float(np.median([one.total_ns or 0 for one in self.timed])) if self.timed else 0.0
 
-    @property
-    def working_ns(self) -> float:
-        """Length of the median iteration without waiting for a CPU."""
-        return self.median_ns - self.parts_ns.get("waiting_for_cpu", 0)
-
     def share(self, ns: float) -> float:
         """Return the share of the median iteration without waiting for a CPU."""
-        return ns / max(self.working_ns, 1.0)
+        return ns / max(self.median_ns - self.parts_ns.get("waiting_for_cpu", 0), 1.0)
 
     def of_iteration(self, share: float) -> str:
         """Return the result of `share` in words; costs are shares of the whole iteration."""

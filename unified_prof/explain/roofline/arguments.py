@@ -156,9 +156,9 @@ class Arguments:
             raise UnknownCostError("the shapes of its arguments were not recorded")
         return found
 
-    def optional(self, place: int) -> Tensor | None:
+    def optional(self, place: int | None) -> Tensor | None:
         """Return an optional tensor."""
-        found = self.given[place] if 0 <= place < len(self.given) else None
+        found = None if place is None or place >= len(self.given) else self.given[place]
         return found if isinstance(found, Tensor) else None
 
     def tensors(self, first: int | None = None) -> list[Tensor]:
@@ -174,11 +174,11 @@ class Arguments:
             )
         return found
 
-    def text(self, place: int) -> str:
-        """Return the text of an argument, empty if not recorded."""
-        return self.values[place] if place < len(self.values) else ""
+    def text(self, place: int | None) -> str:
+        """Return the text of an argument, empty if it was not recorded or has no place."""
+        return "" if place is None or place >= len(self.values) else self.values[place]
 
-    def integers(self, place: int) -> Shape | None:
+    def integers(self, place: int | None) -> Shape | None:
         """Return an argument that is a number or a list of numbers, None if not recorded."""
         text = self.text(place).strip()
         if not text:
@@ -195,7 +195,7 @@ class Arguments:
             raise UnknownCostError("the values of its arguments were not recorded")
         return found
 
-    def flag(self, place: int) -> bool | None:
+    def flag(self, place: int | None) -> bool | None:
         """Return a boolean argument, None if not recorded."""
         return {"true": True, "false": False, "1": True, "0": False}.get(
             self.text(place).strip().lower()

@@ -19,12 +19,23 @@ from unified_prof.explain.roofline.arguments import (
     UnknownCostError,
     item_size,
 )
-from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
+from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost, Unit
 
 Formula = Callable[[Arguments], Cost]
 
 _NO_LENGTHS = "the lengths of its sequences are not recorded"
+_Work = tuple[int, int]  # Floating-point operations, and bytes moved.
 _NO_LIST = "its lists of tensors were not recorded (torch omits lists of more than 30)"
+
+
+def of_tensors(unit: Unit, work: Callable[..., _Work], *places: int) -> Formula:
+    """Return the formula for the work with the tensors at some places; the first has the dtype."""
+
+    def cost(args: Arguments) -> Cost:
+        tensors = [args.tensor(place) for place in places]
+        return Cost(unit, tensors[0].dtype, *work(*tensors))
+
+    return cost
 
 
 def _attention(
@@ -53,24 +64,19 @@ def _attention(
     """
 
     def cost(args: Arguments) -> Cost:
-        if lengths is not None and args.optional(lengths) is not None:
+        if args.optional(lengths) is not None:
             raise UnknownCostError(_NO_LENGTHS)
-        if mask_kind is not None:
-            kind = args.integers(mask_kind)
-            known = kind is not None
-            mask = {1: UPPER_LEFT, 2: LOWER_RIGHT}.get(kind[0]) if kind else None
-        else:
-            flag = None if causal is None else args.flag(causal)
-            known, mask = flag is not None, corner if flag else None
+        kind, flag = args.integers(mask_kind), args.flag(causal)
+        mask = {1: UPPER_LEFT, 2: LOWER_RIGHT}.get(kind[0]) if kind else corner if flag else None
         sizes = Attention.from_tensors(
             *(args.tensor(place) for place in range(q, q + 3)),
             heads_first=heads_first,
             causal=mask,
-            causal_known=known,
+            causal_known=kind is not None or flag is not None,
         )
         result = sizes.cost(backward=backward)
-        added = None if bias is None else args.optional(bias)
-        return replace(result, moved_bytes=result.moved_bytes + costs.bytes_of(added))
+        moved = result.moved_bytes + costs.bytes_of(args.optional(bias))
+        return replace(result, moved_bytes=moved)
 
     return cost
 
@@ -159,7 +165,6 @@ def _conv(
     padding: int,
     dilation: int,
     *,
-    weight: int = 1,
     bias: int | None = 2,
     transposed: int | bool = False,
     output_padding: int | None = None,
@@ -168,7 +173,7 @@ def _conv(
     """Return the formula of a convolution, by the positions of its arguments."""
 
     def cost(args: Arguments) -> Cost:
-        x, w = args.tensor(0), args.tensor(weight)
+        x, w = args.tensor(0), args.tensor(1)
         window = w.shape[2:]
         is_transposed = transposed if isinstance(transposed, bool) else args.flag(transposed)
         added = args.text(padding).strip("'\"")
@@ -183,12 +188,12 @@ def _conv(
             args.sizes(dilation),
             extra,
         )
-        number = None if groups is None else args.integers(groups)
+        number = args.integers(groups)
         return costs.convolution(
             x,
             w,
             y,
-            bias=None if bias is None else args.optional(bias),
+            bias=args.optional(bias),
             transposed=bool(is_transposed),
             groups=number[0] if number else 1,
         )
@@ -300,11 +305,6 @@ def _fused(kind: str) -> Formula:
     return _list(partial(costs.optimizer, kind))
 
 
-def _fused_sgd(args: Arguments) -> Cost:
-    has_momentum = len(args.given) > 2 and bool(args.given[2])
-    return _fused("momentum" if has_momentum else "sgd")(args)
-
-
 def foreach(args: Arguments) -> Cost:
     """Return the cost of an operation on lists of tensors: one operation per element."""
     lists = [one for one in args.given if isinstance(one, tuple)]
@@ -324,7 +324,7 @@ _MEMORY: dict[str, Formula] = {
     ),
     **dict.fromkeys(
         "fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ log_normal_".split(),
-        lambda args: Cost("copy", args.tensor(0).dtype, 0, args.tensor(0).bytes),
+        of_tensors("copy", lambda x: (0, x.bytes), 0),
     ),
     **dict.fromkeys(("cat", "stack"), _list(costs.concatenation)),
 }
@@ -352,21 +352,6 @@ def _softmax(args: Arguments) -> Cost:
     return replace(result, moved_bytes=result.moved_bytes + more)
 
 
-def _nll(args: Arguments) -> Cost:
-    scores, target = args.tensor(0), args.tensor(1)
-    size = scores.bytes // max(scores.distinct, 1)
-    return Cost("vector", scores.dtype, target.elements, target.bytes + target.elements * size)
-
-
-def _nll_backward(args: Arguments) -> Cost:
-    return Cost("copy", args.tensor(1).dtype, 0, args.tensor(1).bytes + args.tensor(2).bytes)
-
-
-def _dropout(args: Arguments) -> Cost:
-    x = args.tensor(0)
-    return Cost("vector", x.dtype, 2 * x.elements, 2 * x.bytes + x.elements)
-
-
 _NORMALIZATIONS: dict[str, Formula] = {
     "native_layer_norm": norm("layer", 0, 2, 3),
     "native_layer_norm_backward": norm("layer", 1, 5, 6, backward=True),
@@ -384,11 +369,22 @@ _NORMALIZATIONS: dict[str, Formula] = {
     "_safe_softmax": norm("softmax", 0),
     "_softmax_backward_data": norm("softmax", 0, backward=True),
     "_log_softmax_backward_data": norm("softmax", 0, backward=True),
-    "nll_loss_forward": _nll,
-    "nll_loss2d_forward": _nll,
-    "nll_loss_backward": _nll_backward,
-    "nll_loss2d_backward": _nll_backward,
-    "native_dropout": _dropout,
+    **dict.fromkeys(
+        ("nll_loss_forward", "nll_loss2d_forward"),
+        of_tensors(
+            "vector",
+            lambda scores, target: (
+                target.elements,
+                target.bytes + target.elements * item_size(scores.dtype),
+            ),
+            *(0, 1),
+        ),
+    ),
+    **dict.fromkeys(
+        ("nll_loss_backward", "nll_loss2d_backward"),
+        of_tensors("copy", lambda scores, target: (0, scores.bytes + target.bytes), 1, 2),
+    ),
+    "native_dropout": of_tensors("vector", lambda x: (2 * x.elements, 2 * x.bytes + x.elements), 0),
 }
 
 
@@ -416,7 +412,7 @@ def product(
         result = (costs.linear if is_linear else costs.matmul)(
             args.tensor(a),
             args.tensor(b),
-            bias=None if bias is None else args.optional(bias),
+            bias=args.optional(bias),
             out=out(args) if callable(out) else out,
         )
         more = costs.bytes_of(*map(args.optional, scales))
@@ -454,7 +450,7 @@ def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formul
 
     def cost(args: Arguments) -> Cost:
         x = args.tensor(0)
-        if args.optional(1) is not None and dims == 1 and len(args.given) > 1:
+        if args.optional(1) is not None and dims == 1:
             return costs.elementwise(args.tensors(2))
         if len(args.given) <= dims + 1:
             return costs.reduction(x, 1, out=out)
@@ -515,16 +511,16 @@ _REDUCTIONS: dict[str, Formula] = {
 }
 
 
-def _embedding(args: Arguments) -> Cost:
-    table, index = args.tensor(0), args.tensor(1)
-    return costs.gather_rows(index.elements, prod(table.shape[1:]), table.dtype, index.dtype)
+def _gathered(width: int, table: Tensor, index: Tensor) -> _Work:
+    """Return the work of gathering rows of a table: the rows, not the table."""
+    return 0, index.elements * (item_size(index.dtype) + 2 * width * item_size(table.dtype))
 
 
 def _index_select(args: Arguments) -> Cost:
     table, index, at = args.tensor(0), args.tensor(2), args.integers(1)
     place = at[0] if at else 0
     width = table.elements // (table.shape[place] or 1) if table.shape else 1
-    return costs.gather_rows(index.elements, width, table.dtype, index.dtype)
+    return Cost("copy", table.dtype, *_gathered(width, table, index))
 
 
 def _embedding_backward(args: Arguments) -> Cost:
@@ -534,19 +530,13 @@ def _embedding_backward(args: Arguments) -> Cost:
     return Cost("vector", dy.dtype, dy.elements, costs.bytes_of(dy, index, table))
 
 
-def _gather(args: Arguments) -> Cost:
-    table, index = args.tensor(0), args.tensor(2)
-    moved = index.bytes + 2 * index.elements * item_size(table.dtype)
-    return Cost("copy", table.dtype, 0, moved)
-
-
 def _scatter(args: Arguments) -> Cost:
     """Return the cost of adding or writing values at indices."""
     target, index, source = args.tensor(0), args.tensor(2), args.optional(3)
     values = source.elements if source is not None else index.elements
-    rows = costs.gather_rows(values, 1, target.dtype, index.dtype)
-    more = values * target.bytes // max(target.distinct, 1) if source is not None else 0
-    return Cost("vector", target.dtype, values, rows.moved_bytes + more)
+    size = item_size(target.dtype)
+    moved = values * (item_size(index.dtype) + (3 if source is not None else 2) * size)
+    return Cost("vector", target.dtype, values, moved)
 
 
 def _fft(args: Arguments) -> Cost:
@@ -614,10 +604,17 @@ FORMULAS: dict[str, Formula] = {
     "_fft_c2r": lambda args: _fft_real(args, inverse=True),
     "_cudnn_rnn": _cudnn_rnn,
     "_fused_adagrad_": _fused("adagrad"),
-    "_fused_sgd_": _fused_sgd,
-    "embedding": _embedding,
+    # The third argument is the list of momenta.
+    "_fused_sgd_": lambda args: _fused("momentum" if any(args.given[2:3]) else "sgd")(args),
+    "embedding": of_tensors(
+        "copy", lambda table, index: _gathered(prod(table.shape[1:]), table, index), 0, 1
+    ),
     "index_select": _index_select,
     "embedding_dense_backward": _embedding_backward,
-    "gather": _gather,
+    "gather": of_tensors(
+        "copy",
+        lambda table, index: (0, index.bytes + 2 * index.elements * item_size(table.dtype)),
+        *(0, 2),
+    ),
     **dict.fromkeys("scatter scatter_ scatter_add scatter_add_ index_add_".split(), _scatter),
 }

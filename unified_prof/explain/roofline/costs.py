@@ -285,11 +285,6 @@ def concatenation(parts: Sequence[Tensor]) -> Cost:
     return Cost("copy", parts[0].dtype, 0, moved)
 
 
-def gather_rows(rows: int, width: int, dtype: str, index: str = "int64") -> Cost:
-    """Return the cost of gathering rows of a table: the rows, not the table."""
-    return Cost("copy", dtype, 0, rows * (item_size(index) + 2 * width * item_size(dtype)))
-
-
 def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None = None) -> Cost:
     """Return the cost of `a @ b + bias`: vectors, matrices or batches, broadcast as in torch.
 

@@ -120,11 +120,9 @@ class AttributedKernels:
         """Group the operations by everything that their cost depends on."""
         if not len(self):
             return []
-        inputs = {
-            name: np.full(len(self), MISSING, np.int64)
-            for name in ("shapes", "types", "strides", "values")
-        }
-        name_id = np.full(len(self), MISSING, np.int64)
+        unknown = np.full(len(self), MISSING, np.int64)
+        inputs = {name: unknown.copy() for name in ("shapes", "types", "strides", "values")}
+        name_id = unknown.copy()
         for place, side in enumerate(self._call_sources):
             selected = np.flatnonzero(self._side == place)
             owner = self._owner[selected]
@@ -132,15 +130,13 @@ class AttributedKernels:
             for name, values in found.items():
                 inputs[name][selected] = values
             name_id[selected] = side.framework.name_ids(owner)
-        around = self._around()
-        doubled = self._doubled()
-        tensors = {name: np.full(len(self), MISSING, np.int64) for name in operators.TENSORS}
+        around, doubled = self._around(), self._doubled()
+        tensors = dict.fromkeys(operators.TENSORS, unknown)
         if self._own.any():
             row = self._recording.tasks.info[self._task].astype(np.int64)
-            for name in operators.TENSORS:
-                tensors[name] = np.where(
-                    self._own, self._tensors[name][row].astype(np.int64), MISSING
-                )
+            for name in tensors:
+                values = self._tensors[name][row].astype(np.int64)
+                tensors[name] = np.where(self._own, values, MISSING)
         columns = [
             name_id,
             *inputs.values(),
@@ -171,24 +167,32 @@ class AttributedKernels:
             operation = strings.get(int(name_id[first])) or ""
             kernel = texts[int(self._kernel[first])]
             operator = texts[int(self._operator[first])]
-            if self._own[first]:
-                described = _operator_class(operator, tensor_texts, operation, given)
-            elif not self._alone[first]:
-                given["around"] = self._recording.strings.get(int(around[first]))
-                described = _operation_class(operation, given, kernel, doubled=bool(doubled[first]))
-            else:
-                described = (kernel, "", "kernel", None, _NO_SHAPES)
+            name, shapes, cost, why = operation, "", None, None
+            try:
+                if self._own[first]:
+                    name = operator
+                    shapes = format_shapes(tensor_texts["inputs"], tensor_texts["input_types"])
+                    cost = _operator_cost(operator, tensor_texts, operation, given)
+                elif not self._alone[first]:
+                    given["around"] = self._recording.strings.get(int(around[first]))
+                    shapes = format_shapes(given["shapes"], given["types"])
+                    cost = _operation_cost(operation, given, kernel, doubled=bool(doubled[first]))
+                else:
+                    name, why = kernel, _NO_SHAPES
+            except UnknownCostError as err:
+                why = str(err)
             result.append(
                 OperationGroup(
-                    *described[:2],
-                    kind=described[2],
+                    name,
+                    shapes,
+                    kind="kernel" if self._alone[first] and not self._own[first] else "operation",
                     device=int(self.device[first]),
                     count=len(members),
                     total_ns=int(self.total_ns[members].sum()),
                     members=members,
                     kernel=kernel,
-                    cost=None if described[3] is None else times(described[3], len(members)),
-                    why=described[4],
+                    cost=None if cost is None else times(cost, len(members)),
+                    why=why,
                 )
             )
         return result
@@ -240,7 +244,13 @@ class AttributedKernels:
         """Return a mask of matrix operations that contain others; only the inner ones count."""
         result = np.zeros(len(self), bool)
         for place, side in enumerate(self._call_sources):
-            matrix = _marked(side.framework, _is_matrix)
+            # An operation that uses matrix units and has a formula.
+            matrix = _marked(
+                side.framework,
+                lambda name: (
+                    names.class_of_operation(name) in names.MATRIX and formula_of(name) is not None
+                ),
+            )
             inside = np.flatnonzero(~self._alone & (self._side == place))
             ranges = self._owner[inside]
             is_matrix = matrix[ranges]
@@ -304,64 +314,35 @@ def _has_sizes(text: str | None) -> bool:
     return text is not None and any(sign.isdigit() for sign in text)
 
 
-def _is_matrix(name: str) -> bool:
-    """Return True if an operation with a formula uses matrix units."""
-    return names.class_of_operation(name) in names.MATRIX and formula_of(name) is not None
-
-
-# Name, formatted shapes, kind, cost of one call, and why there is none.
-Described = tuple[str, str, str, Cost | None, str | None]
-
-
-def _operation_class(
-    name: str, given: dict[str, str | None], kernel: str, *, doubled: bool
-) -> Described:
-    """Return the class of a framework operation."""
-    shapes = format_shapes(given["shapes"], given["types"])
+def _operation_cost(name: str, given: dict[str, str | None], kernel: str, *, doubled: bool) -> Cost:
+    """Return the cost of a framework operation; raises UnknownCostError if it is unknown."""
     formula = formula_of(name)
     if doubled:
-        return name, shapes, "operation", None, _COUNTED_BELOW
+        raise UnknownCostError(_COUNTED_BELOW)
     if formula is None:
-        return name, shapes, "operation", None, "no FLOP formula"
+        raise UnknownCostError("no FLOP formula")
     if given["types"] is None:
-        return name, shapes, "operation", None, _NO_SHAPES
-    try:
-        arguments = parsed(
-            given["shapes"], given["types"], given["strides"], given["values"], kernel
-        )
-        arguments = replace(arguments, around=given.get("around") or "")
-        return name, shapes, "operation", formula(arguments), None
-    except UnknownCostError as err:
-        return name, shapes, "operation", None, str(err)
+        raise UnknownCostError(_NO_SHAPES)
+    arguments = parsed(given["shapes"], given["types"], given["strides"], given["values"], kernel)
+    return formula(replace(arguments, around=given.get("around") or ""))
 
 
-_NO_FRAMEWORK = ascend.Framework("", Arguments(()))
-
-
-def _operator_class(
+def _operator_cost(
     op_type: str, texts: dict[str, str | None], operation: str, given: dict[str, str | None]
-) -> Described:
-    """Return the class of an Ascend operator."""
-    shapes = format_shapes(texts["inputs"], texts["input_types"])
-    try:
-        around = _NO_FRAMEWORK
-        if operation or any(given.values()):
-            arguments = Arguments(())
-            with suppress(UnknownCostError):
-                # Unknown arguments of the framework operation are ignored.
-                arguments = parsed(
-                    given["shapes"], given["types"], given["strides"], given["values"]
-                )
-            around = ascend.Framework(operation.rpartition("::")[2], arguments)
-        operator = ascend.Operator(
+) -> Cost:
+    """Return the cost of an Ascend operator; raises UnknownCostError if it is unknown."""
+    arguments = Arguments(())
+    with suppress(UnknownCostError):
+        # Unknown arguments of the framework operation are ignored.
+        arguments = parsed(given["shapes"], given["types"], given["strides"], given["values"])
+    return ascend.cost(
+        ascend.Operator(
             op_type,
             ascend.stored_tensors(texts["inputs"], texts["input_types"], texts["input_formats"]),
             ascend.stored_tensors(texts["outputs"], texts["output_types"], texts["output_formats"]),
-            around,
+            ascend.Framework(operation.rpartition("::")[2], arguments),
         )
-        return op_type, shapes, "operation", ascend.cost(operator), None
-    except UnknownCostError as err:
-        return op_type, shapes, "operation", None, str(err)
+    )
 
 
 _MAX_SHAPES = 4

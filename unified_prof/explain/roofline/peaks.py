@@ -230,17 +230,17 @@ def _device_in_table(key: str) -> Device | None:
 
 def _find_named(name: str) -> Device | None:
     words = name.casefold()
-    held = [key for key in (*_sections(), *_added) if key in words and _are_words(key, name)]
+    held = [
+        key
+        for key in (*_sections(), *_added)
+        if key in words
+        and re.search(rf"(?<![a-z0-9]){re.escape(key)}(?![a-z0-9]){_OTHER_MODEL}", name, re.I)
+    ]
     if not held:
         return None
     # The later of equally long names wins: the user's.
     _, longest = max(enumerate(held), key=lambda one: (len(one[1]), one[0]))
     return _added.get(longest) or _device_in_table(longest)
-
-
-def _are_words(key: str, name: str) -> bool:
-    as_words = rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9]){_OTHER_MODEL}"
-    return re.search(as_words, name, re.IGNORECASE) is not None
 
 
 def _amd_device(capability: tuple[int, int], memory_bytes: int, units: int | None) -> Device | None:

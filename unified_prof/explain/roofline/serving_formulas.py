@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import prod
 
 from unified_prof.explain.roofline import aten_formulas, costs
-from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, item_size
-from unified_prof.explain.roofline.aten_formulas import Formula, norm, product
+from unified_prof.explain.roofline.arguments import Arguments, Tensor, UnknownCostError, item_size
+from unified_prof.explain.roofline.aten_formulas import Formula, norm, of_tensors, product
 from unified_prof.explain.roofline.costs import Cost
 
 # SGLang's recorder appends the line of a function to its name.
@@ -105,12 +105,10 @@ def _result_dtype(args: Arguments) -> str:
     return result.dtype if result is not None and len(result.shape) == 2 else "bf16"
 
 
-def _int4_mm(args: Arguments) -> Cost:
-    """Return the cost of a product with packed 4-bit weights: x, weights, group size, scales."""
-    x, packed, scales = args.tensor(0), args.tensor(1), args.tensor(3)
+def _int4_mm(x: Tensor, packed: Tensor, scales: Tensor) -> tuple[int, int]:
+    """Return the work of a product with packed 4-bit weights."""
     rows, k, n = prod(x.shape[:-1]), x.shape[-1], scales.shape[1]
-    moved = costs.bytes_of(x, packed, scales) + rows * n * item_size(x.dtype)
-    return Cost("matrix", x.dtype, 2 * rows * k * n, moved)
+    return 2 * rows * k * n, costs.bytes_of(x, packed, scales) + rows * n * item_size(x.dtype)
 
 
 def _topk(args: Arguments) -> Cost:
@@ -129,13 +127,6 @@ def _written_first(operations: int) -> Formula:
         return Cost("vector", x.dtype, operations * args.tensor(0).elements, moved)
 
     return cost
-
-
-def _added_norm(args: Arguments) -> Cost:
-    """Return the cost of adding a residual and normalizing, both in place."""
-    x, residual, weight = args.tensor(0), args.tensor(1), args.tensor(2)
-    moved = 2 * (x.bytes + residual.bytes) + weight.bytes
-    return Cost("vector", x.dtype, 6 * x.elements, moved)
 
 
 def _rotary(args: Arguments) -> Cost:
@@ -181,11 +172,16 @@ _FORMULAS: dict[str, Formula] = {
     },
     # Result, both factors, their scales, bias.
     "_C::cutlass_scaled_mm": product(1, 2, 5, out=lambda args: args.tensor(0).dtype, scales=(3, 4)),
-    "_weight_int4pack_mm": _int4_mm,
+    "_weight_int4pack_mm": of_tensors("matrix", _int4_mm, 0, 1, 3),  # The group size is third.
     "topk": _topk,
     "_C::rms_norm": _written_first(5),
     "aiter::rmsnorm": _written_first(5),
-    "_C::fused_add_rms_norm": _added_norm,
+    # Input and residual, both in place, and weight.
+    "_C::fused_add_rms_norm": of_tensors(
+        "vector",
+        lambda x, other, w: (6 * x.elements, 2 * (x.bytes + other.bytes) + w.bytes),
+        *(0, 1, 2),
+    ),
     **{
         f"aiter::{name}": norm("rms", 0, 1)
         for name in ("rms_norm", "rmsnorm2d_fwd", "rmsnorm2d_fwd_ck")
