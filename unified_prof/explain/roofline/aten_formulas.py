@@ -1,7 +1,6 @@
-"""Cost of torch operations and of other packages' fused attention, from recorded arguments.
+"""Cost of torch operations except fused attention, from recorded arguments.
 
-`FORMULAS` maps the name of an operation to a function of its arguments. Names are those of the
-`aten` namespace without `aten::`, others in full.
+`FORMULAS` maps the name of an operation in the namespace `aten` to a function of its arguments.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from unified_prof.explain.roofline.arguments import (
     UnknownCostError,
     item_size,
 )
-from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost, Unit
+from unified_prof.explain.roofline.costs import Cost, Unit
 
 Formula = Callable[[Arguments], Cost]
 
-_NO_LENGTHS = "the lengths of its sequences are not recorded"
 _Work = tuple[int, int]  # Floating-point operations, and bytes moved.
 _NO_LIST = "its lists of tensors were not recorded (torch omits lists of more than 30)"
 
@@ -38,128 +36,6 @@ def of_tensors(unit: Unit, work: Callable[..., _Work], *places: int) -> Formula:
     return cost
 
 
-def _attention(
-    *,
-    q: int = 0,
-    causal: int | None = None,
-    mask_kind: int | None = None,
-    corner: str = LOWER_RIGHT,
-    bias: int | None = None,
-    lengths: int | None = None,
-    heads_first: bool = False,
-    backward: bool = False,
-) -> Formula:
-    """Return the formula of fused attention, by the positions of its arguments.
-
-    Args:
-        q: Queries, followed by keys and values.
-        causal: Flag of a causal mask.
-        mask_kind: Number of the kind of mask instead: 0 none, 1 causal from the upper left corner,
-            2 from the lower right one.
-        corner: Corner of the causal mask if `causal` is set.
-        bias: Bias or mask that is added to the scores.
-        lengths: Lengths of sequences; if they are given, the cost is unknown.
-        heads_first: True if tensors are B, H, S, D; False if B, S, H, D.
-        backward: True for the gradients.
-    """
-
-    def cost(args: Arguments) -> Cost:
-        if args.optional(lengths) is not None:
-            raise UnknownCostError(_NO_LENGTHS)
-        kind, flag = args.integers(mask_kind), args.flag(causal)
-        mask = {1: UPPER_LEFT, 2: LOWER_RIGHT}.get(kind[0]) if kind else corner if flag else None
-        sizes = Attention.from_tensors(
-            *(args.tensor(place) for place in range(q, q + 3)),
-            heads_first=heads_first,
-            causal=mask,
-            causal_known=kind is not None or flag is not None,
-        )
-        result = sizes.cost(backward=backward)
-        moved = result.moved_bytes + costs.bytes_of(args.optional(bias))
-        return replace(result, moved_bytes=moved)
-
-    return cost
-
-
-# Position of the sequence in the layouts of Ascend's attention.
-_SEQUENCE = {"BNSD": 2, "BSND": 1, "BSH": 1, "SBH": 0}
-_NPU_MASK, _NPU_SPARSE_MODE = 7, 16
-
-
-def _npu_attention(args: Arguments, *, backward: bool = False) -> Cost:
-    """Return the cost of `npu_fusion_attention`, whose arguments name heads and layout."""
-    first = 4 if backward else 3  # the gradient is between value and heads
-    q, k, v = (args.tensor(place) for place in range(3))
-    heads, layout = args.sizes(first)[0], args.text(first + 1).strip("'\"")
-    if layout not in _SEQUENCE or len(q.shape) != len(layout):
-        raise UnknownCostError(_NO_LENGTHS)
-    row = _SEQUENCE[layout]
-    batch, queries, keys = q.shape[layout.index("B")], q.shape[row], k.shape[row]
-    depth = q.elements // max(batch * heads * queries, 1)
-    key_heads = k.elements // max(batch * keys * depth, 1)
-    if not depth or not key_heads:
-        raise UnknownCostError("its queries and its keys do not match")
-    # The layout is followed by masks, scale, dropout, window, prefix and lengths.
-    mode = None if backward else args.integers(_NPU_SPARSE_MODE)
-    no_mask = not backward and bool(args.values) and args.optional(_NPU_MASK) is None
-    causal = {2: UPPER_LEFT, 3: LOWER_RIGHT}.get(mode[0]) if mode else None
-    sizes = Attention(
-        batch=batch,
-        heads=heads,
-        key_heads=key_heads,
-        queries=queries,
-        keys=keys,
-        depth=depth,
-        value_depth=v.elements // max(batch * keys * key_heads, 1),
-        dtype=q.dtype,
-        causal=causal,
-        causal_known=causal is not None or no_mask,
-    )
-    return sizes.cost(backward=backward)
-
-
-# torch's own attention; its gradients start with dy.
-_sdpa = partial(_attention, corner=UPPER_LEFT, heads_first=True)
-_sdpa_backward = partial(_sdpa, q=1, backward=True)
-
-_ATTENTION: dict[str, Formula] = {
-    "scaled_dot_product_attention": _sdpa(causal=5, bias=3),
-    "_scaled_dot_product_flash_attention": _sdpa(causal=4),
-    "_scaled_dot_product_efficient_attention": _sdpa(causal=6, bias=3),
-    "_scaled_dot_product_cudnn_attention": _sdpa(causal=6, bias=3),
-    "_scaled_dot_product_flash_attention_for_cpu": _sdpa(causal=4, bias=5),
-    "_scaled_dot_product_fused_attention_overrideable": _sdpa(causal=5, bias=3),
-    "_scaled_dot_product_flash_attention_backward": _sdpa_backward(causal=11),
-    "_scaled_dot_product_efficient_attention_backward": _sdpa_backward(causal=11, bias=4),
-    "_scaled_dot_product_cudnn_attention_backward": _sdpa_backward(causal=14, bias=8),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward(causal=7, bias=8),
-    "_flash_attention_forward": _attention(causal=8, lengths=3),
-    "_flash_attention_backward": _attention(q=1, causal=11, lengths=6, backward=True),
-    "_efficient_attention_forward": _attention(mask_kind=9, bias=3, lengths=4),
-    "_efficient_attention_backward": _attention(
-        q=1, mask_kind=14, bias=4, lengths=6, backward=True
-    ),
-    **dict.fromkeys(
-        (
-            "flash_attn::_flash_attn_forward",
-            "FlashAttnFunc",
-            "aiter::_flash_attn_forward",
-            "aiter::mha_fwd",
-            "aiter::fmha_v3_fwd",
-        ),
-        _attention(causal=5),
-    ),
-    "flash_attn::_flash_attn_backward": _attention(q=1, causal=11, backward=True),
-    "flash_attn_3::fwd": _attention(causal=24, lengths=7),
-    "aiter::wrapper_fmha_v3_fwd": _attention(q=1, causal=6),
-    "aiter::_flash_attn_backward": _attention(q=1, causal=12, backward=True),
-    "aiter::mha_bwd": _attention(q=1, causal=8, backward=True),
-    "aiter::wrapper_fmha_v3_bwd": _attention(q=1, causal=9, backward=True),
-    "npu::npu_fusion_attention": _npu_attention,
-    "npu::npu_fusion_attention_grad": lambda args: _npu_attention(args, backward=True),
-}
-
-
 def _conv(
     stride: int,
     padding: int,
@@ -170,17 +46,21 @@ def _conv(
     output_padding: int | None = None,
     groups: int | None = None,
 ) -> Formula:
-    """Return the formula of a convolution, by the positions of its arguments."""
+    """Return the formula of a convolution, by the positions of its arguments.
+
+    They begin with the input N, C, sizes (N may be missing) and the weight C_out, C / groups,
+    window, of a transposed convolution C, C_out / groups, window.
+    """
 
     def cost(args: Arguments) -> Cost:
-        x, w = args.tensor(0), args.tensor(1)
-        window = w.shape[2:]
+        x, w, b = args.tensor(0), args.tensor(1), args.optional(bias)
+        window, spatial = w.shape[2:], len(w.shape) - 2
         is_transposed = transposed if isinstance(transposed, bool) else args.flag(transposed)
         added = args.text(padding).strip("'\"")
         extra: Shape | None = None
         if is_transposed:
             extra = () if output_padding is None else args.sizes(output_padding)
-        y = costs.convolution_sizes(
+        sizes = costs.convolution_sizes(
             x.shape[len(x.shape) - len(window) :],
             window,
             args.sizes(stride),
@@ -188,28 +68,42 @@ def _conv(
             args.sizes(dilation),
             extra,
         )
-        number = args.integers(groups)
-        return costs.convolution(
-            x,
-            w,
-            y,
-            bias=args.optional(bias),
-            transposed=bool(is_transposed),
-            groups=number[0] if number else 1,
-        )
+        if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
+            raise UnknownCostError("its input and its weight do not match")
+        number = args.integers(groups) or (1,)
+        channels = w.shape[1] * number[0] if is_transposed else w.shape[0]
+        y = Tensor((*x.shape[: len(x.shape) - spatial - 1], channels, *sizes), x.dtype)
+        dtype, times = costs.real_parts(costs.wider_dtype(x.dtype, w.dtype))
+        flops = 2 * (x if is_transposed else y).elements * prod(w.shape[1:]) * times
+        vector_flops = y.elements * times if b is not None else 0
+        return Cost("matrix", dtype, flops, costs.bytes_of(x, w, b, y), vector_flops)
 
     return cost
 
 
 def _conv_backward(args: Arguments) -> Cost:
-    mask = args.flags(10)
-    result = costs.convolution_backward(
-        *(args.tensor(place) for place in range(3)),
-        transposed=args.flag(7) is True,
-        mask=mask or (True, True, False),
-    )
+    """Return the cost of the requested gradients of input, weight and bias.
+
+    Each of the first two takes as many operations as the convolution itself.
+    """
+    dy, x, w = (args.tensor(place) for place in range(3))
+    mask, is_transposed = args.flags(10), args.flag(7) is True
+    of_x, of_weight, of_bias = (*(mask or (True, True)), False, False, False)[:3]
+    dtype, times = costs.real_parts(costs.wider_dtype(dy.dtype, w.dtype))
+    once = 2 * (x if is_transposed else dy).elements * prod(w.shape[1:]) * times
+    moved = dy.bytes + (x.bytes + w.bytes) * (of_x + of_weight)
+    if of_bias:
+        channels = dy.shape[1 - len(w.shape)] if is_transposed else w.shape[0]
+        moved += channels * item_size(dy.dtype)
     doubt = "the requested gradients were not recorded; those of input and weight are counted"
-    return result if mask is not None else replace(result, doubt=doubt)
+    return Cost(
+        "matrix",
+        dtype,
+        once * (of_x + of_weight),
+        moved,
+        vector_flops=dy.elements if of_bias else 0,
+        doubt=doubt if mask is None else None,
+    )
 
 
 def _conv_input_gradient(args: Arguments) -> Cost:
@@ -591,7 +485,6 @@ def _cudnn_rnn(args: Arguments) -> Cost:
 
 
 FORMULAS: dict[str, Formula] = {
-    **_ATTENTION,
     **_CONVOLUTIONS,
     **ELEMENTWISE,
     **_MEMORY,

@@ -211,66 +211,6 @@ def _of_dimension(values: Sequence[int], place: int, default: int) -> int:
     return values[0] if len(values) == 1 else values[place]
 
 
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    y_sizes: Sequence[int],
-    *,
-    bias: Tensor | None = None,
-    transposed: bool = False,
-    groups: int = 1,
-) -> Cost:
-    """Return the cost of a convolution of any number of dimensions.
-
-    Args:
-        x: Input of shape N, C, sizes; N may be missing.
-        weight: Shape C_out, C / groups, window; transposed: C, C_out / groups, window.
-        y_sizes: Spatial sizes of the result.
-        bias: Tensor of C_out elements.
-        transposed: True for a transposed convolution.
-        groups: Groups of a transposed convolution; others have them in the weight's shape.
-    """
-    spatial = len(weight.shape) - 2
-    if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
-        raise UnknownCostError("its input and its weight do not match")
-    leading = x.shape[: len(x.shape) - spatial - 1]
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    y = Tensor((*leading, channels, *y_sizes), x.dtype)
-    dtype, times = real_parts(wider_dtype(x.dtype, weight.dtype))
-    flops = 2 * _windows(x, weight, y, transposed) * times
-    vector_flops = y.elements * times if bias is not None else 0
-    return Cost("matrix", dtype, flops, bytes_of(x, weight, bias, y), vector_flops)
-
-
-def _windows(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> int:
-    """Return the multiply-adds of a convolution, the same forward and backward."""
-    return (x if transposed else y).elements * prod(weight.shape[1:])
-
-
-def convolution_backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    *,
-    transposed: bool = False,
-    mask: Sequence[bool] = (True, True, False),
-) -> Cost:
-    """Return the cost of the gradients of input, weight and bias that `mask` selects.
-
-    Each of the first two takes as many operations as the convolution itself.
-    """
-    of_x, of_weight, of_bias = (*mask, False, False, False)[:3]
-    dtype, times = real_parts(wider_dtype(dy.dtype, weight.dtype))
-    once = 2 * _windows(x, weight, dy, transposed) * times
-    moved = dy.bytes
-    moved += x.bytes * (of_x + of_weight) + weight.bytes * (of_x + of_weight)
-    if of_bias:
-        channels = weight.shape[0] if not transposed else dy.shape[1 - len(weight.shape)]
-        moved += channels * item_size(dy.dtype)
-    vector_flops = dy.elements if of_bias else 0
-    return Cost("matrix", dtype, once * (of_x + of_weight), moved, vector_flops)
-
-
 def copy(source: Tensor, target: Tensor | None = None) -> Cost:
     """Return the cost of a copy, cast or layout conversion."""
     target = target or Tensor(source.shape, source.dtype)
@@ -371,10 +311,10 @@ def result_type(tensors: Sequence[Tensor]) -> str:
     return result
 
 
-def reduction(x: Tensor, results: int, *, operations: int = 1, out: str | None = None) -> Cost:
+def reduction(x: Tensor, results: int, *, out: str | None = None) -> Cost:
     """Return the cost of reducing a tensor to `results` elements."""
     moved = x.bytes + results * item_size(out or x.dtype)
-    return Cost("vector", x.dtype, operations * x.elements, moved)
+    return Cost("vector", x.dtype, x.elements, moved)
 
 
 # Operations per element: forward, backward.

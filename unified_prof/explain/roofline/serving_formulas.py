@@ -1,7 +1,7 @@
-"""Cost of operations of language-model servers (vLLM, SGLang, aiter), and `formula_of` for all.
+"""Cost of fused attention and of operations of language-model servers, and `formula_of` for all.
 
-Their kernels write into tensors that are passed in, so results are among the arguments. Attention
-reads an unknown part of a cache; vLLM and SGLang write the lengths of a batch's sequences into the
+Kernels of servers write into tensors that are passed in, so results are among the arguments. Their
+attention reads an unknown part of a cache; vLLM and SGLang write the lengths of a batch's sequences into the
 name of a range around it, as sums over the sequences of queries, keys, queries squared and queries
 times keys:
 `execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)`.
@@ -13,13 +13,14 @@ counts where it launches kernels itself.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from unified_prof.explain.roofline import aten_formulas, costs
 from unified_prof.explain.roofline.arguments import Arguments, Tensor, UnknownCostError, item_size
 from unified_prof.explain.roofline.aten_formulas import Formula, norm, of_tensors, product
-from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
 
 # SGLang's recorder appends the line of a function to its name.
 _NUMBERED = re.compile(r"^(sglang_profiler::.*?)_\d+$")
@@ -61,10 +62,135 @@ class Batch:
 
 def needs_lengths(name: str) -> bool:
     """Return True if the cost of an operation depends on the lengths of sequences alone."""
-    return plain_name(name) in _ATTENTION
+    return plain_name(name) in _CACHED_ATTENTION
 
 
-def _attention(q: int, k: int, result: int) -> Formula:
+_NO_LENGTHS = "the lengths of its sequences are not recorded"
+
+
+def _attention(
+    *,
+    q: int = 0,
+    causal: int | None = None,
+    mask_kind: int | None = None,
+    corner: str = LOWER_RIGHT,
+    bias: int | None = None,
+    lengths: int | None = None,
+    heads_first: bool = False,
+    backward: bool = False,
+) -> Formula:
+    """Return the formula of fused attention, by the positions of its arguments.
+
+    Args:
+        q: Queries, followed by keys and values.
+        causal: Flag of a causal mask.
+        mask_kind: Number of the kind of mask instead: 0 none, 1 causal from the upper left corner,
+            2 from the lower right one.
+        corner: Corner of the causal mask if `causal` is set.
+        bias: Bias or mask that is added to the scores.
+        lengths: Lengths of sequences; if they are given, the cost is unknown.
+        heads_first: True if tensors are B, H, S, D; False if B, S, H, D.
+        backward: True for the gradients.
+    """
+
+    def cost(args: Arguments) -> Cost:
+        if args.optional(lengths) is not None:
+            raise UnknownCostError(_NO_LENGTHS)
+        kind, flag = args.integers(mask_kind), args.flag(causal)
+        mask = {1: UPPER_LEFT, 2: LOWER_RIGHT}.get(kind[0]) if kind else corner if flag else None
+        sizes = Attention.from_tensors(
+            *(args.tensor(place) for place in range(q, q + 3)),
+            heads_first=heads_first,
+            causal=mask,
+            causal_known=kind is not None or flag is not None,
+        )
+        result = sizes.cost(backward=backward)
+        moved = result.moved_bytes + costs.bytes_of(args.optional(bias))
+        return replace(result, moved_bytes=moved)
+
+    return cost
+
+
+# Position of the sequence in the layouts of Ascend's attention.
+_SEQUENCE = {"BNSD": 2, "BSND": 1, "BSH": 1, "SBH": 0}
+_NPU_MASK, _NPU_SPARSE_MODE = 7, 16
+
+
+def _npu_attention(args: Arguments, *, backward: bool = False) -> Cost:
+    """Return the cost of `npu_fusion_attention`, whose arguments name heads and layout."""
+    first = 4 if backward else 3  # the gradient is between value and heads
+    q, k, v = (args.tensor(place) for place in range(3))
+    heads, layout = args.sizes(first)[0], args.text(first + 1).strip("'\"")
+    if layout not in _SEQUENCE or len(q.shape) != len(layout):
+        raise UnknownCostError(_NO_LENGTHS)
+    row = _SEQUENCE[layout]
+    batch, queries, keys = q.shape[layout.index("B")], q.shape[row], k.shape[row]
+    depth = q.elements // max(batch * heads * queries, 1)
+    key_heads = k.elements // max(batch * keys * depth, 1)
+    if not depth or not key_heads:
+        raise UnknownCostError("its queries and its keys do not match")
+    # The layout is followed by masks, scale, dropout, window, prefix and lengths.
+    mode = None if backward else args.integers(_NPU_SPARSE_MODE)
+    no_mask = not backward and bool(args.values) and args.optional(_NPU_MASK) is None
+    causal = {2: UPPER_LEFT, 3: LOWER_RIGHT}.get(mode[0]) if mode else None
+    sizes = Attention(
+        batch=batch,
+        heads=heads,
+        key_heads=key_heads,
+        queries=queries,
+        keys=keys,
+        depth=depth,
+        value_depth=v.elements // max(batch * keys * key_heads, 1),
+        dtype=q.dtype,
+        causal=causal,
+        causal_known=causal is not None or no_mask,
+    )
+    return sizes.cost(backward=backward)
+
+
+# torch's own attention; its gradients start with dy.
+_sdpa = partial(_attention, corner=UPPER_LEFT, heads_first=True)
+_sdpa_backward = partial(_sdpa, q=1, backward=True)
+
+_FUSED_ATTENTION: dict[str, Formula] = {
+    "scaled_dot_product_attention": _sdpa(causal=5, bias=3),
+    "_scaled_dot_product_flash_attention": _sdpa(causal=4),
+    "_scaled_dot_product_efficient_attention": _sdpa(causal=6, bias=3),
+    "_scaled_dot_product_cudnn_attention": _sdpa(causal=6, bias=3),
+    "_scaled_dot_product_flash_attention_for_cpu": _sdpa(causal=4, bias=5),
+    "_scaled_dot_product_fused_attention_overrideable": _sdpa(causal=5, bias=3),
+    "_scaled_dot_product_flash_attention_backward": _sdpa_backward(causal=11),
+    "_scaled_dot_product_efficient_attention_backward": _sdpa_backward(causal=11, bias=4),
+    "_scaled_dot_product_cudnn_attention_backward": _sdpa_backward(causal=14, bias=8),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward(causal=7, bias=8),
+    "_flash_attention_forward": _attention(causal=8, lengths=3),
+    "_flash_attention_backward": _attention(q=1, causal=11, lengths=6, backward=True),
+    "_efficient_attention_forward": _attention(mask_kind=9, bias=3, lengths=4),
+    "_efficient_attention_backward": _attention(
+        q=1, mask_kind=14, bias=4, lengths=6, backward=True
+    ),
+    **dict.fromkeys(
+        (
+            "flash_attn::_flash_attn_forward",
+            "FlashAttnFunc",
+            "aiter::_flash_attn_forward",
+            "aiter::mha_fwd",
+            "aiter::fmha_v3_fwd",
+        ),
+        _attention(causal=5),
+    ),
+    "flash_attn::_flash_attn_backward": _attention(q=1, causal=11, backward=True),
+    "flash_attn_3::fwd": _attention(causal=24, lengths=7),
+    "aiter::wrapper_fmha_v3_fwd": _attention(q=1, causal=6),
+    "aiter::_flash_attn_backward": _attention(q=1, causal=12, backward=True),
+    "aiter::mha_bwd": _attention(q=1, causal=8, backward=True),
+    "aiter::wrapper_fmha_v3_bwd": _attention(q=1, causal=9, backward=True),
+    "npu::npu_fusion_attention": _npu_attention,
+    "npu::npu_fusion_attention_grad": lambda args: _npu_attention(args, backward=True),
+}
+
+
+def _cached_attention(q: int, k: int, result: int) -> Formula:
     """Return the formula of attention over a cache, by the positions of its arguments.
 
     New keys have the dtype of the calculation: an 8-bit cache has 8-bit queries.
@@ -74,7 +200,7 @@ def _attention(q: int, k: int, result: int) -> Formula:
         queries, keys = args.tensor(q), args.tensor(k)
         batch = Batch.parse(args.around)
         if batch is None:
-            raise UnknownCostError("the lengths of its sequences are not recorded")
+            raise UnknownCostError(_NO_LENGTHS)
         if len(queries.shape) < 3 or len(keys.shape) < 3 or queries.shape[-1] != keys.shape[-1]:
             raise UnknownCostError("its queries and its keys do not match")
         heads, key_heads, depth = queries.shape[-2], keys.shape[-2], queries.shape[-1]
@@ -93,9 +219,9 @@ def _attention(q: int, k: int, result: int) -> Formula:
     return cost
 
 
-_ATTENTION = {
-    "vllm::unified_attention_with_output": _attention(0, 1, 3),
-    "sglang_profiler::attention_paged_attention_ragged": _attention(2, 3, 0),
+_CACHED_ATTENTION = {
+    "vllm::unified_attention_with_output": _cached_attention(0, 1, 3),
+    "sglang_profiler::attention_paged_attention_ragged": _cached_attention(2, 3, 0),
 }
 
 
@@ -158,7 +284,8 @@ def _into_cache(sources: int) -> Formula:
 
 _FORMULAS: dict[str, Formula] = {
     **aten_formulas.FORMULAS,
-    **_ATTENTION,
+    **_FUSED_ATTENTION,
+    **_CACHED_ATTENTION,
     **dict.fromkeys(
         ("vllm::rocm_unquantized_gemm", "aiter::gemm_a16w16"), product(bias=2, is_linear=True)
     ),

@@ -142,17 +142,20 @@ def test_convolution_flops_equal_those_of_torch(
 
 
 def test_backward_convolution_with_groups_has_the_flops_of_the_requested_gradients() -> None:
-    x, w, dy = bf16(2, 6, 9, 9), bf16(4, 3, 3, 3), bf16(2, 4, 5, 5)
-    forward = formulas.convolution(x, w, (5, 5))
+    strides = ("", "", "", [2, 2], [1, 1], [1, 1], 2)
+    forward = formula_cost("conv2d", "2,6,9,9;4,3,3,3", "bf16;bf16", *strides)
     assert forward.flops == 2 * 2 * 4 * 25 * 3 * 9
     assert forward.moved_bytes == 2 * (2 * 6 * 81 + 4 * 27 + 2 * 4 * 25)
     for mask, times in (
-        ((True, True, False), 2),
-        ((True, False, False), 1),
-        ((False, True, True), 1),
-        ((False, False, True), 0),
+        ([True, True, False], 2),
+        ([True, False, False], 1),
+        ([False, True, True], 1),
+        ([False, False, True], 0),
     ):
-        found = formulas.convolution_backward(dy, x, w, mask=mask)
+        shapes, others = "2,4,5,5;2,6,9,9;4,3,3,3", ("",) * 7
+        found = formula_cost(
+            "convolution_backward", shapes, "bf16;bf16;bf16", *others, False, "", "", mask
+        )
         assert found.flops == times * forward.flops
         assert found.vector_flops == (200 if mask[2] else 0)
 
