@@ -319,8 +319,9 @@ def _grouped_mm(args: Arguments, dtype: int, default: str | None = None) -> Cost
     """Return the cost of products of groups; argument `dtype` is the type of the result."""
     a, b, out = args.tensor(0), args.tensor(1), args.scalar_type(dtype) or default
     if len(a.shape) == 2 and len(b.shape) == 3:
-        groups, k, n = b.shape
-        return costs.grouped_matmul([a.shape[0], *[0] * (groups - 1)], n, k, a.dtype, out=out)
+        (m, _), (groups, k, n) = a.shape, b.shape
+        moved = (m * k + groups * k * n) * item_size(a.dtype) + m * n * item_size(out or a.dtype)
+        return Cost("matrix", a.dtype, 2 * m * n * k, moved)
     return costs.matmul(a, b, out=out)
 
 
@@ -329,7 +330,9 @@ _PRODUCTS: dict[str, Formula] = {
     **dict.fromkeys(
         "addmm addmm_ _addmm_activation addmv addmv_ baddbmm baddbmm_".split(), product(1, 2, 0)
     ),
-    "addbmm": lambda args: costs.batch_sum(args.tensor(1), args.tensor(2), args.optional(0)),
+    "addbmm": lambda args: costs.matmul(
+        args.tensor(1), args.tensor(2), bias=args.optional(0), is_summed=True
+    ),
     **dict.fromkeys(("linear", "mkldnn_linear"), product(bias=2, is_linear=True)),
     "_scaled_mm": product(bias=4, out=lambda args: args.scalar_type(6) or "bf16"),
     "_grouped_mm": lambda args: _grouped_mm(args, 4),

@@ -225,10 +225,18 @@ def concatenation(parts: Sequence[Tensor]) -> Cost:
     return Cost("copy", parts[0].dtype, 0, moved)
 
 
-def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None = None) -> Cost:
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out: str | None = None,
+    is_summed: bool = False,
+) -> Cost:
     """Return the cost of `a @ b + bias`: vectors, matrices or batches, broadcast as in torch.
 
-    The result has the dtype `out`, by default that of `a`.
+    The result has the dtype `out`, by default that of `a`; if `is_summed`, it is the sum of the
+    products of the batch.
     """
     if not a.shape or not b.shape:
         raise UnknownCostError("an operand has no shape")
@@ -238,7 +246,11 @@ def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None 
     if right[-2] != k:
         raise UnknownCostError("the inner sizes of its operands differ")
     batch = prod(broadcast(left[:-2], right[:-2]))
-    return _product(batch * m, n, k, (a, b), batch * m * n, bias, out)
+    results = m * n * (1 if is_summed else batch)
+    dtype, times = real_parts(wider_dtype(a.dtype, b.dtype))
+    moved = bytes_of(a, b, bias) + results * item_size(out or a.dtype)
+    vector_flops = results * times if bias is not None else 0
+    return Cost("matrix", dtype, 2 * batch * m * n * k * times, moved, vector_flops)
 
 
 def linear(
@@ -249,37 +261,6 @@ def linear(
         raise UnknownCostError("an operand has no shape")
     strides = weight.strides and weight.strides[::-1]
     return matmul(x, Tensor(weight.shape[::-1], weight.dtype, strides), bias=bias, out=out)
-
-
-def batch_sum(a: Tensor, b: Tensor, bias: Tensor | None) -> Cost:
-    """Return the cost of `addbmm`: the sum of the products of a batch."""
-    batch, m, k = a.shape
-    n = b.shape[-1]
-    return _product(batch * m, n, k, (a, b), m * n, bias, None)
-
-
-def grouped_matmul(
-    rows: Sequence[int], n: int, k: int, dtype: str, *, out: str | None = None
-) -> Cost:
-    """Return the cost of products of groups of rows with one matrix each (mixture of experts)."""
-    size, m = item_size(dtype), sum(rows)
-    moved = size * (m * k + len(rows) * k * n) + item_size(out or dtype) * m * n
-    return Cost("matrix", dtype, 2 * m * n * k, moved)
-
-
-def _product(
-    rows: int,
-    n: int,
-    k: int,
-    factors: tuple[Tensor, Tensor],
-    result: int,
-    bias: Tensor | None,
-    out: str | None,
-) -> Cost:
-    dtype, times = real_parts(wider_dtype(factors[0].dtype, factors[1].dtype))
-    moved = bytes_of(*factors, bias) + result * item_size(out or factors[0].dtype)
-    vector_flops = result * times if bias is not None else 0
-    return Cost("matrix", dtype, 2 * rows * n * k * times, moved, vector_flops)
 
 
 def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | None = None) -> Cost:

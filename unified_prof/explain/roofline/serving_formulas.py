@@ -1,9 +1,9 @@
 """Cost of fused attention and of operations of language-model servers, and `formula_of` for all.
 
-Kernels of servers write into tensors that are passed in, so results are among the arguments. Their
-attention reads an unknown part of a cache; vLLM and SGLang write the lengths of a batch's sequences into the
-name of a range around it, as sums over the sequences of queries, keys, queries squared and queries
-times keys:
+Kernels of servers write into tensors that are passed in, so results are among the arguments.
+Their attention reads an unknown part of a cache; vLLM and SGLang write the lengths of a batch's
+sequences into the name of a range around it, as sums over the sequences of queries, keys, queries
+squared and queries times keys:
 `execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)`.
 
 Only operations whose kernels do what the name says have a formula; an operation that calls others
