@@ -102,9 +102,7 @@ def _of_command(command: Any, context: Any) -> Iterator[str]:
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{path} {usage}\n```\n\n"
     arguments = [
-        (one.metavar or one.name.upper(), one.help or "")
-        for one in command.params
-        if one.param_type_name == "argument" and not one.hidden
+        (one.title, one.help) for one in command.params if one.param_type_name == "argument"
     ]
     if arguments:
         yield from _table("argument", arguments)
@@ -174,7 +172,13 @@ def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Ca
     classes = _classes(trees)
     for path, tree in sorted(trees.items()):
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _is_ours(node.func) and _name(node.func) in classes:
+            if not isinstance(node, ast.Call) or not _is_ours(node.func, "errors", "cli"):
+                continue
+            if _name(node.func) == "refuse":  # of cli/command.py: the condition comes first
+                slug = ast.keyword("slug", ast.Constant("contradicting-options"))
+                call = ast.Call(node.func, node.args[1:], [*node.keywords, slug])
+                yield ast.copy_location(call, node), path
+            elif _name(node.func) in classes:
                 yield node, path
 
 
@@ -191,9 +195,9 @@ def _classes(trees: dict[Path, ast.Module]) -> set[str]:
     return known
 
 
-def _is_ours(made: ast.expr) -> bool:
-    """Return True for a plain name or `errors.NAME`: pytest has a UsageError too."""
-    return isinstance(made, ast.Name) or _name(getattr(made, "value", made)) == "errors"
+def _is_ours(made: ast.expr, *modules: str) -> bool:
+    """Return True for a plain name or one of our modules: pytest has a UsageError too."""
+    return isinstance(made, ast.Name) or _name(getattr(made, "value", made)) in modules
 
 
 def _name(node: ast.AST) -> str:

@@ -32,7 +32,7 @@ app = Group(callback=root, context_settings={"auto_envvar_prefix": "UPROF"})
 def gate(
     max_regress: Annotated[str, option()] = "5%",
     metric: Annotated[list[str] | None, option()] = None,
-    strict: Annotated[bool, option("--strict/--no-strict")] = False,
+    strict: Annotated[bool, option("", "--strict/--no-strict")] = False,
 ) -> None:
     click.echo(f"{max_regress} {','.join(metric or [])} {strict}")
 

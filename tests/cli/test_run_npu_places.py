@@ -211,7 +211,7 @@ def without_time(text: str) -> str:
         (("--npu", "preset"), "--npu 'preset': expected KEY=VALUE"),
         (("--npu", "preset=full", "--preset", "minimal"), "contradict each other"),
         (("--npu", "npu=preset=full"), "expected KEY=VALUE"),
-        (("--npu", "pid=x"), "not a valid integer"),
+        (("--npu", "pid=x"), "expected a whole number"),
     ],
 )
 @pytest.mark.usefixtures("place")

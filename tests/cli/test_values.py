@@ -19,7 +19,7 @@ Color = Literal["red", "green"]
 class Size:
     """Options that form one value of a command."""
 
-    wide: int = option("--wide", default=2)
+    wide: int = option("", "--wide", default=2)
     each: Annotated[list[str] | None, option()] = None
 
 
@@ -28,21 +28,19 @@ def call(*words: str) -> dict[str, Any]:
     called: list[dict[str, Any]] = []
 
     def every(
-        context: click.Context,
         paths: Annotated[list[Path], argument()],
         size: Size,
         top: int | None = option(min=1, max=50),
         part: float = option(default=0.5, max=1.5),
         color: Annotated[Color | None, option()] = None,
         shade: Annotated[Color, option()] = "green",
-        output: Annotated[Path | None, option("-o", "--output")] = None,
-        loud: Annotated[bool, option("--loud/--quiet")] = False,
+        output: Annotated[Path | None, option("", "-o --output")] = None,
+        loud: Annotated[bool, option("", "--loud/--quiet")] = False,
     ) -> None:
         called.append(dict(locals()))
 
     make_command(every, "every").main(list(words), prog_name="uprof", standalone_mode=False)
     (found,) = called
-    assert found.pop("context").command.name == "every"
     return {name: value for name, value in found.items() if name != "called"}
 
 

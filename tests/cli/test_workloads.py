@@ -12,9 +12,9 @@ import pytest
 from tests.cli.test_import import uprof
 from tests.pipeline.test_rounds import machine as machine
 from tests.pipeline.test_rounds import write
-from unified_prof.cli.report_input import parse_workloads
 from unified_prof.errors import UsageError
 from unified_prof.pipeline import rounds
+from unified_prof.pipeline.report_input import parse_workloads
 
 
 @pytest.fixture

@@ -65,6 +65,12 @@ def test_step_option_cuts_the_trace_to_the_step(run: Path, tmp_path: Path) -> No
     assert 0 < len(starts_of(events(part), 1)) < len(starts_of(events(whole), 1))
 
 
+def test_ranks_can_be_selected_as_in_a_run(run: Path, tmp_path: Path) -> None:
+    for words, expected in (("all", [0, 1]), ("every:2", [0]), ("1,0", [1, 0])):
+        done = uprof("trace", run, "--ranks", words, "-o", tmp_path / "o.json", "--json", "--force")
+        assert json.loads(done.stdout)["ranks"] == expected
+
+
 def test_ranks_without_a_common_clock_are_warned_about(run: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
         db.execute("UPDATE RANK SET clock_island = rank")
@@ -78,8 +84,8 @@ def test_ranks_without_a_common_clock_are_warned_about(run: Path, tmp_path: Path
     ("options", "code", "words"),
     [
         (("--ranks", "2"), 2, ("has no rank 2",)),
-        (("--ranks", "1-0"), 2, ("expected numbers",)),
-        (("--ranks", "all"), 2, ("expected numbers",)),
+        (("--ranks", "1-0"), 2, ("'1-0' is not a rank",)),
+        (("--ranks", "every:0"), 2, ("'every:0' is not a rank",)),
         (("--ranks", "0-100000"), 2, ("at most 256 ranks",)),
         (("--ranks", "0", "--step", "7"), 2, ("has no step 7",)),
     ],

@@ -99,7 +99,7 @@ def test_reports_and_other_files_are_returned_unchanged(tmp_path: Path, home: Pa
     (tmp_path / "empty").mkdir()
     for path in (report, report.parent, other, tmp_path / "empty", tmp_path / "nowhere"):
         result = cache.reports_of(path)
-        assert (result.path, result.converted, result.failed) == (path, (), ())
+        assert (result.path, result.converted, result.missing) == (path, (), ())
     assert listing(home) == before
 
 

@@ -15,7 +15,7 @@ from tests.analysis.compare.device.recordings import GPU, Op, npu_recording, rec
 from tests.report.on_page import embedded_data
 from unified_prof.cli.app import app
 from unified_prof.errors import UsageError
-from unified_prof.report.formats import DEVICE_SUFFIXES
+from unified_prof.report.formats import FORMAT_SUFFIXES
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def test_every_format_is_offered_with_its_extensions(
     sides: tuple[Path, Path], tmp_path: Path
 ) -> None:
     (offered,) = (one for one in app.commands["diff"].params if one.name == "format_")
-    assert list(DEVICE_SUFFIXES) == list(offered.to_info_dict()["type"]["choices"])
-    for name, suffixes in DEVICE_SUFFIXES.items():
+    choices = list(offered.to_info_dict()["type"]["choices"])
+    assert choices == ["text", "json", "csv", "markdown", "html"]
+    for name, suffixes in ((name, FORMAT_SUFFIXES[name]) for name in choices):
         printed = uprof(*sides, "--format", name)
         for suffix in suffixes:
             file = tmp_path / f"{name}{suffix}"

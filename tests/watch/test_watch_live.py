@@ -22,6 +22,7 @@ from tests.watch.runs import CAPTURED, MS, eventful, step, write_run
 from unified_prof.cli import watch_live
 from unified_prof.cli.app import app
 from unified_prof.errors import StoreError, UprofError, UsageError
+from unified_prof.report import watch_document
 from unified_prof.report.terminal import render_text
 from unified_prof.sqlite.watch_file import read_folder
 
@@ -66,7 +67,9 @@ def on_terminal(command: list[str], folder: Path, columns: int = 80) -> tuple[in
 def test_the_view_fits_the_terminal(tmp_path: Path, width: int) -> None:
     for rank in range(4):
         write_run(tmp_path, change=eventful, rank=rank, events=CAPTURED if rank == 1 else ())
-    text = render_text(watch_live.live_document(read_folder(tmp_path), Path("out")), width=width)
+    text = render_text(
+        watch_document.live_document(read_folder(tmp_path), Path("out")), width=width
+    )
     assert max(map(len, text.splitlines())) <= width
     assert {line.split("  ")[0] for line in text.splitlines()} >= {
         *("steps", "step time", "parts", "memory", "ranks", "event"),
@@ -76,10 +79,10 @@ def test_the_view_fits_the_terminal(tmp_path: Path, width: int) -> None:
 def test_a_chart_shows_the_longest_step_of_each_block() -> None:
     values = np.ones(600) * 2 * MS
     values[305] = 16 * MS
-    chart = watch_live.sparkline(values)
+    chart = watch_document._sparkline(values)
     assert (len(chart), chart.index("█"), chart.count("█")) == (60, 30, 1)
     assert set(chart) == {"█", "▂"}
-    assert watch_live.sparkline(np.array([1.0, np.e])) == "▃█"
+    assert watch_document._sparkline(np.array([1.0, np.e])) == "▃█"
 
 
 def test_a_pipe_gets_one_line_per_interval_until_the_run_ends(

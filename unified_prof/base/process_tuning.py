@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from unified_prof.errors import SystemLimitError
 
 # New objects between two garbage collections; at most a few dozen MB of garbage.
 _GC_THRESHOLD = 200_000
 _THREADS = "OPENBLAS_NUM_THREADS"
+# NumPy with its BLAS needs this much before anything is read.
+_MIN_ADDRESS_SPACE_MB = 128
 
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the maximum of the former.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -86,3 +91,21 @@ def limit_blas_threads() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_THREADS, None)
+
+
+def refuse_small_address_space() -> None:
+    """Raise SystemLimitError below a limit at which OpenBLAS exits with 1, a regression to CI."""
+    if sys.platform == "win32":
+        return
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits.
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < _MIN_ADDRESS_SPACE_MB << 20:
+        raise SystemLimitError(
+            f"the address space is limited to {limit >> 20} MB, expected {_MIN_ADDRESS_SPACE_MB} MB"
+            " or more",
+            hint="raise the limit (`ulimit -v`)",
+            slug="system-limit",
+        )

@@ -7,14 +7,18 @@ workload. The file may be deleted at any time.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from unified_prof.compare.comparable import TIMES, Run, program_times
 from unified_prof.compare.confidence import Noise
+from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.sqlite.atomic import output_error, replacing
 
@@ -86,6 +90,63 @@ def learn(run: Run) -> Noise:
     return Noise(relative, degrees, "these runs")
 
 
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Smallest changes that a machine detects with a workload."""
+
+    facts: Mapping[str, str]
+    noise: Noise
+    # Number of rounds -> smallest change that is usually detected.
+    smallest: Mapping[int, float]
+    seconds_per_round: float
+    max_regress: float
+    # File with the run-to-run variation.
+    file: Path
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "format_version": 2,
+            **{name: self.facts.get(name) for name in ("host", "device", "workload")},
+            "runs": int(self.noise.degrees) + 1,
+            "relative_noise": self.noise.relative,
+            "max_regress": self.max_regress,
+            "smallest_change": {str(count): one for count, one in self.smallest.items()},
+            "seconds_per_round": self.seconds_per_round,
+            "file": str(self.file),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text."""
+        changes = ", ".join(
+            f"{_change(one)} in {count} rounds ({count * self.seconds_per_round:.0f} s)"
+            for count, one in self.smallest.items()
+        )
+        yield f"smallest change that this machine detects: {changes}"
+        what = f"{self.facts.get('workload', '?')} on {self.facts.get('device', '?')}"
+        variation = f"{self.noise.relative:.1%} (n = {int(self.noise.degrees) + 1})"
+        yield f"{what}: run-to-run variation {variation}, saved to {self.file}"
+
+
+def store_self_test(
+    run: Run, smallest: Mapping[int, float], seconds_per_round: float, max_regress: float
+) -> SelfTest:
+    """Store the run-to-run variation of a workload that was run against itself.
+
+    Raises:
+        OutputError: The file cannot be written.
+        StoreError: The existing file is not valid.
+        UsageError: There are fewer than MIN_RUNS runs, or they have no times.
+    """
+    noise = learn(run)
+    return SelfTest(run.facts, noise, smallest, seconds_per_round, max_regress, save(run, noise))
+
+
+def _change(share: float) -> str:
+    """Format a change; above 100 % as a factor."""
+    return f"{share:.1%}" if share < 1 else f"{1 + share:,.3g} x" if share < 99 else "> 100 x"
+
+
 def save(run: Run, noise: Noise) -> Path:
     """Store the variation of a run's workload, replacing an earlier entry, and return the file.
 
@@ -123,6 +184,16 @@ def load(run: Run) -> Noise | None:
     entry = own[0] if own else max(known, key=lambda one: one.relative)
     source = f"{entry.workload} on {entry.host}, {entry.learned}"
     return Noise(entry.relative, entry.degrees, source)
+
+
+def noise_of(text: str | None, run: Run) -> Noise | None:
+    """Return the run-to-run variation given by `text`, else the one stored for the device of `run`.
+
+    Raises:
+        UsageError: The text is not a share.
+        StoreError: The stored value cannot be read.
+    """
+    return load(run) if text is None else parse_noise(text)
 
 
 def _key(run: Run) -> tuple[str, str, str]:

@@ -3,105 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import (
-    FullNames,
-    OneRank,
-    ReportPath,
-    command,
-    flag,
-    formats_of,
-    option,
-)
 from unified_prof.cli.output import ResultOptions
-from unified_prof.cli.report_input import Convert, Reader
 from unified_prof.errors import UsageError
 from unified_prof.pipeline import rank_runs
 
 if TYPE_CHECKING:
-    from unified_prof.explain.api import Opened
     from unified_prof.explain.report_questions import Change
     from unified_prof.recording.model import Finding
-    from unified_prof.report.document import Document
 
-
-_FORMATS = ("text", "json", "markdown")
 # Default number of findings in text and Markdown; JSON has all. Also the number of candidates that
 # `--what-if` tries.
 _DEFAULT_ROWS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeOptions:
-    """Changes of a what-if estimate."""
-
-    faster: list[str] | None = option(
-        metavar="NAME=K",
-        help="Estimate the step time if an operation, kernel, collective, call or class "
-        "(kernel, communication, copy, host, input) were K times as fast; host:NAME: on the "
-        "host. Repeatable.",
-    )
-    without: list[str] | None = option(
-        metavar="NAME",
-        help="Estimate the step time without an operation, kernel, collective, call or class. "
-        "Repeatable.",
-    )
-
-    device: str | None = option(
-        metavar="NAME",
-        help="Estimate the step time with the kernels on another device, for example MI300X.",
-    )
-
-    def changes(self) -> list[Change]:
-        """Return the changes.
-
-        Raises:
-            UsageError: A factor is not a positive number.
-        """
-        from unified_prof.explain.report_questions import Change
-
-        changes = []
-        for text in self.faster or ():
-            name, _, number = text.rpartition("=")
-            try:
-                factor = float(number.removesuffix("x"))
-            except ValueError:
-                factor = math.nan
-            if not name or not (0 < factor < math.inf):
-                raise UsageError(
-                    f"--faster {text}: expected NAME=K, for example aten::mm=2",
-                    slug="wrong-option-value",
-                )
-            changes.append(Change(name, factor))
-        return changes + [Change(name, math.inf) for name in self.without or ()]
-
-
-@command(
+@cli.command("what-if", replaced_by="advise --what-if")
+@cli.command(
     "advise",
     epilog="Exit codes: 0 success, with or without findings; 2 usage error; 6 "
     "recording unreadable; 7 report missing or unreadable; 9 output cannot be written.",
 )
 def advise(
-    *,
-    path: ReportPath,
-    top: int | None = option(
-        min=1, help="Number of findings to show.", show_default="10; all for json"
-    ),
-    result: ResultOptions = formats_of(_FORMATS),
-    estimate: bool = flag(
+    path: cli.ReportPath,
+    top: int | None = cli.option("Number of findings to show. [default: 10; all for json]", min=1),
+    result: ResultOptions = cli.formats_of("text", "json", "markdown"),
+    estimate: bool = cli.flag(
+        "Estimate the step time if each of the most expensive items of the critical path were "
+        "twice as fast or gone.",
         "--what-if",
-        help="Estimate the step time if each of the most expensive items of the critical path "
-        "were twice as fast or gone.",
     ),
-    changed: ChangeOptions,
-    rank: OneRank = None,
-    full_names: FullNames = False,
-    convert: Convert = False,
+    faster: list[str] | None = cli.option(
+        "Estimate the step time if an operation, kernel, collective, call or class (kernel, "
+        "communication, copy, host, input) were K times as fast; host:NAME: on the host. "
+        "Repeatable.",
+        "NAME=K",
+    ),
+    without: list[str] | None = cli.option(
+        "Estimate the step time without an operation, kernel, collective, call or class. "
+        "Repeatable.",
+        "NAME",
+    ),
+    device: str | None = cli.option(
+        "Estimate the step time with the kernels on another device, for example MI300X.", "NAME"
+    ),
+    rank: cli.OneRank = None,
+    full_names: cli.FullNames = False,
+    convert: cli.Convert = False,
 ) -> None:
     """List findings by cost, with what to try, or estimate what-if times.
 
@@ -113,77 +65,65 @@ def advise(
     durations and prints the step time; the order on streams and threads, launches and waits stay
     the same.
     """
-    from unified_prof.explain.api import open_reports
     from unified_prof.report import advice
 
-    changes = changed.changes()
-    estimate = estimate or bool(changes) or changed.device is not None
-    target, quiet = result.target(advice.ADVICE_SUFFIXES), result.quiet
-    target.refuse_existing()
-
-    def print_result(as_json: Callable[[], str], as_document: Callable[[], Document]) -> None:
-        target.deliver(target.render_document(as_json, as_document, full_names=full_names))
-
-    def print_findings(of_run: tuple[Finding, ...], opened: Opened | None) -> None:
-        reports = [] if opened is None else advice.gather_advice(opened)
-        rows = top or _DEFAULT_ROWS
-        print_result(
-            lambda: advice.advice_json(reports, opened, of_run, top=top),
-            lambda: advice.advice_document(reports, of_run, top=rows, is_run=opened is None),
-        )
-
-    of_run: tuple[Finding, ...] = ()
-    reader = Reader(convert, quiet, target.file)
+    changes = [*_changes(faster or (), without or ())]
+    estimate = estimate or bool(changes) or device is not None
+    target, rows, opened = result.target(), top or _DEFAULT_ROWS, None
+    of_run: Sequence[Finding] = ()
+    reader = result.printer.reader(convert, target.file)
     with ExitStack() as stack:
+        is_summary = False
         if rank is not None or (path.is_dir() and not convert and not estimate):
             overview = stack.enter_context(reader.ranks(path, needed=rank is not None))
             of_run = () if overview is None or estimate else advice.run_findings(overview)
             if rank is not None:
                 path = rank_runs.rank_report(overview, path, rank)
-            elif overview is not None and overview.run.file.parent == path:
+            else:
                 # A cluster summary may be read without its ranks' recordings.
-                print_findings(of_run[:top] if target.shape == printing.JSON else of_run, None)
-                if not quiet:
-                    printing.print_message(
-                        "uprof: hint: use --rank N to analyze the recording of one rank"
-                    )
-                return
-        ready = reader.reports(path)
-        stack.enter_context(printing.with_convert_hint(path))
-        opened = stack.enter_context(open_reports(ready.path, ready.missing))
-        if estimate:
-            answers = advice.gather_what_if(
-                opened, changes, top=top or _DEFAULT_ROWS, device=changed.device
-            )
-            print_result(
-                lambda: advice.what_if_json(answers, changes, opened),
+                is_summary = overview is not None and overview.run.file.parent == path
+                of_run = of_run[:top] if is_summary else of_run
+        if not is_summary:
+            opened = stack.enter_context(reader.opened(path))
+        if opened is not None and estimate:
+            answers = advice.gather_what_if(opened, changes, top=rows, device=device)
+            text = target.render(
+                lambda: advice.what_if_record(answers, changes, opened),
                 lambda: advice.what_if_document(answers, changes),
+                full_names=full_names,
             )
         else:
-            print_findings(of_run, opened)
-        missing = opened.coverage.sentence
-    printing.end_if_missing(missing)
+            reports = [] if opened is None else advice.gather_advice(opened)
+            text = target.render(
+                lambda: advice.advice_record(reports, opened, of_run, top=top),
+                lambda: advice.advice_document(reports, of_run, top=rows, is_run=is_summary),
+                full_names=full_names,
+            )
+        target.deliver(text)
+    if is_summary:
+        result.printer.hint("use --rank N to analyze the recording of one rank")
+    printing.end_if_missing("" if opened is None else opened.coverage.sentence)
 
 
-@command("what-if", replaced_by="advise --what-if")
-def what_if(
-    *,
-    path: ReportPath,
-    changed: ChangeOptions,
-    top: int = option(default=_DEFAULT_ROWS, min=1, help="Number of candidates to try."),
-    result: ResultOptions = formats_of(_FORMATS),
-    rank: OneRank = None,
-    full_names: FullNames = False,
-    convert: Convert = False,
-) -> None:
-    """Estimate the step time if kernels, copies or host work were faster."""
-    advise(
-        path=path,
-        top=top,
-        result=result,
-        estimate=True,
-        changed=changed,
-        rank=rank,
-        full_names=full_names,
-        convert=convert,
-    )
+def _changes(faster: Sequence[str], without: Sequence[str]) -> Iterator[Change]:
+    """Yield the changes.
+
+    Raises:
+        UsageError: A factor is not a positive number.
+    """
+    from unified_prof.explain.report_questions import Change
+
+    for text in faster:
+        name, _, number = text.rpartition("=")
+        try:
+            factor = float(number.removesuffix("x"))
+        except ValueError:
+            factor = math.nan
+        if not name or not (0 < factor < math.inf):
+            raise UsageError(
+                f"--faster {text}: expected NAME=K, for example aten::mm=2",
+                slug="wrong-option-value",
+            )
+        yield Change(name, factor)
+    for name in without:
+        yield Change(name, math.inf)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unified_prof.cli import command as cli
 from unified_prof.cli import output
-from unified_prof.cli.command import AsJson, argument, command, flag, option
-from unified_prof.errors import UsageError
 from unified_prof.version import VERSION
 
 
-@command("mcp")
+@cli.command("mcp")
 def mcp(
     *,
-    root: list[Path] | None = option(
-        metavar="DIR",
-        help="Directory whose reports may be read. Repeatable.",
-        show_default="the current directory",
+    root: list[Path] | None = cli.option(
+        "Directory whose reports may be read. Repeatable. [default: the current directory]", "DIR"
     ),
-    allow_run: bool = flag(help="Also offer a tool that profiles a script."),
+    allow_run: bool = cli.flag("Also offer a tool that profiles a script."),
 ) -> None:
     """Answer questions of coding agents about reports: an MCP server on stdio.
 
@@ -29,18 +26,15 @@ def mcp(
 
     roots = root or [Path()]
     for one in roots:
-        if not one.is_dir():
-            raise UsageError(f"--root {one} is not a directory", slug="no-folder")
+        cli.refuse(not one.is_dir(), f"--root {one} is not a directory", slug="no-folder")
     make_server(ReportTools(roots), allow_run=allow_run).run()
 
 
-@command("lsp")
+@cli.command("lsp")
 def lsp(
     *,
-    run: Path | None = option(
-        metavar="FILE|DIR",
-        help="Report to show.",
-        show_default="the newest below the editor's folder",
+    run: Path | None = cli.option(
+        "Report to show. [default: the newest below the editor's folder]", "FILE|DIR"
     ),
 ) -> None:
     """Show costs in the editor: a language server on stdio for Python files.
@@ -50,24 +44,24 @@ def lsp(
     """
     from unified_prof.integrations.language_server import make_server
 
-    if run is not None and not run.exists():
-        raise UsageError(f"--run {run} does not exist", slug="no-such-file")
+    is_missing = run is not None and not run.exists()
+    cli.refuse(is_missing, f"--run {run} does not exist", slug="no-such-file")
     make_server(run).start_io()
 
 
-@command("schema")
-def schema(command: str = argument(metavar="COMMAND")) -> None:
+@cli.command("schema")
+def schema(command: str = cli.argument("", "COMMAND")) -> None:
     """Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.
 
     Readers must ignore keys that they do not know: new keys do not change the version.
     """
     from unified_prof.report import contract
 
-    output.put_json(contract.schema(command))
+    output.Printer(json_=True).json(lambda: contract.schema(command))
 
 
-@command("doctor")
-def doctor(json_: AsJson = False) -> None:
+@cli.command("doctor")
+def doctor(json_: cli.AsJson = False) -> None:
     """Show which backends can run on this machine, and what is installed."""
     from unified_prof.backends import environment, registry
     from unified_prof.report.document import Document, text_columns
@@ -75,19 +69,14 @@ def doctor(json_: AsJson = False) -> None:
 
     backends = list(registry.survey())
     versions = {"uprof": VERSION, **environment.versions()}
-    if json_:
-        findings = {
-            "backends": {
-                answer.name: {
-                    "available": answer.reason is None,
-                    "reason": answer.reason,
-                    "doubt": answer.doubt,
-                }
-                for answer in backends
-            },
-            "versions": versions,
-        }
-        output.put_json(findings)
+    findings = {
+        "backends": {
+            one.name: {"available": one.reason is None, "reason": one.reason, "doubt": one.doubt}
+            for one in backends
+        },
+        "versions": versions,
+    }
+    if output.Printer(json_=json_).json(lambda: findings):
         return
     rows = [("backend", "available", "why")]
     for answer in backends:

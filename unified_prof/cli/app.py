@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from unified_prof.base import signals, streams
 from unified_prof.base.process_tuning import (
     limit_blas_threads,
     reduced_garbage_collection,
+    refuse_small_address_space,
     restore_garbage_collection,
 )
 from unified_prof.base.text import printable
@@ -61,7 +63,7 @@ def exit_code_of(work: Callable[[], object]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit as end:
-        return _system_exit_code(end)
+        return exit_code_of(partial(_system_exit_code, end))
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except streams.ReaderLeft:
@@ -74,13 +76,6 @@ def exit_code_of(work: Callable[[], object]) -> int:
 
 
 def _system_exit_code(end: SystemExit) -> int:
-    try:
-        sys.stdout.flush()
-    except streams.ReaderLeft:
-        return READER_LEFT
-    except UprofError as err:
-        put_error(err)
-        return err.exit_code
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     streams.tell(printable(str(end.code)))
@@ -92,18 +87,9 @@ def _unexpected_error_code(error: Exception) -> int:
     if isinstance(error.__cause__, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error.__cause__, SystemExit):
-        return _system_exit_code(error.__cause__)
+        return exit_code_of(partial(_system_exit_code, error.__cause__))
     if isinstance(error, click.ClickException):
         return _click_error_code(error)
-    if isinstance(error, FileNotFoundError) and not _folder_exists():
-        put_error(
-            UsageError(
-                "the current directory no longer exists",
-                hint="cd to an existing directory",
-                slug="no-current-folder",
-            )
-        )
-        return UsageError.exit_code
     if (known := _system_error(error)) is not None:
         put_error(known)
         return known.exit_code
@@ -112,7 +98,13 @@ def _unexpected_error_code(error: Exception) -> int:
 
 
 def _system_error(error: Exception) -> UprofError | None:
-    """Return the error to show if permissions, disk space, memory or processes are missing."""
+    """Return the error to show if a directory, permission, space or memory is missing."""
+    if isinstance(error, FileNotFoundError) and not _folder_exists():
+        return UsageError(
+            "the current directory no longer exists",
+            hint="cd to an existing directory",
+            slug="no-current-folder",
+        )
     number = error.errno if isinstance(error, OSError) else None
     text = printable((error.strerror if isinstance(error, OSError) else None) or str(error))[:300]
     if isinstance(error, PermissionError) and error.filename:
@@ -187,64 +179,49 @@ def _write_details(details: str) -> Path:
     return Path(name)
 
 
-# Command or group -> module that declares it, and the first sentence of its help, in display
-# order. The sentences are here so that `uprof --help` imports no command.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Profile a PyTorch workload: any training script, or a script with providers."),
-    "watch": ("watch", "Watch a workload for its whole run: time, parts and memory of each step."),
-    "capture": ("watch", "Record a timeline of some steps of a running, watched workload."),
-    "convert": (
-        "convert",
-        "Convert recordings of other profilers to databases, without torch, CANN or a device.",
-    ),
-    "report": ("report", "Show time and memory of a run per operation, kernel, module or line."),
-    "advise": ("advise", "List findings by cost, with what to try, or estimate what-if times."),
-    "view": ("view", "Open a run in the browser: as a page, or its timeline in Perfetto."),
-    "export": (
-        "export",
-        "Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof.",
-    ),
-    "diff": ("diff", "Compare two runs operation by operation."),
-    "gate": ("gate", "Fail if a run is slower or uses more memory than its baseline."),
-    "baseline": ("baseline", "Save runs as baselines and compare later runs with them."),
-    "cluster": (
-        "cluster",
-        "Analyze a multi-rank run: stragglers, collective waits, slow links.",
-    ),
-    "check": (
-        "convert",
-        "Check that a recording is decoded completely, or compare a database with it by table.",
-    ),
-    "anonymize": (
-        "convert",
-        "Replace names, paths and texts of a recording, so that you can share it.",
-    ),
-    "db": ("db", "Inspect, check, upgrade, create and recover report files."),
-    "mcp": ("agents", "Answer questions of coding agents about reports: an MCP server on stdio."),
-    "lsp": ("agents", "Show costs in the editor: a language server on stdio for Python files."),
-    "schema": (
-        "agents",
-        "Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.",
-    ),
-    "doctor": ("agents", "Show which backends can run on this machine, and what is installed."),
+# Command or group -> first sentence of its help, in display order. The sentences are here so that
+# `uprof --help` imports no command.
+COMMANDS = {
+    "run": "Profile a PyTorch workload: any training script, or a script with providers.",
+    "watch": "Watch a workload for its whole run: time, parts and memory of each step.",
+    "capture": "Record a timeline of some steps of a running, watched workload.",
+    "convert": "Convert recordings of other profilers to databases, without torch, CANN or "
+    "a device.",
+    "report": "Show time and memory of a run per operation, kernel, module or line.",
+    "advise": "List findings by cost, with what to try, or estimate what-if times.",
+    "view": "Open a run in the browser: as a page, or its timeline in Perfetto.",
+    "export": "Export a report: timelines, flame graphs, pprof, Parquet, or the text "
+    "files of msprof.",
+    "diff": "Compare two runs operation by operation.",
+    "gate": "Fail if a run is slower or uses more memory than its baseline.",
+    "baseline": "Save runs as baselines and compare later runs with them.",
+    "cluster": "Analyze a multi-rank run: stragglers, collective waits, slow links.",
+    "check": "Check that a recording is decoded completely, or compare a database with "
+    "it by table.",
+    "anonymize": "Replace names, paths and texts of a recording, so that you can share it.",
+    "db": "Inspect, check, upgrade, create and recover report files.",
+    "mcp": "Answer questions of coding agents about reports: an MCP server on stdio.",
+    "lsp": "Show costs in the editor: a language server on stdio for Python files.",
+    "schema": "Print the JSON Schema of a command's JSON: report, advise, what-if, diff, "
+    "gate, cluster.",
+    "doctor": "Show which backends can run on this machine, and what is installed.",
 }
 
-# Former names -> module that declares them as hidden commands.
-_FORMER = {
-    "build": "convert",
-    "import": "convert",
-    "what-if": "advise",
-    "trace": "export",
-    "time": "run",
-    "memory": "run",
-    "recover": "db",
+# Former names; they are hidden.
+_FORMER = ("build", "import", "what-if", "trace", "time", "memory", "recover")
+# Module -> commands that it declares besides the one of its name.
+_MODULES = {
+    "watch": ("capture",),
+    "convert": ("check", "anonymize", "build", "import"),
+    "agents": ("mcp", "lsp", "schema", "doctor"),
+    "advise": ("what-if",),
+    "export": ("trace",),
+    "run": ("time", "memory"),
+    "db": ("recover",),
 }
 
 # Commands that run the user's program in this process.
 _RUN_PROGRAMS = frozenset({"run", "watch", "time", "memory"})
-
-# NumPy with its BLAS needs this much before anything is read.
-_MIN_ADDRESS_SPACE_MB = 128
 
 # Commands of other tools -> commands of uprof.
 _SIMILAR = {"profile": "run", "record": "run", "stat": "report", "show": "report", "open": "view"}
@@ -257,8 +234,10 @@ class _Commands(Mapping[str, Any]):
     """
 
     def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS and name not in _FORMER:
+            raise KeyError(name)
         if name not in command.COMMANDS.commands:
-            module = _FORMER[name] if name in _FORMER else COMMANDS[name][0]
+            module = next((one for one, names in _MODULES.items() if name in names), name)
             import_module(f"unified_prof.cli.{module}")
         return command.COMMANDS.commands[name]
 
@@ -276,7 +255,7 @@ class _Root(Group):
 
     def summary_of(self, ctx: Any, name: str) -> str | None:
         """Return the first sentence of a command's help without importing the command."""
-        return COMMANDS[name][1] if name in COMMANDS else None
+        return COMMANDS.get(name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -284,7 +263,7 @@ class _Root(Group):
         """Return the command that `args` name, or raise UsageError with the nearest name."""
         name = args[0]
         if name not in _RUN_PROGRAMS:
-            _refuse_small_address_space()
+            refuse_small_address_space()
             ctx.with_resource(limit_blas_threads())  # before the command's module imports NumPy
         if name not in self.commands and not name.startswith("-"):
             near = [_SIMILAR[name]] if name in _SIMILAR else get_close_matches(name, COMMANDS)
@@ -294,24 +273,6 @@ class _Root(Group):
                 slug="wrong-command-line",
             )
         return super().resolve_command(ctx, args)
-
-
-def _refuse_small_address_space() -> None:
-    """Raise SystemLimitError below a limit at which OpenBLAS exits with 1, a regression to CI."""
-    if sys.platform == "win32":
-        return
-    try:
-        import resource
-    except ImportError:  # Windows has no such limits.
-        return
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= limit < _MIN_ADDRESS_SPACE_MB << 20:
-        raise SystemLimitError(
-            f"the address space is limited to {limit >> 20} MB, expected {_MIN_ADDRESS_SPACE_MB} MB"
-            " or more",
-            hint="raise the limit (`ulimit -v`)",
-            slug="system-limit",
-        )
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
+from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import (
-    COMMANDS,
-    AsJson,
-    Force,
-    FullNames,
-    Group,
-    Quiet,
-    argument,
-    flag,
-    formats_of,
-    option,
-)
-from unified_prof.cli.gate import SUFFIXES as GATE_SUFFIXES
-from unified_prof.cli.gate import Allowed, end_with_verdict
-from unified_prof.cli.output import ResultOptions
+from unified_prof.cli.gate import FORMATS as GATE_FORMATS
+from unified_prof.cli.gate import LimitOptions, end_with_verdict
+from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.errors import StoreError, UsageError
+from unified_prof.pipeline.rank_runs import open_run_at
 from unified_prof.report import formats
-from unified_prof.report.formats import CLUSTER_SUFFIXES, ClusterBreakdown, ClusterRequest
+from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
     from unified_prof.pipeline.cluster import ClusterOutcome
     from unified_prof.pipeline.cluster_inputs import Input
 
-
-cluster = Group(
+cluster = cli.Group(
     name="cluster",
     help="Analyze a multi-rank run: stragglers, collective waits, slow links.",
 )
-COMMANDS.add_command(cluster)
+cli.COMMANDS.add_command(cluster)
 
 _BUILD_EPILOG = (
     "Results of an earlier call are reused unless --force is given, so an interrupted "
@@ -52,119 +40,72 @@ _BUILD_EPILOG = (
 
 @cluster.command("build", no_args_is_help=True, epilog=_BUILD_EPILOG)
 def build(
-    inputs: list[str] = argument(
-        metavar="INPUT...",
-        help="Directories of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; "
-        "patterns, URLs (s3://BUCKET/RUN), RANK=FILE.",
+    inputs: list[str] = cli.argument(
+        "Directories of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; patterns, "
+        "URLs (s3://BUCKET/RUN), RANK=FILE.",
+        "INPUT...",
     ),
-    output: str = option(
-        "-o",
-        "--output",
-        default="run.cluster",
-        metavar="RUN",
-        help="Directory or URL of the run to write.",
+    output: str = cli.option(
+        "Directory or URL of the run to write.", "-o --output RUN", default="run.cluster"
     ),
-    jobs: int | None = option(
-        min=1,
-        help="Number of processes on this machine.",
-        show_default="one per processor; 1 for few ranks",
+    jobs: int | None = cli.option(
+        "Number of processes on this machine. [default: one per processor; 1 for few ranks]", min=1
     ),
-    scheduler: str | None = option(
-        metavar="ADDRESS|FILE.json",
-        help="Use a Dask scheduler: tcp://HOST:PORT, or its scheduler file.",
+    scheduler: str | None = cli.option(
+        "Use Dask: a scheduler's address (tcp://HOST:PORT) or file, or local:N for N worker "
+        "processes on this machine.",
+        "--scheduler --dask ADDRESS|FILE.json|local:N",
     ),
-    dask: str | None = option(
-        metavar="local:N", help="Use N Dask worker processes on this machine."
-    ),
-    strict: bool = flag(help="Exit with 7 if a rank is missing or damaged."),
-    watch: bool = flag(help="Add ranks as their files appear, until all are read."),
-    verbose: bool = flag(help="Show Dask's log."),
-    force: Force = False,
-    quiet: Quiet = False,
-    json_: AsJson = False,
+    strict: bool = cli.flag("Exit with 7 if a rank is missing or damaged."),
+    watch: bool = cli.flag("Add ranks as their files appear, until all are read."),
+    verbose: bool = cli.flag("Show Dask's log."),
+    force: cli.Force = False,
+    *,
+    said: Printer,
 ) -> None:
     """Read the recordings of all ranks and combine them into one run."""
     from unified_prof.pipeline import cluster as pipeline
     from unified_prof.pipeline.remote import StorageDirectory
 
-    if dask is not None and (scheduler is not None or not dask.startswith("local")):
-        raise UsageError(
-            f"--dask {dask}: expected local:N"
-            if scheduler is None
-            else "--dask and --scheduler cannot be combined",
-            hint="--scheduler connects to a running scheduler",
-            slug="wrong-scheduler",
-        )
-    if jobs is not None and (dask or scheduler):
+    if jobs is not None and scheduler:
         raise UsageError(
             "--jobs applies to local processes, not to Dask", slug="option-without-effect"
         )
-    with printing.progress(quiet) as progress:
+    with said.progress() as progress:
         rebuilt = False
-
-        note = printing.say_unless(quiet, "note")
 
         def refresh(found: Sequence[Input] | None = None) -> ClusterOutcome:
             return pipeline.build(
                 inputs,
                 output,
-                scheduler=dask or scheduler,
+                scheduler=scheduler,
                 jobs=jobs,
                 force=force and not rebuilt,
                 verbose=verbose,
                 progress=progress,
-                note=note,
+                note=said.note,
                 inputs=found,
             )
 
         if watch:
             # Before the first recording appears, which may take hours.
             pipeline.refuse_others(StorageDirectory(output), force=force)
-            outcomes = pipeline.watch(inputs, refresh, note=note)
+            outcomes = pipeline.watch(inputs, refresh, note=said.note)
         else:
             outcomes = iter((refresh(),))
         for outcome in outcomes:
             rebuilt = True
-            for line in () if quiet else outcome.lines():
-                printing.print_message(line)
-            if json_:
-                printing.put_json(outcome.fields())
+            said.lines(*outcome.lines())
+            said.json(outcome.fields)
     if strict and not outcome.is_complete:
         raise click.exceptions.Exit(StoreError.exit_code)
 
 
-_DIFF_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
-
 Run = Annotated[
-    str,
-    argument(metavar="RUN", help="Directory or URL of a cluster run, or its cluster.sqlite."),
+    str, cli.argument("Directory or URL of a cluster run, or its cluster.sqlite.", "RUN")
 ]
-
-
-@contextmanager
-def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview]:
-    """Open a cluster run; the summary of a URL is copied to a temporary file while it is open.
-
-    Args:
-        location: Its directory, its summary file, a directory of watch files, or a URL of these.
-        with_partials: If True, the partials of a URL are copied too.
-
-    Raises:
-        StoreError: The run is missing or damaged.
-    """
-    from unified_prof.cluster.overview import Overview
-    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
-    from unified_prof.cluster.stored_run import open_run
-    from unified_prof.pipeline.rank_runs import open_watched
-    from unified_prof.pipeline.remote import fetch, fetch_part
-
-    with open_watched(location) as watched:
-        if watched is not None:
-            yield watched
-            return
-    copy = fetch(location) if with_partials else fetch_part(location, SUMMARY_FILE_NAME)
-    with copy as path, open_run(path, location) as run:
-        yield Overview(run)
+Base = Annotated[str, cli.argument("Baseline run.", "BASE")]
+New = Annotated[str, cli.argument("Candidate run.", "NEW")]
 
 
 @cluster.command(
@@ -174,68 +115,56 @@ def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview
 )
 def report(
     run: Run,
-    by: ClusterBreakdown | None = option(help="Show only this table.", show_default="an overview"),
-    rank: int | None = option(min=0, metavar="N", help="Show only this rank."),
-    step: int | None = option(metavar="N", help="Show only this step, by rank."),
-    top: int | None = option(
-        min=1, help="Number of rows per table.", show_default="one screen; all for json and csv"
+    by: ClusterBreakdown | None = cli.option("Show only this table. [default: an overview]"),
+    rank: int | None = cli.option("Show only this rank.", "N", min=0),
+    step: int | None = cli.option("Show only this step, by rank.", "N"),
+    top: int | None = cli.option(
+        "Number of rows per table. [default: one screen; all for json and csv]", min=1
     ),
-    result: ResultOptions = formats_of(CLUSTER_SUFFIXES),
-    full_names: FullNames = False,
-    strict: bool = flag(help="Exit with 7 if a rank is missing or damaged."),
+    result: ResultOptions = cli.formats_of(*formats.CLUSTER_FORMAT_NAMES),
+    full_names: cli.FullNames = False,
+    strict: bool = cli.flag("Exit with 7 if a rank is missing or damaged."),
 ) -> None:
     """Show where a multi-rank run loses time: ranks, hosts, links, steps."""
-    target = result.target(CLUSTER_SUFFIXES)
+    target = result.target()
     shape = formats.find_format(target.shape)
-    is_shown = target.file is None and target.shape == printing.TEXT
-    width, color = printing.terminal() if is_shown else (None, False)
+    width, color = (None, False) if target.file or not target.is_text else printing.terminal()
     request = ClusterRequest(
-        by=by,
-        rank=rank,
-        step=step,
-        top=top,
-        full_names=full_names,
-        width=width,
-        color=color,
+        by=by, rank=rank, step=step, top=top, full_names=full_names, width=width, color=color
     )
-    with open_run(run, with_partials=shape.name == "html") as overview:
-        target.refuse_terminal(for_terminal=shape.for_terminal)
-        target.refuse_existing()
+    with open_run_at(run, with_partials=shape.name == "html") as overview:
         text = formats.produce_cluster(shape, overview, request)
         target.deliver(text, note=not result.quiet)
         missing = overview.coverage if overview.missing else ""
-    if missing and not result.quiet:
-        printing.print_message(f"uprof: warning: {missing}")
+    if missing:
+        result.printer.warning(missing)
     if missing and strict:
         raise click.exceptions.Exit(StoreError.exit_code)
 
 
 @cluster.command("diff", epilog="Exit codes: 0 success; 7 run missing or unreadable.")
 def diff(
-    base: str = argument(metavar="BASE", help="Baseline run."),
-    new: str = argument(metavar="NEW", help="Candidate run."),
-    by: Literal["stage", "role", "rank"] = option(
-        default="stage",
-        help="Group ranks by pipeline stage, by stage and data rank, or not at all.",
+    base: Base,
+    new: New,
+    by: Literal["stage", "role", "rank"] = cli.option(
+        "Group ranks by pipeline stage, by stage and data rank, or not at all.", default="stage"
     ),
-    top: int = option(default=20, min=1, help="Number of rows per table."),
-    result: ResultOptions = formats_of(
-        _DIFF_SUFFIXES,
-        help="Output format; json has all rows.",
-        show_default="by the extension of -o, or text",
+    top: int = cli.option("Number of rows per table.", default=20, min=1),
+    result: ResultOptions = cli.formats_of(
+        "text", "json", "markdown", help="Output format; json has all rows."
     ),
-    full_names: FullNames = False,
+    full_names: cli.FullNames = False,
 ) -> None:
     """Compare two multi-rank runs by role of the ranks; their number may differ."""
     from unified_prof.cluster import run_comparison
     from unified_prof.report import cluster_comparison
 
-    target = result.target(_DIFF_SUFFIXES)
-    with open_run(base) as before, open_run(new) as after:
-        _warn(before, after, quiet=result.quiet)
+    target = result.target()
+    with open_run_at(base) as before, open_run_at(new) as after:
+        _warn(before, after, printer=result.printer)
         found = run_comparison.compare_cluster_runs(before, after, by=by)
-        text = target.render_document(
-            lambda: cluster_comparison.cluster_difference_json(found),
+        text = target.render(
+            lambda: cluster_comparison.cluster_difference_fields(found),
             lambda: cluster_comparison.cluster_difference_document(found, top=top),
             full_names=full_names,
         )
@@ -248,34 +177,28 @@ def diff(
     "five steps, or too much variance); 7 run missing or unreadable.",
 )
 def gate(
-    base: str = argument(metavar="BASE", help="Baseline run."),
-    new: str = argument(metavar="NEW", help="Candidate run."),
-    metric: list[str] | None = option(
-        metavar="METRIC",
-        help="Metric: step, slowest-rank, stage, imbalance or exposed-communication.",
-        show_default="step",
+    *,
+    base: Base,
+    new: New,
+    metric: list[str] | None = cli.option(
+        "Metric: step, slowest-rank, stage, imbalance or exposed-communication. [default: step]",
+        "METRIC",
     ),
-    max_regress: str = option(
-        default="5%", metavar="SHARE", help="Largest accepted regression: 5% or 0.05."
-    ),
-    min_abs: list[str] | None = option(
-        metavar="AMOUNT", help="Ignore regressions below this time.", show_default="0.05ms"
-    ),
-    result: ResultOptions = formats_of(GATE_SUFFIXES),
+    allowed: LimitOptions,
+    result: ResultOptions = cli.formats_of(*GATE_FORMATS),
 ) -> None:
     """Fail if the steps of a multi-rank run are slower than those of its baseline."""
     from unified_prof.cluster import run_comparison
 
-    target = result.target(GATE_SUFFIXES)
-    limits = Allowed(max_regress=max_regress, min_abs=min_abs).limits()
-    with open_run(base) as before, open_run(new) as after:
+    target, limits = result.target(), allowed.limits()
+    with open_run_at(base) as before, open_run_at(new) as after:
         verdict = run_comparison.gate_cluster_run(before, after, metric or ["step"], limits)
-        _warn(before, after, quiet=result.quiet)
+        _warn(before, after, printer=result.printer)
     end_with_verdict(verdict, {"": (base, new)}, target, quiet=result.quiet)
 
 
-def _warn(*sides: Overview, quiet: bool) -> None:
+def _warn(*sides: Overview, printer: Printer) -> None:
     """Warn about missing ranks."""
     for one in sides:
-        if one.missing and not quiet:
-            printing.print_message(f"uprof: warning: {one.run.path}: {one.coverage}")
+        if one.missing:
+            printer.warning(f"{one.run.path}: {one.coverage}")

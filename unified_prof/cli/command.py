@@ -14,7 +14,7 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,38 +38,51 @@ _PAGE = "unified_prof.help_page"
 REQUIRED = MISSING
 
 
-def option(*names: str, default: Any = None, **settings: Any) -> Any:
+def option(help: str = "", names: str | None = "", *, default: Any = None, **settings: Any) -> Any:
     """Declare an option, as the default of a parameter or field, or in `Annotated`.
 
     Args:
-        names: Names; an option without names is named after its Python parameter.
+        help: Help text, also with the default if that is not a constant.
+        names: Names and metavar as in the help, "-o --output DIR"; without names, the option is
+            named after its Python parameter.
         default: Value if the option is not given, or REQUIRED.
         settings: Those of `click.Option`, `choices`, `min` and `max` (limits of a number),
             `section` (heading in the help), and `shown_by` (option that shows this one if `--help`
             does not).
     """
-    return field(default=default, metadata={_NAMES: names, _SETTINGS: settings})
+    return field(default=default, metadata={"names": names, "settings": {"help": help, **settings}})
 
 
 flag = functools.partial(option, default=False)
+# Options that only --help-all shows.
+rare_option = functools.partial(option, shown_by=HELP_ALL)
+rare_flag = functools.partial(rare_option, default=False)
 
 
-def argument(*, default: Any = REQUIRED, **settings: Any) -> Any:
-    """Declare a positional argument; settings are `metavar`, `help` and `hidden`."""
-    return field(default=default, metadata={_NAMES: None, _SETTINGS: settings})
+def argument(help: str = "", metavar: str | None = None, **settings: Any) -> Any:
+    """Declare a positional argument."""
+    return option(help, None, **{"default": REQUIRED, "metavar": metavar, **settings})
 
 
-# Keys of a field's metadata. The names of an argument are None.
-_NAMES, _SETTINGS = "names", "settings"
+def refuse(
+    wrong: object, message: str, *, hint: str | None = None, slug: str = "contradicting-options"
+) -> None:
+    """Raise UsageError if `wrong` is true."""
+    if wrong:
+        raise UsageError(message, hint=hint, slug=slug)
 
 
 class Argument(click.Argument):
     """Positional argument with a help text."""
 
-    def __init__(self, *args: Any, help: str = "", hidden: bool = False, **settings: Any) -> None:
+    def __init__(self, *args: Any, help: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.help = help
-        self.hidden = hidden
+
+    @property
+    def title(self) -> str:
+        """Name in the help."""
+        return self.metavar or str(self.name).upper()
 
 
 class Option(click.Option):
@@ -114,21 +127,17 @@ def _refuse_empty(value: Any, param: click.Parameter | None, ctx: click.Context 
 
 
 class _PathType(click.Path):
-    """Path of a file or directory."""
+    """Path of a file or directory, or URL; commands report unreadable files themselves."""
 
     name = "path"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def __init__(self, kind: type[Path] | type[str]) -> None:
+        super().__init__(readable=False)
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         _refuse_empty(value, param, ctx)
-        return Path(os.fsdecode(super().convert(value, param, ctx)))
-
-
-class _LocationType(click.types.StringParamType):
-    """Path or URL."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        _refuse_empty(value, param, ctx)
-        return super().convert(value, param, ctx)
+        return self._kind(os.fsdecode(super().convert(value, param, ctx)))
 
 
 class _NumberType(click.ParamType[Any]):
@@ -168,7 +177,7 @@ class _FlagType(click.types.BoolParamType):
             self.fail("expected true or false", param, ctx)
 
 
-def _value_type(kind: Any, settings: dict[str, Any]) -> click.ParamType[Any]:
+def _value_type(kind: Any, settings: dict[str, Any], *, is_place: bool) -> click.ParamType[Any]:
     low, high = settings.pop("min", None), settings.pop("max", None)
     choices = get_args(kind) if get_origin(kind) is Literal else settings.pop("choices", ())
     if choices:
@@ -177,8 +186,8 @@ def _value_type(kind: Any, settings: dict[str, Any]) -> click.ParamType[Any]:
         return _FlagType()
     if kind in (int, float):
         return _NumberType(kind, low, high)
-    if kind is Path:
-        return _PathType(readable=False)  # Commands report unreadable files themselves.
+    if kind is Path or is_place:
+        return _PathType(kind)
     assert kind is str, kind
     return click.STRING
 
@@ -190,26 +199,28 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
         kind, declared = get_args(kind)
     else:
         default = declared.default
-    names, settings = declared.metadata[_NAMES], dict(declared.metadata[_SETTINGS])
+    words, settings = declared.metadata["names"], dict(declared.metadata["settings"])
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     several = get_origin(kind) is list
     if several:
         (kind,) = get_args(kind)
-    settings["type"] = _value_type(kind, settings)
-    if kind is str and (names is None or "--output" in names):
-        settings["type"] = _LocationType()
+    is_argument = words is None
+    names = [word for word in (words or "").split() if word.startswith("-")]
+    is_place = is_argument or "--output" in names
+    settings["type"] = _value_type(kind, settings, is_place=is_place)
     is_required = default in (inspect.Parameter.empty, REQUIRED)
     if not is_required and default is not None:
         settings["default"] = default
-    if names is None:
+    if is_argument:
         settings |= {"nargs": -1} if several else {}
         return Argument([parameter.name], required=is_required, **settings)
+    if metavar := " ".join(words.split()[len(names) :]):
+        settings["metavar"] = metavar
     if kind is bool:
         settings.setdefault("is_flag", True)
-    names = names or (f"--{parameter.name.replace('_', '-')}",)
     return Option(
-        [parameter.name, *names],
+        [parameter.name, *(names or [f"--{parameter.name.replace('_', '-')}"])],
         required=is_required and kind is not bool,
         multiple=several,
         **settings,
@@ -231,14 +242,14 @@ def make_command(
         function: Function with declared parameters; dataclass parameters stand for their fields.
         name: Name of the command.
         cls: Class of the command.
-        replaced_by: New spelling, if `name` is a former one: the command is hidden and prints it.
+        replaced_by: New spelling, if `name` is a former one: the command is hidden, prints it, and
+            has the flags in it.
         tables: Parameter -> options that are passed to it as one dict; it has the options that were
             given.
         settings: Other arguments of `click.Command`.
     """
     params: list[click.Parameter] = []
     groups: dict[str, Any] = {}
-    context_name = None
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         kind = parameter.annotation
         if parameter.name in tables:
@@ -246,8 +257,6 @@ def make_command(
         elif is_dataclass(kind):
             groups[parameter.name] = kind
             params += map(_parameter, _fields(kind, parameter.default))
-        elif kind is click.Context:
-            context_name = parameter.name
         else:
             params.append(_parameter(parameter))
     if any(getattr(one, "shown_by", HELP) == HELP_ALL for one in params):
@@ -256,6 +265,9 @@ def make_command(
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
+        if replaced_by is not None and not values.get("quiet"):
+            former = click.get_current_context().command_path
+            streams.tell(f"uprof: note: `{former}` is now `uprof {replaced_by}`")
         for key in several.intersection(values):
             values[key] = list(values[key]) or None
         for key, group in groups.items():
@@ -263,11 +275,6 @@ def make_command(
         for key, options in tables.items():
             given = {one.name: values.pop(one.name) for one in options if one.expose_value}
             values[key] = {name: value for name, value in given.items() if value is not None}
-        if context_name is not None:
-            values[context_name] = click.get_current_context()
-        if replaced_by is not None and not values.get("quiet"):
-            former = click.get_current_context().command_path
-            streams.tell(f"uprof: note: `{former}` is now `uprof {replaced_by}`")
         return function(**values)
 
     settings |= {"hidden": True} if replaced_by is not None else {}
@@ -302,6 +309,11 @@ def _page(context: click.Context) -> tuple[str, str | None]:
     return page
 
 
+def options_of(group: Any) -> list[Any]:
+    """Return the options that the fields of a dataclass declare."""
+    return list(map(_parameter, _fields(group, None)))
+
+
 def _fields(group: Any, declared: Any) -> Iterator[inspect.Parameter]:
     """Yield the fields of a dataclass as parameters; `declared` may replace their declarations."""
     annotations = get_type_hints(group, include_extras=True)
@@ -312,57 +324,47 @@ def _fields(group: Any, declared: Any) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(one.name, kind, default=default, annotation=annotations[one.name])
 
 
-Force = Annotated[bool, option("--force", help="Overwrite existing files.")]
-Quiet = Annotated[bool, option("-q", "--quiet", help="Print errors only.")]
-AsJson = Annotated[bool, option("--json", help="Print the result as JSON.")]
-AsJsonFormat = Annotated[bool, option("--json", help="Same as --format json.", shown_by=HELP_ALL)]
-FullNames = Annotated[
-    bool, option("--full-names", help="Do not truncate names in tables.", shown_by=HELP_ALL)
-]
-Noise = Annotated[
-    str | None,
+Force = Annotated[bool, option("Overwrite existing files.", "--force")]
+Quiet = Annotated[bool, option("Print errors only.", "-q --quiet")]
+AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
+Convert = Annotated[
+    bool,
     option(
-        metavar="SHARE",
-        help="Run-to-run variation of an unchanged workload on this machine, for example 2%.",
-        show_default="measured by `uprof gate --self-test`",
-        shown_by=HELP_ALL,
+        "Also accept recordings of other profilers; reports are cached in ~/.cache/uprof.",
+        "--convert",
     ),
 ]
-OutputFile = Annotated[
-    Path | None,
-    option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout."),
+FullNames = Annotated[bool, rare_option("Do not truncate names in tables.", "--full-names")]
+Noise = Annotated[
+    str | None,
+    rare_option(
+        "Run-to-run variation of an unchanged workload on this machine, for example 2%. "
+        "[default: measured by `uprof gate --self-test`]",
+        "SHARE",
+    ),
 ]
 ReportPath = Annotated[
-    Path, argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports.")
+    Path, argument("A report of any kind, or a directory of reports.", "FILE|DIR")
 ]
 _MORE = "Further report of the {}, as another sample. Repeatable."
-MoreBase = Annotated[
-    list[Path] | None,
-    option("--base", metavar="FILE", help=_MORE.format("baseline"), shown_by=HELP_ALL),
-]
-MoreNew = Annotated[
-    list[Path] | None,
-    option("--new", metavar="FILE", help=_MORE.format("candidate"), shown_by=HELP_ALL),
-]
-
-
-def formats_of(choices: Iterable[str], **settings: Any) -> Any:
-    """Declare the formats of a parameter of type `ResultOptions`, with settings of --format."""
-    usual = {"help": "Output format.", "show_default": "text, or by -o"}
-    return field(metadata={"format_": option("--format", choices=choices, **usual | settings)})
-
-
-OneRank = Annotated[
-    int | None, option(min=0, metavar="N", help="Select one rank of a multi-rank run.")
-]
+MoreBase = Annotated[list[Path] | None, rare_option(_MORE.format("baseline"), "--base FILE")]
+MoreNew = Annotated[list[Path] | None, rare_option(_MORE.format("candidate"), "--new FILE")]
+OneRank = Annotated[int | None, option("Select one rank of a multi-rank run.", "N", min=0)]
 SCHEMA_HELP = "Schema revision: documented, latest, or the name of a revision."
-Schema = Annotated[str, option("--schema", metavar="REVISION", help=SCHEMA_HELP)]
+Schema = Annotated[str, option(SCHEMA_HELP, "--schema REVISION")]
+
+
+def formats_of(*choices: str, help: str = "Output format.") -> Any:
+    """Declare the formats of a parameter of type `ResultOptions`."""
+    help += " [default: text, or by -o]"
+    return field(metadata={"format_": option(help, "--format", choices=choices)})
+
 
 _CommandFunction = TypeVar("_CommandFunction", bound=Callable[..., Any])
 
 OUTPUT = "Output"
 _OUTPUT_OPTIONS = frozenset(
-    "--output --force --format --json --quiet --verbose --dry-run --no-backup".split()
+    "--output --force --format --json --quiet --verbose --dry-run --no-backup --help".split()
 )
 # Commands with fewer options have one section only.
 _MIN_OPTIONS_FOR_SECTIONS = 9
@@ -396,10 +398,9 @@ class _HelpFormatting:
         """Return the words of the `Usage:` line."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
-            if isinstance(param, Argument) and not param.hidden:
-                name = param.metavar or str(param.name).upper()
-                many = param.nargs == -1 and not name.endswith(("...", "]"))
-                pieces.append(f"{name}..." if many else name)
+            if isinstance(param, Argument):
+                many = param.nargs == -1 and not param.title.endswith(("...", "]"))
+                pieces.append(f"{param.title}..." if many else param.title)
         return pieces
 
     def format_arguments(self, ctx: Any, formatter: Any) -> None:
@@ -408,12 +409,8 @@ class _HelpFormatting:
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by section."""
         page, note = _page(ctx)
-        arguments = [
-            (param.metavar or str(param.name).upper(), param.help)
-            for param in self.params
-            if isinstance(param, Argument) and not param.hidden and note is None
-        ]
-        if arguments:
+        arguments = [(one.title, one.help) for one in self.params if isinstance(one, Argument)]
+        if arguments and note is None:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
         pages = {HELP, HELP_ALL} if page == HELP_ALL else {page}
@@ -455,11 +452,6 @@ class _HelpFormatting:
                 is_output = several and _OUTPUT_OPTIONS.intersection(option.opts)
                 title = OUTPUT if is_output else "Options"
             sections.setdefault(title, []).append(option)
-        sections.setdefault(OUTPUT, []).extend(
-            option for option in options if several and "--help" in option.opts
-        )
-        if several:
-            sections["Options"] = [one for one in sections["Options"] if "--help" not in one.opts]
         return {title: found for title, found in sections.items() if found}
 
 
@@ -474,6 +466,8 @@ class Command(_HelpFormatting, click.Command):
         Raises:
             UsageError: An option is unknown or missing, or there are too many arguments.
         """
+        flags = {name for param in self.params for name in param.opts if name.startswith("-")}
+        args = [*(word for word in (self.replaced_by or "").split() if word in flags), *args]
         given = list(args)
         ctx.allow_extra_args = True
         try:
@@ -583,12 +577,8 @@ def option_help(option: click.Option) -> tuple[str, str]:
     if not option.is_flag:
         names += f" {option.metavar or _metavar(option.type)}"
     text = option.help or ""
-    default = option.show_default
-    if default is None or isinstance(default, bool):
-        given = option.to_info_dict()["default"]
-        default = str(given) if isinstance(given, str | int | float) and given is not False else ""
-        default = "" if option.is_flag else default
-    if default:
+    default = option.to_info_dict()["default"]
+    if isinstance(default, str | int | float) and default is not False and not option.is_flag:
         text += f" [default: {default}]"
     if option.required:
         text += " [required]"

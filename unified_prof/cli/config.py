@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from unified_prof.cli.command import Option
+from unified_prof.cli.command import Option, refuse
 from unified_prof.errors import UsageError
 
 # Longer keys would take memory that grows with the square of their length.
@@ -79,26 +79,23 @@ def defaults(path: Path, root: click.Command) -> dict[str, Any]:
     if b"uprof" not in text and b"\\u" not in text and b"\\U" not in text:
         # Most projects have no such table; skip the TOML parser for them.
         return {}
-    if max(line.count(b".") for line in text.splitlines()) > _MAX_DOTS:
-        raise UsageError(f"{path}: a key has too many parts", slug="settings-unreadable")
+    dots = max(line.count(b".") for line in text.splitlines())
+    refuse(dots > _MAX_DOTS, f"{path}: a key has too many parts", slug="settings-unreadable")
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
         document = tomllib.loads(text.decode("utf-8"))
-    except ValueError as err:  # also an integer of thousands of digits
-        raise UsageError(f"{path}: not a TOML file: {err}", slug="settings-unreadable") from None
-    except RecursionError:
-        raise UsageError(
-            f"{path}: nested too deeply to be read", slug="settings-unreadable"
-        ) from None
+    except (ValueError, RecursionError) as err:  # also an integer of thousands of digits
+        why = (
+            "nested too deeply to be read" if isinstance(err, RecursionError) else "not a TOML file"
+        )
+        raise UsageError(f"{path}: {why}: {err}", slug="settings-unreadable") from None
     tool = document.get("tool", {})
-    if not isinstance(tool, dict):
-        raise UsageError(f"{path}: `tool` is not a table", slug="wrong-setting")
+    refuse(not isinstance(tool, dict), f"{path}: `tool` is not a table", slug="wrong-setting")
     table = tool.get("uprof", {})
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: tool.uprof is not a table", slug="wrong-setting")
+    refuse(not isinstance(table, dict), f"{path}: tool.uprof is not a table", slug="wrong-setting")
     _check_integers(table, str(path))
     if "devices" in table:
         from unified_prof.explain.roofline import peaks
@@ -130,20 +127,21 @@ def _of_command(table: Mapping[str, Any], command: click.Command, where: str) ->
     for key, value in table.items():
         if key in subcommands and isinstance(value, dict):
             result[key] = _of_command(value, subcommands[key], f"{where}.{key}")
-        elif key in subcommands:
-            raise UsageError(
-                f"{where}] {key}: expected a table of settings",
-                hint=f"write its options below a line {where.rpartition(': ')[2]}.{key}]",
-                slug="wrong-setting",
-            )
-        elif key in options and key not in PROJECT_SETTINGS:
-            raise UsageError(
-                f"{where}] {key}: not accepted from pyproject.toml, because it decides what uprof"
-                " writes, runs or connects to",
-                hint=f"use --{key} on the command line, or its UPROF_ variable",
-                slug="untrusted-setting",
-            )
-        elif (parameter := options.get(key)) is not None and parameter.name is not None:
+            continue
+        refuse(
+            key in subcommands,
+            f"{where}] {key}: expected a table of settings",
+            hint=f"write its options below a line {where.rpartition(': ')[2]}.{key}]",
+            slug="wrong-setting",
+        )
+        refuse(
+            key in options and key not in PROJECT_SETTINGS,
+            f"{where}] {key}: not accepted from pyproject.toml, because it decides what uprof"
+            " writes, runs or connects to",
+            hint=f"use --{key} on the command line, or its UPROF_ variable",
+            slug="untrusted-setting",
+        )
+        if (parameter := options.get(key)) is not None and parameter.name is not None:
             result[parameter.name] = _value(value, f"{where}] {key}")
         else:
             known = ", ".join(sorted({*(options.keys() & PROJECT_SETTINGS), *subcommands}))

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import (
-    REQUIRED,
-    SCHEMA_HELP,
-    AsJson,
-    Force,
-    Quiet,
-    argument,
-    command,
-    option,
-)
+from unified_prof.cli.output import Printer
 from unified_prof.pipeline.sources import SOURCES
-
-if TYPE_CHECKING:
-    from unified_prof.pipeline.convert import Outcome
-
 
 _INPUT_HELP = "; ".join(source.description for source in SOURCES)
 _EPILOG = (
@@ -34,81 +20,64 @@ _EPILOG = (
 )
 
 
-@command("build", no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")
-@command("import", no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")
-@command("convert", no_args_is_help=True, epilog=_EPILOG)
+@cli.command("build", no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")
+@cli.command("import", no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")
+@cli.command("convert", no_args_is_help=True, epilog=_EPILOG)
 def convert(
-    recordings: list[Path] = argument(
-        metavar="RECORDING...",
-        help="Recordings, directories of them at any depth, patterns, or - for standard "
-        f"input (compressed or not). Formats: {_INPUT_HELP}.",
+    recordings: list[Path] = cli.argument(
+        "Recordings, directories of them at any depth, patterns, or - for standard input "
+        f"(compressed or not). Formats: {_INPUT_HELP}.",
+        "RECORDING...",
     ),
-    output: Path | None = option(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="Database file if OUT ends in .db (one recording), else a directory.",
-        show_default="PROF_*/msprof_TIME.db; for others TRACE.db in the current directory",
+    output: Path | None = cli.option(
+        "Database file if OUT ends in .db (one recording), else a directory. [default: "
+        "PROF_*/msprof_TIME.db; for others TRACE.db in the current directory]",
+        "-o --output OUT",
     ),
-    schema: str | None = option(
-        metavar="REVISION",
-        help=SCHEMA_HELP,
-        show_default="documented; latest with --layout ascend-pt",
+    schema: str | None = cli.option(
+        f"{cli.SCHEMA_HELP} [default: documented; latest with --layout ascend-pt]", "REVISION"
     ),
-    layout: str = option(
+    layout: str = cli.option(
+        "ascend-pt: the directories that MindStudio Insight and msprof-analyze expect. Not for "
+        "PROF_* directories and memory snapshots.",
         default="plain",
         choices=("plain", "ascend-pt"),
-        help="ascend-pt: the directories that MindStudio Insight and msprof-analyze "
-        "expect. Not for PROF_* directories and memory snapshots.",
     ),
-    jobs: int = option(default=1, min=1, help="Number of recordings to convert in parallel."),
-    force: Force = False,
-    quiet: Quiet = False,
-    json_: AsJson = False,
+    jobs: int = cli.option("Number of recordings to convert in parallel.", default=1, min=1),
+    force: cli.Force = False,
+    *,
+    said: Printer,
 ) -> None:
     """Convert recordings of other profilers to databases, without torch, CANN or a device."""
     from unified_prof.base.process_tuning import keep_memory
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
     keep_memory()
-    outcomes: list[Outcome] = []
-    with printing.progress(quiet) as progress:
-        for outcome in convert_all(
-            recordings,
-            output,
-            schema=schema,
-            layout=layout,
-            force=force,
-            jobs=jobs,
-            progress=progress,
-            note=lambda sentence: printing.print_message(f"uprof: note: {sentence}"),
-        ):
-            outcomes.append(outcome)
-            if outcome.error is not None:
-                printing.put_error(outcome.error)
-            for line in () if quiet else outcome.lines():
-                printing.print_message(line)
-    outcomes.sort(key=lambda outcome: outcome.number)
-    if len(outcomes) > 1 and not quiet:
-        printing.print_message(_combined_record(outcomes))
-    if json_:
-        errors = [{} if one.error is None else printing.error_record(one.error) for one in outcomes]
-        printing.put_json(
-            [one.fields() | error for one, error in zip(outcomes, errors, strict=True)]
+    with said.progress() as progress:
+        outcomes = said.outcomes(
+            convert_all(
+                recordings,
+                output,
+                schema=schema,
+                layout=layout,
+                force=force,
+                jobs=jobs,
+                progress=progress,
+                note=lambda sentence: printing.print_message(f"uprof: note: {sentence}"),
+            )
         )
+    outcomes.sort(key=lambda outcome: outcome.number)
+    if len(outcomes) > 1:
+        counts = {
+            "converted": sum(one.conversion is not None for one in outcomes),
+            "already converted": sum(one.existing is not None for one in outcomes),
+            "refused": sum(one.error is not None for one in outcomes),
+        }
+        parts = [f"{count:,} {what}" for what, count in counts.items() if count]
+        said.lines(f"{len(outcomes):,} recordings: {', '.join(parts)}")
+    said.json(lambda: printing.outcome_fields(outcomes))
     if code := worst_exit_code(outcomes):
         raise click.exceptions.Exit(code)
-
-
-def _combined_record(outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes of several recordings as one document."""
-    counts = {
-        "converted": sum(one.conversion is not None for one in outcomes),
-        "already converted": sum(one.existing is not None for one in outcomes),
-        "refused": sum(one.error is not None for one in outcomes),
-    }
-    parts = [f"{count:,} {what}" for what, count in counts.items() if count]
-    return f"{len(outcomes):,} recordings: {', '.join(parts)}"
 
 
 _CHECK_EPILOG = (
@@ -123,57 +92,49 @@ _ANONYMIZE_EPILOG = (
 _MAX_SHOWN = 5
 
 
-@command("check", no_args_is_help=True, epilog=_CHECK_EPILOG)
+@cli.command("check", no_args_is_help=True, epilog=_CHECK_EPILOG)
 def check(
-    recording: Path = argument(metavar="RECORDING", help="A recording, as for convert."),
-    against: Path | None = option(
-        metavar="DB", help="Database that another exporter wrote for the recording."
+    recording: Path = cli.argument("A recording, as for convert.", "RECORDING"),
+    against: Path | None = cli.option(
+        "Database that another exporter wrote for the recording.", "DB"
     ),
-    quiet: Quiet = False,
-    json_: AsJson = False,
+    *,
+    said: Printer,
 ) -> None:
     """Check that a recording is decoded completely, or compare a database with it by table."""
     from unified_prof.pipeline.recording_check import check_recording
 
-    with printing.progress(quiet) as progress:
+    with said.progress() as progress:
         result = check_recording(recording, against, progress)
-    if json_:
-        printing.put_json(result.fields(against))
-    elif not quiet:
-        printing.put("\n".join(result.lines()) + "\n")
+    said.show(lambda: result.fields(against), result.lines())
     if not result.passes:
         raise click.exceptions.Exit(1)
 
 
-@command("anonymize", no_args_is_help=True, epilog=_ANONYMIZE_EPILOG)
+@cli.command("anonymize", no_args_is_help=True, epilog=_ANONYMIZE_EPILOG)
 def anonymize(
-    recording: Path = argument(
-        metavar="RECORDING",
-        help="A recording as for convert, a report, Flight Recorder dumps, or a directory.",
+    recording: Path = cli.argument(
+        "A recording as for convert, a report, Flight Recorder dumps, or a directory.", "RECORDING"
     ),
-    output: Path = option(
-        "-o",
-        "--output",
-        default=REQUIRED,
-        metavar="OUT",
-        help="File or directory to write. Files whose names end in .gz, .xz or .bz2 are "
-        "compressed.",
+    output: Path = cli.option(
+        "File or directory to write. Files whose names end in .gz, .xz or .bz2 are compressed.",
+        "-o --output OUT",
+        default=cli.REQUIRED,
     ),
-    force: Force = False,
-    quiet: Quiet = False,
-    json_: AsJson = False,
+    force: cli.Force = False,
+    *,
+    said: Printer,
 ) -> None:
     """Replace names, paths and texts of a recording, so that you can share it."""
     from unified_prof.pipeline.anonymize import anonymize as write
 
-    with printing.progress(quiet) as progress:
+    with said.progress() as progress:
         result = write(recording, output, progress, force=force)
-    if json_:
-        paths = {"recording": str(recording), "output": str(output)}
-        printing.put_json({**asdict(result), **paths})
-    elif not quiet:
-        files = "file" if result.files == 1 else "files"
-        printing.put(f"{output}: {result.files:,} {files}, {result.names:,} names replaced\n")
+    files = "file" if result.files == 1 else "files"
+    said.show(
+        lambda: {**asdict(result), "recording": str(recording), "output": str(output)},
+        [f"{output}: {result.files:,} {files}, {result.names:,} names replaced"],
+    )
     left_out = list(result.left_out.items())
     notes = [f"{path} is left out: {why}" for path, why in left_out[:_MAX_SHOWN]]
     if more := left_out[_MAX_SHOWN:]:

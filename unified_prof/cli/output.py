@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partialmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import click
 
 from unified_prof.base import streams
 from unified_prof.base.text import printable
-from unified_prof.cli.command import AsJsonFormat, Force, OutputFile, Quiet
+from unified_prof.cli.command import AsJson, Force, Quiet, option, rare_option, refuse
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
+    from unified_prof.pipeline.convert import Outcome
+    from unified_prof.pipeline.recover import Recovery
+    from unified_prof.pipeline.report_input import Reader
     from unified_prof.report.document import Document
 
-
+TEXT, JSON = "text", "json"
+STDOUT = Path("-")
 # Control sequence that erases the current terminal line.
 WIPE = "\r\x1b[K"
 
@@ -59,12 +63,7 @@ def put(content: str | bytes, *, for_people: bool = True) -> None:
 
 def print_message(text: str) -> None:
     """Print a message to stderr; ignored if stderr cannot be written."""
-    streams.tell(f"{WIPE if _Progress.stands else ''}{printable(text)}")
-
-
-def say_unless(quiet: bool, kind: str) -> Callable[[str], None]:
-    """Return a function that prints messages of a kind (note, hint, warning) unless `quiet`."""
-    return lambda text: None if quiet else print_message(f"uprof: {kind}: {text}")
+    streams.tell(f"{WIPE if _Progress.is_shown else ''}{printable(text)}")
 
 
 def put_error(error: UprofError) -> None:
@@ -94,18 +93,16 @@ def _redacted(text: str) -> str:
 class _Progress:
     """State of the progress line on the terminal."""
 
-    stands = False
-
-
-def progress(quiet: bool) -> AbstractContextManager[Callable[[str], None]]:
-    """Return `progress_line`, enabled on a terminal unless --quiet is given."""
-    return progress_line(enabled=streams.is_terminal() and not quiet)
+    is_shown = False
 
 
 @contextmanager
-def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress in one terminal line, which is erased at the end."""
-    if not enabled:
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows progress in one terminal line, which is erased at the end.
+
+    It does nothing without a terminal, or if --quiet is given.
+    """
+    if quiet or not streams.is_terminal():
         yield lambda _: None
         return
 
@@ -114,32 +111,81 @@ def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
         text = printable(f"uprof: {text}")[: shutil.get_terminal_size().columns - 1]
         streams.tell(f"{WIPE}{text}\r", end="")
 
-    _Progress.stands = True
+    _Progress.is_shown = True
     try:
         yield show
     finally:
-        _Progress.stands = False
+        _Progress.is_shown = False
         streams.tell(WIPE, end="")
 
 
-def json_text(document: object) -> str:
-    """Return a document as JSON; NaN and infinity raise ValueError."""
+# Outcome for one of several files.
+_Outcome = TypeVar("_Outcome", "Outcome", "Recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """Prints messages and results as --quiet and --json say."""
+
+    quiet: Quiet = False
+    json_: AsJson = False
+
+    def lines(self, *lines: str) -> None:
+        """Print lines to stderr unless --quiet is given."""
+        for line in () if self.quiet else lines:
+            print_message(line)
+
+    def say(self, kind: str, text: str) -> None:
+        """Print a message of a kind (note, hint, warning) unless --quiet is given."""
+        self.lines(f"uprof: {kind}: {text}")
+
+    note = partialmethod(say, "note")
+    hint = partialmethod(say, "hint")
+    warning = partialmethod(say, "warning")
+
+    def progress(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Return `progress`."""
+        return progress(self.quiet)
+
+    def json(self, fields: Callable[[], object]) -> bool:
+        """Print the result to stdout if --json is given, and return True."""
+        if self.json_:
+            put(_json_text(fields()), for_people=False)
+        return self.json_
+
+    def show(self, fields: Callable[[], object], lines: Iterable[str]) -> None:
+        """Print the result to stdout: as JSON, or as lines of text unless --quiet is given."""
+        if not self.json(fields) and not self.quiet:
+            put("".join(f"{printable(line)}\n" for line in lines))
+
+    def outcomes(self, found: Iterable[_Outcome], start: str = "") -> list[_Outcome]:
+        """Print outcomes as they appear; return them for `outcomes_json`."""
+        outcomes = []
+        for outcome in found:
+            outcomes.append(outcome)
+            if outcome.error is not None:
+                put_error(outcome.error)
+            self.lines(*(start + line for line in outcome.lines()))
+        return outcomes
+
+    def reader(self, convert: bool, output: Path | None = None) -> Reader:
+        """Return how to read paths; `output` is never one of the recordings."""
+        from unified_prof.pipeline.report_input import Reader
+
+        return Reader(convert, self.progress, self.note, self.hint, output)
+
+
+def outcome_fields(outcomes: Iterable[Outcome | Recovery]) -> list[dict[str, Any]]:
+    """Return outcomes and their errors as plain data for JSON."""
+    return [
+        one.fields() | ({} if one.error is None else error_record(one.error)) for one in outcomes
+    ]
+
+
+def _json_text(document: object) -> str:
     from unified_prof.report.renderers import dump_json
 
     return dump_json(document)
-
-
-def render(
-    document: Document, shape: str, *, to_file: bool = False, full_names: bool = False
-) -> str:
-    """Render a document as Markdown, or as text for the terminal, a pipe or a file."""
-    from unified_prof.report.renderers import render_markdown
-    from unified_prof.report.terminal import render_text
-
-    if shape == "markdown":
-        return render_markdown(document, full_names=full_names)
-    width, color = (None, False) if to_file else terminal()
-    return render_text(document, width=width, color=color, full_names=full_names)
 
 
 def message_text(document: Document) -> str:
@@ -148,11 +194,6 @@ def message_text(document: Document) -> str:
 
     width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
     return render_text(document, width=width, color=color).rstrip("\n")
-
-
-def put_json(document: object) -> None:
-    """Print a document to stdout as JSON."""
-    put(json_text(document), for_people=False)
 
 
 def write(path: Path, content: str | bytes, *, force: bool) -> None:
@@ -193,13 +234,6 @@ def end_if_missing(missing: str, *, told: bool = False) -> None:
         raise click.exceptions.Exit(StoreError.exit_code)
 
 
-TEXT, JSON = "text", "json"
-STDOUT = Path("-")
-
-# Format -> file extensions in lower case, the preferred one first.
-Suffixes = Mapping[str, tuple[str, ...]]
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """File and format of a result."""
@@ -208,23 +242,12 @@ class Target:
     file: Path | None
     shape: str
     # Overwrite the file.
-    force: bool
+    force: bool = False
 
-    def refuse_existing(self) -> None:
-        """Raise OutputError if the file exists and must not be overwritten."""
-        from unified_prof.sqlite.atomic import refuse_existing
-
-        if self.file is not None:
-            refuse_existing(self.file, overwrite=self.force)
-
-    def refuse_terminal(self, *, for_terminal: bool) -> None:
-        """Raise UsageError if a result that a terminal cannot show would be printed to one."""
-        if self.file is None and not for_terminal and sys.stdout.isatty():
-            raise UsageError(
-                f"{self.shape} cannot be shown on a terminal",
-                hint="write it to a file with -o",
-                slug="not-for-a-terminal",
-            )
+    @property
+    def is_text(self) -> bool:
+        """True for text, which warnings are part of."""
+        return self.shape == TEXT
 
     def deliver(self, content: str | bytes, *, note: bool = False) -> None:
         """Write a result to the file, or print it to stdout if there is none.
@@ -243,19 +266,22 @@ class Target:
         if note:
             print_message(f"{self.file}: {self.shape}, {self.file.stat().st_size:,} bytes")
 
-    def render_document(
+    def render(
         self,
-        as_json: Callable[[], str],
-        as_document: Callable[[], Document],
+        fields: Callable[[], object],
+        document: Callable[[], Document],
         *,
         full_names: bool = False,
     ) -> str:
         """Return a result as JSON, or as a document in text or Markdown."""
         if self.shape == JSON:
-            return as_json()
-        return render(
-            as_document(), self.shape, to_file=self.file is not None, full_names=full_names
-        )
+            return _json_text(fields())
+        from unified_prof.report.formats import ReportRequest
+        from unified_prof.report.terminal import render_document
+
+        width, color = (None, False) if self.file is not None else terminal()
+        request = ReportRequest(full_names=full_names, width=width, color=color)
+        return render_document(document(), self.shape, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,26 +289,53 @@ class ResultOptions:
     """Format and file of a result; each command declares its formats with `formats_of`."""
 
     format_: str | None
-    output: OutputFile = None
+    output: Annotated[
+        Path | None, option("Write to FILE instead of stdout.", "-o --output FILE")
+    ] = None
     force: Force = False
-    json_: AsJsonFormat = False
+    json_: Annotated[bool, rare_option("Same as --format json.", "--json")] = False
     quiet: Quiet = False
 
-    def target(self, suffixes: Suffixes) -> Target:
+    @property
+    def printer(self) -> Printer:
+        """Printer of messages."""
+        return Printer(self.quiet)
+
+    def target(self) -> Target:
         """Return file and format; the command line takes precedence over settings.
 
         Raises:
-            UsageError: The extension belongs to no format, or the options contradict one another.
+            OutputError: The file exists.
+            UsageError: The extension belongs to no format, the options contradict one another, or a
+                terminal cannot show the format.
         """
-        file = None if self.output == STDOUT else self.output
-        return Target(file, self._format(file, suffixes), self.force)
+        from unified_prof.report.formats import FORMATS
+        from unified_prof.sqlite.atomic import refuse_existing
 
-    def _format(self, file: Path | None, suffixes: Suffixes) -> str:
+        known = {**{one.name: one.suffixes for one in FORMATS}, "junit": (".xml",)}
+        (offered,) = (
+            one.type for one in click.get_current_context().command.params if one.name == "format_"
+        )
+        assert isinstance(offered, click.Choice)
+        file = None if self.output == STDOUT else self.output
+        shape = self._format(file, {name: known[name] for name in offered.choices})
+        if file is not None:
+            refuse_existing(file, overwrite=self.force)
+        refuse(
+            file is None
+            and sys.stdout.isatty()
+            and any(one.name == shape and not one.for_terminal for one in FORMATS),
+            f"{shape} cannot be shown on a terminal",
+            hint="write it to a file with -o",
+            slug="not-for-a-terminal",
+        )
+        return Target(file, shape, self.force)
+
+    def _format(self, file: Path | None, suffixes: Mapping[str, tuple[str, ...]]) -> str:
         asked = self.format_
         typed_format, typed_json = is_typed("format_"), is_typed("json_")
         if self.json_ and typed_json:
-            if asked not in (None, JSON) and typed_format:
-                raise UsageError("--json contradicts --format", slug="contradicting-options")
+            refuse(asked not in (None, JSON) and typed_format, "--json contradicts --format")
             asked, typed_format = JSON, True
         elif self.json_ and not typed_format:
             asked = JSON
@@ -290,7 +343,9 @@ class ResultOptions:
             return asked or TEXT
         if asked is None or (file.suffix and not typed_format):
             return _format_of_file(file, suffixes)
-        if typed_format and _contradicts(file, asked, suffixes):
+        # `.txt` fits all formats.
+        others = [one for name, one in suffixes.items() if name not in (asked, TEXT)]
+        if typed_format and any(file.suffix.lower() in one for one in others):
             raise UsageError(
                 f"{file}: the extension selects {_format_of_file(file, suffixes)}, "
                 f"but the format is {asked}",
@@ -300,7 +355,7 @@ class ResultOptions:
         return asked
 
 
-def _format_of_file(file: Path, suffixes: Suffixes) -> str:
+def _format_of_file(file: Path, suffixes: Mapping[str, tuple[str, ...]]) -> str:
     """Return the format of a file's extension; text if there is no extension."""
     suffix = file.suffix.lower()
     for name, known in suffixes.items():
@@ -316,28 +371,7 @@ def _format_of_file(file: Path, suffixes: Suffixes) -> str:
     )
 
 
-def _contradicts(file: Path, asked: str, suffixes: Suffixes) -> bool:
-    """Return True if the extension belongs to another format; `.txt` fits all."""
-    suffix = file.suffix.lower()
-    return any(suffix in known for name, known in suffixes.items() if name not in (asked, TEXT))
-
-
 def is_typed(parameter: str) -> bool:
     """Return True if a parameter of this command was given on the command line."""
     source = click.get_current_context().get_parameter_source(parameter)
     return getattr(source, "name", None) == "COMMANDLINE"
-
-
-@contextmanager
-def with_convert_hint(*paths: Path) -> Iterator[None]:
-    """If a path is not a report, add the command that converts it to the error's hint."""
-    try:
-        yield
-    except StoreError as err:
-        from unified_prof.pipeline.discovery import report_hint
-
-        for path in paths:
-            if (hint := report_hint(path, str(err))) is not None:
-                err.hint = hint
-                break
-        raise

@@ -16,35 +16,27 @@ import click
 from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
 from unified_prof.base.text import printable
+from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import (
-    HELP_ALL,
-    REQUIRED,
-    Force,
-    Quiet,
-    argument,
-    command,
-    flag,
-    option,
-)
-from unified_prof.cli.output import WIPE
+from unified_prof.cli.output import Printer
 from unified_prof.cli.run_options import (
     MeasurementOptions,
-    OutputOptions,
     WorkloadCommand,
     WorkloadOptions,
-    check_script,
+    check,
+    make_backend,
     npu_options,
     with_npu_pairs,
 )
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import (
+    ALL,
     RankSelection,
     exec_unprofiled,
     is_measured,
+    parse_ranks,
     rank_of,
 )
-from unified_prof.pipeline.distributed import parse_ranks as chosen_ranks_of
 from unified_prof.pipeline.outputs import default_directory
 
 if TYPE_CHECKING:
@@ -73,7 +65,7 @@ class RunEnd:
         """Print that the reports are written; the workload continues."""
         if folders := sorted({str(path.parent) for paths in files.values() for path in paths}):
             where = printable(", ".join(folders))
-            start = WIPE if streams.is_terminal() else ""  # erase the progress line
+            start = printing.WIPE if streams.is_terminal() else ""  # erase the progress line
             line = f"uprof: measurement complete, reports in {where} (the script is still running)"
             self._say(start + line)
 
@@ -123,7 +115,7 @@ def _next_command(files: Mapping[str, tuple[Path, ...]], *, has_findings: bool) 
     return "uprof report --by line" if RUN_TIME in files else "uprof report"
 
 
-@command(
+@cli.command(
     "run",
     cls=WorkloadCommand,
     tables={"npu_options": npu_options()},
@@ -134,41 +126,35 @@ def _next_command(files: Mapping[str, tuple[Path, ...]], *, has_findings: bool) 
 def run(
     *,
     what: WorkloadOptions,
-    backend: str = option(
+    backend: str = cli.option(
+        "auto, cpu, cuda, npu, or a backend of another package. auto selects the first of npu, "
+        "cuda, cpu that is available.",
         default="auto",
-        help="auto, cpu, cuda, npu, or a backend of another package. auto selects the "
-        "first of npu, cuda, cpu that is available.",
     ),
-    output: Path | None = option(
-        "-o",
-        "--output",
-        metavar="DIR",
-        help="Directory for the reports.",
-        show_default="uprof_SCRIPT_TIME",
+    output: Path | None = cli.option(
+        "Directory for the reports. [default: uprof_SCRIPT_TIME]", "-o --output DIR"
     ),
     measured: MeasurementOptions,
-    dry_run: bool = flag(help="Print the command that would run, and exit."),
-    ranks: str = option(
+    dry_run: bool = cli.flag("Print the command that would run, and exit."),
+    ranks: str = cli.option(
+        "Ranks to profile, for example 0,8-15 or every:8. Other ranks run unprofiled.",
+        "LIST",
         default="all",
-        metavar="LIST",
-        help="Ranks to profile, for example 0,8-15 or every:8. Other ranks run unprofiled.",
     ),
-    batch_sizes: str | None = option(
-        metavar="LIST", help="Run once per batch size, for example 8,16,32.", shown_by=HELP_ALL
+    batch_sizes: str | None = cli.rare_option(
+        "Run once per batch size, for example 8,16,32.", "LIST"
     ),
-    memory: str | None = option(
-        metavar="SIZE",
-        help="Memory limit for the largest-batch estimate, for example 24GiB.",
-        shown_by=HELP_ALL,
+    memory: str | None = cli.rare_option(
+        "Memory limit for the largest-batch estimate, for example 24GiB.", "SIZE"
     ),
-    strict: bool = flag(
-        help="Fail if a rank cannot be measured although its workload succeeded. By "
-        "default only single-process runs fail; a rank leaves a report with the "
-        "reason.",
-        shown_by=HELP_ALL,
+    strict: bool = cli.rare_flag(
+        "Fail if a rank cannot be measured although its workload succeeded. By default only "
+        "single-process runs fail; a rank leaves a report with the reason."
     ),
-    force: Force = False,
-    said: OutputOptions,
+    force: cli.Force = False,
+    quiet: cli.Quiet = False,
+    verbose: bool = cli.flag("Show more operations.", "-v --verbose"),
+    json_: bool = cli.flag("Print the result as JSON; workload output goes to stderr.", "--json"),
     npu_options: Mapping[str, object],
 ) -> None:
     """Profile a PyTorch workload: any training script, or a script with providers.
@@ -176,16 +162,15 @@ def run(
     All arguments after SCRIPT, or after -m MODULE, belong to the workload. `uprof run --help-npu`
     shows the options of --backend npu.
     """
-    npu_options = with_npu_pairs(npu_options)
-    parse_ranks = chosen_ranks_of(ranks)
+    npu_options, selected = with_npu_pairs(npu_options), parse_ranks(ranks)
     workload = what.workload(attach="pid" in npu_options)
-    if not dry_run and not is_measured(rank_of(), parse_ranks):
+    if not dry_run and not is_measured(rank_of(), selected):
         exec_unprofiled(workload)
-    say = _suppress_messages if said.quiet else streams.tell
+    say = Printer(quiet).lines
     if not dry_run and "pid" not in npu_options and backend in _LOADING_TORCH:
         # JSON and the report of a rank contain the reason of a failure.
-        check_script(workload, syntax=not said.json_ and not rank_of().is_distributed)
-    chosen = _backend(backend, say, dry_run=dry_run)
+        check(workload, syntax=not json_ and not rank_of().is_distributed)
+    chosen = make_backend(backend, say, unchecked=dry_run)
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
     spec = measured.spec(workload, chosen, folder, npu_options)
     if dry_run:
@@ -196,8 +181,8 @@ def run(
     from unified_prof.sqlite.run_spool import recovery_hint
 
     if not force and (hint := recovery_hint(spec.output_dir)) is not None:
-        say(f"uprof: hint: {printable(hint)}")
-    spec = replace(spec, relay=_say_all_but_info if said.quiet else streams.tell)
+        say(f"uprof: hint: {hint}")
+    spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
     if batch_sizes is not None or memory is not None:
         from unified_prof.pipeline.run_summary import BatchSizes, run_sizes
 
@@ -211,14 +196,14 @@ def run(
                     RunEnd(quiet=True, json=False, top=10),
                     force=force,
                     strict=strict,
-                    ranks=parse_ranks,
-                    own_stdout=said.json_,
+                    ranks=selected,
+                    own_stdout=json_,
                 ),
-                as_json=said.json_,
+                as_json=json_,
             )
         )
-    shown = RunEnd(quiet=said.quiet, json=said.json_, top=50 if said.verbose else 10)
-    exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=parse_ranks)
+    shown = RunEnd(quiet=quiet, json=json_, top=50 if verbose else 10)
+    exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=selected)
     raise click.exceptions.Exit(exit_code)
 
 
@@ -261,16 +246,6 @@ def _run(
     return signals.status_of(result.exit_code)
 
 
-def _backend(name: str, say: Callable[[str], None], *, dry_run: bool) -> Backend:
-    from unified_prof.backends import registry
-
-    if name != registry.AUTO:
-        return registry.make(name) if dry_run else registry.load(name)
-    chosen = registry.choose()
-    say(f"uprof: backend {chosen.name}")
-    return chosen
-
-
 def _show_command(backend: Backend, spec: RunSpec) -> None:
     describe: Callable[[RunSpec], list[str]] | None = getattr(backend, "describe", None)
     if describe is None:
@@ -288,24 +263,16 @@ def _say_all_but_info(line: str) -> None:
         streams.tell(line)
 
 
-def _suppress_messages(_: str) -> None:
-    pass
-
-
 # Former commands `uprof time` and `uprof memory`: Skyline's spelling, one report each.
 def _skyline(
     report: str,
-    entry_point: str = argument(
-        metavar="ENTRY_POINT", help="Script to profile, with or without providers."
-    ),
-    output: Path = option(
-        "-o", "--output", default=REQUIRED, metavar="FILE", help="Report to write."
-    ),
-    backend: str = option(default="auto", help="auto, cpu or cuda."),
-    log_file: Path | None = option(hidden=True, help="Ignored, for compatibility with Skyline."),
-    debug: bool = flag("--debug", hidden=True, help="Ignored, for compatibility with Skyline."),
-    force: Force = False,
-    quiet: Quiet = False,
+    entry_point: str = cli.argument("Script to profile, with or without providers.", "ENTRY_POINT"),
+    output: Path = cli.option("Report to write.", "-o --output FILE", default=cli.REQUIRED),
+    backend: str = cli.option("auto, cpu or cuda.", default="auto"),
+    log_file: Path | None = cli.option("Ignored, for compatibility with Skyline.", hidden=True),
+    debug: bool = cli.flag("Ignored, for compatibility with Skyline.", "--debug", hidden=True),
+    force: cli.Force = False,
+    quiet: cli.Quiet = False,
 ) -> None:
     """Write one report of a script, as Skyline's `time` and `memory`."""
     from unified_prof.sqlite.atomic import output_error, refuse_existing
@@ -317,16 +284,14 @@ def _skyline(
     except OSError as err:
         raise output_error(target, err) from err
     try:
-        say = _suppress_messages if quiet else streams.tell
-        chosen = _backend(backend, say, dry_run=False)
+        chosen = make_backend(backend, Printer(quiet).lines)
         workload = WorkloadOptions([entry_point]).workload(attach=False)
         spec = MeasurementOptions(report=report).spec(workload, chosen, folder, {})
         spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
         made = folder / f"{report.replace('-', '_')}.sqlite"
         renamed = {f"{folder.name}/{made.name}": target.name, folder.name: target.name}
         shown = RunEnd(quiet=quiet, json=False, top=10, renamed=renamed)
-        every_rank = chosen_ranks_of("all")
-        exit_code = _run(chosen, spec, shown, force=True, strict=False, ranks=every_rank)
+        exit_code = _run(chosen, spec, shown, force=True, strict=False, ranks=ALL)
         if made.exists():
             refuse_existing(target, overwrite=force)
             try:
@@ -339,7 +304,7 @@ def _skyline(
 
 
 for _name, _report, _what in (("time", RUN_TIME, "run time"), ("memory", MEMORY, "memory")):
-    command(
+    cli.command(
         _name,
         help=f"Write only the {_what} report of a script, like Skyline's `{_name}`.\n\n"
         "`uprof run` has more options and writes both reports at once.",

@@ -6,10 +6,7 @@ connects them. Options of the NPU backend are rows of `backends.msprof_options`.
 
 from __future__ import annotations
 
-import re
-import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,26 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unified_prof.backends.cann import CHIPS, UNKNOWN
-from unified_prof.backends.msprof_options import (
-    BY_NAME,
-    DEFAULT_PRESET,
-    OPTIONS,
-    PRESETS,
-)
+from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTIONS, PRESETS
 from unified_prof.base import run_spec as asked
-from unified_prof.base import streams
 from unified_prof.base.text import printable
-from unified_prof.cli.command import (
-    HELP_ALL,
-    SCHEMA_HELP,
-    Command,
-    Option,
-    Quiet,
-    argument,
-    flag,
-    help_page,
-    option,
-)
+from unified_prof.cli import command as cli
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import Workload
 
@@ -48,69 +29,66 @@ if TYPE_CHECKING:
 _NPU_PAGE = "--help-npu"
 
 
-def npu_options() -> list[Option]:
+_NPU = {"section": "Recording and storage", "shown_by": _NPU_PAGE}
+
+
+@dataclass(frozen=True, slots=True)
+class _GeneralOptions:
+    """Options of --backend npu that are not options of msprof."""
+
+    preset: str | None = cli.option(
+        f"How much to record: {', '.join(PRESETS)}. Single options override the preset; options "
+        f"that msprof does not support on this chip are left out. [default: {DEFAULT_PRESET}]",
+        "NAME",
+        **_NPU,
+    )
+    npu_chip: str | None = cli.option(
+        f"Chip: {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: do not detect the chip, and "
+        "leave out options that msprof rejects. [default: detected by msprof and npu-smi]",
+        "NAME",
+        **_NPU,
+    )
+    exporter: str | None = cli.option(
+        "Exporter that builds the database; msprof handles what uprof cannot decode. "
+        "[default: uprof]",
+        "uprof|native",
+        **_NPU,
+    )
+    schema: str | None = cli.rare_option(f"{cli.SCHEMA_HELP} [default: documented]", "REVISION")
+    pid: int | None = cli.option(
+        "Record a running process (started with PROFILING_MODE=dynamic) for --duration seconds, or "
+        "until Ctrl-C, instead of starting a workload.",
+        "PID",
+        **_NPU,
+    )
+    npu: list[str] | None = cli.option(
+        "Any of these options in short form: `--npu preset=full --npu l2=on`. Repeatable.",
+        "KEY=VALUE",
+        **_NPU,
+    )
+    msprof_arg: list[str] | None = cli.option(
+        "Pass another argument to msprof. Repeatable.", metavar="--NAME=VALUE", **_NPU
+    )
+
+
+def npu_options() -> list[cli.Option]:
     """Return the options of --backend npu, and --help-npu."""
-    options = [_npu_option(name, **settings) for name, settings in _GENERAL.items()]
-    for row in OPTIONS:
-        if row.range:
-            metavar = f"{row.range[0]}-{row.range[1]}"
-        elif row.values:
-            metavar = (",".join if row.many else "|".join)(row.values)
-        else:
-            metavar = "TEXT"
-        options.append(_npu_option(row.name, metavar=metavar, help=row.help))
-    show_help = help_page(
+    show_help = cli.help_page(
         _NPU_PAGE,
         "Show the options of --backend npu and exit.",
         note="Options of msprof, checked before anything starts; in brackets the database tables "
         "that each fills. `uprof run --help` shows other options.",
     )
-    return [show_help, *options]
-
-
-# Options of --backend npu that are not options of msprof.
-_GENERAL: dict[str, dict[str, Any]] = {
-    "preset": {
-        "metavar": "NAME",
-        "help": f"How much to record: {', '.join(PRESETS)}. Single options override the preset; "
-        "options that msprof does not support on this chip are left out.",
-        "show_default": DEFAULT_PRESET,
-    },
-    "npu_chip": {
-        "metavar": "NAME",
-        "help": f"Chip: {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: do not detect the "
-        "chip, and leave out options that msprof rejects.",
-        "show_default": "detected by msprof and npu-smi",
-    },
-    "exporter": {
-        "metavar": "uprof|native",
-        "help": "Exporter that builds the database; msprof handles what uprof cannot decode.",
-        "show_default": "uprof",
-    },
-    "schema": {
-        "metavar": "REVISION",
-        "help": SCHEMA_HELP,
-        "show_default": "documented",
-        "section": None,
-        "shown_by": HELP_ALL,
-    },
-    "pid": {
-        "type": int,
-        "metavar": "PID",
-        "help": "Record a running process (started with PROFILING_MODE=dynamic) for --duration"
-        " seconds, or until Ctrl-C, instead of starting a workload.",
-    },
-    "npu": {
-        "multiple": True,
-        "metavar": "KEY=VALUE",
-        "help": "Any of these options in short form: `--npu preset=full --npu l2=on`. Repeatable.",
-    },
-    "msprof_arg": {
-        "multiple": True,
-        "metavar": "--NAME=VALUE",
-        "help": "Pass another argument to msprof. Repeatable.",
-    },
-}
+    options = [show_help, *cli.options_of(_GeneralOptions)]
+    for row in OPTIONS:
+        if row.range:
+            metavar = f"{row.range[0]}-{row.range[1]}"
+        else:
+            metavar = (",".join if row.many else "|".join)(row.values) or "TEXT"
+        about = {"help": row.help, "section": row.group, "shown_by": _NPU_PAGE}
+        names = [row.name, f"--{row.name.replace('_', '-')}"]
+        options.append(cli.Option(names, metavar=metavar, **about))
+    return options
 
 
 def with_npu_pairs(given: Mapping[str, object]) -> dict[str, object]:
@@ -143,24 +121,14 @@ def with_npu_pairs(given: Mapping[str, object]) -> dict[str, object]:
     return result | added
 
 
-def _npu_option(name: str, **settings: Any) -> Option:
-    section = BY_NAME[name].group if name in BY_NAME else "Recording and storage"
-    settings = {"section": section, "shown_by": _NPU_PAGE, **settings}
-    return Option([name, f"--{name.replace('_', '-')}"], **settings)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
     """The workload, as on a `python` command line."""
 
-    command: list[str] | None = argument(
-        default=None,
-        metavar="SCRIPT [ARGS]",
-        help="Workload; all arguments after SCRIPT belong to it.",
+    command: list[str] | None = cli.argument(
+        "Workload; all arguments after SCRIPT belong to it.", "SCRIPT [ARGS]", default=None
     )
-    module: str | None = option(
-        "-m", "--module", metavar="MODULE", help="Run a module, like python -m."
-    )
+    module: str | None = cli.option("Run a module, like python -m.", "-m --module MODULE")
 
     def workload(self, *, attach: bool) -> Workload:
         """Return the workload to run, or an empty one if --pid records a running process.
@@ -168,102 +136,68 @@ class WorkloadOptions:
         Raises:
             UsageError: No workload is given, or both a workload and --pid.
         """
-        command = self.command or []
+        command = tuple(self.command or ())
         if attach:
-            if self.module is not None or command:
-                raise UsageError(
-                    "--pid records a running process and takes no workload",
-                    slug="contradicting-options",
-                )
+            given = command or self.module is not None
+            cli.refuse(given, "--pid records a running process and takes no workload")
             return Workload("process", False, ())
         if self.module is not None:
-            return Workload(self.module, True, tuple(command))
-        if not command:
-            raise UsageError(
-                "no workload given",
-                hint="uprof run SCRIPT [ARGS]... or -m MODULE [ARGS]...",
-                slug="nothing-to-run",
-            )
-        return Workload(command[0], False, tuple(command[1:]))
+            return Workload(self.module, True, command)
+        cli.refuse(
+            not command,
+            "no workload given",
+            hint="uprof run SCRIPT [ARGS]... or -m MODULE [ARGS]...",
+            slug="nothing-to-run",
+        )
+        return Workload(command[0], False, command[1:])
 
 
-def check_script(workload: Workload, *, syntax: bool) -> None:
-    """Check that the script exists and, if `syntax`, is valid Python, before torch is imported.
+def check(workload: Workload, *, syntax: bool) -> None:
+    """Check a script before torch is imported, see `check_script`; exits if it is not valid."""
+    from unified_prof.tracking.program import check_script
 
-    Raises:
-        UsageError: The script does not exist.
-        Exit: It is not valid Python; Python's message has been printed.
-    """
-    path = Path(workload.target)
-    if workload.is_module:
-        return
-    if path.exists():
-        if not syntax:
-            return
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they are shown when it runs
-                compile(path.read_bytes(), str(path.absolute()), "exec", dont_inherit=True)
-        except SyntaxError as error:
-            sys.excepthook(SyntaxError, error.with_traceback(None), None)
-            streams.tell(f"uprof: {printable(f'{path.name}: {type(error).__name__}: {error.msg}')}")
-            raise click.exceptions.Exit(1) from None
-        except (OSError, ValueError):  # reported when it is read
-            pass
-        return
-    words = [*workload.target.split(), *workload.arguments]
-    if re.fullmatch(r"python[0-9.]*", Path(words[0]).name):
-        hint = f"leave out `{words[0]}`: uprof run {' '.join(words[1:])}".rstrip()
-    else:
-        folder = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = get_close_matches(path.name, folder, n=1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else "give the path of a .py file"
-    raise UsageError(f"no such script: {workload.target}", hint=hint, slug="no-script")
+    if not workload.is_module and not check_script(
+        workload.target, workload.arguments, syntax=syntax
+    ):
+        raise click.exceptions.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
     """Reports and iterations to measure, and which operations to keep."""
 
-    report: str | None = option(
-        metavar="LIST",
-        help="Reports to write: run-time, memory, timeline; comma-separated.",
-        show_default="depends on the backend",
+    report: str | None = cli.option(
+        "Reports to write: run-time, memory, timeline; comma-separated. [default: depends on the "
+        "backend]",
+        "LIST",
     )
-    timeline_detail: str | None = option(
-        metavar="LIST",
-        help="Timeline on cpu or cuda: also record shapes, stacks and memory "
-        "(comma-separated), or none. All of them almost double the step time.",
-        show_default="shapes",
-        shown_by=HELP_ALL,
+    timeline_detail: str | None = cli.rare_option(
+        "Timeline on cpu or cuda: also record shapes, stacks and memory (comma-separated), or "
+        "none. All of them almost double the step time. [default: shapes]",
+        "LIST",
     )
-    warmup: int = option(default=asked.WARMUP, min=0, help="Iterations to skip before measuring.")
-    iterations: int = option(default=asked.ITERATIONS, min=1, help="Iterations to measure.")
-    project_root: Path | None = option(
-        metavar="DIR",
-        help="Directory of the user's own files, which appear in stack frames.",
-        show_default="the current directory, or the script's if it is outside",
-        shown_by=HELP_ALL,
+    warmup: int = cli.option("Iterations to skip before measuring.", default=asked.WARMUP, min=0)
+    iterations: int = cli.option("Iterations to measure.", default=asked.ITERATIONS, min=1)
+    project_root: Path | None = cli.rare_option(
+        "Directory of the user's own files, which appear in stack frames. [default: the current "
+        "directory, or the script's if it is outside]",
+        "DIR",
     )
-    scope: str = option(
+    scope: str = cli.rare_option(
+        "module: operations called below a module of the project; project: all operations with a "
+        "frame in the project, for example a loss outside the model.",
         default=asked.MODULE,
         choices=(asked.MODULE, asked.PROJECT),
-        help="module: operations called below a module of the project; project: all "
-        "operations with a frame in the project, for example a loss outside the "
-        "model.",
-        shown_by=HELP_ALL,
     )
-    include: list[str] | None = option(
-        metavar="PACKAGE",
-        help="Keep frames of this package below the user's own, for example "
-        "mylibrary.models. Repeatable.",
-        show_default="model code of transformers, diffusers, timm, torchvision",
-        shown_by=HELP_ALL,
+    include: list[str] | None = cli.rare_option(
+        "Keep frames of this package below the user's own, for example mylibrary.models. "
+        "Repeatable. [default: model code of transformers, diffusers, timm, torchvision]",
+        "PACKAGE",
     )
-    batch_size: int | None = option(
-        min=1, help="Batch size to request from the input provider.", shown_by=HELP_ALL
+    batch_size: int | None = cli.rare_option(
+        "Batch size to request from the input provider.", min=1
     )
-    stop_after: bool = flag(help="End the script when the measurement is complete.")
+    stop_after: bool = cli.flag("End the script when the measurement is complete.")
 
     def spec(
         self,
@@ -277,6 +211,9 @@ class MeasurementOptions:
         Raises:
             UsageError: An unknown report, or a path that is not a directory.
         """
+        detail: dict[str, object] = {}
+        if self.timeline_detail is not None:
+            detail["timeline_detail"] = timeline_details(self.timeline_detail)
         return asked.RunSpec(
             target=workload.target,
             is_module=workload.is_module,
@@ -290,17 +227,8 @@ class MeasurementOptions:
             include=tuple(self.include or ()),
             batch_size=self.batch_size,
             stop_after=self.stop_after,
-            options={**npu_options, **_timeline_options(self.timeline_detail)},
+            options={**npu_options, **detail},
         )
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """Options of the output."""
-
-    quiet: Quiet = False
-    verbose: bool = flag("-v", "--verbose", help="Show more operations.")
-    json_: bool = flag("--json", help="Print the result as JSON; workload output goes to stderr.")
 
 
 def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
@@ -309,47 +237,53 @@ def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
     if text is None:
         return default_reports(backend)
     known = (asked.RUN_TIME, asked.MEMORY, asked.TIMELINE)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    names = [asked.RUN_TIME if name == "time" else name for name in names]
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(
-            f"unknown report {unknown[0]!r}",
-            hint=(f"known reports: {', '.join(known)}"),
-            slug="unknown-report",
-        )
-    if not names:
-        raise UsageError(
-            "--report is empty", hint=(f"known reports: {', '.join(known)}"), slug="unknown-report"
-        )
+    names = [asked.RUN_TIME if name == "time" else name for name in names_in(text)]
+    unknown = [name for name in names if name not in known]
+    cli.refuse(
+        unknown or not names,
+        f"unknown report {unknown[0]!r}" if unknown else "--report is empty",
+        hint=f"known reports: {', '.join(known)}",
+        slug="unknown-report",
+    )
     return tuple(name for name in known if name in names)
 
 
-def _timeline_options(detail: str | None) -> dict[str, object]:
-    return {} if detail is None else {"timeline_detail": timeline_details(detail)}
+def names_in(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def timeline_details(detail: str | None) -> tuple[str, ...]:
     """Return the details that --timeline-detail names; `none` is no detail."""
-    names = tuple(name.strip() for name in (detail or "shapes").split(",") if name.strip())
+    names = (*names_in(detail or "shapes"),)
     return () if names == ("none",) else names
 
 
 def _project_root(given: Path | None, workload: Workload) -> Path:
     if given is not None:
-        if not given.is_dir():
-            raise UsageError(
-                f"--project-root {printable(str(given))} is not a directory", slug="no-folder"
-            )
+        what = f"--project-root {printable(str(given))} is not a directory"
+        cli.refuse(not given.is_dir(), what, slug="no-folder")
         return given.resolve()
     here = Path.cwd()
     script = Path(workload.target).resolve()
     return here if workload.is_module or script.is_relative_to(here) else script.parent
 
 
+def make_backend(name: str, say: Callable[[str], None], *, unchecked: bool = False) -> Backend:
+    """Return a backend; `unchecked` if the machine need not be able to run it."""
+    from unified_prof.backends import registry
+
+    if name != registry.AUTO:
+        return registry.make(name) if unchecked else registry.load(name)
+    chosen = registry.choose()
+    say(f"uprof: backend {chosen.name}")
+    return chosen
+
+
 MODULE_OPTIONS = ("-m", "--module")
 
 
-class WorkloadCommand(Command):
+class WorkloadCommand(cli.Command):
     """Command that stops parsing options at the first positional argument, or after `-m MODULE`.
 
     Same as Python: in `python -m pkg --epochs 3` the option belongs to the module.
@@ -359,7 +293,9 @@ class WorkloadCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our options out of `args` and leave the workload's unchanged."""
-        return super().parse_args(ctx, end_options_after_module(args, self._options_with_value()))
+        options = [one for one in self.params if isinstance(one, cli.Option) and not one.is_flag]
+        with_value = {name for option in options for name in option.opts}
+        return super().parse_args(ctx, end_options_after_module(args, with_value))
 
     def option_hint(
         self, ctx: click.Context, name: str, args: Sequence[str], *, cutoff: float = 0.8
@@ -372,16 +308,8 @@ class WorkloadCommand(Command):
         """Return the pieces of the usage line."""
         return ["[OPTIONS]", "[--]", "SCRIPT|-m MODULE", "[ARGS]..."]
 
-    def _options_with_value(self) -> frozenset[str]:
-        names: set[str] = set()
-        for param in self.params:
-            flag: Any = getattr(param, "is_flag", False)
-            if param.param_type_name == "option" and not flag:
-                names.update(param.opts)
-        return frozenset(names)
 
-
-def end_options_after_module(args: list[str], with_value: frozenset[str]) -> list[str]:
+def end_options_after_module(args: list[str], with_value: Collection[str]) -> list[str]:
     """Return `args` with `--` inserted after `-m MODULE` if that ends our options.
 
     Args:

@@ -12,9 +12,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from unified_prof.cli import output, report_input
-from unified_prof.cli.command import AsJson, OneRank, Quiet, ReportPath, command, flag, option
-from unified_prof.cli.report_input import Convert
+from unified_prof.cli import command as cli
+from unified_prof.cli import output
+from unified_prof.cli.output import Printer
 from unified_prof.errors import StoreError, UprofError
 from unified_prof.schema.catalogue import WATCH_FILES
 
@@ -25,34 +25,34 @@ _HTML, _BYTES = "text/html; charset=utf-8", "application/octet-stream"
 # ui.perfetto.dev may fetch from this port of 127.0.0.1 only.
 _PERFETTO_PORT = 9001
 _IDLE_S = 600
+_WHERE_TO_OPEN = "open the address in a browser on this machine"
 # Seconds to keep serving after the trace was fetched.
 _AFTER_TRACE_S = 30
 
 
-@command(
+@cli.command(
     "view",
     epilog="Exit codes: 0 success, also after Ctrl-C; 2 usage error, or the port is in use; "
     "6 recording unreadable; 7 report missing or unreadable (the other reports of a "
     "directory are still shown).",
 )
 def view(
-    path: ReportPath,
-    perfetto: bool = flag(help="Open the timeline in ui.perfetto.dev instead of the page."),
-    port: int | None = option(
+    path: cli.ReportPath,
+    perfetto: bool = cli.flag("Open the timeline in ui.perfetto.dev instead of the page."),
+    port: int | None = cli.option(
+        "Port on 127.0.0.1. [default: 9001 with --perfetto if it is free, else any]",
+        "N",
         min=1,
         max=65535,
-        metavar="N",
-        help="Port on 127.0.0.1.",
-        show_default="9001 with --perfetto if it is free, else any",
     ),
-    no_open: bool = flag(help="Print the address without opening a browser."),
-    idle: int = option(
-        default=_IDLE_S, min=0, metavar="SECONDS", help="Stop after this time without a request."
+    no_open: bool = cli.flag("Print the address without opening a browser."),
+    idle: int = cli.option(
+        "Stop after this time without a request.", "SECONDS", default=_IDLE_S, min=0
     ),
-    rank: OneRank = None,
-    convert: Convert = False,
-    quiet: Quiet = False,
-    json_: AsJson = False,
+    rank: cli.OneRank = None,
+    convert: cli.Convert = False,
+    *,
+    said: Printer,
 ) -> None:
     """Open a run in the browser: as a page, or its timeline in Perfetto.
 
@@ -70,33 +70,36 @@ def view(
             items, missing = _watched(run), ""
         else:
             made = _timeline if perfetto else _page
-            items, missing = made(path, folder, rank, convert=convert, quiet=quiet)
+            items, missing = made(path, folder, rank, said, convert=convert)
         ports = (_PERFETTO_PORT, 0) if perfetto else (0,)
         with Served(items, ports if port is None else (port,)) as served:
-            if json_:
-                output.put_json({"url": served.url, "port": served.port})
-            else:
+            if not said.json(lambda: {"url": served.url, "port": served.port}):
                 output.put(f"{served.url}\n")
             opened = not no_open and open_browser(served.url, folder)
-            if not quiet:
-                _print_address(served.port, opened=opened)
+            where = "opened in the browser" if opened else _WHERE_TO_OPEN
+            said.note(f"{where}; press Ctrl-C to stop")
+            if not opened or "SSH_CONNECTION" in os.environ:
+                said.hint(
+                    f"from another machine, run `ssh -N -L {served.port}:127.0.0.1:{served.port} "
+                    f"{socket.gethostname()}` and open the same address there"
+                )
             with suppress(KeyboardInterrupt):
                 served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
     output.end_if_missing(missing)
 
 
 def _page(
-    path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
+    path: Path, folder: Path, rank: int | None, said: Printer, *, convert: bool = False
 ) -> tuple[list[Item], str]:
     """Return the page of a run, and a description of what could not be read."""
     from unified_prof.base.loopback import Item
+    from unified_prof.pipeline.report_input import render_reports
     from unified_prof.report import formats
 
     shape, request = formats.find_format("html"), formats.ReportRequest()
-    reader = report_input.Reader(convert, quiet)
-    made = report_input.render_reports(path, shape, request, rank=rank, reader=reader)
-    if rank is None and not quiet:
-        report_input.print_hints(path, made)
+    made = render_reports(path, shape, request, said.reader(convert), rank=rank)
+    for hint in made.hints:
+        said.hint(hint)
     assert isinstance(made.content, str)
     return [Item("", _HTML, made.content.encode())], made.missing
 
@@ -119,46 +122,35 @@ def _watched(path: Path) -> Callable[[str], Item | None]:
             events = [event for one in ranks.values() for event in one.events]
             if any(event.capture == name and event.status == "ready" for event in events):
                 with suppress(UprofError):
-                    return _page(path / name, path, None, convert=False, quiet=True)[0][0]
+                    return _page(path / name, path, None, Printer(quiet=True))[0][0]
         return None
 
     return find
 
 
 def _timeline(
-    path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
+    path: Path, folder: Path, rank: int | None, said: Printer, *, convert: bool = False
 ) -> tuple[list[Item], str]:
     """Return the page that opens Perfetto, the timeline, and a note about missing data."""
     from unified_prof.base.loopback import Item
-    from unified_prof.cli import export
     from unified_prof.cluster.rank_partial import is_run_directory
+    from unified_prof.pipeline import export
+    from unified_prof.pipeline.distributed import RankSelection
     from unified_prof.report import html_page as opener
 
     title = path.absolute().name
     # Perfetto also reads Chrome's format, which needs no extra package.
     suffix = ".perfetto-trace" if find_spec("perfetto") else ".json"
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
-    missing, reader = "", report_input.Reader(convert, quiet, file)
+    reader = said.reader(convert, file)
     if rank is not None or is_run_directory(path):
-        ranks = None if rank is None else [rank]
-        written, _ = export.write_ranks(path, file, ranks, None, reader, force=False)
+        chosen = None if rank is None else RankSelection(((rank, rank),))
+        made = export.export_ranks(path, file, reader, chosen)
     else:
-        written, coverage = export.write_reports(path, file, reader, with_path=False, force=False)
-        missing = coverage.sentence if coverage.missing else ""
-    if not quiet:
-        output.print_message(export.trace_summary(Path(file.name), written))
+        made = export.export_timeline(path, file, reader)
+    said.lines(*(line.replace(str(file), file.name) for line in made.lines))
     page = opener.perfetto_opener_page(title, file.name, file.stat().st_size)
     return [
         Item("", _HTML, page.encode()),
         Item(file.name, _BYTES, file, reader=opener.PERFETTO_URL, is_last=True),
-    ], missing
-
-
-def _print_address(port: int, *, opened: bool) -> None:
-    where = "opened in the browser" if opened else "open the address in a browser on this machine"
-    output.print_message(f"uprof: note: {where}; press Ctrl-C to stop")
-    if not opened or "SSH_CONNECTION" in os.environ:
-        output.print_message(
-            f"uprof: hint: from another machine, run `ssh -N -L {port}:127.0.0.1:{port} "
-            f"{socket.gethostname()}` and open the same address there"
-        )
+    ], made.missing

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,24 @@ import click
 
 from unified_prof.base import signals, streams
 from unified_prof.base.text import printable
+from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import HELP_ALL, AsJson, Quiet, argument, command, flag, option
+from unified_prof.cli.output import Printer
 from unified_prof.cli.run_options import (
     MeasurementOptions,
     WorkloadCommand,
     WorkloadOptions,
-    check_script,
+    check,
+    make_backend,
+    names_in,
     timeline_details,
 )
-from unified_prof.errors import CaptureError, UsageError
-from unified_prof.pipeline.distributed import (
-    exec_unprofiled,
-    is_measured,
-    parse_ranks,
-    rank_of,
-)
+from unified_prof.errors import CaptureError
+from unified_prof.pipeline.distributed import exec_unprofiled, is_measured, parse_ranks, rank_of
 from unified_prof.pipeline.outputs import default_directory
 
 
-@command(
+@cli.command(
     "watch",
     cls=WorkloadCommand,
     no_args_is_help=True,
@@ -42,57 +41,44 @@ from unified_prof.pipeline.outputs import default_directory
 def watch(
     *,
     what: WorkloadOptions,
-    backend: str = option(
-        default="auto", help="auto, cpu, cuda or npu; auto selects the first that is available."
+    backend: str = cli.option(
+        "auto, cpu, cuda or npu; auto selects the first that is available.", default="auto"
     ),
-    output: Path | None = option(
-        "-o",
-        "--output",
-        metavar="DIR",
-        help="Directory of the files, the same for all ranks.",
-        show_default="uprof_SCRIPT_TIME",
+    output: Path | None = cli.option(
+        "Directory of the files, the same for all ranks. [default: uprof_SCRIPT_TIME]",
+        "-o --output DIR",
     ),
-    capture_steps: int = option(default=5, min=1, max=1000, help="Steps per capture."),
-    slow: float = option(
-        default=2.0,
-        min=1.0,
-        metavar="K",
-        help="Capture after a step of K times the running median.",
+    capture_steps: int = cli.option("Steps per capture.", default=5, min=1, max=1000),
+    slow: float = cli.option(
+        "Capture after a step of K times the running median.", "K", default=2.0, min=1.0
     ),
-    drift: float = option(
-        default=10.0,
-        min=1.0,
-        metavar="PERCENT",
-        help="Capture if steps take this much longer for good.",
+    drift: float = cli.option(
+        "Capture if steps take this much longer for good.", "PERCENT", default=10.0, min=1.0
     ),
-    every: float | None = option(min=1.0, metavar="SECONDS", help="Also capture at this interval."),
-    share: float = option(
+    every: float | None = cli.option("Also capture at this interval.", "SECONDS", min=1.0),
+    share: float = cli.option(
+        "Most of the time that triggered captures may take; 0: only requested ones.",
+        "PERCENT",
         default=2.0,
         min=0.0,
         max=100.0,
-        metavar="PERCENT",
-        help="Most of the time that triggered captures may take; 0: only requested ones.",
     ),
-    export: str | None = option(
-        metavar="LIST",
-        help="Also pass steps to opentelemetry, prometheus, tensorboard, wandb, mlflow "
+    export: str | None = cli.option(
+        "Also pass steps to opentelemetry, prometheus, tensorboard, wandb, mlflow "
         "(comma-separated).",
+        "LIST",
     ),
-    live: bool = flag(help="Show the steps below the script's output if that is a terminal."),
-    attach: Path | None = option(metavar="DIR", help="Show a watched run, from another terminal."),
-    timeline_detail: str | None = option(
-        metavar="LIST",
-        help="Captures also record shapes, stacks and memory (comma-separated), or none.",
-        show_default="shapes",
-        shown_by=HELP_ALL,
+    live: bool = cli.flag("Show the steps below the script's output if that is a terminal."),
+    attach: Path | None = cli.option("Show a watched run, from another terminal.", "DIR"),
+    timeline_detail: str | None = cli.rare_option(
+        "Captures also record shapes, stacks and memory (comma-separated), or none. [default: "
+        "shapes]",
+        "LIST",
     ),
-    ranks: str = option(
-        default="all",
-        metavar="LIST",
-        help="Ranks to watch, for example 0,8-15 or every:8.",
-        shown_by=HELP_ALL,
+    ranks: str = cli.rare_option(
+        "Ranks to watch, for example 0,8-15 or every:8.", "LIST", default="all"
     ),
-    quiet: Quiet = False,
+    quiet: cli.Quiet = False,
 ) -> None:
     """Watch a workload for its whole run: time, parts and memory of each step.
 
@@ -101,10 +87,9 @@ def watch(
     `uprof report DIR` shows the run, also while it continues.
     """
     if attach is not None:
-        if what.command or what.module is not None:
-            raise UsageError(
-                "--attach shows a watched run and takes no workload", slug="contradicting-options"
-            )
+        cli.refuse(
+            what.command or what.module, "--attach shows a watched run and takes no workload"
+        )
         from unified_prof.cli import watch_live
 
         watch_live.attach(attach)
@@ -112,18 +97,15 @@ def watch(
     workload = what.workload(attach=False)
     if not is_measured(rank_of(), parse_ranks(ranks)):
         exec_unprofiled(workload)
-    check_script(workload, syntax=True)
-    from unified_prof.backends import registry
+    check(workload, syntax=True)
     from unified_prof.backends.msprof_dynamic import MODE, MODE_VARIABLE
     from unified_prof.backends.torch_device import workload_environment
     from unified_prof.pipeline import provenance
     from unified_prof.pipeline.watch import Watch, WatchSettings
     from unified_prof.tracking.workload import run_watched
 
-    if backend == "npu":  # steps need no msprof
-        chosen = registry.make(backend)
-    else:
-        chosen = registry.choose() if backend == registry.AUTO else registry.load(backend)
+    # Steps need no msprof.
+    chosen = make_backend(backend, lambda _: None, unchecked=backend == "npu")
     if chosen.name == "npu":
         os.environ.setdefault(MODE_VARIABLE, MODE)
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
@@ -137,20 +119,18 @@ def watch(
     )
     spec = MeasurementOptions(report="timeline").spec(workload, chosen, folder, {})
     facts = provenance.of_run(spec, chosen.name, rank_of(), provenance.now())
-    names = [name.strip() for name in (export or "").split(",") if name.strip()]
     exporters = []
-    if names:
+    if names := names_in(export or ""):
         from unified_prof.integrations.watch_exporters import open_exporters
 
-        exporters = open_exporters(
-            names, folder, {name: value for name, value in facts.items() if value is not None}
-        )
+        known = {name: value for name, value in facts.items() if value is not None}
+        exporters = open_exporters(names, folder, known)
     is_first = not rank_of().number
-    if not quiet and is_first:
-        streams.tell(f"uprof: watching, steps in {printable(str(folder))}")
+    said = Printer(quiet=quiet or not is_first)
+    said.lines(f"uprof: watching, steps in {folder}")
     shows = live and is_first and streams.is_terminal() and sys.stdout.isatty()
-    if live and is_first and not shows and not quiet:
-        streams.tell("uprof: note: --live needs a terminal at stdout and stderr")
+    if live and not shows:
+        said.note("--live needs a terminal at stdout and stderr")
     view: AbstractContextManager[None] = nullcontext()
     if shows:
         from unified_prof.cli import watch_live
@@ -163,46 +143,35 @@ def watch(
         signals.held_back_from_end_of_workload(),
         workload_environment(chosen.name),
     ):
-        code = run_watched(
-            spec,
-            lambda bottoms: Watch(
-                folder,
-                chosen.name,
-                settings=settings,
-                facts=facts,
-                exporters=exporters,
-                bottoms=bottoms,
-            ),
+        make = partial(
+            Watch, folder, chosen.name, settings=settings, facts=facts, exporters=exporters
         )
-    if not quiet and is_first:
-        _say_summary(folder)
+        code = run_watched(spec, lambda bottoms: make(bottoms=bottoms))
+    if not said.quiet:
+        from unified_prof.report.watch_document import run_figures, watch_document
+        from unified_prof.sqlite.watch_file import read_folder
+
+        document = watch_document(run_figures(read_folder(folder), folder))
+        streams.tell(printing.message_text(document))
     raise click.exceptions.Exit(signals.status_of(code))
 
 
-def _say_summary(folder: Path) -> None:
-    from unified_prof.report.watch_document import run_figures, watch_document
-    from unified_prof.sqlite.watch_file import read_folder
-
-    document = watch_document(run_figures(read_folder(folder), folder))
-    streams.tell(printing.message_text(document))
-
-
-@command(
+@cli.command(
     "capture",
     epilog="Exit codes: 0 success; 2 usage error; 5 no capture in time, or it failed; 7 no "
     "watched run; 9 request cannot be written.",
 )
 def capture(
-    target: str = argument(metavar="DIR|PID", help="Directory of a watched run, or its process."),
-    steps: int = option(default=5, min=1, max=1000, help="Steps to record."),
-    ranks: str = option(
-        default="all", metavar="LIST", help="Ranks to record, for example 0,8-15 or every:8."
+    target: str = cli.argument("Directory of a watched run, or its process.", "DIR|PID"),
+    steps: int = cli.option("Steps to record.", default=5, min=1, max=1000),
+    ranks: str = cli.option(
+        "Ranks to record, for example 0,8-15 or every:8.", "LIST", default="all"
     ),
-    timeout: float = option(
-        default=120.0, min=0.0, metavar="SECONDS", help="Longest time to wait; 0: do not wait."
+    timeout: float = cli.option(
+        "Longest time to wait; 0: do not wait.", "SECONDS", default=120.0, min=0.0
     ),
-    quiet: Quiet = False,
-    json_: AsJson = False,
+    *,
+    said: Printer,
 ) -> None:
     """Record a timeline of some steps of a running, watched workload.
 
@@ -212,42 +181,29 @@ def capture(
     from unified_prof.sqlite.watch_file import read_folder
 
     folder = captures.folder_of(int(target)) if target.isdecimal() else Path(target)
-    known = read_folder(folder)
-    chosen = parse_ranks(ranks)
+    known, chosen = read_folder(folder), parse_ranks(ranks)
     running = [rank for rank in sorted(known) if rank in chosen and known[rank].is_running]
-    if not running:
-        raise UsageError(
-            f"no selected rank of {folder} is running",
-            hint=f"see the steps so far with uprof report {folder}",
-            slug="no-such-rank",
-        )
-    name = f"{time.time_ns()}_{os.getpid()}"
+    cli.refuse(
+        not running,
+        f"no selected rank of {folder} is running",
+        hint=f"see the steps so far with uprof report {folder}",
+        slug="no-such-rank",
+    )
     request = captures.CaptureRequest(
-        name, captures.common_step(known, running), steps, tuple(running)
+        f"{time.time_ns()}_{os.getpid()}", captures.common_step(known, running), steps, (*running,)
     )
     captures.ask(folder, request)
-    end_s = time.monotonic() + timeout
     waiting, made, failed = set(running), list[dict[str, Any]](), False
-    while waiting and time.monotonic() < end_s:
-        time.sleep(0.2)
-        known = read_folder(folder, known)
-        for rank in sorted(waiting):
-            for event in known[rank].events:
-                is_over = event.status in _DONE or (event.capture is None and event.finding)
-                if event.kind == "request" and name in event.text and is_over:
-                    failed |= event.status != "ready"
-                    waiting.discard(rank)
-                    fields = {"rank": rank, "status": event.status, "finding": event.finding}
-                    place = folder / (event.capture or "")
-                    made.append({"directory": str(place), **fields})
-                    if not json_:
-                        told = event.finding or str(event.status)
-                        printing.put(f"{printable(str(place))}: {printable(told)}\n")
-            if rank in waiting and not known[rank].is_running:
-                waiting.discard(rank)
-                failed = True
-    if json_:
-        printing.put_json({"captures": made})
+    for rank, event in captures.follow(folder, known, request, timeout):
+        waiting.discard(rank)
+        failed |= event is None or event.status != "ready"
+        if event is not None:
+            place = str(folder / (event.capture or ""))
+            fields = {"rank": rank, "status": event.status, "finding": event.finding}
+            made.append({"directory": place, **fields})
+            if not said.json_:
+                printing.put(printable(f"{place}: {event.finding or event.status}") + "\n")
+    said.json(lambda: {"captures": made})
     if waiting and timeout:
         numbers = ", ".join(map(str, sorted(waiting)))
         raise CaptureError(
@@ -260,8 +216,5 @@ def capture(
             f"{len(made)} of {len(running)} captures were made, the others failed or the run ended",
             slug="nothing-measured",
         )
-    if not quiet and not timeout:
-        streams.tell(f"uprof: requested, see uprof report {printable(str(folder))}")
-
-
-_DONE = ("ready", "failed")
+    if not timeout:
+        said.lines(f"uprof: requested, see uprof report {folder}")

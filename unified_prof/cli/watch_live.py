@@ -13,64 +13,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from unified_prof.cli import output as printing
 from unified_prof.errors import StoreError
-from unified_prof.report.document import Document
-from unified_prof.report.names import format_duration, format_share
 from unified_prof.report.terminal import render_text
-from unified_prof.report.watch_document import add_facts, run_figures
+from unified_prof.report.watch_document import RECENT_STEPS, live_document, run_figures
 from unified_prof.sqlite.watch_file import RankSteps, read_folder
 
 _INTERVAL_S = 1.0
-# Latest steps that the figures and the chart show.
-_RECENT = 240
-_CHART_WIDTH = 60
-_HEIGHTS = "▁▂▃▄▅▆▇█"
-_MAX_EVENTS = 3
 # Lines below a script; at most half of the terminal.
 _LINES = 12
-
-
-def live_document(ranks: Mapping[int, RankSteps], folder: Path) -> Document:
-    """Return the latest steps and events; of several ranks, the parts of the slowest one."""
-    document, run = Document(), run_figures(ranks, folder, recent=_RECENT)
-    document.title(f"{folder}: {run.headline}")
-    known = [(one, one.length.median_ns) for one in run.ranks if one.length is not None]
-    for one, _ in known:
-        if run.slowest_rank in (None, one.rank):
-            add_facts(document, one)
-            document.fact("step time", sparkline(ranks[one.rank].values("length_ns")[-_RECENT:]))
-            clock = one.clocks[-1]
-            parts = [part for part in clock.parts_ns.items() if part[1]]
-            texts = (f"{name} {format_share(part_ns, clock.step_ns)}" for name, part_ns in parts)
-            document.fact("parts", ", ".join(texts), parts)
-    if len(known) > 1:
-        medians_ns = np.array([median_ns for _, median_ns in known])
-        ends = f"median {format_duration(medians_ns.min())} to {format_duration(medians_ns.max())}"
-        document.fact("ranks", f"{sparkline(medians_ns)}  {ends}")
-    events = [event for one in run.ranks for event in one.events if event.kind != "healthy"]
-    for event in sorted(events, key=lambda event: event.time_ns)[-_MAX_EVENTS:]:
-        document.fact("event", event.text)
-    return document
-
-
-def sparkline(values: NDArray[np.float64]) -> str:
-    """Return the maxima of up to 60 blocks as bars; a full bar is the overall maximum."""
-    count = min(_CHART_WIDTH, len(values))
-    most = np.maximum.reduceat(
-        values, np.linspace(0, len(values), count, endpoint=False).astype(int)
-    )
-    return "".join(_HEIGHTS[min(int(8 * one / max(most.max(), 1)), 7)] for one in most)
 
 
 def _updates(folder: Path) -> Iterator[dict[int, RankSteps]]:
@@ -102,7 +61,7 @@ def attach(folder: Path) -> None:
         for ranks in _updates(folder):
             steps = max(len(one) for one in ranks.values())
             if steps != shown:
-                headline = run_figures(ranks, folder, recent=_RECENT).headline
+                headline = run_figures(ranks, folder, recent=RECENT_STEPS).headline
                 printing.put(f"step {steps:,}: {headline}\n")
             shown = steps
 

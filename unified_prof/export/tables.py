@@ -7,7 +7,7 @@ dictionary tables are written too. Tables are read and written in batches.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -47,6 +47,17 @@ class Exported:
 
     files: list[Written] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text."""
+        for file in self.files:
+            yield f"  {file.name}  rows: {file.entries:,}"
+        for one in self.left_out:
+            yield f"  null in {one.table}.{one.column}: {one.count:,}, {one.why}"
 
 
 def write(

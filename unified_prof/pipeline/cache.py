@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,29 +22,13 @@ from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageEr
 from unified_prof.pipeline import discovery, output_paths, outputs, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import FoundRecording
+from unified_prof.pipeline.report_input import ReportInput
 from unified_prof.recording import run_directory
 from unified_prof.recording.source import Missing
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import remove_abandoned
 from unified_prof.sqlite.detect import detect
 from unified_prof.version import VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class CachedReports:
-    """Reports to read instead of the path that the user passed."""
-
-    path: Path
-    """A report, or a directory of reports if the path contains several recordings."""
-    converted: tuple[tuple[FoundRecording, Path], ...] = ()
-    """Recordings and their reports; empty if the path names reports."""
-    failed: tuple[tuple[Path, UprofError], ...] = ()
-    """Recordings that could not be converted, and directories that could not be searched."""
-
-    @property
-    def missing(self) -> tuple[Missing, ...]:
-        """Failed recordings as missing parts of a directory of reports."""
-        return tuple(Missing(_rank_or_path(path), str(error)) for path, error in self.failed)
 
 
 def _rank_or_path(path: Path) -> str:
@@ -73,7 +56,7 @@ def reports_of(
     several: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
-) -> CachedReports:
+) -> ReportInput:
     """Return the report of a recording, or the reports of a directory of recordings.
 
     Args:
@@ -89,7 +72,7 @@ def reports_of(
     """
     found, failed = _recordings(path, progress, note)
     if not found and not failed:
-        return CachedReports(path)
+        return ReportInput(path)
     if len(found) > 1 and not several:
         choices = ", ".join(str(recording.path) for recording in found[:3])
         raise UsageError(
@@ -111,9 +94,10 @@ def reports_of(
     if not converted or (failed and not several):
         raise failed[0][1]
     if len(converted) == 1 and not failed:
-        return CachedReports(converted[0][1], tuple(converted))
+        return ReportInput(converted[0][1], tuple(converted))
     directory = _linked_directory([report for _, report in converted])
-    return CachedReports(directory, tuple(converted), tuple(failed))
+    missing = tuple(Missing(_rank_or_path(path), str(error)) for path, error in failed)
+    return ReportInput(directory, tuple(converted), missing)
 
 
 def root() -> Path:

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,6 +233,15 @@ class RankSelection:
     def selected_from(self, world_size: int) -> list[int]:
         """Return the selected ranks below `world_size`, ascending."""
         return [rank for rank in range(world_size) if rank in self]
+
+    def size(self, known: Sequence[int]) -> int:
+        """Return the number of ranks that `numbers` returns, at least."""
+        return sum(last - first + 1 for first, last in self.ranges) or len(known)
+
+    def numbers(self, known: Sequence[int]) -> list[int]:
+        """Return all ranks that are named, or those of `known` that are selected."""
+        named = [rank for first, last in self.ranges for rank in range(first, last + 1)]
+        return list(dict.fromkeys(named)) or [rank for rank in known if rank in self]
 
 
 ALL = RankSelection()

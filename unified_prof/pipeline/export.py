@@ -1,4 +1,4 @@
-"""Exports reports as timelines, MindStudio text files, flame graph stacks, or tables.
+"""Export reports as timelines, MindStudio text files, flame graph stacks, or tables.
 
 A PROF_* directory is converted to a temporary report first.
 """
@@ -6,28 +6,37 @@ A PROF_* directory is converted to a temporary report first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from unified_prof.cluster.overview import Overview
+from unified_prof.cluster.step_lanes import (
+    ShiftedTimeline,
+    ranks_by_clock,
+    ranks_of_interest,
+    step_window,
+)
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.explain.api import Opened
+from unified_prof.explain.api import Opened, open_reports
 from unified_prof.explain.report_questions import Analysis, OverTime
 from unified_prof.export import tables
 from unified_prof.export.files import Layout
 from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
-from unified_prof.export.tables import Exported as ExportTablesExported
-from unified_prof.pipeline import analysis_db, outputs
+from unified_prof.pipeline import analysis_db, outputs, rank_runs
 from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.distributed import RankSelection
+from unified_prof.pipeline.report_input import Reader, with_report_hint
 from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.stacks import Frame, Stacks, below, merge
-from unified_prof.report.figures import readable_answers
+from unified_prof.report import names
+from unified_prof.report.figures import coverage_fields, readable_answers
 from unified_prof.report.viewer_traces import (
     OnUnreadable,
-    TraceContents,
     WithCriticalPath,
     write_chrome_trace,
     write_perfetto_trace,
@@ -38,6 +47,188 @@ from unified_prof.sqlite.reader import open_report
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
 # Kinds of recordings that are converted first.
 _SOURCES = ("prof",)
+# Maximum ranks per trace; viewers cannot draw more, and each rank is read in full.
+_MAX_RANKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selection of an export; each field applies to one kind of layout."""
+
+    # Timelines: ranks of a multi-rank run; None for the most informative ones of the step.
+    ranks: RankSelection | None = None
+    # Timelines: the only step of a multi-rank run.
+    step: int | None = None
+    # Timelines: add a track of the critical path.
+    with_path: bool = False
+    # Stacks: the only measure, and the frames above the operations.
+    measure: str | None = None
+    by: Place | None = None
+    # Tables: the only tables; and whether ids of strings stay as they are.
+    tables: Collection[str] = ()
+    ids: bool = False
+    # Files of msprof: names without the protection from formulas.
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """Result of an export."""
+
+    # Plain data for JSON.
+    fields: dict[str, Any]
+    # Lines of text.
+    lines: list[str]
+    # Description of what could not be read; empty if everything was read.
+    missing: str = ""
+    warnings: Sequence[str] = ()
+
+
+def export_report(
+    path: Path, output: Path, layout: Layout, reader: Reader, selected: Selection, *, force: bool
+) -> ExportResult:
+    """Export a report, a directory of reports or a multi-rank run.
+
+    Args:
+        path: Path as the user gave it.
+        output: The file, or the directory of the files.
+        layout: What to write.
+        reader: How paths are read.
+        selected: What to export.
+        force: If True, files may be replaced.
+
+    Raises:
+        UprofError: Same as the functions for the kinds of layouts.
+    """
+    about: dict[str, Any] = {"output": str(output), "layout": layout.name}
+    if layout.makes == "timeline":
+        refuse_existing(output, overwrite=force)
+        if selected.ranks is None and selected.step is None:
+            with_path = selected.with_path
+            return export_timeline(path, output, reader, with_path=with_path, force=force)
+        if selected.with_path:
+            raise UsageError(
+                "--critical-path cannot be combined with --ranks and --step",
+                slug="contradicting-options",
+            )
+        return export_ranks(path, output, reader, selected.ranks, selected.step, force=force)
+    if layout.makes == "stacks":
+        with reader.opened(path) as opened:
+            parts = export_stacks(
+                opened, output, layout, measure=selected.measure, by=selected.by, force=force
+            )
+            coverage = opened.coverage
+        about |= {"profiles": list(map(asdict, parts)), "coverage": coverage_fields(coverage)}
+        lines = [f"{output}: {part.text}" for part in parts]
+        return ExportResult(about, lines, coverage.sentence if coverage.missing else "")
+    if layout.makes == "deliverables" and is_converted_first(path):
+        # The conversion must keep rows that a report does not show.
+        reader = replace(reader, convert=False)
+    ready = reader.reports(path, several=False)
+    with with_report_hint(path), reader.progress() as progress:
+        done: tables.Exported | Exported
+        if layout.makes == "tables":
+            only, ids = selected.tables, selected.ids
+            done = export_tables(ready.path, output, layout, only=only, ids=ids, force=force)
+        else:
+            done = export(ready.path, output, force=force, raw=selected.raw, progress=progress)
+    return ExportResult(
+        about | done.fields(), [f"{output}: {len(done.files)} files", *done.lines()]
+    )
+
+
+def export_timeline(
+    path: Path, output: Path, reader: Reader, *, with_path: bool = False, force: bool = False
+) -> ExportResult:
+    """Write the timeline of a report, or of all reports in a directory.
+
+    Raises:
+        StoreError: There is no report, or the only one is damaged.
+        UsageError: No report has timestamps.
+        OutputError: The file cannot be written.
+    """
+    with reader.opened(path) as opened:
+        named = _timed_reports(opened, with_path=with_path)
+
+        def lose(lost: OverTime, error: StoreError) -> None:
+            (analysis,) = (one for one in opened.analyses if one.path == lost.path)
+            opened.lose(analysis, error, part="the trace is incomplete")
+
+        lose_one = lose if len(named) > 1 else None
+        written = _write_timeline(output, named, lose_one, force=force)
+        # Tables that turned out to be damaged are part of it now.
+        coverage = opened.coverage
+        fields = written.fields | {"coverage": coverage_fields(coverage)}
+        missing = coverage.sentence if coverage.missing else ""
+        return replace(written, fields=fields, missing=missing)
+
+
+def export_ranks(
+    path: Path,
+    output: Path,
+    reader: Reader,
+    chosen: RankSelection | None = None,
+    step: int | None = None,
+    *,
+    force: bool = False,
+) -> ExportResult:
+    """Write the timelines of ranks of a multi-rank run, shifted to the common clock.
+
+    Args:
+        path: The run.
+        output: File to write.
+        reader: How paths are read.
+        chosen: The ranks; None selects the most informative ones of the step.
+        step: The only step, or None for all.
+        force: Overwrite the file.
+
+    Raises:
+        StoreError: The run or a rank's recording is missing.
+        UsageError: The run has no such rank or step, or a recording must be converted first.
+        OutputError: The file cannot be written.
+    """
+    with ExitStack() as stack:
+        overview = stack.enter_context(reader.ranks(path, needed=True))
+        if overview is None:
+            raise rank_runs.not_a_run_error(
+                path, "leave out --ranks and --step, which apply to cluster runs"
+            )
+        ranks = [overview.rank(number).rank for number in _numbers(overview, chosen)]
+        found: list[tuple[str, OverTime]] = []
+        for rank in ranks:
+            window = step_window(overview.run, rank, step)
+            file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
+            ready = reader.reports(file, several=False)
+            label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
+            found += [
+                (f"{label}: ", ShiftedTimeline(one, overview.run.clock(rank), window))
+                for one in stack.enter_context(open_reports(ready.path)).analyses
+            ]
+        written = _write_timeline(output, found, None, force=force)
+        # Ranks grouped by the clock that they share.
+        groups = ranks_by_clock(ranks)
+        fields = {"ranks": [one.rank for one in ranks], "clock_islands": [*groups.values()]}
+        warnings = []
+        if len(groups) > 1 or None in groups:
+            numbers = "; ".join(", ".join(map(str, group)) for group in groups.values())
+            warnings = [f"clocks cannot be aligned, no common event between ranks: {numbers}"]
+        return replace(written, fields=written.fields | fields, warnings=warnings)
+
+
+def _numbers(overview: Overview, chosen: RankSelection | None) -> list[int]:
+    """Return the numbers of the chosen ranks.
+
+    Raises:
+        UsageError: There are too many.
+    """
+    if chosen is None:
+        return ranks_of_interest(overview)
+    known = [rank.rank for rank in overview.run.ranks]
+    if chosen.size(known) > _MAX_RANKS:
+        raise UsageError(
+            f"--ranks: a trace can have at most {_MAX_RANKS} ranks", slug="wrong-ranks"
+        )
+    return chosen.numbers(known)
 
 
 def export(
@@ -129,6 +320,12 @@ class Part:
     stacks: int
     total: int
 
+    @property
+    def text(self) -> str:
+        """The part in words."""
+        show = names.format_size if self.unit == "bytes" else names.format_duration
+        return f"{self.measure}: {self.stacks:,} stacks, total {show(self.total)}"
+
 
 def export_stacks(
     opened: Opened,
@@ -170,8 +367,8 @@ def export_stacks(
         return found
 
     found = readable_answers(opened, ask)
-    names = [name for name in MEASURES if any(name in stacks for stacks in found)]
-    if not names:
+    measures = [name for name in MEASURES if any(name in stacks for stacks in found)]
+    if not measures:
         available = dict.fromkeys(name for a in opened.analyses for name in a.measures)
         raise UsageError(
             f"{opened.path} contains no stacks of {measure or 'any measure'}",
@@ -179,13 +376,13 @@ def export_stacks(
             slug="no-stacks",
         )
     if not layout.several:
-        names = names[:1]
+        measures = measures[:1]
     parts = [
         (
             f"{opened.path.name}: {MEASURES[name].title}",
             merge(own[name] for own in found if name in own),
         )
-        for name in names
+        for name in measures
     ]
     with replacing(output, overwrite=force) as partial:
         layout.write_stacks(partial, parts)
@@ -203,7 +400,7 @@ def export_tables(
     only: Collection[str] = (),
     ids: bool = False,
     force: bool = False,
-) -> ExportTablesExported:
+) -> tables.Exported:
     """Write each table of a report to its own file; supports all kinds of reports.
 
     Args:
@@ -229,7 +426,7 @@ def export_tables(
         return tables.write(report, directory, layout.name, only=only, ids=ids, force=force)
 
 
-def timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
+def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
     """Return the reports with timestamps, each with a prefix for its track names.
 
     Raises:
@@ -263,10 +460,20 @@ def timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTim
     ]
 
 
-def write_timeline(
-    output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
-) -> TraceContents:
+def _write_timeline(
+    output: Path,
+    named: list[tuple[str, OverTime]],
+    lose: OnUnreadable | None,
+    *,
+    force: bool,
+) -> ExportResult:
     """Write the trace atomically in the format of the file's extension."""
     write = write_chrome_trace if output.name.endswith(".json") else write_perfetto_trace
     with replacing(output, overwrite=force) as partial:
-        return write(partial, named, lose)
+        written = write(partial, named, lose)
+    fields = {"output": str(output), **asdict(written)}
+    line = (
+        f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
+        f"{written.flows:,} flows, {written.counters:,} counters"
+    )
+    return ExportResult(fields, [line])

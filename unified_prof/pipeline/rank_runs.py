@@ -133,6 +133,30 @@ def open_watched(location: str) -> Iterator[Overview | None]:
         yield overview
 
 
+@contextmanager
+def open_run_at(location: str, *, with_partials: bool = False) -> Iterator[Overview]:
+    """Open a multi-rank run; the summary of a URL is copied to a temporary file while it is open.
+
+    Args:
+        location: Its directory, its summary file, a directory of watch files, or a URL of these.
+        with_partials: If True, the partials of a URL are copied too.
+
+    Raises:
+        StoreError: The run is missing or damaged.
+    """
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
+    from unified_prof.cluster.stored_run import open_run
+    from unified_prof.pipeline.remote import fetch, fetch_part
+
+    with open_watched(location) as watched:
+        if watched is not None:
+            yield watched
+            return
+    copy = fetch(location) if with_partials else fetch_part(location, SUMMARY_FILE_NAME)
+    with copy as path, open_run(path, location) as run:
+        yield _overview(run)
+
+
 def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
     """Return the report of one rank.
 

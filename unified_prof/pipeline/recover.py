@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,15 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:
             yield _recover_spool(path, taken, force=force)
         except UprofError as err:
             yield Recovery(path, error=err)
+
+
+def exit_code(outcomes: Sequence[Recovery]) -> int:
+    """Return the exit code: that of damage, of output errors, 1 if nothing was recovered, or 0."""
+    codes = {one.error.exit_code for one in outcomes if one.error is not None}
+    for code in (RawFormatError.exit_code, OutputError.exit_code):
+        if code in codes:
+            return code
+    return max(codes, default=not any(one.files for one in outcomes))
 
 
 def _modified_ns(path: Path) -> int:

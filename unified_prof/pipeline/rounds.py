@@ -12,6 +12,7 @@ import math
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -578,6 +579,21 @@ def commands(text: str) -> dict[str, str]:
             )
         found[name] = command
     return found
+
+
+def parse_command(text: str) -> tuple[str, ...]:
+    """Return the words of a command line, or raise UsageError."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as err:
+        raise UsageError(
+            f"cannot parse the command {text!r}: {err}", slug="wrong-command"
+        ) from None
+    if not words:
+        raise UsageError(
+            "the command is empty", hint="for example 'train.py --epochs 1'", slug="wrong-command"
+        )
+    return words
 
 
 def _script(command: str) -> str:

@@ -23,12 +23,14 @@ from unified_prof.base.text import NS_PER_S
 from unified_prof.errors import StoreError
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.sqlite.atomic import output_error
-from unified_prof.sqlite.watch_file import RankSteps, WatchEvent, rank_and_part
+from unified_prof.sqlite.watch_file import RankSteps, WatchEvent, rank_and_part, read_folder
 
 CAPTURES = "captures"
 TRACE_NAME = "timeline.json.gz"
 _EXPLAIN = "unified_prof.pipeline.watch_explain"
 _REQUESTS = "requests"
+# States of a capture that do not change any more.
+_OVER = ("ready", "failed")
 # Shortest time between two captures that triggers start.
 _MIN_INTERVAL_S = 10.0
 # Time in which every rank has read a request: it looks twice a second, and the row is written then.
@@ -175,6 +177,32 @@ def ask(folder: Path, request: CaptureRequest) -> Path:
     except OSError as error:
         raise output_error(path, error) from error
     return path
+
+
+def follow(
+    folder: Path, known: Mapping[int, RankSteps], request: CaptureRequest, timeout_s: float
+) -> Iterator[tuple[int, WatchEvent | None]]:
+    """Yield each rank of a request with its capture when that is over; None if the rank has ended.
+
+    Args:
+        folder: Directory of the watched run.
+        known: Its ranks, as read before.
+        request: A request that was written.
+        timeout_s: Longest time to wait.
+    """
+    end_s, waiting = time.monotonic() + timeout_s, set(request.ranks or known)
+    while waiting and time.monotonic() < end_s:
+        time.sleep(0.2)
+        known = read_folder(folder, known)
+        for rank in sorted(waiting):
+            for event in known[rank].events:
+                is_over = event.status in _OVER or (event.capture is None and event.finding)
+                if event.kind == "request" and request.name in event.text and is_over:
+                    waiting.discard(rank)
+                    yield rank, event
+            if rank in waiting and not known[rank].is_running:
+                waiting.discard(rank)
+                yield rank, None
 
 
 class Requests:

@@ -17,7 +17,6 @@ from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
 from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
-from unified_prof.report.renderers import dump_json
 from unified_prof.report.report_document import report_title
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 # Version of the JSON document; raised when a key changes its meaning or is removed.
 FORMAT_VERSION = 1
 
-ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 # Number of rules to name if many are skipped for the same reason.
 _MAX_RULES_PER_REASON = 4
 _MAX_REASONS = 3  # Maximum number of reasons in text.
@@ -81,31 +79,29 @@ def run_findings(overview: Overview) -> tuple[Finding, ...]:
     )
 
 
-def advice_json(
+def advice_record(
     reports: Iterable[ReportAdvice],
     opened: Opened | None,
     of_run: Sequence[Finding],
     *,
     top: int | None,
-) -> str:
-    """Render findings as JSON."""
-    return dump_json(
-        {
-            "format": "uprof-advice",
-            "version": FORMAT_VERSION,
-            "run": [one.document() for one in of_run],
-            "reports": [
-                {
-                    "path": one.path,
-                    "family": one.family,
-                    **advice_fields(replace(one.advice, findings=one.advice.findings[:top])),
-                    "findings_left_out": len(one.advice.findings[top:]) if top else 0,
-                }
-                for one in reports
-            ],
-            "coverage": None if opened is None else coverage_fields(opened.coverage),
-        }
-    )
+) -> dict[str, Any]:
+    """Return findings as plain data for JSON."""
+    return {
+        "format": "uprof-advice",
+        "version": FORMAT_VERSION,
+        "run": [one.document() for one in of_run],
+        "reports": [
+            {
+                "path": one.path,
+                "family": one.family,
+                **advice_fields(replace(one.advice, findings=one.advice.findings[:top])),
+                "findings_left_out": len(one.advice.findings[top:]) if top else 0,
+            }
+            for one in reports
+        ],
+        "coverage": None if opened is None else coverage_fields(opened.coverage),
+    }
 
 
 def advice_document(
@@ -281,23 +277,23 @@ def gather_what_if(
     return readable_answers(opened, ask)
 
 
-def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], opened: Opened) -> str:
-    """Render estimates as JSON; times are ns."""
-    return dump_json(
-        {
-            "format": "uprof-what-if",
-            "version": FORMAT_VERSION,
-            "changes": [
-                {"name": one.name, "factor": None if isinf(one.factor) else one.factor}
-                for one in changes
-            ],
-            "reports": [
-                {"path": one.path, "family": one.family, **what_if_fields(one.supposed)}
-                for one in reports
-            ],
-            "coverage": coverage_fields(opened.coverage),
-        }
-    )
+def what_if_record(
+    reports: Iterable[WhatIfAnswer], changes: Sequence[Change], opened: Opened
+) -> dict[str, Any]:
+    """Return estimates as plain data for JSON; times are ns."""
+    return {
+        "format": "uprof-what-if",
+        "version": FORMAT_VERSION,
+        "changes": [
+            {"name": one.name, "factor": None if isinf(one.factor) else one.factor}
+            for one in changes
+        ],
+        "reports": [
+            {"path": one.path, "family": one.family, **what_if_fields(one.supposed)}
+            for one in reports
+        ],
+        "coverage": coverage_fields(opened.coverage),
+    }
 
 
 def what_if_fields(one: WhatIfResult) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from unified_prof.cluster.stored_run import STEP_PARTS
 from unified_prof.report import cluster_document, names
 from unified_prof.report.cluster_text import ClusterSection, cluster_title, group_label
 from unified_prof.report.document import Column, Document, name_column
-from unified_prof.report.renderers import dump_json
 
 _HEADINGS = {
     "span_ns": "step",
@@ -55,25 +54,23 @@ def cluster_difference_document(found: ClusterDifference, *, top: int) -> Docume
     return document
 
 
-def cluster_difference_json(found: ClusterDifference) -> str:
-    """Render a comparison as JSON with all rows; times are ns per step."""
-    return dump_json(
-        {
-            "version": cluster_document.CLUSTER_FORMAT_VERSION,
-            "base": cluster_document.run_facts(found.base),
-            "new": cluster_document.run_facts(found.new),
-            "step": {name: _pair(pair) for name, pair in found.step.items()},
-            "roles": [_row_fields(one) for one in found.roles],
-            "collectives": [_row_fields(one) for one in found.collectives],
-            "links": [_row_fields(one) for one in found.links],
-            "operations": [_row_fields(one) for one in found.operations],
-            "findings": {
-                "new": [cluster_document.finding_fields(one) for one in found.new_findings],
-                "gone": [cluster_document.finding_fields(one) for one in found.gone_findings],
-                "kept": [cluster_document.finding_fields(one) for one in found.kept_findings],
-            },
-        }
-    )
+def cluster_difference_fields(found: ClusterDifference) -> dict[str, Any]:
+    """Return a comparison with all rows as plain data for JSON; times are ns per step."""
+    return {
+        "version": cluster_document.CLUSTER_FORMAT_VERSION,
+        "base": cluster_document.run_facts(found.base),
+        "new": cluster_document.run_facts(found.new),
+        "step": {name: _pair(pair) for name, pair in found.step.items()},
+        "roles": [_row_fields(one) for one in found.roles],
+        "collectives": [_row_fields(one) for one in found.collectives],
+        "links": [_row_fields(one) for one in found.links],
+        "operations": [_row_fields(one) for one in found.operations],
+        "findings": {
+            "new": [cluster_document.finding_fields(one) for one in found.new_findings],
+            "gone": [cluster_document.finding_fields(one) for one in found.gone_findings],
+            "kept": [cluster_document.finding_fields(one) for one in found.kept_findings],
+        },
+    }
 
 
 def _pair(pair: QuantityPair) -> dict[str, float | None]:

@@ -19,8 +19,7 @@ from unified_prof.report import names
 from unified_prof.report.cluster_document import RankDetail, RankOperationRow
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
-from unified_prof.report.renderers import render_markdown
-from unified_prof.report.terminal import render_text
+from unified_prof.report.terminal import render_document
 
 # Share of the step in exposed transfers from which a run without findings mentions them.
 _MIN_EXPOSED_SHARE = 0.3
@@ -427,17 +426,12 @@ def _operations(overview: Overview) -> list[KernelKindRow]:
 
 def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
     """Render the run as text."""
-    return render_text(
-        run_document(overview, request),
-        width=request.width,
-        color=request.color,
-        full_names=request.full_names,
-    )
+    return render_document(run_document(overview, request), "text", request)
 
 
 def produce_cluster_markdown(overview: Overview, request: ClusterRequest) -> str:
     """Render the run as Markdown."""
-    return render_markdown(run_document(overview, request), full_names=request.full_names)
+    return render_document(run_document(overview, request), "markdown", request)
 
 
 def run_document(overview: Overview, request: ClusterRequest) -> Document:

@@ -166,14 +166,6 @@ class DeviceRequest:
     everything: bool = False
 
 
-# Formats of a comparison of devices.
-DEVICE_SUFFIXES = {
-    one.name: one.suffixes
-    for one in FORMATS
-    if one.name in ("text", "json", "csv", "markdown", "html")
-}
-
-
 ClusterBreakdown = Literal["rank", "step", "group", "link", "operation"]
 CLUSTER_BREAKDOWNS: tuple[ClusterBreakdown, ...] = get_args(ClusterBreakdown)
 
@@ -189,7 +181,6 @@ CLUSTER_FORMATS: tuple[Format, ...] = tuple(
     one for one in FORMATS if one.name in _CLUSTER_RENDERERS
 )
 CLUSTER_FORMAT_NAMES = tuple(one.name for one in CLUSTER_FORMATS)
-CLUSTER_SUFFIXES = {one.name: one.suffixes for one in CLUSTER_FORMATS}
 
 
 @dataclass(frozen=True, slots=True)

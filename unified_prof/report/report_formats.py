@@ -22,27 +22,21 @@ from unified_prof.report.figures import (
     row_fields,
 )
 from unified_prof.report.formats import ReportRequest
-from unified_prof.report.renderers import csv_text, dump_json, render_markdown
+from unified_prof.report.renderers import csv_text, dump_json
 from unified_prof.report.report_document import report_document
-from unified_prof.report.terminal import render_text
+from unified_prof.report.terminal import render_document
 
 
 def produce_text(opened: Opened, request: ReportRequest) -> str:
     """Render the reports as text."""
     reports = gather_figures(opened, request, rows=DEFAULT_TEXT_ROWS, details=False)
-    return render_text(
-        report_document(reports, opened.coverage),
-        width=request.width,
-        color=request.color,
-        full_names=request.full_names,
-    )
+    return render_document(report_document(reports, opened.coverage), "text", request)
 
 
 def produce_markdown(opened: Opened, request: ReportRequest) -> str:
     """Render the reports as Markdown."""
     reports = gather_figures(opened, request, rows=DEFAULT_TEXT_ROWS, details=False)
-    document = report_document(reports, opened.coverage)
-    return render_markdown(document, full_names=request.full_names)
+    return render_document(report_document(reports, opened.coverage), "markdown", request)
 
 
 def produce_json(opened: Opened, request: ReportRequest) -> str:

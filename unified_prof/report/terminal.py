@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from io import StringIO
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,6 +15,10 @@ from rich.text import Text as RichText
 
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, Table, Text, Warnings, display_columns
+from unified_prof.report.renderers import render_markdown
+
+if TYPE_CHECKING:
+    from unified_prof.report.formats import ClusterRequest, ReportRequest
 
 # Name columns are shortened to this width before other columns are dropped.
 _MIN_NAME_WIDTH = 24
@@ -66,6 +71,15 @@ def render_text(
     for is_separated, blocks in document.groups():
         renderer.add(blocks, document.more, is_separated=is_separated)
     return renderer.text()
+
+
+def render_document(document: Document, shape: str, request: ReportRequest | ClusterRequest) -> str:
+    """Render a document as Markdown if `shape` says so, else as text, see `render_text`."""
+    if shape == "markdown":
+        return render_markdown(document, full_names=request.full_names)
+    return render_text(
+        document, width=request.width, color=request.color, full_names=request.full_names
+    )
 
 
 class _TextRenderer:

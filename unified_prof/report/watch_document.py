@@ -15,13 +15,20 @@ from numpy.typing import NDArray
 
 from unified_prof.base import arrow_files
 from unified_prof.compare.step_changes import RECENT, WARM_UP, grown
+from unified_prof.errors import UsageError
 from unified_prof.report.document import Column, Document
 from unified_prof.report.formats import ReportRequest
 from unified_prof.report.html_page import fill_page
 from unified_prof.report.names import format_duration, format_number, format_share, format_size
-from unified_prof.report.renderers import csv_text, dump_json, render_markdown
-from unified_prof.report.terminal import render_text
-from unified_prof.sqlite.watch_file import STEP_COLUMNS, UNKNOWN, RankSteps, WatchEvent
+from unified_prof.report.renderers import csv_text, dump_json
+from unified_prof.report.terminal import render_document
+from unified_prof.sqlite.watch_file import (
+    STEP_COLUMNS,
+    UNKNOWN,
+    RankSteps,
+    WatchEvent,
+    read_folder,
+)
 
 WATCH_FORMAT_VERSION = 1
 _ON_HOST = {"data_ns": "data loading", "wait_ns": "host wait"}
@@ -33,6 +40,11 @@ _SLOW = 1.5
 _BLOCKS, _MIN_BLOCK = 20, 10
 # Change over the whole run from which steps or memory are said to grow.
 _MIN_CHANGE = 0.05
+# The live view: latest steps, width and characters of its charts, and latest events.
+RECENT_STEPS = 240
+_CHART_WIDTH = 60
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+_MAX_LIVE_EVENTS = 3
 # Intervals of a line on the page, each drawn by its minimum and maximum.
 _INTERVALS = 300
 # Captures of these events show a problem; the latest one is tried first.
@@ -325,7 +337,7 @@ def _add_rank(document: Document, one: RankFigures) -> None:
     if one.length is None:
         document.line("no complete step: no optimizer stepped twice, no model was called twice")
         return
-    add_facts(document, one)
+    _add_facts(document, one)
     parts = [
         (name, clock.clock, format_duration(part_ns), format_share(part_ns, clock.step_ns))
         for clock in one.clocks
@@ -337,7 +349,7 @@ def _add_rank(document: Document, one: RankFigures) -> None:
     _add_slow_steps(document, one)
 
 
-def add_facts(document: Document, one: RankFigures) -> None:
+def _add_facts(document: Document, one: RankFigures) -> None:
     """Add the figures of a rank that has steps, without tables."""
     length = one.length
     assert length is not None
@@ -384,6 +396,40 @@ def _add_slow_steps(document: Document, one: RankFigures) -> None:
         document.note(f"and {len(shown) - _MAX_EVENTS:,} earlier events")
 
 
+def live_document(ranks: Mapping[int, RankSteps], folder: Path) -> Document:
+    """Return the latest steps and events; of several ranks, the parts of the slowest one."""
+    document, run = Document(), run_figures(ranks, folder, recent=RECENT_STEPS)
+    document.title(f"{folder}: {run.headline}")
+    known = [(one, one.length.median_ns) for one in run.ranks if one.length is not None]
+    for one, _ in known:
+        if run.slowest_rank in (None, one.rank):
+            _add_facts(document, one)
+            document.fact(
+                "step time", _sparkline(ranks[one.rank].values("length_ns")[-RECENT_STEPS:])
+            )
+            clock = one.clocks[-1]
+            parts = [part for part in clock.parts_ns.items() if part[1]]
+            texts = (f"{name} {format_share(part_ns, clock.step_ns)}" for name, part_ns in parts)
+            document.fact("parts", ", ".join(texts), parts)
+    if len(known) > 1:
+        medians_ns = np.array([median_ns for _, median_ns in known])
+        ends = f"median {format_duration(medians_ns.min())} to {format_duration(medians_ns.max())}"
+        document.fact("ranks", f"{_sparkline(medians_ns)}  {ends}")
+    events = [event for one in run.ranks for event in one.events if event.kind != "healthy"]
+    for event in sorted(events, key=lambda event: event.time_ns)[-_MAX_LIVE_EVENTS:]:
+        document.fact("event", event.text)
+    return document
+
+
+def _sparkline(values: _Values) -> str:
+    """Return the maxima of up to 60 blocks as bars; a full bar is the overall maximum."""
+    count = min(_CHART_WIDTH, len(values))
+    most = np.maximum.reduceat(
+        values, np.linspace(0, len(values), count, endpoint=False).astype(int)
+    )
+    return "".join(_HEIGHTS[min(int(8 * one / max(most.max(), 1)), 7)] for one in most)
+
+
 def produce_watch(
     shape: str, ranks: Mapping[int, RankSteps], folder: Path, request: ReportRequest
 ) -> str | bytes:
@@ -397,17 +443,38 @@ def produce_watch(
         return csv_text(steps, ("rank", *STEP_COLUMNS))
     if shape in arrow_files.KINDS:
         return _steps_file(ranks, shape)
-    run, wide = run_figures(ranks, folder), request.full_names
+    run = run_figures(ranks, folder)
     if shape == "html":
         return watch_page(ranks, folder)
     if shape == "json":
         head = {"format": "uprof-watch", "version": WATCH_FORMAT_VERSION}
         return dump_json(head | asdict(run))
-    if shape == "markdown":
-        return render_markdown(watch_document(run), full_names=wide)
-    return render_text(
-        watch_document(run), width=request.width, color=request.color, full_names=wide
-    )
+    return render_document(watch_document(run), shape, request)
+
+
+def render_watched(
+    folder: Path, shape: str, rank: int | None, request: ReportRequest
+) -> tuple[str | bytes, str]:
+    """Render the watched run in a directory; return it, and which ranks cannot be read.
+
+    Raises:
+        StoreError: No rank, or the given one, can be read.
+        UsageError: There is no such rank, or pyarrow is required, and not installed.
+    """
+    damaged: dict[int, str] = {}
+    ranks = read_folder(folder, damaged=damaged)
+    if not ranks or rank in damaged:
+        ranks = read_folder(folder)  # raises what is wrong
+    if rank is None:
+        missing = (f"rank {number} cannot be read: {why}" for number, why in damaged.items())
+        return produce_watch(shape, ranks, folder, request), "; ".join(missing)
+    if rank not in ranks:
+        raise UsageError(
+            f"{folder} has no rank {rank}",
+            hint=f"it has {', '.join(map(str, sorted(ranks)))}",
+            slug="no-such-rank",
+        )
+    return produce_watch(shape, {rank: ranks[rank]}, folder, request), ""
 
 
 def watch_page(ranks: Mapping[int, RankSteps], folder: Path, *, is_live: bool = False) -> str:

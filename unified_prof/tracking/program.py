@@ -11,17 +11,22 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from unified_prof.base import streams
 from unified_prof.base.run_spec import RunSpec
+from unified_prof.base.text import printable
 from unified_prof.errors import CaptureError, UsageError
 
 # Exit code after Ctrl-C in shells.
@@ -75,9 +80,7 @@ def find_program(asked: RunSpec) -> Program:
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:
-        raise UsageError(
-            f"no such script: {target}", hint="give the path of a .py file", slug="no-script"
-        ) from None
+        raise _no_script_error(target, asked.arguments) from None
     except IsADirectoryError:
         raise UsageError(
             f"{target} is a directory, expected the path of a .py file", slug="no-script"
@@ -85,6 +88,45 @@ def find_program(asked: RunSpec) -> Program:
     except OSError as error:
         raise UsageError(f"cannot read {target}: {error.strerror}", slug="no-script") from None
     return Program(path, source, spec, first, search_path, asked.arguments)
+
+
+def check_script(target: str, arguments: Sequence[str], *, syntax: bool) -> bool:
+    """Return False after printing Python's message if a script is not valid Python.
+
+    Args:
+        target: Path of the script.
+        arguments: Arguments of the script.
+        syntax: If False, only check that the script exists.
+
+    Raises:
+        UsageError: The script does not exist.
+    """
+    path = Path(target)
+    if not path.exists():
+        raise _no_script_error(target, arguments)
+    if not syntax:
+        return True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are shown when it runs
+            compile(path.read_bytes(), str(path.absolute()), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        show(error.with_traceback(None))
+        streams.tell(f"uprof: {printable(f'{path.name}: {type(error).__name__}: {error.msg}')}")
+        return False
+    except (OSError, ValueError):  # reported when it is read
+        pass
+    return True
+
+
+def _no_script_error(target: str, arguments: Sequence[str]) -> UsageError:
+    path, words = Path(target), [*target.split(), *arguments]
+    folder = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, folder, n=1)
+    hint = f"did you mean {path.with_name(near[0])}?" if near else "give the path of a .py file"
+    if re.fullmatch(r"python[0-9.]*", Path(words[0]).name):
+        hint = f"leave out `{words[0]}`: uprof run {' '.join(words[1:])}".rstrip()
+    return UsageError(f"no such script: {target}", hint=hint, slug="no-script")
 
 
 def _find_module(name: str) -> ModuleSpec:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
@@ -80,6 +81,27 @@ class Exported:
     left_out: tuple[LeftOut, ...]
     # Anomalies found while reading.
     anomalies: tuple[Anomaly, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "files": list(map(asdict, self.files)),
+            "left_out": list(map(asdict, self.left_out)),
+            "anomalies": {
+                one.name: {"count": one.count, "detail": one.detail} for one in self.anomalies
+            },
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines of text."""
+        for file in self.files:
+            what = "rows" if file.name.endswith(".csv") else "events"
+            yield f"  {file.name}  {file.entries:,} {what}"
+        for one in self.left_out:
+            yield f"  left out of {one.deliverable}: {one.what} ({one.why})"
+        for anomaly in self.anomalies:
+            detail = f" ({anomaly.detail})" if anomaly.detail else ""
+            yield f"  anomaly {anomaly.name}: {anomaly.count:,}{detail}"
 
 
 def refuse_others(source: Source) -> None:

@@ -1,0 +1,319 @@
+"""Paths that are read as reports: reports, recordings to convert, directories of ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.pipeline.rank_runs import open_ranks, rank_report
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.overview import Overview
+    from unified_prof.compare.comparable import Run
+    from unified_prof.explain.api import Opened
+    from unified_prof.pipeline.discovery import FoundRecording
+    from unified_prof.recording.source import Missing
+    from unified_prof.report.formats import Format, ReportRequest
+
+# Output formats of Flight Recorder dumps.
+_DUMP_FORMATS = ("text", "markdown", "json")
+# Maximum number of ranks whose own reports follow the summary of the run.
+_MAX_RANK_REPORTS = 4
+_NAME = r"[A-Za-z0-9_][\w.+-]*"
+_WORKLOAD_HINT = "for example --workload bert=base/bert:new/bert"
+
+# Workload -> reports of the baseline and of the candidate.
+WorkloadPairs = dict[str, tuple[list[Path], list[Path]]]
+
+
+@contextmanager
+def with_report_hint(*paths: Path) -> Iterator[None]:
+    """If a path is not a report, add the command that converts it to the error's hint."""
+    try:
+        yield
+    except StoreError as err:
+        from unified_prof.pipeline.discovery import report_hint
+
+        hints = (report_hint(path, str(err)) for path in paths)
+        err.hint = next((hint for hint in hints if hint is not None), err.hint)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """Reports to read instead of the path that the user gave."""
+
+    # A report, or a directory of reports if the path contains several recordings.
+    path: Path
+    # Recordings and their reports; empty if the path names reports.
+    converted: tuple[tuple[FoundRecording, Path], ...] = ()
+    # Recordings that could not be converted, and directories that could not be searched.
+    missing: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison."""
+
+    # Paths as the user gave them.
+    given: tuple[Path, ...]
+    # Reports to read instead.
+    reports: tuple[Path, ...]
+
+    @property
+    def label(self) -> str:
+        """Name shown for this side."""
+        return ", ".join(map(str, self.given))
+
+    def run(self) -> Run:
+        """Load the run.
+
+        Raises:
+            UprofError: Same as `compare.runs.load`.
+        """
+        from unified_prof.compare import runs
+
+        with with_report_hint(*self.given):
+            run = runs.load(self.reports)
+        return run if self.reports == self.given else replace(run, label=self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How the paths that the user gave are read."""
+
+    # If True, recordings are converted; otherwise paths are read as they are.
+    convert: bool
+    # Shows progress within its block.
+    progress: Callable[[], AbstractContextManager[Callable[[str], None]]]
+    # Receivers of messages.
+    note: Callable[[str], None] = lambda _: None
+    hint: Callable[[str], None] = lambda _: None
+    # File that will be written; never one of the recordings, not even with --force.
+    output: Path | None = None
+
+    def reports(self, path: Path, *, several: bool = True) -> ReportInput:
+        """Return the reports to read for `path`, and report what was converted.
+
+        Args:
+            path: Path as the user gave it.
+            several: If True, a directory of several recordings is accepted.
+
+        Raises:
+            OutputError: The output is one of the recordings.
+            UprofError: Same as `pipeline.cache.reports_of`.
+        """
+        if not self.convert:
+            return ReportInput(path)
+        from unified_prof.pipeline import cache  # 80 ms that reading a report does not need
+
+        with self.progress() as progress:
+            ready = cache.reports_of(path, several=several, progress=progress, note=self.note)
+        output = self.output if self.output is not None and self.output.is_file() else None
+        for recording in (path, *(found.path for found, _ in ready.converted)):
+            if output is not None and recording.is_file() and output.samefile(recording):
+                raise OutputError(
+                    f"{output} is the recording itself and is never overwritten",
+                    hint="choose another file",
+                    slug="not-replaced",
+                )
+        for found, report in ready.converted:
+            self.note(f"{found.path} is {found.source.title}; its report is {report}")
+        return ready
+
+    @contextmanager
+    def opened(self, path: Path, capture: Path | None = None) -> Iterator[Opened]:
+        """Open the reports of `path`, with those in which replayed graphs were captured.
+
+        Raises:
+            UprofError: Same as `reports` and `explain.api.open_reports`.
+        """
+        from unified_prof.explain.api import open_reports
+
+        ready = self.reports(path)
+        if capture is not None:
+            capture = self.reports(capture, several=False).path
+        with (
+            with_report_hint(path),
+            open_reports(ready.path, ready.missing, capture=capture) as opened,
+        ):
+            yield opened
+
+    @contextmanager
+    def ranks(self, path: Path, *, needed: bool = False) -> Iterator[Overview | None]:
+        """Yield the ranks of a directory as one run, see `open_ranks`."""
+        with ExitStack() as stack:
+            with self.progress() as progress:
+                ranks = open_ranks(path, progress=progress, note=self.hint, needed=needed)
+                overview = stack.enter_context(ranks)
+            yield overview
+
+    def side(self, paths: Sequence[Path]) -> Side:
+        """Return one side of a comparison, labelled with the paths that the user gave.
+
+        Raises:
+            UprofError: Same as `reports`; also if a path is a cluster summary.
+        """
+        from unified_prof.cluster.rank_partial import is_run_directory
+
+        for path in paths:
+            if is_run_directory(path):
+                raise UsageError(
+                    f"{path} is the summary of a cluster run, not the report of one process",
+                    hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
+                    slug="summary-of-a-cluster",
+                )
+        return Side(tuple(paths), tuple(self.reports(path, several=False).path for path in paths))
+
+    def run(self, paths: Sequence[Path]) -> Run:
+        """Load a run from reports or recordings.
+
+        Raises:
+            UprofError: Same as `compare.runs.load` and `side`.
+        """
+        return self.side(paths).run()
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedReport:
+    """A run rendered in one format."""
+
+    content: str | bytes
+    # Description of what could not be read; empty if everything was read.
+    missing: str
+    # Other views of the run, and results of killed runs.
+    hints: tuple[str, ...] = ()
+
+
+def render_reports(
+    path: Path,
+    shape: Format,
+    request: ReportRequest,
+    reader: Reader,
+    *,
+    rank: int | None = None,
+    capture: Path | None = None,
+) -> RenderedReport:
+    """Render a report, a directory of reports or a multi-rank run.
+
+    Args:
+        path: Path as the user gave it.
+        shape: Output format.
+        request: What to show.
+        reader: How paths are read, and the file that will be written.
+        rank: Rank of a multi-rank run to show.
+        capture: Report in which the replayed graphs were captured.
+
+    Raises:
+        UprofError: Same as the command `report`.
+    """
+    from unified_prof.pipeline import flight_recorder  # imports NumPy
+    from unified_prof.sqlite.run_spool import recovery_hint
+
+    recovery = recovery_hint(path) if rank is None and path.is_dir() else None
+    hints = () if recovery is None else (recovery,)
+    if dumps := flight_recorder.dump_files(path):
+        if request.by is not None or rank is not None or shape.name not in _DUMP_FORMATS:
+            raise UsageError(
+                f"{path} has Flight Recorder dumps, shown as {', '.join(_DUMP_FORMATS)}",
+                hint="omit --by and --rank, and choose one of these formats",
+                slug="no-breakdown",
+            )
+        from unified_prof.report.renderers import dump_json
+        from unified_prof.report.terminal import render_document
+
+        found = flight_recorder.compare_dumps(path, dumps)
+        if shape.name == "json":
+            return RenderedReport(dump_json(found.fields()), found.missing, hints)
+        text = render_document(found.document(request.top), shape.name, request)
+        return RenderedReport(text, found.missing, hints)
+    with ExitStack() as stack:
+        overview = None
+        together = request.by is None and not reader.convert and capture is None and shape.is_text
+        if rank is not None or together:
+            overview = stack.enter_context(reader.ranks(path, needed=rank is not None))
+        if rank is not None:
+            path = rank_report(overview, path, rank)
+        elif overview is not None:
+            # Ranks of a cluster summary may be missing.
+            is_whole = path.is_dir() and overview.run.file.parent != path
+            reports = None
+            if is_whole and len(overview.run.read) <= _MAX_RANK_REPORTS:
+                reports = stack.enter_context(reader.opened(path))
+            else:
+                hints = ("use --rank N to show the report of one rank", *hints)
+            text = _render_ranks(overview, shape, request, reports)
+            return RenderedReport(text, overview.coverage if overview.missing else "", hints)
+        opened = stack.enter_context(reader.opened(path, capture))
+        return RenderedReport(shape.produce(opened, request), opened.coverage.sentence, hints)
+
+
+def _render_ranks(
+    overview: Overview, shape: Format, request: ReportRequest, reports: Opened | None
+) -> str:
+    """Render a run, followed by the reports of its ranks if there are few."""
+    from unified_prof.report import cluster_document, formats
+    from unified_prof.report.figures import figures_document
+    from unified_prof.report.renderers import dump_json
+
+    if shape.name == "json":
+        fields = figures_document(()) | {"coverage": None}
+        if reports is not None:
+            fields = json.loads(shape.text(reports, request))
+        return dump_json(fields | {"cluster": cluster_document.run_fields(overview)})
+    own = formats.ClusterRequest(
+        top=request.top, full_names=request.full_names, width=request.width, color=request.color
+    )
+    text = formats.produce_cluster(shape, overview, own)
+    if reports is None or shape.name == "html":
+        return text
+    if shape.name == "csv":
+        return shape.text(reports, request)
+    return f"{text}\n{shape.text(reports, request)}"
+
+
+def parse_workloads(texts: Sequence[str]) -> WorkloadPairs:
+    """Return the reports by workload.
+
+    Raises:
+        UsageError: A text is not NAME=BASE:NEW, or is ambiguous.
+    """
+    found: WorkloadPairs = {}
+    for text in texts:
+        match = re.fullmatch(rf"({_NAME})=(.+)", text)
+        if match is None or ":" not in match[2]:
+            raise UsageError(
+                f"--workload {text!r}: expected NAME=BASE:NEW",
+                hint=_WORKLOAD_HINT,
+                slug="wrong-workload",
+            )
+        base, new = _two_paths(match[2], text)
+        sides = found.setdefault(match[1], ([], []))
+        sides[0].append(base)
+        sides[1].append(new)
+    return found
+
+
+def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
+    """Split at the colon that yields two existing paths; file names may contain colons."""
+    ways = [
+        (Path(text[:at]), Path(text[at + 1 :]))
+        for at, letter in enumerate(text)
+        if letter == ":" and 0 < at < len(text) - 1
+    ]
+    there = [way for way in ways if all(path.exists() for path in way)]
+    chosen = there or ways
+    if len(chosen) != 1:
+        missing = (
+            "ambiguous, more than one pair of paths exists" if there else "no two existing paths"
+        )
+        raise UsageError(
+            f"--workload {whole}: {missing}", hint=_WORKLOAD_HINT, slug="wrong-workload"
+        )
+    return chosen[0]
