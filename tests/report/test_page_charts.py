@@ -30,8 +30,10 @@ pytestmark = [pytest.mark.slow, browser.needed]
 def test_charts_and_timeline_share_origin_and_zoom(window: Browser, tmp_path: Path) -> None:
     window.open(write_page(recording_of_tasks(tmp_path / "msprof_1.db", 100)))
     whole = 50_000 + 99_400  # memory is recorded from 50 µs before the first task
-    assert window.run(VIEWS) == [[0, whole], [0, whole]]
+    assert window.run(VIEWS) == [[50_000, whole], [50_000, whole]]
     window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("0")
+    assert window.run(VIEWS) == [[0, whole], [0, whole]]
     window.press("\ue015")
     assert "from 75.0 µs" in window.run("return document.querySelector('#chosen').textContent")
     window.press("+")

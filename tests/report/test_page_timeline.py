@@ -55,6 +55,21 @@ def test_timeline_is_zoomed_moved_and_read_by_keyboard(window: Browser, page: Pa
     assert " ns, from " in selected_text
 
 
+def test_timeline_begins_with_the_time_of_the_work(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(100_000, 130_000, kernel=("first", "mm"))
+        device.memory(0, "torch", 10)  # Recorded from long before the work until long after it.
+        device.memory(400_000, "torch", 20)
+    window.open(write_page(tmp_path / "msprof_1.db"))
+    view = (
+        "const c = document.querySelector('#timeline canvas');"
+        "return [Number(c.dataset.from), Number(c.dataset.to)]"
+    )
+    assert window.run(view) == [100_000, 130_000]
+    click(window, "#timeline button[aria-label='Show everything']")
+    assert window.run(view) == [0, 400_000]
+
+
 def test_busiest_part_is_offered_if_tasks_are_too_many_to_draw(
     window: Browser, tmp_path: Path
 ) -> None:

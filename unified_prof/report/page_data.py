@@ -171,20 +171,28 @@ def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
         else analysis.idle_lanes(max(1, MAX_IDLE_GAPS * blocks // MAX_TIMELINE_BLOCKS))
     )
     memory, counters = analysis.memory_series(), analysis.counter_series()
-    spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
-    if lanes is not None:
-        spans.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
-    spans += [
+    work = [
         (int(one.start_ns[0]), int(one.start_ns[-1] + one.duration_ns[-1]))
         for one in idle
         if len(one)
     ]
+    if lanes is not None:
+        work.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
     if host is not None:
-        spans.append((host.start_ns, host.end_ns))
+        work.append((host.start_ns, host.end_ns))
+    spans = [
+        *work,
+        *((int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)),
+    ]
     origin_ns = min((begin for begin, _ in spans), default=0)
     return {
         "began": _date_of(origin_ns),
         "span_ns": max((end for _, end in spans), default=0) - origin_ns,
+        # The time of the work; memory and counters may have been recorded long before and after.
+        "work_ns": [
+            min((begin for begin, _ in work), default=origin_ns) - origin_ns,
+            max((end for _, end in work), default=origin_ns) - origin_ns,
+        ],
         "timeline": None if lanes is None else _timeline(lanes, host, origin_ns),
         "idle": [_idle(one, origin_ns) for one in idle],
         "path": None

@@ -197,9 +197,11 @@ function factText(name, value) {
 function reportView(report) {
   const figuresShown = report.figures;
   report.view = makeView(report.span_ns);
-  const [from, to] = ["from", "to"].map((key) => Number(link.get(key) ?? NaN));
-  if (from < to) report.view.look(from, to);
   const { view } = report;
+  const [from, to] = ["from", "to"].map((key) => Number(link.get(key) ?? NaN));
+  const [begin, end] = report.work_ns ?? view.whole;
+  if (from < to) view.look(from, to);
+  else if (end > begin && end - begin < 0.8 * view.whole[1]) view.look(begin, end);
   view.follow(whenQuiet(() => {
     const whole = view.from === view.whole[0] && view.to === view.whole[1];
     if (page.reports[shown].view === view) link.set({ from: whole ? null : Math.round(view.from), to: whole ? null : Math.round(view.to) });
