@@ -38,16 +38,16 @@ def save(
     store: StoreOption = None,
     convert: cli.Convert = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Save a run as a new version of a baseline; earlier versions are kept."""
     from unified_prof.baselines import api
 
-    reader = Printer(said.quiet or said.json_).reader(convert)
+    reader = Printer(printer.quiet or printer.json_).reader(convert)
     entry = api.save(name, files, store, reader.run)
-    if not said.json(lambda: _fields(entry)):
+    if not printer.json(lambda: _fields(entry)):
         version = f"{entry.name}@{entry.version}"
-        said.lines(f"saved {version}: {entry.samples} samples of {entry.label}")
+        printer.lines(f"saved {version}: {entry.samples} samples of {entry.label}")
 
 
 @baseline.command("list", replaced_by="baseline show")

@@ -61,7 +61,7 @@ def build(
     verbose: bool = cli.flag("Show Dask's log."),
     force: cli.Force = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Read the recordings of all ranks and combine them into one run."""
     from unified_prof.pipeline import cluster as pipeline
@@ -71,7 +71,7 @@ def build(
         raise UsageError(
             "--jobs applies to local processes, not to Dask", slug="option-without-effect"
         )
-    with said.progress() as progress:
+    with printer.progress() as progress:
         rebuilt = False
 
         def refresh(found: Sequence[Input] | None = None) -> ClusterOutcome:
@@ -83,20 +83,20 @@ def build(
                 force=force and not rebuilt,
                 verbose=verbose,
                 progress=progress,
-                note=said.note,
+                note=printer.note,
                 inputs=found,
             )
 
         if watch:
             # Before the first recording appears, which may take hours.
             pipeline.refuse_others(StorageDirectory(output), force=force)
-            outcomes = pipeline.watch(inputs, refresh, note=said.note)
+            outcomes = pipeline.watch(inputs, refresh, note=printer.note)
         else:
             outcomes = iter((refresh(),))
         for outcome in outcomes:
             rebuilt = True
-            said.lines(*outcome.lines())
-            said.json(outcome.fields)
+            printer.lines(*outcome.lines())
+            printer.json(outcome.fields)
     if strict and not outcome.is_complete:
         raise click.exceptions.Exit(StoreError.exit_code)
 

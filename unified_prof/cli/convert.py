@@ -46,15 +46,15 @@ def convert(
     jobs: int = cli.option("Number of recordings to convert in parallel.", default=1, min=1),
     force: cli.Force = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Convert recordings of other profilers to databases, without torch, CANN or a device."""
     from unified_prof.base.process_tuning import keep_memory
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
     keep_memory()
-    with said.progress() as progress:
-        outcomes = said.outcomes(
+    with printer.progress() as progress:
+        outcomes = printer.outcomes(
             convert_all(
                 recordings,
                 output,
@@ -74,8 +74,8 @@ def convert(
             "refused": sum(one.error is not None for one in outcomes),
         }
         parts = [f"{count:,} {what}" for what, count in counts.items() if count]
-        said.lines(f"{len(outcomes):,} recordings: {', '.join(parts)}")
-    said.json(lambda: printing.outcome_fields(outcomes))
+        printer.lines(f"{len(outcomes):,} recordings: {', '.join(parts)}")
+    printer.json(lambda: printing.outcome_fields(outcomes))
     if code := worst_exit_code(outcomes):
         raise click.exceptions.Exit(code)
 
@@ -99,14 +99,14 @@ def check(
         "Database that another exporter wrote for the recording.", "DB"
     ),
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Check that a recording is decoded completely, or compare a database with it by table."""
     from unified_prof.pipeline.recording_check import check_recording
 
-    with said.progress() as progress:
+    with printer.progress() as progress:
         result = check_recording(recording, against, progress)
-    said.show(lambda: result.fields(against), result.lines())
+    printer.show(lambda: result.fields(against), result.lines())
     if not result.passes:
         raise click.exceptions.Exit(1)
 
@@ -123,15 +123,15 @@ def anonymize(
     ),
     force: cli.Force = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Replace names, paths and texts of a recording, so that you can share it."""
     from unified_prof.pipeline.anonymize import anonymize as write
 
-    with said.progress() as progress:
+    with printer.progress() as progress:
         result = write(recording, output, progress, force=force)
     files = "file" if result.files == 1 else "files"
-    said.show(
+    printer.show(
         lambda: {**asdict(result), "recording": str(recording), "output": str(output)},
         [f"{output}: {result.files:,} {files}, {result.names:,} names replaced"],
     )

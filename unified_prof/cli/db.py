@@ -48,9 +48,9 @@ def info(
     Without FILE, lists the revisions of a schema family. Exits with 7 if a file cannot be read or
     is not a report. Files are not changed.
     """
-    said = Printer(json_=json_)
+    printer = Printer(json_=json_)
     if files:
-        _for_each_file(files, _identify, said)
+        _for_each_file(files, _identify, printer)
         return
     from unified_prof.migrate import runner
     from unified_prof.schema import catalogue
@@ -62,7 +62,7 @@ def info(
         about = {"alias": alias, "summary": summary, "text": text.strip()}
         revisions.append({"revision": revision, **about})
         lines += [f"{revision}  ({alias})" if alias else revision, f"    {summary}"]
-    said.show(lambda: {"family": family, "revisions": revisions}, lines)
+    printer.show(lambda: {"family": family, "revisions": revisions}, lines)
 
 
 def _identify(path: Path) -> Detection:
@@ -78,7 +78,7 @@ def _identify(path: Path) -> Detection:
 def check(
     files: list[str] = cli.argument("Report files and cluster runs, or their URLs.", "FILE..."),
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Check the structure, schema and references of each FILE.
 
@@ -92,7 +92,7 @@ def check(
         with fetch_part(location, SUMMARY_FILE_NAME) as path:
             return look_at(path / SUMMARY_FILE_NAME if is_run_directory(path) else path)
 
-    _for_each_file(files, look, said, code=lambda found: 0 if found.sound else 1)
+    _for_each_file(files, look, printer, code=lambda found: 0 if found.sound else 1)
 
 
 @db.command()
@@ -106,7 +106,7 @@ def upgrade(
     no_backup: bool = cli.flag("Do not keep a copy of the original."),
     force: cli.Force = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Upgrade each FILE to a newer schema revision.
 
@@ -131,7 +131,7 @@ def upgrade(
     def notes(done: Upgrade) -> list[str]:
         return [f"  note: {one.name} ({one.count}): {one.detail}" for one in done.anomalies]
 
-    _for_each_file(files, work, said, notes=notes)
+    _for_each_file(files, work, printer, notes=notes)
 
 
 @db.command()
@@ -141,13 +141,13 @@ def create(
     schema: cli.Schema = "documented",
     force: cli.Force = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Create an empty report with all tables of a revision."""
     from unified_prof.migrate.upgrade import create as make
 
     revision = make(file, family, schema, overwrite=force)
-    said.show(
+    printer.show(
         lambda: {"file": str(file), "family": family, "revision": revision},
         [f"{file}: created, {family} {revision}"],
     )
@@ -159,7 +159,7 @@ def recover(
     folder: Path = cli.argument("Output directory of the killed `uprof run`.", "DIR"),
     force: cli.Force = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Recover the reports of a run whose process was killed.
 
@@ -169,10 +169,10 @@ def recover(
     """
     from unified_prof.pipeline import recover as pipeline
 
-    outcomes = said.outcomes(pipeline.recover(folder, force=force), "uprof: ")
+    outcomes = printer.outcomes(pipeline.recover(folder, force=force), "uprof: ")
     if not outcomes:
-        said.lines(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
-    said.json(lambda: outcome_fields(outcomes))
+        printer.lines(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
+    printer.json(lambda: outcome_fields(outcomes))
     if code := pipeline.exit_code(outcomes):
         raise click.exceptions.Exit(code)
 
@@ -180,7 +180,7 @@ def recover(
 def _for_each_file(
     files: list[File],
     work: Callable[[File], Result],
-    said: Printer,
+    printer: Printer,
     *,
     code: Callable[[Result], int] = lambda _: 0,
     notes: Callable[[Result], list[str]] = lambda _: [],
@@ -188,7 +188,7 @@ def _for_each_file(
     """Process every file, continue after failures, and exit with the code of the first failure."""
     results: list[dict[str, Any]] = []
     codes: list[int] = []
-    text = Printer(said.quiet or said.json_)
+    text = Printer(printer.quiet or printer.json_)
     for path in files:
         try:
             result = work(path)
@@ -201,6 +201,6 @@ def _for_each_file(
         results.append({"file": str(path), **result.fields()})
         text.show(result.fields, result.lines())
         text.lines(*notes(result))
-    said.json(lambda: results)
+    printer.json(lambda: results)
     if failed := [number for number in codes if number]:
         raise click.exceptions.Exit(failed[0])

@@ -72,7 +72,7 @@ def export(
     ),
     convert: cli.Convert = False,
     force: cli.Force = False,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof."""
     from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
@@ -102,12 +102,12 @@ def export(
         raw=raw,
     )
     with fetch_part(path, SUMMARY_FILE_NAME) as local:
-        reader = said.reader(convert, output)
+        reader = printer.reader(convert, output)
         result = export_report(local, output, chosen, reader, selected, force=force)
     for warning in result.warnings:
-        said.warning(warning)
-    said.json(lambda: result.fields)
-    said.lines(*result.lines)
+        printer.warning(warning)
+    printer.json(lambda: result.fields)
+    printer.lines(*result.lines)
     printing.end_if_missing(result.missing)
 
 

@@ -159,7 +159,7 @@ class Printer:
             put("".join(f"{printable(line)}\n" for line in lines))
 
     def outcomes(self, found: Iterable[_Outcome], start: str = "") -> list[_Outcome]:
-        """Print outcomes as they appear; return them for `outcomes_json`."""
+        """Print outcomes as they appear; return them for `outcome_fields`."""
         outcomes = []
         for outcome in found:
             outcomes.append(outcome)

@@ -52,7 +52,7 @@ def view(
     rank: cli.OneRank = None,
     convert: cli.Convert = False,
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Open a run in the browser: as a page, or its timeline in Perfetto.
 
@@ -70,16 +70,16 @@ def view(
             items, missing = _watched(run), ""
         else:
             made = _timeline if perfetto else _page
-            items, missing = made(path, folder, rank, said, convert=convert)
+            items, missing = made(path, folder, rank, printer, convert=convert)
         ports = (_PERFETTO_PORT, 0) if perfetto else (0,)
         with Served(items, ports if port is None else (port,)) as served:
-            if not said.json(lambda: {"url": served.url, "port": served.port}):
+            if not printer.json(lambda: {"url": served.url, "port": served.port}):
                 output.put(f"{served.url}\n")
             opened = not no_open and open_browser(served.url, folder)
             where = "opened in the browser" if opened else _WHERE_TO_OPEN
-            said.note(f"{where}; press Ctrl-C to stop")
+            printer.note(f"{where}; press Ctrl-C to stop")
             if not opened or "SSH_CONNECTION" in os.environ:
-                said.hint(
+                printer.hint(
                     f"from another machine, run `ssh -N -L {served.port}:127.0.0.1:{served.port} "
                     f"{socket.gethostname()}` and open the same address there"
                 )
@@ -89,7 +89,7 @@ def view(
 
 
 def _page(
-    path: Path, folder: Path, rank: int | None, said: Printer, *, convert: bool = False
+    path: Path, folder: Path, rank: int | None, printer: Printer, *, convert: bool = False
 ) -> tuple[list[Item], str]:
     """Return the page of a run, and a description of what could not be read."""
     from unified_prof.base.loopback import Item
@@ -97,9 +97,9 @@ def _page(
     from unified_prof.report import formats
 
     shape, request = formats.find_format("html"), formats.ReportRequest()
-    made = render_reports(path, shape, request, said.reader(convert), rank=rank)
+    made = render_reports(path, shape, request, printer.reader(convert), rank=rank)
     for hint in made.hints:
-        said.hint(hint)
+        printer.hint(hint)
     assert isinstance(made.content, str)
     return [Item("", _HTML, made.content.encode())], made.missing
 
@@ -129,7 +129,7 @@ def _watched(path: Path) -> Callable[[str], Item | None]:
 
 
 def _timeline(
-    path: Path, folder: Path, rank: int | None, said: Printer, *, convert: bool = False
+    path: Path, folder: Path, rank: int | None, printer: Printer, *, convert: bool = False
 ) -> tuple[list[Item], str]:
     """Return the page that opens Perfetto, the timeline, and a note about missing data."""
     from unified_prof.base.loopback import Item
@@ -142,13 +142,13 @@ def _timeline(
     # Perfetto also reads Chrome's format, which needs no extra package.
     suffix = ".perfetto-trace" if find_spec("perfetto") else ".json"
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
-    reader = said.reader(convert, file)
+    reader = printer.reader(convert, file)
     if rank is not None or is_run_directory(path):
         chosen = None if rank is None else RankSelection(((rank, rank),))
         made = export.export_ranks(path, file, reader, chosen)
     else:
         made = export.export_timeline(path, file, reader)
-    said.lines(*(line.replace(str(file), file.name) for line in made.lines))
+    printer.lines(*(line.replace(str(file), file.name) for line in made.lines))
     page = opener.perfetto_opener_page(title, file.name, file.stat().st_size)
     return [
         Item("", _HTML, page.encode()),

@@ -126,11 +126,11 @@ def watch(
         known = {name: value for name, value in facts.items() if value is not None}
         exporters = open_exporters(names, folder, known)
     is_first = not rank_of().number
-    said = Printer(quiet=quiet or not is_first)
-    said.lines(f"uprof: watching, steps in {folder}")
+    printer = Printer(quiet=quiet or not is_first)
+    printer.lines(f"uprof: watching, steps in {folder}")
     shows = live and is_first and streams.is_terminal() and sys.stdout.isatty()
     if live and not shows:
-        said.note("--live needs a terminal at stdout and stderr")
+        printer.note("--live needs a terminal at stdout and stderr")
     view: AbstractContextManager[None] = nullcontext()
     if shows:
         from unified_prof.cli import watch_live
@@ -147,7 +147,7 @@ def watch(
             Watch, folder, chosen.name, settings=settings, facts=facts, exporters=exporters
         )
         code = run_watched(spec, lambda bottoms: make(bottoms=bottoms))
-    if not said.quiet:
+    if not printer.quiet:
         from unified_prof.report.watch_document import run_figures, watch_document
         from unified_prof.sqlite.watch_file import read_folder
 
@@ -171,7 +171,7 @@ def capture(
         "Longest time to wait; 0: do not wait.", "SECONDS", default=120.0, min=0.0
     ),
     *,
-    said: Printer,
+    printer: Printer,
 ) -> None:
     """Record a timeline of some steps of a running, watched workload.
 
@@ -201,9 +201,9 @@ def capture(
             place = str(folder / (event.capture or ""))
             fields = {"rank": rank, "status": event.status, "finding": event.finding}
             made.append({"directory": place, **fields})
-            if not said.json_:
+            if not printer.json_:
                 printing.put(printable(f"{place}: {event.finding or event.status}") + "\n")
-    said.json(lambda: {"captures": made})
+    printer.json(lambda: {"captures": made})
     if waiting and timeout:
         numbers = ", ".join(map(str, sorted(waiting)))
         raise CaptureError(
@@ -217,4 +217,4 @@ def capture(
             slug="nothing-measured",
         )
     if not timeout:
-        said.lines(f"uprof: requested, see uprof report {folder}")
+        printer.lines(f"uprof: requested, see uprof report {folder}")
