@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun
-from tests.analysis.builders import Device
+from tests.analysis.builders import Device, run_time_report
 from tests.cli.test_report import uprof
 from unified_prof.explain.advice import registry
 from unified_prof.explain.api import open_reports
@@ -89,6 +89,17 @@ def test_report_and_advice_without_findings_say_what_takes_the_time(
     assert f"no findings; {said}" in " ".join(
         uprof("advise", tmp_path / "msprof_1.db").stdout.split()
     )
+
+
+def test_time_of_a_tracked_run_is_that_of_one_iteration(tmp_path: Path) -> None:
+    # Operations take 0.9 ms of each of ten iterations.
+    run_time_report(
+        tmp_path / "run_time.sqlite",
+        [("linear", 0.2, 0.5, []), ("gelu", 0.2, None, [])],
+        iterations=[(number, 1.0, 0.4, 0.5, None, 1) for number in range(10)],
+    )
+    shown = " ".join(uprof("report", tmp_path / "run_time.sqlite").stdout.split())
+    assert "rules); 90.0 % of the time is in linear and gelu iteration" in shown
 
 
 def test_parts_that_were_not_analyzed_are_named_below_the_findings(tmp_path: Path) -> None:

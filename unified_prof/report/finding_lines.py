@@ -85,9 +85,11 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
         if breakdown.by not in ("operation", "kernel"):
             continue  # ranges of the program, whose work is not of one kind
         rows, whole = breakdown.rows, breakdown.total_ns
-        if not devices and 2 * (whole or 0) < analyzed_ns:
+        # The rows of a tracked run are those of one iteration.
+        time_ns = breakdown.whole_ns or analyzed_ns
+        if not devices and 2 * (whole or 0) < time_ns:
             said.append(
-                f"operations take {names.format_share(whole or 0, analyzed_ns)} of the time, the "
+                f"operations take {names.format_share(whole or 0, time_ns)} of the time, the "
                 "other code of the program takes the rest"
             )
         timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
@@ -95,12 +97,13 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
         taken = sum(row.total_ns or 0 for row in longest)
         if whole and taken > _DOMINANT_SHARE * whole:
             listed = " and ".join(names.readable_names([row.name for row in longest]))
+            if devices or 2 * whole < time_ns:
+                share = f"{names.format_share(taken, whole)} of {summary.clock} time"
+            else:
+                share = f"{names.format_share(taken, time_ns)} of the time"
             # Elsewhere, operations are only a part of the time.
-            claim = ": only faster ones help" if said else ""
-            said.append(
-                f"{names.format_share(taken, whole)} of {summary.clock} time is in "
-                f"{names.neutral(listed)}{claim}"
-            )
+            claim = ": only fewer or faster ones help" if devices else ""
+            said.append(f"{share} is in {names.neutral(listed)}{claim}")
     return said
 
 
