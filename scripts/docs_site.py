@@ -186,7 +186,7 @@ def _classes(trees: dict[Path, ast.Module]) -> set[str]:
     """Return the names of UprofError and its subclasses."""
     known = {"UprofError"}
     defined = [
-        node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
     ]
     while new := {
         one.name for one in defined if known.intersection(map(_name, one.bases))

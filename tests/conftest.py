@@ -95,8 +95,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ignore_settings_of_checkout() -> Iterator[None]:
-    """Let commands that run in the checkout not parse its pyproject.toml, which takes 3 ms each."""
+def skip_what_takes_time_in_each_test() -> Iterator[None]:
+    """Do not wait for the disk, nor parse the pyproject.toml of this checkout for each command."""
     find = config.find
 
     def find_other(start: Path | None = None) -> Path | None:
@@ -105,6 +105,7 @@ def ignore_settings_of_checkout() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "find", find_other)
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 

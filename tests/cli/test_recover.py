@@ -136,15 +136,6 @@ def test_nothing_is_recovered_before_the_first_iteration() -> None:
 
 
 @pytest.mark.slow
-def test_completed_measurement_leaves_nothing_to_recover() -> None:
-    process = start("train(30)\nos.kill(os.getpid(), 9)\n", "--iterations", "2")
-    end(process)
-    assert files() == REPORTS
-    assert facts("out/run_time.sqlite")["complete"] == "true"
-    assert uprof("recover", "out").returncode == 1
-
-
-@pytest.mark.slow
 def test_run_killed_at_any_moment_leaves_reports_or_a_recoverable_spool() -> None:
     process = start("print('go', flush=True)\ntrain(400, 0.01)\n", "--iterations", "200")
     assert process.stdout is not None
@@ -157,14 +148,6 @@ def test_run_killed_at_any_moment_leaves_reports_or_a_recoverable_spool() -> Non
     assert done.returncode == (0 if had_spool else 1), done.stderr
     whole = [name for name in files() if not name.endswith(".partial")]
     assert whole in ([], REPORTS)
-
-
-@pytest.mark.slow
-def test_normal_exit_leaves_no_spool() -> None:
-    process = start("train(5)\nsys.exit(4)\n")
-    end(process)
-    assert process.returncode == 4
-    assert files() == REPORTS
 
 
 @pytest.mark.slow

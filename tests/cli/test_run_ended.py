@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 
 TRAINING = """\
@@ -88,6 +89,7 @@ def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
     process.communicate(timeout=400)
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
     assert facts("out/memory.sqlite")["complete"] == "true"
+    assert uprof("recover", "out").returncode == 1, "nothing is left to recover"
 
 
 @pytest.mark.slow

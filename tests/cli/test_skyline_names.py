@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_import import uprof
+from tests.cli.test_run_cpu import providers
 from tests.conftest import ROOT
 
 MODEL = ROOT / "examples" / "mlp.py"
@@ -35,11 +36,13 @@ def test_missing_directory_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
     ("command", "table"), [("time", "run_time_entries"), ("memory", "activation_entries")]
 )
 def test_report_is_written_without_temporary_files_left_over(
-    command: str, table: str, tmp_path: Path
+    command: str, table: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    model = tmp_path_factory.mktemp("model") / "model.py"
+    model.write_text(providers(), encoding="utf-8")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "unified_prof", command, str(MODEL), "-o", "out.sqlite"),
+            *(sys.executable, "-m", "unified_prof", command, str(model), "-o", "out.sqlite"),
             *("--backend", "cpu", "--debug", "--log-file", "log.txt"),
         ],
         cwd=tmp_path,

@@ -19,7 +19,8 @@ from tests.hostile.formats import CONVERT, FORMATS
 from unified_prof.pipeline import sources
 from unified_prof.pipeline.sources import SOURCES
 
-PARTS = 8
+PARTS = 4
+ROUNDS = "12"
 
 
 def made(name: str, folder: Path) -> Path:
@@ -55,7 +56,7 @@ def test_hostile_inputs_are_refused_counted_or_converted(part: int) -> None:
     """The start of a process takes longer than most of its inputs, so each takes a part."""
     formats, attacks = [*FORMATS][part::PARTS], [*ATTACKS][part::PARTS]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile", *formats, *attacks, "--rounds", "30"],
+        [sys.executable, "-m", "tests.hostile", *formats, *attacks, "--rounds", ROUNDS],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -65,6 +66,6 @@ def test_hostile_inputs_are_refused_counted_or_converted(part: int) -> None:
     assert failures == []
     assert done.returncode == 0, done.stderr
     for name in formats:
-        assert f"| {name} | 30 |" in done.stdout
+        assert f"| {name} | {ROUNDS} |" in done.stdout
     for name in attacks:
         assert f"| {name} | 1 |" in done.stdout

@@ -158,6 +158,7 @@ def test_a_killed_run_keeps_all_but_the_last_second(tmp_path: Path, delay_s: flo
     assert_requests_are_refused(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_program_keeps_its_batches_and_may_change_its_directory(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")

@@ -16,6 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from tests.cli.test_report import uprof as in_this_process
 from tests.watch.simulated_ranks import BEGAN_NS, Job
 from unified_prof.errors import StoreError
 from unified_prof.pipeline.rank_runs import open_watched
@@ -134,17 +135,16 @@ def test_commands_read_directories_and_urls(tmp_path: Path) -> None:
     storage.put(f"{tmp_path}/out", "/watched/out", recursive=True)
     (finding,), _ = examine("memory://watched/out")
     assert is_named(finding, job)
-    assert "slow forward passes: rank 3 on node0" in uprof(tmp_path, "cluster", "report", "out")
-    document = json.loads(uprof(tmp_path, "cluster", "report", "out", "--format", "json"))
+    assert "slow forward passes: rank 3 on node0" in uprof("cluster", "report", tmp_path / "out")
+    document = json.loads(uprof("cluster", "report", tmp_path / "out", "--format", "json"))
     assert [one["ranks"] for one in document["findings"]] == [[3]]
-    assert uprof(tmp_path, "cluster", "diff", "out", "out")
+    assert uprof("cluster", "diff", tmp_path / "out", tmp_path / "out")
 
 
-def uprof(folder: Path, *arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "unified_prof", *arguments],
-        cwd=folder, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+def uprof(*arguments: str | Path) -> str:
+    done = in_this_process(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def random_job(seed: int, *, faulty: bool) -> Job:
@@ -269,16 +269,8 @@ def test_a_healthy_job_is_silent_and_captures_chosen_ranks(tmp_path: Path) -> No
             break
     made = json.loads(
         uprof(
-            tmp_path,
-            "capture",
-            "out",
-            "--ranks",
-            "2,5",
-            "--steps",
-            "3",
-            "--timeout",
-            "500",
-            "--json",
+            *("capture", tmp_path / "out", "--ranks", "2,5"),
+            *("--steps", "3", "--timeout", "500", "--json"),
         )
     )["captures"]
     output, _ = child.communicate(timeout=600)

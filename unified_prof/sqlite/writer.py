@@ -98,10 +98,11 @@ class ReportWriter(Block):
         if table == _STRING_IDS:
             message = "STRING_IDS is written from the string pool when the file is completed"
             raise UsageError(message, slug="wrong-table")
-        if unknown := [name for name in columns if name not in known[table].column_names]:
+        names = known[table].column_names
+        if unknown := [name for name in columns if name not in names]:
             raise UsageError(
                 f"table {table} has no column {', '.join(unknown)}",
-                hint=f"its columns: {', '.join(known[table].column_names)}",
+                hint=f"its columns: {', '.join(names)}",
                 slug="wrong-table",
             )
         sources, rows = batches.read(columns, table=table)

@@ -6,6 +6,7 @@ import gzip
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -98,16 +99,27 @@ def test_runtime_calls_do_what_their_documentation_states(kind: str) -> None:
     assert {name for name in corpus("call") if CALLS[kind](name)} == expected
 
 
+class Event(msgspec.Struct, gc=False):
+    name: str = ""
+    cat: Any = ""
+
+
+class Trace(msgspec.Struct):
+    """The part of a trace that the test reads."""
+
+    traceEvents: list[Event]  # noqa: N815
+
+
 def test_all_runtime_calls_and_nearly_all_kernels_of_samples_are_known(shared: Path) -> None:
     kernels, calls = set(), set()
+    decoder = msgspec.json.Decoder(Trace, strict=False)
     for file in (shared / "samples" / "kineto").glob("*.json.gz"):
-        events = msgspec.json.decode(gzip.decompress(file.read_bytes()))["traceEvents"]
-        for event in events:
-            category = str(event.get("cat", "")).lower()
+        for event in decoder.decode(gzip.decompress(file.read_bytes())).traceEvents:
+            category = str(event.cat).lower()
             if category == "kernel":
-                kernels.add(event["name"])
+                kernels.add(event.name)
             elif category in ("cuda_runtime", "cuda_driver", "runtime"):
-                calls.add(event["name"])
+                calls.add(event.name)
     unknown = {name for name in calls if any(done(name) for done in CALLS.values())}
     assert unknown <= corpus("call").keys()
     other = sorted(name for name in kernels if class_of_kernel(name) is None)

@@ -72,20 +72,20 @@ def test_damaged_parquet_file_is_named_in_the_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_a_footer_is_harmless_or_named(tmp_path: Path) -> None:
+def test_flipped_bit_of_any_byte_of_a_footer_is_harmless_or_named(tmp_path: Path) -> None:
     folder = as_parquet(write(tmp_path / "run.sqlite", small()), tmp_path / "run_pqtdir")
     (damaged,) = folder.glob("CUPTI_ACTIVITY_KIND_KERNEL.parquet")
     whole = damaged.read_bytes()
     size = int.from_bytes(whole[-8:-4], "little")
     refused = 0
     for at in range(len(whole) - 8 - size, len(whole) - 8):
-        for bit in range(8):
-            damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            try:
-                ParquetTables(folder).columns("CUPTI_ACTIVITY_KIND_KERNEL")
-            except RawFormatError:
-                refused += 1
-    assert refused > 100
+        changed = bytes([whole[at] ^ 1 << at * 5 % 8])
+        damaged.write_bytes(whole[:at] + changed + whole[at + 1 :])
+        try:
+            ParquetTables(folder).columns("CUPTI_ACTIVITY_KIND_KERNEL")
+        except RawFormatError:
+            refused += 1
+    assert refused > 20
 
 
 def test_missing_pyarrow_names_the_extra_and_the_sqlite_alternative(
