@@ -554,7 +554,8 @@ class DeviceContext:
     ) -> Cause:
         """Return a finding about tasks that could take less time; by default, none at all."""
         time_ns = self.tasks.length_ns[rows] if lost_ns is None else lost_ns
-        details.setdefault("evidence", self.evidence(rows, time_ns.astype(np.int64)))
+        if "evidence" not in details:
+            details["evidence"] = self.evidence(rows, time_ns.astype(np.int64))
         return self.finding(
             float(time_ns.sum()), text, change=self.saving(rows, lost_ns), **details
         )
