@@ -119,6 +119,7 @@ FETCHES_INPUT: Final = Words(
     r"^(?:load|get|fetch|next|wait_?for)(?:ing)?_(?:next_)?(?:data|batch|input)(?:es|s)?$ "
     r"^data_?(?:wait|fetch(?:ing)?|time)$ ^input_?wait$"
 )
+LOADS_IN_PROCESS: Final = Words("single_process_data_?loader_iter")
 EVALUATES_OR_SAVES: Final = Words(
     r"eval(?:uat(?:e|ing|ion))? valid(?:at(?:e|ing|ion))? val checkpoint(?:s|ing)? save saving "
     r"test(?:s|ing)?"

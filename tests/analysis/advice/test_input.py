@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
@@ -51,3 +53,11 @@ def test_host_only_recording_waits_for_input(tmp_path: Path) -> None:
     finding = findings_by_kind(tmp_path / "run.db")["input_wait"]
     assert saving_ns(finding) == 2 * MS
     assert "the program waits" in finding.text
+    assert finding.sure == "certain"
+    assert finding.advice.startswith("load batches in worker processes")
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db, db:
+        db.execute("CREATE TABLE IF NOT EXISTS UPROF_RUN (name, value)")
+        db.execute("INSERT INTO UPROF_RUN VALUES ('trace_metadata', '{\"with_stack\": 1}')")
+    finding = findings_by_kind(tmp_path / "run.db")["input_wait"]
+    assert finding.sure == "likely"
+    assert "the profiler itself slows the host (with_stack)" in finding.text

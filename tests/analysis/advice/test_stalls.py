@@ -170,6 +170,41 @@ def test_slow_step_that_compiles_is_explained(tmp_path: Path, compiles: bool) ->
     assert ("recompiles" in finding.advice) == compiles
 
 
+@pytest.mark.parametrize(
+    ("slow", "sure", "says"),
+    [
+        ((3,), "possible", "other programs on the same processors"),
+        ((2, 5, 9), "possible", "other programs on the same processors"),
+        ((2, 4, 6, 8), "certain", "one of 2 steps is slow"),
+    ],
+)
+def test_slow_steps_of_a_host_are_certain_if_they_are_regular(
+    tmp_path: Path, slow: tuple[int, ...], sure: str, says: str
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        begin = 0
+        for step in range(10):
+            length = (30 if step in slow else 10) * MS
+            run.call(begin, begin + length, f"ProfilerStep#{step}")
+            run.call(begin + US, begin + length - US, "aten::linear")
+            begin += length
+    finding = findings_by_kind(tmp_path / "run.db")["slow_steps"]
+    assert (finding.sure, says in finding.text) == (sure, True)
+
+
+def test_compilation_with_ranges_for_its_parts_counts_once(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 20 * MS
+            run.call(begin, begin + 20 * MS, f"ProfilerStep#{step}")
+            run.call(begin + US, begin + 9 * MS, "entire_frame_compile")
+            run.call(begin + 2 * US, begin + 8 * MS, "_compile.compile_inner (dynamo_timed)")
+            run.call(begin + 10 * MS, begin + 19 * MS, "aten::linear")
+    finding = findings_by_kind(tmp_path / "run.db")["compile_stalls"]
+    assert "code is compiled or loaded 4 times after the first step" in finding.text
+    assert "the program waits meanwhile for 45 % of the time" in finding.text
+
+
 def test_operator_with_codegen_in_its_name_is_no_compilation(tmp_path: Path) -> None:
     """FBGEMM runs embedding operators with such names in every step."""
     name = "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu"

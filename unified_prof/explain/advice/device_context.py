@@ -491,6 +491,17 @@ class DeviceContext:
             return ()
         return tuple(name for name in ("with_stack", "profile_memory") if metadata.get(name))
 
+    @property
+    def paused(self) -> str:
+        """State of the device, or else of the program, while the host does other work."""
+        return "program waits" if self.device is None else "device is idle"
+
+    @property
+    def slowed_host(self) -> str:
+        """A clause for findings about host time; empty if the profiler hardly slows the host."""
+        options = ", ".join(self.profiler_overhead)
+        return f"; the profiler itself slows the host ({options})" if options else ""
+
     @cached_property
     def host_code(self) -> HostCode:
         """Python functions and annotations of the host, without profiler steps and operations."""

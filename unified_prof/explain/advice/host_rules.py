@@ -84,8 +84,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         text += _short_kernels(context)
     if latency_ns >= LATENCY_SHARE * cost:
         text += f"; {percent(latency_ns / cost)} of it is the latency of launches to an idle device"
-    if context.profiler_overhead:
-        text += f"; the profiler itself slows the host ({', '.join(context.profiler_overhead)})"
+    text += context.slowed_host
     yield context.finding(
         cost,
         text,
@@ -247,12 +246,18 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
     subject = "the program" if context.device is None else "the device"
+    ranges = _input_ranges(context)
+    in_process = any(names.LOADS_IN_PROCESS(str(row["name"])) for row in ranges)
+    workers = (
+        "load batches in worker processes (DataLoader num_workers"
+        if in_process
+        else ("use more workers (DataLoader num_workers")
+    )
     yield context.finding(
         cost,
         f"input wait: {subject} waits for data {percent(share)} of the time, at most "
         f"{duration(longest)} at once",
-        advice="use more workers (DataLoader num_workers, prefetch_factor, persistent_workers), "
-        "or make batches cheaper to load",
+        advice=f"{workers}, prefetch_factor, persistent_workers), or make batches cheaper to load",
         sure="certain",
         change=Selection(ranges=context.ranges(names.FETCHES_INPUT, ahead=True)),
         least=WARN_SHARE,
@@ -262,7 +267,7 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
             "longest_wait_ns": longest,
             "waits": len(waits),
         },
-        evidence=_input_ranges(context),
+        evidence=ranges,
     )
 
 

@@ -238,14 +238,24 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     compile_ns = _compile_ns(context, longest)
     compiles = 2 * compile_ns >= length[longest] - median
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
+    gaps = np.unique(np.diff(slow))
+    regular = len(slow) > 2 and len(gaps) == 1
+    unexplained = context.device is None and not compiles and not regular
+    if regular:
+        more = f" (one of {gaps[0]} steps is slow)"
+    elif unexplained:
+        cause = "; other programs on the same processors cause this, too"
     yield context.finding(
         cost * context.step_count / len(length),
         f"step {names[longest]} takes {duration(int(length[longest]))}, median "
         f"{duration(median)}{more}; {grown} grows most, by {duration(growth_ns)}{cause}",
         advice="use static or bucketed shapes, check TORCH_LOGS=recompiles"
         if compiles
-        else "look at this step in `uprof export`",
-        sure="certain",
+        else "find what the program does in these steps only: evaluation, checkpoints, logging"
+        if regular
+        else "record again: a cause within the program returns; if it does, look at this step in "
+        "`uprof view`",
+        sure="possible" if unexplained else "certain",
         figures={
             "slow": len(slow),
             "steps": len(length),

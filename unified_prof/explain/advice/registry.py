@@ -112,9 +112,18 @@ class Rule:
     def causes(self, context: DeviceContext) -> list[Cause]:
         """Return its findings; those without a kind get its own."""
         return [
-            replace(cause, finding=replace(cause.finding, kind=cause.finding.kind or self.kind))
+            replace(cause, finding=_described(cause.finding, self.kind, context))
             for cause in self.evaluate(context)
         ]
+
+
+def _described(finding: Finding, kind: str, context: DeviceContext) -> Finding:
+    """Return a finding with its kind; one about host time with the overhead of the profiler."""
+    finding = replace(finding, kind=finding.kind or kind)
+    if context.device is not None or not context.profiler_overhead:
+        return finding
+    sure = "likely" if finding.sure == "certain" else finding.sure
+    return replace(finding, sure=sure, text=finding.text + context.slowed_host)
 
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))

@@ -152,11 +152,10 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     context.claim(pauses)
     on_host = intervals.intersect(intervals.merge(start, start + length), context.host_window)
     longest = int((pauses.end_ns - pauses.start_ns).max())
-    paused = "program waits" if context.device is None else "device is idle"
     yield context.finding(
         cost,
         f"garbage collection: {times(len(pauses))}, up to {duration(longest)} each; the "
-        f"{paused} meanwhile for {percent(context.share(cost))} of the time",
+        f"{context.paused} meanwhile for {percent(context.share(cost))} of the time",
         advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
         "gc.disable() and gc.collect() every n steps on all ranks",
         sure="certain",
@@ -225,16 +224,18 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
         return
     context.claim(stalls)
     rows = np.flatnonzero(context.is_analyzed(start))
-    often = times(len(rows)) + (" after the first step" if len(context.steps) > 1 else "")
+    # A compilation has ranges for its parts.
+    count = len(intervals.merge(start[rows], end[rows]))
+    often = times(count) + (" after the first step" if len(context.steps) > 1 else "")
     yield context.finding(
         cost,
-        f"{stall.text.format(often=often)}; meanwhile the device is idle for "
+        f"{stall.text.format(often=often)}; the {context.paused} meanwhile for "
         f"{percent(context.share(cost))} of the time",
         advice=stall.advice,
         sure=stall.sure,
         change=Selection(host=on_host),
         least=stall.min_share,
-        figures={"calls": len(rows), "calls_ns": stalls.total_ns, "idle_ns": cost},
+        figures={"calls": count, "calls_ns": stalls.total_ns, "idle_ns": cost},
         evidence=group_evidence(number[rows], (end - start)[rows], start[rows], texts.__getitem__),
     )
 
