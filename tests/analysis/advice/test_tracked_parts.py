@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,28 @@ def test_time_between_operations_is_at_most_the_rest_of_the_iteration() -> None:
     assert "time_between_operations" not in findings(
         tracked(parts={"forward": 55, "data_loading": 40}, gaps=gaps)
     )
+
+
+def looped(count: int, *, modules: int, ms: float = 40) -> Tracked:
+    """Return a run with `count` cells and slices of `ms` in total at one line, and a product."""
+    each = ms / count / 2
+    names = ("lstm_cell", "getitem") * count
+    run = tracked(*((name, "net.py:9", each) for name in names), ("linear", "net.py:12", 30))
+    module = [f"cells.{number // 2 % modules}" for number in range(2 * count)]
+    own = run.calls.labels.numbers([*module, "head"])
+    return replace(run, calls=replace(run.calls, module=own))
+
+
+def test_line_that_repeats_operations_of_one_module_is_a_loop() -> None:
+    finding = findings(looped(40, modules=1))["loops"]
+    assert finding.cost_ms_per_step == pytest.approx(40)
+    assert "loop at net.py:9" in finding.text
+    assert "runs 40 times in each iteration" in finding.text
+    assert {row["name"]: row["count"] for row in finding.evidence} == {
+        "lstm_cell": 40,
+        "getitem": 40,
+    }
+    # Layers of their own at one line, a few repetitions, or little of the time.
+    assert "loops" not in findings(looped(40, modules=20))
+    assert "loops" not in findings(looped(20, modules=1))
+    assert "loops" not in findings(looped(40, modules=1, ms=10))

@@ -360,6 +360,56 @@ def _chains(
     return found
 
 
+# Minimum calls of one operation by one module at one line, and share of an iteration of all such
+# operations there.
+LOOP_CALLS, LOOP_SHARE = 32, 0.2
+
+
+def loops(run: Tracked) -> Iterator[Finding]:
+    """Find lines that run the same operations many times in each iteration, as in a loop."""
+    calls = run.calls
+    assert calls.total_ns is not None
+    assert calls.line is not None
+    rows = np.flatnonzero((calls.total_ns > 0) & (calls.line != UNKNOWN))
+    module = np.full(len(calls), UNKNOWN) if calls.module is None else calls.module
+    keys = np.stack([calls.line[rows], module[rows], calls.name[rows]])
+    groups, of_row, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    repeated = np.flatnonzero(count >= LOOP_CALLS)
+    if not len(repeated):
+        return
+    group_ns = np.bincount(of_row, weights=calls.total_ns[rows], minlength=len(count))[repeated]
+    places, place = np.unique(groups[:2, repeated], axis=1, return_inverse=True)
+    place_ns = np.bincount(place, weights=group_ns)
+    worst = int(place_ns.argmax())
+    if run.share(float(place_ns[worst])) < LOOP_SHARE:
+        return
+    texts = calls.labels.texts
+    own = np.flatnonzero(place == worst)
+    own = own[np.argsort(-group_ns[own], kind="stable")]
+    line, name = texts[int(places[0, worst])], texts[int(groups[2, repeated[own[0]]])]
+    yield run.finding(
+        float(place_ns[worst]),
+        f"loop at {line}: {name} runs {int(count[repeated[own[0]]]):,} times in each iteration; "
+        f"the repeated operations are {run.of_iteration(run.share(float(place_ns[worst])))}",
+        advice="replace the loop by operations on larger tensors: nn.LSTM for nn.LSTMCell, "
+        "batched indexing, torch.vmap, a larger batch in place of many",
+        sure="possible",
+        figures={
+            "calls": int(count[repeated[own]].sum()),
+            "share": round(run.share(float(place_ns[worst])), 4),
+        },
+        evidence=[
+            {
+                "name": texts[int(groups[2, repeated[at]])],
+                "line": line,
+                "count": int(count[repeated[at]]),
+                "total_ns": round(float(group_ns[at])),
+            }
+            for at in own[:EVIDENCE_ROWS].tolist()
+        ],
+    )
+
+
 # Minimum duration of an operation that several threads make faster; they start in about 10 us.
 DIVISIBLE_NS = 100_000
 
@@ -467,10 +517,13 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
         lambda run: run.calls.recomputed_ns is not None and run.median_ns > 0,
         "no activation checkpointing recorded",
     ),
-    (
-        unfused_chains,
-        lambda run: run.calls.total_ns is not None and run.calls.line is not None,
-        "times by line not recorded (run time report)",
+    *(
+        (
+            rule,
+            lambda run: run.calls.total_ns is not None and run.calls.line is not None,
+            "times by line not recorded (run time report)",
+        )
+        for rule in (unfused_chains, loops)
     ),
     (
         single_thread,
