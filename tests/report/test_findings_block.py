@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,20 @@ def test_time_of_a_tracked_run_is_that_of_one_iteration(tmp_path: Path) -> None:
     )
     shown = " ".join(uprof("report", tmp_path / "run_time.sqlite").stdout.split())
     assert "rules); 90.0 % of the time is in linear and gelu iteration" in shown
+
+
+def test_program_on_a_busy_machine_is_described_as_well(tmp_path: Path) -> None:
+    path = run_time_report(
+        tmp_path / "run_time.sqlite",
+        [("linear", 0.2, 0.5, [])],
+        iterations=[(number, 1.0, 0.4, 0.5, None, 1) for number in range(10)],
+    )
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
+        db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 0.2")
+    shown = " ".join(uprof("report", path).stdout.split())
+    assert "because other processes use the cores" in shown
+    assert "the program itself: no findings; 87.5 % of the time is in linear" in shown
 
 
 def test_parts_that_were_not_analyzed_are_named_below_the_findings(tmp_path: Path) -> None:

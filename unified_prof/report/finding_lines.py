@@ -20,6 +20,8 @@ _FINDING_LENGTH = 90
 _LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 
 
+# Findings about other programs on the machine, which say nothing about the program.
+_OF_MACHINE = frozenset({"waiting_for_processor"})
 # Graph replays without operations are mentioned if they take this share of the device time.
 _REPLAYED_SHARE = 0.1
 
@@ -31,17 +33,18 @@ def add_findings(document: Document, figures: Figures) -> None:
         return
     for finding in advice.findings[:_MAX_FINDINGS]:
         document.finding(finding_cost(finding, advice), finding_summary(finding))
+    shown = [selection.breakdown for selection in figures.selections[:1]]
+    composed = composition(figures.summary, shown, advice)
     if not advice.findings:
         if advice.judged:
-            shown = [selection.breakdown for selection in figures.selections[:1]]
             rules = f"none ({names.format_number(len(advice.judged))} rules)"
-            document.fact(
-                "findings", "; ".join([rules, *composition(figures.summary, shown, advice)])
-            )
+            document.fact("findings", "; ".join([rules, *composed]))
     else:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
         document.note(f"`uprof advise` shows {more}evidence and what to try")
+        if {one.kind for one in advice.findings} <= _OF_MACHINE:
+            document.note("; ".join(["the program itself: no findings", *composed]))
     for line in (*excluded_part(advice), *replay_notes(advice)):
         document.note(line)
 
@@ -95,9 +98,11 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
         timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))
         longest = timed[:_LONGEST_OPERATIONS]
         taken = sum(row.total_ns or 0 for row in longest)
-        if whole and taken > _DOMINANT_SHARE * whole:
+        dominant = taken > _DOMINANT_SHARE * (whole or 0)
+        # On the CPU, operations are named even if they do not dominate.
+        if whole and (dominant or not devices):
             listed = " and ".join(names.readable_names([row.name for row in longest]))
-            if devices or 2 * whole < time_ns:
+            if devices or not time_ns or 2 * whole < time_ns:
                 share = f"{names.format_share(taken, whole)} of {summary.clock} time"
             else:
                 share = f"{names.format_share(taken, time_ns)} of the time"
