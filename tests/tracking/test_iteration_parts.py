@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 
@@ -64,8 +65,40 @@ def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) 
     assert tracked.facts["data_loader_workers"] == "0"
     assert tracked.facts["samples_per_iteration"] == "32"
     assert json.loads(tracked.facts["optimizers"]) == [
-        {"class": "AdamW", "foreach": False, "fused": False}
+        {"class": "AdamW", "foreach": False, "fused": False, "parameters": 4, "sparse": False}
     ]
+
+
+def test_sparse_gradients_are_noted(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        """
+        table = nn.Embedding(8, 4, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            table(torch.arange(4)).sum().backward()
+            optimizer.step()
+        """,
+    )
+    (found,) = json.loads(workload.tracked("main.py").facts["optimizers"])
+    assert found["sparse"]
+    assert found["parameters"] == 1
+
+
+def test_marks_of_many_reads_start_no_garbage_collection() -> None:
+    """A full collection takes 150 ms in a process with torch, which the part would be charged."""
+    waiting = WaitingTime()
+    passes = Passes(HostClock(), waiting)
+    passes.begin()
+    run_block(passes, READS)
+    before = gc.get_stats()[0]["collections"]
+    for _ in range(20_000):
+        with passes.part(READS):
+            pass
+    assert gc.get_stats()[0]["collections"] - before <= 1
+    passes.end()
+    waiting.close()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,12 @@ def program_settings(optimizers: Iterable[Any], loader_workers: int | None) -> d
             "class": type(one).__name__,
             "foreach": any(group.get("foreach") for group in one.param_groups),
             "fused": any(group.get("fused") for group in one.param_groups),
+            "parameters": sum(len(group["params"]) for group in one.param_groups),
+            "sparse": any(
+                weight.grad is not None and weight.grad.is_sparse
+                for group in one.param_groups
+                for weight in group["params"]
+            ),
         }
         for one in optimizers
         if any(group["params"] for group in one.param_groups)

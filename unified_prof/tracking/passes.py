@@ -78,8 +78,11 @@ class Passes:
         self._cpu: Waits = []
         self._last_ns = 0  # when the current part began
         self._awaits_forward = False
-        # The part that begins at each mark; the last mark ends the iteration.
-        self._marks: list[tuple[Moment, str]] = []
+        # The part that begins at each mark; the last mark ends the iteration. Two lists, and on a
+        # CPU plain integers: Python's garbage collector, which a tuple or dict per mark would make
+        # run within the iteration, ignores both.
+        self._marks: list[Moment | int] = []
+        self._parts: list[str] = []
         self._part = OTHER
         self.separates_reads = True
         """False within parts that reads belong to: an optimizer reads its step counters."""
@@ -168,13 +171,14 @@ class Passes:
 
     def times(self) -> IterationTimes | None:
         """Return the times; None if they are unknown. The device must be synchronized first."""
-        first, last = self._marks[0][0], self._marks[-1][0]
+        marks = [{0: mark} if isinstance(mark, int) else mark for mark in self._marks]
+        first, last = marks[0], marks[-1]
         total = self._clock.elapsed_between_ms(first, last)
         if math.isnan(total):
             return None
         spans: dict[str, list[_Span]] = {}
-        for (start, part), (end, _) in pairwise(self._marks):
-            spans.setdefault(part, []).append((start, end))
+        for part, span in zip(self._parts, pairwise(marks), strict=False):
+            spans.setdefault(part, []).append(span)
         forward, backward = spans.pop(FORWARD, []), spans.pop(BACKWARD, [])
         spans.pop(OTHER, None)  # what remains of the total
         return IterationTimes(
@@ -212,15 +216,15 @@ class Passes:
         if self._is_over:  # within a block that began in this iteration
             return
         if self._waiting is None:
-            moment = self._clock.moment()
+            self._marks.append(self._clock.moment())
         else:
             now = perf_counter_ns()
             is_long = now - self._last_ns > LONG_NS
             if is_long or self._ends:
                 now = self._read(self._waiting, is_long=is_long)
             self._last_ns = now
-            moment = {0: now}
-        self._marks.append((moment, part))
+            self._marks.append(now)
+        self._parts.append(part)
         self._part, self.separates_reads = part, part in SEPARATE_READS
         if part != OTHER and part not in self._noted:
             self._note_line(part, sys._getframe())

@@ -41,6 +41,11 @@ def findings_of(run: Tracked) -> dict[str, Finding]:
 def test_wait_for_a_processor_costs_its_time() -> None:
     findings = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None, None))
     assert saving_ns(findings["waiting_for_processor"]) == 2 * MS
+    assert "other processes" in findings["waiting_for_processor"].text
+    facts = {"torch_threads": "16", "processors": "2"}
+    own = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None, None, facts))
+    assert "because torch runs 16 threads on 2 cores" in own["waiting_for_processor"].text
+    assert "at most 2 threads" in own["waiting_for_processor"].advice
     healthy = findings_of(Tracked(steps(100, 100, 100, waited=2), calls(), None, None))
     assert healthy == {}
 

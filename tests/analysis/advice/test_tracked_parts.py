@@ -106,13 +106,33 @@ def test_an_optimizer_that_is_fused_or_cannot_be_is_not_advised(settings: dict[s
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "cost_ms"),
+    [
+        ({"parameters": 400}, 6),
+        ({"parameters": 4000}, 10),  # at most half of its time
+        ({"parameters": 6}, None),  # the time is traffic of large tensors
+        ({"parameters": 400, "class": "SGD"}, 1.2),
+        ({"parameters": 400, "sparse": True}, None),
+    ],
+)
+def test_a_fused_optimizer_saves_the_calls_of_the_loop(
+    settings: dict[str, Any], cost_ms: float | None
+) -> None:
+    run = tracked(parts={"optimizer": 20}, facts={"optimizers": optimizers(**settings)})
+    found = findings(run).get("unfused_optimizer")
+    assert (found and found.cost_ms_per_step) == cost_ms
+
+
 def test_other_code_is_what_is_not_between_operations() -> None:
     found = findings(tracked(parts={"other": 30, "waiting_for_cpu": 40, "optimizer": 1}))
     assert found["other_code"].cost_ms_per_step == 30
     assert "50 % of an iteration (CPU wait excluded) is neither" in found["other_code"].text
     assert "other_code" not in findings(tracked(parts={"other": 9, "optimizer": 1}))
-    # Without the time of the optimizer, it is not known what the rest is.
-    assert "other_code" not in findings(tracked(parts={"other": 30}))
+    # An inference loop has no optimizer; in reports without parts, the rest may be the optimizer's.
+    inference = tracked(parts={"other": 30})
+    assert findings(inference)["other_code"].cost_ms_per_step == 30
+    assert "other_code" not in findings(replace(inference, facts={}))
     gaps = Gaps(np.array([0]), ("train.py:5",), np.full((1, 3), 25.0 * MS))
     between = findings(tracked(parts={"other": 30, "optimizer": 1}, gaps=gaps))
     assert between["time_between_operations"].cost_ms_per_step == 25
