@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from xml.etree import ElementTree
 
 import numpy as np
@@ -37,10 +39,12 @@ def write_run(
     seed: int = 0,
     device: str = "cpu",
     waited_ms: float | None = None,
+    parts_ms: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
     """Write both Skyline reports of a model whose second operation is slower by `slow_line`.
 
-    Its forward pass waits `waited_ms` for a processor; None: unknown.
+    Its forward pass waits `waited_ms` for a processor; None: unknown. Its iterations have the
+    further parts `parts_ms`.
     """
     generator = np.random.default_rng(seed)
     waited = waited_ms or 0.0
@@ -70,7 +74,7 @@ def write_run(
         ),
         iterations=tuple(
             IterationRecord(
-                float(total) + waited,
+                float(total) + waited + sum(parts_ms.values()),
                 float(total) / 3 + waited,
                 float(total) * 2 / 3,
                 50_000_000,
@@ -78,16 +82,17 @@ def write_run(
                 waited_ms,
                 waited_ms,
                 None if waited_ms is None else 0.0,
+                parts_ms=dict(parts_ms),
             )
             for total in totals
         ),
         peak_usage_bytes=int(50e6 * slow_line),
         complete=True,
     )
-    skyline_writer.write_run_time(
-        folder / "run_time.sqlite", run, {"device": device}, overwrite=False
-    )
-    skyline_writer.write_memory(folder / "memory.sqlite", run, {"device": device}, overwrite=False)
+    lines = {part: f"train.py:{len(part)}" for part in parts_ms}
+    facts = {"device": device, "part_lines": json.dumps(lines)}
+    skyline_writer.write_run_time(folder / "run_time.sqlite", run, facts, overwrite=False)
+    skyline_writer.write_memory(folder / "memory.sqlite", run, facts, overwrite=False)
     return folder
 
 
@@ -143,6 +148,37 @@ def test_time_between_operations_is_compared_by_source_line(base: Path, tmp_path
     assert first["delta_ns"] == pytest.approx(2.5e6, rel=0.1)
     table = uprof("diff", base, paused).stdout.partition("Time\n")[2].splitlines()
     assert "net (between operations)" in table[1]
+
+
+@pytest.mark.parametrize("waited_ms", [0.0, 90.0])
+def test_parts_of_an_iteration_are_rows_that_add_up(tmp_path: Path, waited_ms: float) -> None:
+    """Data loading is 60 ms shorter, and no operation changed."""
+    parts_ms = {"data_loading": 62.0, "optimizer": 1.0}
+    before = write_run(tmp_path / "before", waited_ms=waited_ms, parts_ms=parts_ms)
+    parts_ms["data_loading"] = 2.0
+    after = write_run(tmp_path / "after", seed=1, waited_ms=0.0, parts_ms=parts_ms)
+    document = json.loads(uprof("diff", before, after, "--json").stdout)
+    rows = {row["name"]: row for row in document["iteration_parts"]}
+    assert rows["data_loading"]["delta_ns"] == pytest.approx(-60e6)
+    for side, path in (("base_ns", before), ("new_ns", after)):
+        report = json.loads(uprof("report", path, "--json").stdout)["reports"][0]
+        assert sum(row[side] for row in rows.values()) == report["totals"]["iteration_ns"]
+    text = uprof("diff", before, after).stdout
+    assert "largest change: data loading -60.0 ms at train.py:12" in " ".join(text.split())
+    table = [line.split()[0] for line in text.partition("Iteration\n")[2].splitlines()]
+    assert table[1] == ("waiting" if waited_ms else "data")
+    assert len(rows) == table.index("total,") - 1 == 5 + bool(waited_ms)
+
+
+def test_parts_are_left_out_if_a_side_has_none(base: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", seed=1, parts_ms={"data_loading": 9.0})
+    with closing(sqlite3.connect(other / "memory.sqlite")) as db, db:
+        db.execute("UPDATE UPROF_ITERATIONS SET forward_ms = NULL")
+    with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:
+        db.execute("UPDATE UPROF_ITERATIONS SET forward_ms = NULL")
+    result = uprof("diff", base, other)
+    assert result.exit_code == 0
+    assert "Iteration" not in result.stdout
 
 
 def test_diff_json_contains_every_operation(base: Path, slower: Path) -> None:

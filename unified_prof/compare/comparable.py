@@ -198,6 +198,9 @@ class Run:
     cpu: Samples = field(default_factory=dict)
     # Exact counts of one iteration, by metric; see EXACT.
     counts: Annotated[Mapping[str, float], _MANY] = field(default_factory=dict)
+    # Parts of the median iteration, which add up to it, in nanoseconds; see
+    # `Totals.iteration_parts_ns`.
+    parts_ns: Annotated[Mapping[str, float], _MANY] = field(default_factory=dict)
     # Kernels by operation name, if recorded; average of a step if there are steps.
     kernels: Kernels = field(default_factory=dict)
     # Number of steps of a device recording that the samples cover; None if the samples are
@@ -270,10 +273,17 @@ def pool(runs: Sequence[Run]) -> Run:
         totals=_concatenated([run.totals for run in runs]),
         waited=_concatenated([run.waited for run in runs]),
         cpu=_concatenated([run.cpu for run in runs]),
+        parts_ns=_mean_parts([run.parts_ns for run in runs if run.parts_ns]),
         lengths=_lengths(runs),
         steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
         outside_steps_ns=sum(run.outside_steps_ns for run in runs),
     )
+
+
+def _mean_parts(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each part, which add up to the mean of the median iterations."""
+    parts = dict.fromkeys(part for run in runs for part in run)
+    return {part: sum(run.get(part, 0.0) for run in runs) / len(runs) for part in parts}
 
 
 def _lengths(runs: Sequence[Run]) -> dict[str, tuple[int, ...]]:

@@ -22,12 +22,14 @@ from unified_prof.compare.operation_changes import (
     By,
     Change,
     KernelChange,
+    PartChange,
     Regions,
     SizeChange,
     changes_of,
     group_by,
     kernel_changes,
     pair_groups,
+    part_changes,
     size_changes,
 )
 from unified_prof.compare.statistics import Comparison, compare
@@ -170,6 +172,8 @@ class Difference(Displayed):
     kernel_changes: tuple[KernelChange, ...] = ()
     # True if all figures of both sides are equal, that is, one measurement was given twice.
     identical: bool = False
+    # Parts of the median iteration, largest change first; they add up to it.
+    iteration_parts: tuple[PartChange, ...] = ()
     # Single operations, if `changes` overlap because regions contain others.
     parts: tuple[Change, ...] = ()
 
@@ -256,6 +260,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         size_changes=tuple(size_changes(base.sizes, new.sizes)),
         kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
         identical=identical,
+        iteration_parts=() if identical else tuple(part_changes(base, new)),
         parts=tuple(parts),
     )
 
@@ -286,6 +291,7 @@ def _only(run: Run, families: frozenset[str]) -> Run:
         run,
         operations=run.operations if timed in families else Operations.none(),
         sizes=run.sizes if sized in families else (),
+        parts_ns=run.parts_ns if timed in families else {},
         totals={
             metric: samples
             for metric, samples in run.totals.items()

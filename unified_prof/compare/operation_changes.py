@@ -6,6 +6,7 @@ statistics of thousands of groups are computed together.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -344,6 +345,42 @@ def explained_by(delta_ns: Sequence[float]) -> list[float]:
     net = sum(delta_ns)
     same_direction = sum(abs(delta) for delta in delta_ns if delta * net > 0)
     return [net * abs(delta) / same_direction if delta * net > 0 else 0.0 for delta in delta_ns]
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """Change of a part of the median iteration, such as data loading."""
+
+    name: str  # As in `Totals.iteration_parts_ns`.
+    line: str | None  # Line where the part begins, in the candidate if it has one.
+    base_ns: float
+    new_ns: float
+    explained_ns: float  # Its share of the change of the iteration, at most that change.
+
+    @property
+    def delta_ns(self) -> float:
+        """Candidate minus baseline."""
+        return self.new_ns - self.base_ns
+
+
+def part_changes(base: Run, new: Run) -> list[PartChange]:
+    """Return the parts of the median iteration, largest change first; empty if a side has none.
+
+    They add up to the median iteration of each side. A part that a side lacks took no time.
+    """
+    before, after = base.parts_ns, new.parts_ns
+    if not before or not after:
+        return []
+    lines = [json.loads(run.facts.get("part_lines", "{}")) for run in (base, new)]
+    parts = dict.fromkeys((*after, *before))
+    times = [(before.get(part, 0.0), after.get(part, 0.0)) for part in parts]
+    explained = explained_by([new_ns - base_ns for base_ns, new_ns in times])
+    changes = [
+        PartChange(part, lines[1].get(part) or lines[0].get(part), *ns, share)
+        for part, ns, share in zip(parts, times, explained, strict=True)
+        if any(ns)
+    ]
+    return sorted(changes, key=lambda change: -abs(change.delta_ns))
 
 
 NO_REGION = "(outside any region)"

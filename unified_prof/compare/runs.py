@@ -99,6 +99,7 @@ def _run(label: str, analysis: Analysis) -> Run:
         waited=_within(analysis, "waited_ns"),
         cpu=_within(analysis, "cpu_ns"),
         counts=_counts(dict(summary.facts), operations, sizes, launched),
+        parts_ns=summary.totals.iteration_parts_ns,
         kernels=kernels,
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),

@@ -25,7 +25,7 @@ from unified_prof.cluster.stored_run import (
 from unified_prof.compare.comparable import Waiting
 from unified_prof.compare.device_tables import Amount
 from unified_prof.compare.gate import Check, Effort, Limits, Outcome
-from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange
+from unified_prof.compare.operation_changes import Change, KernelChange, PartChange, SizeChange
 from unified_prof.compare.statistics import Comparison, Verdict
 from unified_prof.errors import UsageError
 from unified_prof.explain.other_device import DeviceEstimate
@@ -225,6 +225,7 @@ _OPERATIONS = _shape(
     _DIFFERENCE,
     doc=_output_of("diff --json, of tracked workloads"),
     waiting=Waiting | None,
+    iteration_parts=[_shape("PartDifference", PartChange, delta_ns=float)],
     changes=[_shape("OperationChange", Change, delta_ns=float)],
     size_changes=[_shape("SizeDifference", SizeChange, delta_bytes=int)],
     kernel_changes=[_shape("KernelDifference", KernelChange, delta_ns=float)],

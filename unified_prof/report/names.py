@@ -269,6 +269,11 @@ _FLOPS = (
 _RATES = ((10**12, "TB/s"), (10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"), (1, "B/s"))
 
 
+def part_name(name: str) -> str:
+    """Return the name of a part of an iteration for display."""
+    return name.replace("_", " ").replace("cpu", "CPU")
+
+
 def format_duration(value_ns: float | None) -> str:
     """Format a duration with three significant digits."""
     return NOT_MEASURED if value_ns is None else scaled(value_ns, TIMES)

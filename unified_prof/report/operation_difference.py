@@ -9,10 +9,16 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from unified_prof.compare.comparable import PEAK, Place, Waiting
+from unified_prof.compare.comparable import PEAK, TOTAL, Place, Waiting
 from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
-from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange, Status
+from unified_prof.compare.operation_changes import (
+    Change,
+    KernelChange,
+    PartChange,
+    SizeChange,
+    Status,
+)
 from unified_prof.compare.statistics import MIN_SAMPLES, SAME_WITHIN, Comparison
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
@@ -60,6 +66,7 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
     hidden = _hidden_statuses(found, everything)
     changes = tuple(change for change in found.changes if change.status not in hidden)
     for heading, columns, count in (
+        ("Iteration", part_columns(found.iteration_parts), len(found.iteration_parts)),
         ("Time", change_columns(changes[:top], found.new_ns - found.base_ns), len(changes)),
         ("Memory", size_columns(found.size_changes[:top]), len(found.size_changes)),
         (
@@ -70,7 +77,8 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
     ):
         if count:
             document.heading(heading)
-            document.table(columns, left_out=max(0, count - top))
+            left_out = 0 if heading == "Iteration" else max(0, count - top)
+            document.table(columns, left_out=left_out)
     for line in _remarks(found, everything):
         document.note(line)
 
@@ -165,6 +173,30 @@ def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
     ]
 
 
+def part_columns(parts: tuple[PartChange, ...]) -> list[Column]:
+    """Return the table of all parts of the median iteration, which add up to it."""
+    net_ns = sum(part.delta_ns for part in parts)
+    return [
+        name_column("part", (_part_name(part) for part in parts)),
+        Column("base", tuple(names.format_duration(part.base_ns) for part in parts), importance=8),
+        Column("new", tuple(names.format_duration(part.new_ns) for part in parts), importance=8),
+        Column("change", tuple(format_signed(part.delta_ns) for part in parts)),
+        Column(
+            "explains",
+            tuple(
+                names.format_share(part.explained_ns, net_ns) if part.explained_ns else ""
+                for part in parts
+            ),
+            importance=9,
+        ),
+        name_column("line", (part.line or "" for part in parts), importance=6),
+    ]
+
+
+def _part_name(part: PartChange) -> str:
+    return "other code" if part.name == "other" else names.part_name(part.name)
+
+
 def kernel_columns(changes: tuple[KernelChange, ...]) -> list[Column]:
     """Return the table of kernels under each operation; an operation is named once."""
     operations = [
@@ -212,12 +244,18 @@ def difference_headline(difference: Difference) -> list[tuple[str, str]]:
             metric,
             f"{_format_metric(metric, found.new_median)} on both sides"
             if difference.identical
-            else comparison_text(found, is_size=metric == PEAK),
+            else comparison_text(found, is_size=metric == PEAK)
+            + (_largest_part(difference, found) if metric == TOTAL else ""),
         )
         for metric, found in difference.totals.items()
     ]
     if difference.identical:
         return lines
+    parts = difference.iteration_parts
+    if parts:
+        sides = sum(part.base_ns for part in parts), sum(part.new_ns for part in parts)
+        text = " -> ".join(map(names.format_duration, sides))
+        lines.append(("iteration", f"{text} ({format_signed(sides[1] - sides[0])}, sum of parts)"))
     net = difference.new_ns - difference.base_ns
     if difference.changes:
         lines.append(
@@ -230,6 +268,18 @@ def difference_headline(difference: Difference) -> list[tuple[str, str]]:
             )
         )
     return lines
+
+
+def _largest_part(difference: Difference, total: Comparison) -> str:
+    """Name the part of an iteration that changed most in the direction of the total."""
+    net_ns = total.new_median - total.base_median
+    left_out = difference.waiting is not None and difference.waiting.left_out
+    for part in difference.iteration_parts:
+        if part.delta_ns * net_ns > 0 and not (left_out and part.name == "waiting_for_cpu"):
+            line = f" at {part.line}" if part.line else ""
+            text = f"; largest change: {_part_name(part)} {format_signed(part.delta_ns)}{line}"
+            return "" if total.verdict() == "same" else text
+    return ""
 
 
 def comparison_text(found: Comparison, *, is_size: bool = False) -> str:
@@ -287,6 +337,9 @@ def difference_fields(difference: Difference, *, top: int | None = None) -> dict
             "slower_ns": difference.slower_ns,
             "faster_ns": difference.faster_ns,
         },
+        "iteration_parts": [
+            _record_fields(part, delta_ns=part.delta_ns) for part in difference.iteration_parts
+        ],
         "changes": [
             _record_fields(change, delta_ns=change.delta_ns) for change in difference.changes[:top]
         ],

@@ -332,7 +332,7 @@ def step_parts(device: DeviceTime) -> list[tuple[str, int]]:
 def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
     """Return the parts of the median iteration, which add up to it; empty if not measured."""
     return [
-        (name.replace("_", " ").replace("cpu", "CPU"), ns)
+        (names.part_name(name), ns)
         for name, ns in totals.iteration_parts_ns.items()
         if ns or name == "other"
     ]
