@@ -124,6 +124,11 @@ def report_document(
         _add_headline(document, figures)
         for selection in figures.selections:
             _add_breakdown(document, selection)
+            if selection.breakdown.by == "line" and _has_functions(figures.summary):
+                document.note(
+                    "torch.profiler records functions: a line is the first of the function that "
+                    "called the operation, or the one at which it was when recording began"
+                )
         for label, reason in (
             *_failure(figures.summary),
             *anomaly_warnings(figures.summary),
@@ -246,6 +251,12 @@ def _add_headline(document: Document, figures: Figures) -> None:
         document.table(_part_columns(summary), caption="Parts of the median iteration")
     if devices:
         document.table(device_columns(devices))
+
+
+def _has_functions(summary: Summary) -> bool:
+    """Return True if source lines come from the Python functions of a trace of torch.profiler."""
+    facts = dict(summary.facts)
+    return facts.get("decoder") == "kineto" and '"python_function"' in facts.get("events", "")
 
 
 def _add_breakdown(document: Document, selection: Selection) -> None:

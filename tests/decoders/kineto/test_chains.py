@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.decoders.kineto.builders import (
     RowSink,
@@ -14,7 +15,9 @@ from tests.decoders.kineto.builders import (
     operation,
     write,
 )
+from unified_prof.cli.app import app
 from unified_prof.decoders.gpu import joins
+from unified_prof.pipeline.convert import convert
 
 
 def frame(name: str, ts: object, dur: object, tid: int = 101) -> dict[str, object]:
@@ -133,3 +136,12 @@ def test_builtin_frames_with_different_addresses_are_one_frame(tmp_path: Path) -
         trace.append(operation(f"aten::item{i}", 10 * i + 1, 1))
     found = frames_by_operation(decode_events(tmp_path, *trace))
     assert set(map(tuple, found.values())) == {("<built-in method item of Tensor object>",)}
+
+
+@pytest.mark.parametrize("functions", [True, False])
+def test_report_says_that_lines_are_those_of_functions(tmp_path: Path, functions: bool) -> None:
+    events = [frame("train.py(5): main", 0, 1000)] if functions else []
+    trace = write(tmp_path / "trace.json", [*events, forward("aten::relu", 100, 10, sequence=1)])
+    database = convert(trace, tmp_path / "out.db").database
+    done = CliRunner().invoke(app, ["report", str(database), "--by", "line"])
+    assert ("torch.profiler records functions" in done.stdout) == functions
