@@ -1,4 +1,4 @@
-"""Measure `uprof cluster build`, and estimate the cost of runs of up to 10,000 ranks.
+"""Measure `uprof cluster build`, and the reduce of simulated runs of thousands of ranks.
 
     python scripts/bench_cluster.py [RECORDINGS] [--ranks 64,256,1024] [--operations 200] [--json]
 
@@ -7,9 +7,8 @@ two processes, two Dask workers, and a second time without new recordings. CPU t
 processes; memory is the largest resident size of a single process.
 
 The rest is a simulation: generates partials of --ranks ranks with --operations collectives each and
-reduces them like the command does. Growth with the number of ranks is printed as an exponent (1:
-proportional) and extrapolated to 10,000 ranks: bytes of partials, CPU time and memory of the
-reduction.
+reduces them like the command does: bytes of partials, CPU time and memory of the reduce. Growth
+between the last two numbers of ranks is printed as an exponent (1: proportional).
 """
 
 from __future__ import annotations
@@ -226,32 +225,19 @@ def main() -> None:
     rows = [simulate(int(ranks), given.operations) for ranks in given.ranks.split(",")]
     figures = ("moved_mb", "cpu_s", "memory_mb")
     exponents = {name: growth(rows, name) for name in figures} if len(rows) > 1 else {}
-    at_10000 = {
-        name: rows[-1][name] * (10_000 / rows[-1]["ranks"]) ** max(exponents[name], 0)
-        for name in exponents
-    }
     if given.json:
-        print(
-            json.dumps(
-                {"builds": built, "simulated": rows, "growth": exponents, "at_10000": at_10000}
-            )
-        )
+        print(json.dumps({"builds": built, "simulated": rows, "growth": exponents}))
         return
     for name, cost in built.items():
         print(f"{name:20}  {cost['cpu_s']:7.2f} CPU s  {cost['memory_mb']:6.0f} MB")
     print(f"\nsimulated, {given.operations} collectives per rank\n"
           "   ranks  partials MB  reduce CPU s  memory MB")  # fmt: skip
     for row in rows:
-        print(_line(row))
+        moved, cpu, memory = row["moved_mb"], row["cpu_s"], row["memory_mb"]
+        print(f"{row['ranks']:8,}  {moved:11.1f}  {cpu:12.2f}  {memory:9.0f}")
     if exponents:
         words = ", ".join(f"{name} ^{value:.2f}" for name, value in exponents.items())
-        print(f"growth: {words}; extrapolated to 10,000 ranks:")
-        print(_line({"ranks": 10_000, **at_10000}))
-
-
-def _line(row: dict[str, Any]) -> str:
-    moved, cpu, memory = row["moved_mb"], row["cpu_s"], row["memory_mb"]
-    return f"{row['ranks']:8,}  {moved:11.1f}  {cpu:12.2f}  {memory:9.0f}"
+        print(f"growth: {words}")
 
 
 if __name__ == "__main__":

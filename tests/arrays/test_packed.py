@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unified_prof.arrays.grouping import NOWHERE, Lookup, Numbering
-from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, pack
+from unified_prof.arrays.packed import BLOCK, Narrow, Packed, PackedLookup, Packing, pack
 
 LEAST = np.iinfo(np.int64).min
 ROWS = 2 * BLOCK + 77
@@ -124,3 +124,15 @@ def test_numbering_keeps_its_numbers_between_calls() -> None:
         assert numbering.values.tolist()[: len(seen)] == seen
         seen = numbering.values.tolist()
     assert len(numbering) == len(set(seen)) == len(seen)
+
+
+def test_narrow_column_is_read_as_wide_numbers() -> None:
+    values = np.array([100, 120, 90, -1], np.int64)
+    column = Narrow(values.astype(np.int8), 1 << 40)
+    expected = values + (1 << 40)
+    assert column.stored == np.int8
+    np.testing.assert_array_equal(column, expected)
+    np.testing.assert_array_equal(column + column, 2 * expected)
+    for rows in (np.array([[2, 0], [1, -1]]), expected > (1 << 40), slice(1, 3), 2):
+        np.testing.assert_array_equal(column[rows], expected[rows])
+    assert [column.count(value) for value in (expected[2], 5)] == [1, 0]

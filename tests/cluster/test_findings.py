@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,8 @@ from unified_prof.cluster.rank_partial import (
     MARK_END,
     MARK_START,
     MARK_STEP,
-    limit_to_first_steps,
+    partial_to_parquet,
+    read_first_steps,
 )
 from unified_prof.cluster.rule_context import Segment, remove_excess
 from unified_prof.cluster.summary import summarize_run
@@ -259,12 +261,13 @@ def test_faults_in_steps_beyond_the_replayed_ones_have_the_same_cost(
 
 
 def test_fault_in_steps_without_communication_data_has_an_upper_bound() -> None:
+    pytest.importorskip("pyarrow")
     run = simulate(Plan(slow={5: 1.3}, steps=10, only=(7, 8), batches=4))
     parts = partials_of(run)
-    first = [limit_to_first_steps(one, 40) for one in parts]
-    until = first[0].until
-    assert until is not None
-    found = summarize_run(first, until=until).findings
+    files = [partial_to_parquet(one) for one in parts]
+    first = [read_first_steps(partial(bytes, file), "it", 40) for file in files]
+    assert first[0].until is not None
+    found = summarize_run(first).findings
     assert [(one.kind, one.steps) for one in found] == [("slow_rank", (7, 8))]
     assert "costs at most" in found[0].text
     exact = summarize_run(parts).findings[0].cost_ms_per_step

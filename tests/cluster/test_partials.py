@@ -123,7 +123,8 @@ def test_communication_is_a_row_group_of_its_own_in_large_files() -> None:
     assert file.metadata.row_group(0).num_rows == count
     assert_equal(many, partials.partial_from_parquet(data, "it"))
     for found in (data, with_one_row_group(data)):
-        columns = partials.read_communication(found, "it")
+        columns, kinds = partials.read_communication(found, "it")
+        assert kinds == many.kinds
         for name in PARTIAL_PARTS["communication"]:
             np.testing.assert_array_equal(columns[name], many.communication[name], name)
 
@@ -230,7 +231,7 @@ def test_partial_without_rows_is_unchanged_after_writing_and_reading() -> None:
     )
     data = partials.partial_to_parquet(bare)
     assert_equal(bare, partials.partial_from_parquet(data, "it"))
-    assert len(partials.read_communication(data, "it")["start"]) == 0
+    assert len(partials.read_communication(data, "it")[0]["start"]) == 0
 
 
 def test_kernels_have_the_module_of_their_launch(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
-from unified_prof.cluster import matching, replay
+from unified_prof.cluster import replay
 from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP
 from unified_prof.cluster.summary import summarize_run
-from unified_prof.cluster.summary_rows import _waits_by_step
-from unified_prof.cluster.waits import compute_waits
+from unified_prof.cluster.waits import compute_waits, exposed_waits, sums_in_memory
 
 
 def test_healthy_run_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,18 +72,6 @@ def test_vectorized_queueing_equals_that_of_single_marks(seed: int) -> None:
     assert (delay[behind < 0] == -1).all()
 
 
-def test_matching_does_not_depend_on_the_sorting_method(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = partials_of(simulate(Plan(steps=3, setup_ns=500_000)))
-    quick = match_collectives(found)
-    monkeypatch.setattr(matching, "stable_order", lambda *columns: np.lexsort(columns[::-1]))
-    monkeypatch.setattr(matching, "are_in_order", lambda *columns: False)
-    slow = match_collectives(found)
-    for name in quick.rows.__slots__:
-        np.testing.assert_array_equal(getattr(quick.rows, name), getattr(slow.rows, name), name)
-
-
 def test_operations_in_random_order_are_matched_like_sorted_ones() -> None:
     found = partials_of(simulate(Plan(steps=2)))
     mixed = []
@@ -93,7 +80,7 @@ def test_operations_in_random_order_are_matched_like_sorted_ones() -> None:
         table = {name: values[order] for name, values in one.communication.items()}
         mixed.append(type(one)(**{**fields(one), "communication": table}))
     expected, matched = match_collectives(found), match_collectives(mixed)
-    for name in ("rank", "group", "kind", "seq", "start", "end", "event"):
+    for name in ("rank", "start", "length", "bytes", "event"):
         np.testing.assert_array_equal(
             getattr(expected.rows, name), getattr(matched.rows, name), name
         )
@@ -106,11 +93,12 @@ def fields(one: Any) -> dict[str, Any]:
 def test_waits_by_step_are_the_sums_of_the_rows() -> None:
     matched = match_collectives(partials_of(simulate(Plan(steps=3, setup_ns=500_000))))
     waits = compute_waits(matched)
+    uncovered = exposed_waits(matched, waits)
     rows, events = matched.rows, matched.events
     expected: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for at in np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0)).tolist():
         key = (int(rows.step[at]), int(rows.rank[at]))
-        event, exposed = rows.event[at], int(waits.exposed[at])
+        event, exposed = rows.event[at], int(uncovered[at])
         before = expected.get(key, (0, 0, 0, 0))
         added = (
             int(waits.wait[at]),
@@ -119,5 +107,5 @@ def test_waits_by_step_are_the_sums_of_the_rows() -> None:
             exposed if events.src[event] >= 0 else 0,
         )
         expected[key] = tuple(a + b for a, b in zip(before, added, strict=True))  # type: ignore[assignment]
-    assert _waits_by_step(matched, waits) == expected
+    assert sums_in_memory(matched, waits).waits == expected
     assert any(one[3] for one in expected.values())

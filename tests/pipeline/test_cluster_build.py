@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,15 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cluster import ranks
-from tests.cluster.simulated_run import Plan, simulate, write_database
+from tests.cluster.simulated_run import Plan, partials_of, simulate, write_database
 from unified_prof.cli.app import app
 from unified_prof.cluster import rank_map, rank_partial
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.migrate.upgrade import create
 from unified_prof.pipeline import cluster_map, remote
-from unified_prof.pipeline.cluster import build, summary_of
+from unified_prof.pipeline.cluster import build, combine, summary_of
 from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.pipeline.remote import StorageDirectory
 from unified_prof.schema import catalogue
 from unified_prof.sqlite import atomic
@@ -74,7 +78,9 @@ def test_new_partials_are_not_read_back(
     run: Path, target: str, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(rank_partial, "partial_from_parquet", lambda _, name: read.append(name))
+    monkeypatch.setattr(
+        rank_partial, "read_first_steps", lambda _, name, *__, **___: read.append(name)
+    )
     outcome = build([str(run)], target, jobs=jobs)
     assert (outcome.new, read) == (4, [])
     first_tables = tables(target)
@@ -536,6 +542,50 @@ def test_input_that_kills_its_reader_is_reported_with_a_reason(
         assert (strict.returncode, strict.stdout, strict.stderr) == (7, "", "")
 
 
+class OtherMachines(InlinePool):
+    """Runs tasks in this process with copies of their arguments and results."""
+
+    is_distributed = True
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        called = pickle.loads(pickle.dumps(partial(fn, *args, **kwargs)))
+        return super().submit(lambda: pickle.loads(pickle.dumps(called())))
+
+
+@pytest.mark.parametrize("change", [{}, {"buckets": 3, "setup_ns": 500_000}, {"pp": 4, "tp": 1}])
+def test_reduce_by_group_on_other_machines_equals_that_of_one_process(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulate(Plan(**{"steps": 5, "slow": {3: 1.3}, **change}))
+    folder = StorageDirectory(str(tmp_path))
+    found = [cluster_map.RankFile(rank, f"rank{rank}", f"{rank}.parquet") for rank in range(16)]
+    for rank, one in enumerate(partials_of(run)):
+        folder.write(f"{rank}.parquet", rank_partial.partial_to_parquet(one))
+    monkeypatch.setattr(cluster_map, "OPERATIONS_IN_MEMORY", 16 * 25)
+    _, expected = combine([], found, folder, InlinePool())
+    summed: list[int] = []
+    original = cluster_map._sum
+
+    def counted(task: Any) -> Any:
+        summed.append(len(task.names))
+        return original(task)
+
+    monkeypatch.setattr(cluster_map, "_sum", counted)
+    read, _ = cluster_map.read_partials(found, folder, OtherMachines())
+    held = [one.held for one in read if one.held is not None]
+    assert held
+    assert not any(one.whole.columns for one in held)
+    _, summary = combine([], found, folder, OtherMachines())
+    assert summary.tables == expected.tables
+    assert summary.findings == expected.findings
+    assert len(summed) > 8
+    assert sorted(summed)[-2] < 16  # only one group has all ranks
+    summed.clear()
+    monkeypatch.setattr(cluster_map, "_read_on_worker", {}.get)  # they do not see the directory
+    _, alone = combine([], found, folder, OtherMachines())
+    assert (alone.tables, summed) == (expected.tables, [])
+
+
 @pytest.mark.slow
 def test_summary_does_not_depend_on_the_operations_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -553,5 +603,5 @@ def test_summary_does_not_depend_on_the_operations_in_memory(
             ]
 
     whole = tables(tmp_path / "whole.cluster")
-    monkeypatch.setattr("unified_prof.pipeline.cluster.OPERATIONS_IN_MEMORY", 16 * 30)
+    monkeypatch.setattr("unified_prof.pipeline.cluster_map.OPERATIONS_IN_MEMORY", 16 * 30)
     assert tables(tmp_path / "parts.cluster")[:2] == whole[:2]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import ranks
-from tests.pipeline.test_cluster_build import KILLED, uprof
+from tests.cluster.simulated_run import Plan, simulate, write_database
+from tests.pipeline.test_cluster_build import KILLED, tables, uprof
 from tests.pipeline.test_dask_pool import dask_by_command_line, wait_until
 from tests.pipeline.test_executors import command_of
 from tests.pipeline.test_remote import s3
@@ -34,6 +35,31 @@ SLOWLY = KILLED.replace(
     "return original(path, rank)", "import time; time.sleep(0.25); return original(path, rank)"
 )
 """Each rank takes a while, and rank 2 kills the process that opens it."""
+
+
+REDUCED = """
+import multiprocessing, os, signal
+from pathlib import Path
+from unified_prof.pipeline import cluster_map
+
+cluster_map.OPERATIONS_IN_MEMORY = 16 * 30
+original = cluster_map._sum
+
+def summed(task):
+    if multiprocessing.parent_process() is not None:
+        try:
+            Path(os.environ["UPROF_TEST_KILLED"]).touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif "UPROF_TEST_KILLED" in os.environ:
+        raise AssertionError("the client computes sums")
+    return original(task)
+
+cluster_map._sum = summed
+"""
+"""Few operations fit in memory, and the first worker that sums a group is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +146,32 @@ def test_lost_scheduler_is_exit_code_10_and_the_next_call_continues(
     assert result.returncode == 0, result.stderr
     assert f"recordings read: {WORLD - 1 - kept:,}" in result.stderr
     assert "missing: 2" in result.stderr
+
+
+def test_worker_killed_in_the_reduce_does_not_change_the_summary(tmp_path: Path) -> None:
+    plan = Plan(steps=5, slow={3: 1.3})
+    simulated = simulate(plan)
+    for rank in range(plan.world):
+        write_database(simulated, rank, tmp_path / f"rank{rank}.db")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(REDUCED)
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])
+    inputs = [tmp_path / f"rank{rank}.db" for rank in range(plan.world)]
+    killed = tmp_path / "killed"
+    found = []
+    for name, options, more in (
+        ("one", ("--jobs", "1"), {}),
+        ("dask", ("--dask", "local:2"), {"UPROF_TEST_KILLED": str(killed)}),
+    ):
+        target = tmp_path / f"{name}.cluster"
+        env = {**os.environ, "PYTHONPATH": path, **more}
+        result = uprof("cluster", "build", *inputs, "-o", target, *options, env=env)
+        assert result.returncode == 0, result.stderr
+        found.append(tables(str(target)))
+    assert killed.exists()
+    for one in found:
+        del one["UPROF_RUN"]
+    assert found[0] == found[1]
 
 
 def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:

@@ -197,6 +197,30 @@ class Column(NDArrayOperatorsMixin):
 Values = NDArray[np.integer] | Column  # Integers that are read in parts.
 
 
+class Narrow(Column):
+    """Array in a narrow type whose values are read as int64, so that sums do not overflow."""
+
+    def __init__(self, values: NDArray[np.integer], base: int = 0) -> None:
+        """Take the distances of all values from `base`."""
+        self._above, self.base = values, base
+        self.stored = values.dtype
+
+    def __len__(self) -> int:
+        return len(self._above)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Return values, as for an array."""
+        return np.add(self._above[rows], self.base, dtype=np.int64)
+
+    def to_array(self) -> Ints:
+        """Return all values."""
+        return np.asarray(self[:])
+
+    def count(self, value: int) -> int:
+        """Return how often a value occurs."""
+        return int(np.count_nonzero(self._above == value - self.base))
+
+
 class Packed(Column):
     """Finished packed column, built by `Packing`.
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints, Runs, positions
+from unified_prof.arrays.grouping import AnyInts, Floats, Ints, Runs, positions
+from unified_prof.arrays.packed import narrow
 from unified_prof.cluster.matching import MatchedCollectives
 
 
@@ -83,7 +84,7 @@ class _Edges:
 
 def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
     """Align the clocks of all ranks that are connected by common events."""
-    ends = matched.rows.end[matched.events.first] if len(matched.events) else np.empty(0, np.int64)
+    ends = matched.rows.ends(matched.events.first)
     at = (int(ends.min()) + int(ends.max())) // 2 if len(ends) else 0
     slopes = _slopes(matched)
     drift = np.zeros(len(matched.ranks))
@@ -137,12 +138,14 @@ def _slopes(matched: MatchedCollectives) -> _Edges | None:
     keys = [np.where(events.src >= 0, -1 - events.src, events.group), events.dst, events.kind]
     usable = np.flatnonzero(events.members > 1)
     usable = usable[sample_events([key[usable] for key in keys], _SAMPLED_EVENTS)]
-    a, b, first, others = member_pairs(matched, usable)
-    difference, time = rows.end[others] - rows.end[first], rows.end[first]
-    order = np.lexsort((time, b, a))
-    a, b, difference, time = a[order], b[order], difference[order], time[order]
-    pairs = Runs(a, b)
+    pair, first, others = member_pairs(matched, usable)
+    time = rows.ends(first)
+    difference = rows.ends(others) - time
+    order = np.lexsort((time, pair))
+    pair, difference, time = pair[order], difference[order], time[order]
+    pairs = Runs(pair)
     heads, sizes = pairs.starts, pairs.sizes
+    a, b = np.divmod(pair, len(matched.ranks))
     enough = np.flatnonzero(sizes >= _MIN_EVENTS_FOR_DRIFT)
     # A sample of the pairs decides whether clocks drift at all.
     for chosen in (enough[:: -(-len(enough) // _SAMPLED_PAIRS) or 1], enough):
@@ -177,13 +180,16 @@ def sample_events(keys: Sequence[Ints], count: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pair the first member of each event with every other member: both ranks, and both rows."""
-    rows = matched.rows
-    size = matched.events.members[events]
-    first = np.repeat(matched.events.first[events], size - 1)
-    others = first + 1 + positions(size - 1)
-    return rows.rank[first], rows.rank[others], first, others
+def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[AnyInts, AnyInts, AnyInts]:
+    """Pair the first member of each event with every other member.
+
+    Returns:
+        First rank * number of ranks + other rank, and the rows of both.
+    """
+    rank, size = matched.rows.rank, matched.events.members[events] - 1
+    first = np.repeat(matched.events.first[events].astype(np.int32), size)
+    others = first + (positions(size) + 1).astype(np.int32)
+    return narrow(rank[first] * len(matched.ranks) + rank[others]), first, others
 
 
 def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
@@ -192,20 +198,28 @@ def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
     usable = np.flatnonzero(events.members > 1)
     if len(usable):
         usable = usable[sample_events([events.group[usable], events.kind[usable]], _PAIRED_EVENTS)]
-    a, b, first, others = member_pairs(matched, usable)
-    difference = rows.end[others] - rows.end[first]
+    pair, first, others = member_pairs(matched, usable)
+    difference = rows.ends(others)
+    difference -= rows.ends(first)
     if drift.any():
+        a, b = np.divmod(pair, len(matched.ranks))
         difference = difference + np.rint(
-            (rows.end[others] - at) * drift[b] - (rows.end[first] - at) * drift[a]
+            (rows.ends(others) - at) * drift[b] - (rows.ends(first) - at) * drift[a]
         ).astype(np.int64)
-    order = np.lexsort((difference, b, a))
-    a, b, difference = a[order], b[order], difference[order]
+    del first, others  # there may be millions of pairs
+    order = np.lexsort((difference, pair))
+    pair, difference = pair[order], difference[order]
+    del order
+    pairs = Runs(pair)
+    heads, n = pairs.starts, pairs.sizes
+    a, b = np.divmod(pair[heads], len(matched.ranks))
+    del pair
     if not len(a):
         return _Edges(a, b, np.empty(0), np.empty(0))
-    pairs = Runs(a, b)
-    heads, n = pairs.starts, pairs.sizes
     middle = (difference[heads + (n - 1) // 2] + difference[heads + n // 2]) / 2
-    away = np.abs(difference - pairs.spread(middle))
+    away = difference - pairs.spread(middle)
+    del difference
+    np.abs(away, out=away)
     away = away[np.lexsort((away, pairs.number()))]
     spread = _MAD_TO_DEVIATION * (away[heads + (n - 1) // 2] + away[heads + n // 2]) / 2
     error = 1.2533 * np.maximum(spread, _MIN_SPREAD_NS) / np.sqrt(n)
@@ -213,7 +227,7 @@ def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
     usual = float(np.median(spread[n > 2])) if (n > 2).any() else 1_000.0
     few = n <= 2
     error[few] = np.maximum(error[few], 1.2533 * usual / np.sqrt(n[few]))
-    return _Edges(a[heads], b[heads], middle, error)
+    return _Edges(a, b, middle, error)
 
 
 def _spread_from(

@@ -8,20 +8,18 @@ message sizes; a group that agrees in neither is left out and noted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Frame, Ints, Runs, are_in_order, stable_order
+from unified_prof.arrays.grouping import AnyInts, Frame, Ints, Runs, positions
+from unified_prof.arrays.packed import Narrow, narrowest
 from unified_prof.base.columns import Ledger
-from unified_prof.cluster.rank_partial import (
-    COMMUNICATION_COLUMNS,
-    NO_VALUE,
-    Partial,
-    RankFacts,
-)
+from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
+from unified_prof.cluster.sequences import Sequences
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
 _MIN_AGREEMENT = 0.9  # Minimum share of equal sizes for two sequences to match.
@@ -99,24 +97,26 @@ class ClusterGroup:
 
 @dataclass(slots=True, eq=False)
 class MatchedRows(Frame):
-    """Communication of all ranks, one row per operation of a rank.
+    """Communication of all ranks, one row per operation of a rank, in narrow columns.
 
     Rows are sorted by event, then by rank; unmatched rows come last and have event NO_VALUE.
     """
 
-    rank: Ints  # Index in `MatchedCollectives.ranks`.
-    op: Ints  # Row in the communication part of the rank's partial.
-    group: Ints
-    kind: Ints
-    seq: Ints
-    start: Ints
-    end: Ints
-    bytes: Ints
-    peer: Ints
-    move: Ints
-    step: Ints
-    covered: Ints
-    event: Ints
+    rank: Narrow  # Index in `MatchedCollectives.ranks`.
+    op: Narrow  # Row in the communication part of the rank's partial.
+    start: Narrow
+    length: Narrow
+    bytes: Narrow
+    move: Narrow
+    step: Narrow
+    covered: Narrow
+    event: Narrow
+
+    def ends(self, rows: AnyInts) -> Ints:
+        """Return the ends of rows, ns."""
+        result: Ints = self.start[rows]
+        result += self.length[rows]
+        return result
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +135,37 @@ class MatchedEvents(Frame):
 
 
 @dataclass(slots=True, eq=False)
+class MatchedSequences(Frame):
+    """Sequences of all ranks, sorted by the key of their events, then by rank."""
+
+    rank: Ints  # Index in `MatchedCollectives.ranks`.
+    place: Ints  # Index among the sequences of the rank.
+    # Key: group and kind; of transfers, `-1 - (source * (ranks + 1) + target)` and 0.
+    first: Ints
+    second: Ints
+    kind: Ints
+    peer: Ints  # Global rank of the other end of a transfer; for others, no meaning.
+    size: Ints  # Number of operations in memory.
+    shift: Ints  # Added to the numbers of its operations.
+
+
+@dataclass(slots=True, eq=False)
+class SequenceMatch:
+    """Groups and sequences of a run, before its operations are matched."""
+
+    ranks: tuple[int, ...]  # Global ranks of the partials, ascending.
+    partials: tuple[Partial, ...]
+    groups: list[ClusterGroup]
+    # For each rank, the index in `groups` of each group of its partial.
+    numbers: list[Ints]
+    kinds: list[str]
+    held: list[Sequences]  # Operations in memory.
+    table: MatchedSequences
+    unmatched: MatchedSequences
+    left_out: Ledger
+
+
+@dataclass(slots=True, eq=False)
 class MatchedCollectives:
     """Ranks, groups and events of a run."""
 
@@ -148,9 +179,6 @@ class MatchedCollectives:
     left_out: Ledger
     # For each rank, the index in `groups` of each group of its partial.
     numbers: list[Ints] = field(default_factory=list)
-    # Shifts of sequences that start later on some ranks, by rank, group or NO_VALUE, kind, and peer
-    # or NO_VALUE.
-    shifts: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
         """Return a mask of the rows of `codes` (indices in `kinds`) that are of these kinds."""
@@ -176,129 +204,174 @@ def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
     return max(max([*matched.ranks, *in_groups]) + 1, largest), largest > len(matched.ranks)
 
 
-def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
-    """Match the communication of ranks; each rank has one partial."""
+def match_sequences(partials: Iterable[Partial]) -> SequenceMatch:
+    """Match the groups and sequences of ranks; each rank has one partial."""
     by_rank = tuple(sorted(partials, key=lambda partial: partial.facts.rank))
     ranks = tuple(partial.facts.rank for partial in by_rank)
     left_out = Ledger()
-    kinds: list[str] = [SEND, RECEIVE]
-    groups, numbers = _groups(by_rank)
-    columns = _concatenate(by_rank, numbers, kinds)
-    transfer = columns["kind"] < len(POINT_TO_POINT)
-    # The key of a transfer is the pair of source and target instead of group and kind.
-    first, second = columns["group"].copy(), np.where(transfer, 0, columns["kind"])
-    usable = first >= 0
-    moves = np.flatnonzero(transfer)
-    src, dst, usable[moves] = _ends(ranks, *(columns[name][moves] for name in _ENDS))
-    first[moves] = -1 - (src * (len(ranks) + 1) + dst)
-    nowhere = int((~transfer & ~usable).sum())
+    held = [one.sequences().first for one in by_rank]
+    groups, numbers = _groups(by_rank, held)
+    kinds, table, usable = _table(by_rank, held, numbers)
+    transfer = table.kind < len(POINT_TO_POINT)
+    nowhere = int(table.size[~transfer & ~usable].sum())
     left_out.add("collective_without_group", f"{nowhere} collectives without a group", nowhere)
-    lost = int((transfer & (columns["peer"] < 0)).sum())
+    lost = int(table.size[transfer & (table.peer < 0)].sum())
     left_out.add("transfer_without_peer", f"{lost} sends or receives without a peer rank", lost)
-    shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
-    usable &= ~bad
-    shifts = _by_sequence_key(columns, shift, np.flatnonzero((shift != 0) & usable), ranks)
-    seq = columns.pop("seq") + shift
-    # There may be millions of rows: free columns as soon as possible.
-    del transfer, shift, bad
-    # Rows are sorted by rank, so the rows of each event are, too.
-    event_key = stable_order((~usable).astype(np.int64), first, second, seq)
-    ordered = {name: columns.pop(name)[event_key] for name in list(columns)}
-    keys = [one[event_key] for one in (first, second, seq)]
-    del first, second, seq
-    count = int(usable.sum())
-    runs = Runs(*(key[:count] for key in keys))
-    heads, members = runs.starts, runs.sizes
-    number = np.full(len(event_key), NO_VALUE, np.int64)
-    number[:count] = runs.number()
-    rows = MatchedRows(**ordered, seq=keys[2], event=number)
+    order = np.lexsort((table.kind, table.rank, table.second, table.first))
+    bad = _shift(table, order[usable[order]], held, groups, ranks, left_out)
+    usable[bad] = False
+    unmatched = table.take(order[~usable[order]])
+    table = table.take(order[usable[order]])
+    return SequenceMatch(ranks, by_rank, groups, numbers, kinds, held, table, unmatched, left_out)
+
+
+def match_collectives(found: SequenceMatch | Iterable[Partial]) -> MatchedCollectives:
+    """Match the communication of ranks, given by their sequences or their partials."""
+    found = found if isinstance(found, SequenceMatch) else match_sequences(found)
+    ranks, groups, table = found.ranks, found.groups, found.table
+    held = found.held
+    places, key, members = _places(table, found.unmatched, held)
+    columns = {
+        name: Narrow(_placed(places, [one.columns[name] for one in held]))
+        for name in ("op", "length", "bytes", "move", "step", "covered")
+    }
+    base = min((one.columns["start"].base for one in held), default=0)
+    columns["start"] = Narrow(
+        _placed(places, [narrowest(one.columns["start"][:] - base) for one in held]), base
+    )
+    indexes = narrowest(np.arange(len(held)))
+    columns["rank"] = Narrow(_placed(places, [indexes[at : at + 1] for at in range(len(held))]))
+    event = np.full(len(columns["rank"]), NO_VALUE, np.int32)
+    count = int(members.sum())
+    event[:count] = np.repeat(np.arange(len(members), dtype=np.int32), members)
+    rows = MatchedRows(**columns, event=Narrow(event))
+    first = np.cumsum(members) - members
+    group, kind = table.first[key], table.second[key]
+    src, dst = np.divmod(-1 - group, len(ranks) + 1)
+    is_transfer = group < 0
+    src[~is_transfer] = dst[~is_transfer] = NO_VALUE
     # The last value is for transfers, which have no group.
     sizes = np.array([*(group.size for group in groups), NO_VALUE], np.int64)
-    is_transfer = ordered["kind"][heads] < len(POINT_TO_POINT)
-    src, dst, _ = _ends(ranks, *(ordered[name][heads] for name in _ENDS))
-    expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]])
+    expected = np.where(is_transfer, 2, sizes[np.maximum(group, NO_VALUE)])
+    if is_transfer.any():
+        own = [np.append(to, NO_VALUE) for to in found.numbers]
+        group_of_rows = _placed(
+            places, [to[one.columns["group"]] for to, one in zip(own, held, strict=True)]
+        )
+        group[is_transfer] = group_of_rows[first[is_transfer]]
+        kind[is_transfer] = rows.rank[first[is_transfer]] != src[is_transfer]
+    del places
     events = MatchedEvents(
-        first=heads,
+        first=first,
         members=members,
         complete=members == expected,
-        group=ordered["group"][heads],
-        kind=ordered["kind"][heads],
-        step=np.maximum.reduceat(ordered["step"][:count], heads) if count else heads,
-        bytes=np.maximum.reduceat(ordered["bytes"][:count], heads) if count else heads,
-        src=np.where(is_transfer, src, NO_VALUE),
-        dst=np.where(is_transfer, dst, NO_VALUE),
+        group=group,
+        kind=kind,
+        step=np.maximum.reduceat(rows.step[:count], first) if count else first,
+        bytes=np.maximum.reduceat(rows.bytes[:count], first) if count else first,
+        src=src,
+        dst=dst,
     )
-    return MatchedCollectives(
-        ranks,
-        tuple(partial.facts for partial in by_rank),
-        by_rank,
-        groups,
-        kinds,
-        rows,
-        events,
-        left_out,
-        numbers,
-        shifts,
-    )
+    facts = tuple(partial.facts for partial in found.partials)
+    run = (ranks, facts, found.partials, groups, found.kinds)
+    return MatchedCollectives(*run, rows, events, found.left_out, found.numbers)
 
 
-def _by_sequence_key(
-    columns: dict[str, Ints], shift: Ints, rows: Ints, ranks: Sequence[int]
-) -> dict[tuple[int, ...], int]:
-    """Return the shifts of rows by sequence; see `MatchedCollectives.shifts`."""
-    kind = columns["kind"][rows]
-    transfer = kind < len(POINT_TO_POINT)
-    peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"][rows])
-    keys = (
-        columns["rank"][rows],
-        np.where(transfer, NO_VALUE, columns["group"][rows]),
-        kind,
-        np.where(transfer, peer, NO_VALUE),
-    )
-    sequences = zip(*(key.tolist() for key in keys), strict=True)
-    return dict(zip(sequences, shift[rows].tolist(), strict=True))
-
-
-_ENDS = ("rank", "kind", "peer")  # The columns that tell source and target of a transfer.
-
-
-def _ends(
-    ranks: Sequence[int], rank: Ints, kind: Ints, peer: Ints
-) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return source and target of transfers as indices in `ranks`, and if the peer was read."""
-    known = np.array([*ranks, NO_VALUE], np.int64)
-    other = np.searchsorted(known[:-1], peer)
-    sends = kind == 0
-    ends = np.where(sends, rank, other), np.where(sends, other, rank)
-    return *ends, (peer >= 0) & (known[other] == peer)
-
-
-def _concatenate(
-    found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str]
-) -> dict[str, Ints]:
-    """Concatenate the rows of all ranks, with kinds and groups numbered for the whole run."""
-    code = {kind: index for index, kind in enumerate(kinds)}
+def _table(
+    found: Sequence[Partial], held: Sequence[Sequences], numbers: Sequence[Ints]
+) -> tuple[list[str], MatchedSequences, NDArray[np.bool_]]:
+    """Return the kinds of the run, the sequences of all ranks, and if their key is known."""
+    code = {kind: index for index, kind in enumerate((SEND, RECEIVE))}
     own_kinds = [
         np.array([*(code.setdefault(kind, len(code)) for kind in one.kinds), NO_VALUE], np.int64)
         for one in found
     ]
-    kinds[:] = list(code)
-    own_groups = [np.append(one, NO_VALUE) for one in numbers]
-    translations = {"kind": own_kinds, "group": own_groups}
-    counts = [len(one.communication["start"]) for one in found]
-    result = {
-        "rank": np.repeat(np.arange(len(found)), counts),
-        "op": np.concatenate([np.arange(count) for count in counts]),
-    }
-    for name in COMMUNICATION_COLUMNS:
-        columns = (one.communication[name] for one in found)
-        if name in translations:
-            columns = (to[one] for to, one in zip(translations[name], columns, strict=True))
-        result[name] = np.concatenate([*columns, np.empty(0, np.int64)])
-    return result
+    counts = [len(one.kind) for one in held]
+    nothing = np.empty(0, np.int64)
+    rank = np.repeat(np.arange(len(found)), counts)
+    kind = np.concatenate(
+        [nothing, *(to[one.kind] for to, one in zip(own_kinds, held, strict=True))]
+    )
+    other = np.concatenate([nothing, *(one.other for one in held)])
+    # Groups of all ranks in one array; the first value of each rank is for unknown groups.
+    begins = np.cumsum([0, *(len(number) + 1 for number in numbers)])
+    all_numbers = np.concatenate([nothing, *(np.append(NO_VALUE, number) for number in numbers)])
+    transfer = (kind >= 0) & (kind < len(POINT_TO_POINT))
+    group = all_numbers[begins[rank] + np.where(transfer, 0, other + 1)]
+    known = np.array([*(one.facts.rank for one in found), NO_VALUE], np.int64)
+    peer = np.searchsorted(known[:-1], other)
+    ends = np.where(kind == 0, rank, peer), np.where(kind == 0, peer, rank)
+    table = MatchedSequences(
+        rank=rank,
+        place=positions(np.array(counts, np.int64)),
+        first=np.where(transfer, -1 - (ends[0] * len(known) + ends[1]), group),
+        second=np.where(transfer, 0, kind),
+        kind=kind,
+        peer=np.where(transfer, other, 0),
+        size=np.concatenate([nothing, *(one.sizes for one in held)]),
+        shift=np.zeros(len(rank), np.int64),
+    )
+    usable = np.where(transfer, (other >= 0) & (known[peer] == other), group >= 0)
+    return list(code), table, usable
 
 
-def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
+def _places(
+    table: MatchedSequences, unmatched: MatchedSequences, held: Sequence[Sequences]
+) -> tuple[list[NDArray[np.int32]], Ints, Ints]:
+    """Return the place of each rank's operations among the matched rows, and the events.
+
+    Returns:
+        For each rank the places of its operations; for each event the index of the first sequence
+        of its key, and the number of its members.
+    """
+    present = np.flatnonzero(table.size > 0)
+    keys = Runs(table.first[present], table.second[present])
+    cells = list(_cells(table.rank[present], table.place[present], table.shift[present]))
+    places = [np.empty(int(one.edges[-1]), np.int32) for one in held]
+    members = [np.empty(0, np.int64)]
+    begin = 0
+    for head, ranks in zip(keys.starts.tolist(), keys.sizes.tolist(), strict=True):
+        of_key = cells[head : head + ranks]
+        spans = {held[rank].span(place, shift) for rank, place, shift in of_key}
+        if len(spans) == 1 and (span := next(iter(spans))) is not None:
+            members.append(np.full(len(span), ranks))
+            of_ranks = [np.arange(at, ranks * len(span), ranks) for at in range(ranks)]
+        else:
+            numbers = [held[rank].numbers(place) + shift for rank, place, shift in of_key]
+            together = np.concatenate(numbers)
+            order = np.argsort(together, kind="stable")
+            members.append(Runs(together[order]).sizes)
+            place_of = np.empty_like(order)
+            place_of[order] = np.arange(len(order))
+            of_ranks = np.split(place_of, np.cumsum([*map(len, numbers)])[:-1])
+        for (rank, place, _), values in zip(of_key, of_ranks, strict=True):
+            edges = held[rank].edges
+            places[rank][edges[place] : edges[place + 1]] = begin + values
+        begin += sum(map(len, of_ranks))
+    for rank, place, size in _cells(unmatched.rank, unmatched.place, unmatched.size):
+        edge = held[rank].edges[place]
+        places[rank][edge : edge + size] = np.arange(begin, begin + size)
+        begin += size
+    key = np.repeat(present[keys.starts], [len(one) for one in members[1:]])
+    return places, key, np.concatenate(members)
+
+
+def _cells(*columns: Ints) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _placed(places: Sequence[NDArray[np.int32]], parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return a column of the matched rows from that of each rank."""
+    result = np.empty(sum(map(len, places)), np.result_type(np.int8, *{p.dtype for p in parts}))
+    for place, part in zip(places, parts, strict=True):
+        result[place] = part
+    constant = len(result) and (result == result[0]).all()
+    return np.broadcast_to(result[0], len(result)) if constant else result
+
+
+def _groups(
+    found: Sequence[Partial], held: Sequence[Sequences]
+) -> tuple[list[ClusterGroup], list[Ints]]:
     """Return the groups of the run, and the index in them of each group of each rank.
 
     Groups are identified by their ranks if recorded. Several communicators of the same ranks are
@@ -308,7 +381,7 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
     by_name: dict[str, list[tuple[int, int]]] = {}
     for index, one in enumerate(found):
         own: dict[tuple[int, ...], list[int]] = {}
-        for number in _by_first_use(one):
+        for number in _by_first_use(one, held[index]):
             group = one.groups[number]
             if group.ranks:
                 own.setdefault(tuple(sorted(group.ranks)), []).append(number)
@@ -353,84 +426,72 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
     return result, numbers
 
 
-def _by_first_use(one: Partial) -> list[int]:
-    count = len(one.communication["group"])
+def _by_first_use(one: Partial, held: Sequences) -> list[int]:
+    count = len(held.columns["op"])
     first = np.full(len(one.groups) + 1, count)  # the last one: no group
-    first[one.communication["group"][::-1]] = np.arange(count)[::-1]
+    np.minimum.at(first, held.columns["group"], held.columns["op"])
     order = np.argsort(first[:-1], kind="stable")
     used: list[int] = order[first[order] < count].tolist()
     return [*used, *(number for number in range(len(one.groups)) if number not in used)]
 
 
-def _shifts(
-    columns: dict[str, Ints],
-    first: Ints,
-    second: Ints,
-    usable: NDArray[np.bool_],
+def _shift(
+    table: MatchedSequences,
+    chosen: NDArray[np.integer],
+    held: Sequence[Sequences],
     groups: Sequence[ClusterGroup],
     ranks: Sequence[int],
     left_out: Ledger,
-) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return the shift of each row's sequence number, and a mask of rows that do not fit.
+) -> list[int]:
+    """Set the shift of each sequence, and return the sequences that do not fit.
 
-    A sequence is one rank's operations of one group and kind, or one side of a pair.
+    Sequences of a key fit if they have the same number of operations, first step and last step.
     """
-    shift = np.zeros(len(first), np.int64)
-    bad = np.zeros(len(first), bool)
-    chosen = np.flatnonzero(usable)
+    chosen = chosen[table.size[chosen] > 0]
     if not len(chosen):
-        return shift, bad
-    order = _by_sequence(columns, chosen, first, second)
-    keys = (first[order], second[order])
-    runs = Runs(*keys, columns["rank"][order], columns["kind"][order])
-    starts, counts = runs.starts, runs.sizes
-    number = Runs(*keys).number()[starts]  # group of each sequence
-    steps = columns["step"][order]
-    # Sequences fit if they have the same number of operations, first step and last step.
-    head, tail = steps[starts], steps[starts + counts - 1]
-    odd = np.zeros(int(number[-1]) + 1, bool)
+        return []
+    ends = [
+        (steps[edges[place]], steps[edges[place + 1] - 1])
+        for rank, place in _cells(table.rank[chosen], table.place[chosen])
+        for edges, steps in [(held[rank].edges, held[rank].columns["step"])]
+    ]
+    keys = Runs(table.first[chosen], table.second[chosen])
+    number = keys.number()
     same = np.diff(number) == 0
-    for values in (counts, head, tail):
+    odd = np.zeros(len(keys), bool)
+    for values in (table.size[chosen], *np.array(ends, np.int64).T):
         odd[number[1:][same & (np.diff(values) != 0)]] = True
-    in_step = np.flatnonzero(columns["step"] >= 0) if odd.any() else chosen[:0]
-    recorded = {  # first and last step of each rank
-        int(columns["rank"][part[0]]): (columns["step"][part].min(), columns["step"][part].max())
-        for part in np.split(in_step, Runs(columns["rank"][in_step]).starts[1:])
-        if len(part)
-    }
-    for one in np.flatnonzero(odd).tolist():
-        sequences = np.flatnonzero(number == one)
-        rows = [order[starts[at] : starts[at] + counts[at]] for at in sequences.tolist()]
-        sizes = [columns["bytes"][row] for row in rows]
-        spans = {recorded.get(int(columns["rank"][row[0]])) for row in rows}
+    spans: dict[int, tuple[int, int] | None] = {}
+
+    def span(rank: int) -> tuple[int, int] | None:
+        """Return the first and last step of a rank."""
+        if rank not in spans:
+            steps = held[rank].columns["step"]
+            steps = steps[steps >= 0]
+            spans[rank] = (int(steps.min()), int(steps.max())) if len(steps) else None
+        return spans[rank]
+
+    bad: list[int] = []
+    for key in np.flatnonzero(odd).tolist():
+        members = chosen[keys.starts[key] : keys.starts[key] + keys.sizes[key]]
+        own = list(_cells(table.rank[members], table.place[members]))
+        steps, sizes = (
+            [held[rank].columns[name][slice(*held[rank].edges[at : at + 2])] for rank, at in own]
+            for name in ("step", "bytes")
+        )
         # At the end of a step, a slow host launches in that step what others launch in the next.
-        if len(spans) == 1 and all(np.array_equal(size, sizes[0]) for size in sizes):
+        if len({span(rank) for rank, _ in own}) == 1 and all(
+            np.array_equal(size, sizes[0]) for size in sizes
+        ):
             continue
-        found = sequence_shift([columns["step"][row] for row in rows], sizes)
+        found = sequence_shift(steps, sizes)
         if found is None:
-            everything = np.concatenate(rows)
-            bad[everything] = True
-            left_out.add(
-                "sequences_do_not_fit",
-                _words(int(first[everything[0]]), groups, ranks),
-                len(everything),
-            )
-            continue
-        for row, value in zip(rows, found, strict=True):
-            shift[row] = value
-    return shift, bad
-
-
-def _by_sequence(
-    columns: dict[str, Ints], chosen: NDArray[np.intp], first: Ints, second: Ints
-) -> NDArray[np.intp]:
-    """Return the chosen rows sorted by group and kind (or pair), rank, kind and sequence number."""
-    order = chosen[stable_order(first[chosen], second[chosen])]
-    # Rows are usually in this order within a key already: check before sorting by all columns.
-    keys = [first, second, columns["rank"], columns["kind"], columns["seq"]]
-    if are_in_order([key[order] for key in keys]):
-        return order
-    return chosen[np.lexsort([key[chosen] for key in keys[::-1]])]
+            text = _words(int(table.first[members[0]]), groups, ranks)
+            left_out.add("sequences_do_not_fit", text, int(table.size[members].sum()))
+            bad += members.tolist()
+        else:
+            table.shift[members] = found
+    return bad
 
 
 def _words(key: int, groups: Sequence[ClusterGroup], ranks: Sequence[int]) -> str:

@@ -149,7 +149,7 @@ def _work_between(
     inside = np.r_[step[1:] == step[:-1], False]
     for place, index in enumerate(members):
         marks = context.matched.partials[index].marks
-        count = len(context.matched.partials[index].communication["start"])
+        count = context.matched.partials[index].operations
         begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
         for found, what in ((begins, MARK_START), (ends, MARK_END)):
             at = np.flatnonzero(marks["what"] == what)

@@ -8,17 +8,19 @@ Partials in memory need only NumPy.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.arrays.packed import narrowest
+from unified_prof.cluster.sequences import RankSequences, SharedColumns, sequences_of
 from unified_prof.errors import StoreError, UsageError
 
 PARTIAL_VERSION = 3  # Part of the file names: partials of other versions are rebuilt.
@@ -92,6 +94,37 @@ class RankFacts:
     notes: tuple[str, ...] = ()  # Descriptions of missing data.
 
 
+class MarkFigures(NamedTuple):
+    """Figures of the marks of a rank, ns."""
+
+    begin: int | None = None  # None if there are no marks.
+    end: int = 0
+    gap: float = 0.0  # Mean time between consecutive kernels.
+    median_gap: float = 0.0
+
+
+def figures_of(marks: Columns) -> MarkFigures:
+    """Return the figures of marks.
+
+    Between two marks only the mean time between kernels is recorded; the median counts it once for
+    each gap.
+    """
+    time = marks["time"]
+    if not len(time):
+        return MarkFigures()
+    span = int(time[0]), int(time[-1])
+    lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
+    # If an interval begins within a kernel, that kernel counts as well.
+    gaps = np.where(busy > 0, begun - (lead > 0), 0)
+    count = int(gaps[gaps > 0].sum())
+    if not count:
+        return MarkFigures(*span)
+    idle, gaps = (np.diff(time) - lead - busy - tail)[gaps > 0], gaps[gaps > 0]
+    order = np.argsort(idle / gaps, kind="stable")
+    at = int(np.searchsorted(np.cumsum(gaps[order]), count / 2))
+    return MarkFigures(*span, float(idle.sum()) / count, float((idle / gaps)[order[at]]))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
     """One rank's columns."""
@@ -106,10 +139,37 @@ class Partial:
     steps: Columns
     kernels: Columns
     links: Columns
-    until: int | None = None  # The last step whose communication is included; None if all of it is.
+    # The last step whose communication and marks are included; None if all steps are. Sums per
+    # step are always complete.
+    until: int | None = None
+    # Its operations if `communication` is not in memory, until they are matched.
+    held: RankSequences | None = None
+    figures: MarkFigures | None = None  # Those of its marks if they are known.
+    read_again: Callable[[], Partial] | None = None  # Reads the file again.
+
+    def sequences(self) -> RankSequences:
+        """Return the communication by sequence."""
+        return self.held or sequences_of(self.communication, self.kinds)
+
+    def reload(self) -> Partial:
+        """Return the partial with its operations."""
+        return self if self.read_again is None else self.read_again()
+
+    @property
+    def operations(self) -> int:
+        """Number of the operations in `communication`."""
+        if self.held is not None:
+            return int(self.held.first.edges[-1])
+        return len(self.communication["start"])
+
+    def mark_figures(self) -> MarkFigures:
+        """Return the figures of its marks."""
+        return self.figures or figures_of(self.marks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as one block of numbers, which is faster than one per column."""
+        if self.held is not None:
+            return Partial, tuple(getattr(self, field.name) for field in fields(self))
         texts = (self.facts, self.groups, self.kinds, self.names, self.modules, self.until)
         parts = [(getattr(self, part), columns) for part, columns in PARTIAL_PARTS.items()]
         sizes = [len(part[columns[0]]) for part, columns in parts]
@@ -118,7 +178,7 @@ class Partial:
 
 
 def _from_block(texts: tuple[Any, ...], sizes: list[int], block: Ints) -> Partial:
-    result: dict[str, dict[str, Ints]] = {}
+    result: dict[str, Any] = {}
     begin = 0
     for (part, columns), size in zip(PARTIAL_PARTS.items(), sizes, strict=True):
         result[part] = {}
@@ -137,41 +197,29 @@ def empty_columns(part: str) -> dict[str, Ints]:
     return {name: np.empty(0, np.int64) for name in PARTIAL_PARTS[part]}
 
 
-class _PackedColumns(Mapping[str, Ints]):
-    """Rows of columns in narrow types: a column is widened whenever it is used."""
+class _StoredColumns(Mapping[str, Ints]):
+    """The first rows of a part, read from the file of the partial when they are used."""
 
-    def __init__(self, columns: Columns, rows: slice) -> None:
-        self._packed = {name: narrowest(values[rows]) for name, values in columns.items()}
+    __hash__ = object.__hash__
+
+    def __init__(self, read: Callable[[], bytes], part: str, rows: int) -> None:
+        self.read, self.part, self.rows = read, part, rows
 
     def __getitem__(self, name: str) -> Ints:
-        return self._packed[name].astype(np.int64)
+        return _load(self)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._packed)
+        return iter(PARTIAL_PARTS[self.part])
 
     def __len__(self) -> int:
-        return len(self._packed)
+        return len(PARTIAL_PARTS[self.part])
 
 
-def limit_to_first_steps(partial: Partial, operations: int) -> Partial:
-    """Reduce a rank to its first steps with at most `operations` operations, but at least one step.
-
-    Sums per step stay complete; `until` is the last step whose communication is included.
-    """
-    if len(partial.communication["start"]) <= operations or len(partial.steps["end"]) < 2:
-        return partial
-    ends = np.sort(partial.steps["end"])
-    before = np.searchsorted(partial.communication["start"], ends)
-    chosen = max(int(np.searchsorted(before, operations, side="right")) - 1, 0)
-    end = ends[chosen]
-    kept = int(np.searchsorted(partial.communication["start"], end))
-    inside = int(np.searchsorted(partial.marks["time"], end))
-    return replace(
-        partial,
-        communication=_PackedColumns(partial.communication, slice(None, kept)),
-        marks=_PackedColumns(partial.marks, slice(None, inside)),
-        until=int(partial.steps["step"][np.argsort(partial.steps["end"])[chosen]]),
-    )
+@lru_cache(maxsize=4)
+def _load(stored: _StoredColumns) -> Columns:
+    with _opened(stored.read(), stored.part) as file:
+        columns = file.read([stored.part], stored.rows)[stored.part]
+    return {name: values[: stored.rows] for name, values in columns.items()}
 
 
 def partial_to_parquet(partial: Partial) -> bytes:
@@ -209,8 +257,11 @@ def partial_to_parquet(partial: Partial) -> bytes:
         write_statistics=["part"],
         store_schema=False,
     ) as writer:
-        # Communication can then be read without the other parts.
-        writer.write_table(table, sizes[0] if sizes[0] >= _MIN_OWN_ROW_GROUP else None)
+        # Communication, and the marks of the first steps, can then be read without the rest.
+        own = sizes[0] if sizes[0] >= _MIN_OWN_ROW_GROUP else 0
+        if own:
+            writer.write_table(table.slice(0, own))
+        writer.write_table(table.slice(own), _MIN_OWN_ROW_GROUP if own else None)
         writer.add_key_value_metadata(
             {
                 "uprof": json.dumps(
@@ -238,83 +289,166 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
         StoreError: The data is damaged, of another version, or not a partial.
         UsageError: Pyarrow is not installed.
     """
+    with _opened(data, name) as file:
+        return _partial(file.all_parts(), file.about)
+
+
+def read_first_steps(
+    read: Callable[[], bytes],
+    name: str,
+    operations: int,
+    shared: SharedColumns | None = None,
+    *,
+    whole: bool = True,
+) -> Partial:
+    """Return the partial of a file with its first steps in memory, but at least one step.
+
+    Args:
+        read: Returns the file; called again if communication or marks are used.
+        name: Name of the file for messages.
+        operations: Maximum number of operations of these steps.
+        shared: Columns that other ranks have as well.
+        whole: True to keep all operations by sequence.
+
+    Raises:
+        StoreError: The data is damaged, of another version, or not a partial.
+        UsageError: Pyarrow is not installed.
+    """
+    with _opened(read(), name) as file:
+        parts: dict[str, Columns]
+        if file.own_operations() <= operations:
+            parts = {**file.all_parts()}
+        else:
+            parts = {**file.read(["communication"]), **file.read(["steps", "kernels", "links"])}
+        steps, starts = parts["steps"], parts["communication"]["start"]
+        if len(starts) <= operations or len(steps["end"]) < 2:
+            parts = parts if "marks" in parts else {**parts, **file.read(["marks"])}
+            return replace(_partial(parts, file.about), figures=figures_of(parts["marks"]))
+        ends = np.sort(steps["end"])
+        before = np.searchsorted(starts, ends)
+        chosen = max(int(np.searchsorted(before, operations, side="right")) - 1, 0)
+        end, kept = int(ends[chosen]), int(before[chosen])
+        rows = 2 * kept + len(ends)
+        while True:
+            marks = file.read(["marks"], rows)["marks"]
+            if len(marks["time"]) < rows or marks["time"][-1] >= end:
+                break
+            rows *= 2
+        inside = int(np.searchsorted(marks["time"], end))
+        held = sequences_of(parts["communication"], file.about["kinds"], kept, shared)
+        if not whole:
+            held.whole.columns.clear()
+        parts["communication"] = _StoredColumns(read, "communication", kept)
+        parts["marks"] = _StoredColumns(read, "marks", inside)
+        return replace(
+            _partial(parts, file.about),
+            until=int(steps["step"][np.argsort(steps["end"])[chosen]]),
+            held=held,
+            read_again=partial(read_first_steps, read, name, operations, whole=whole),
+            figures=figures_of({name: values[:inside] for name, values in marks.items()}),
+        )
+
+
+def read_communication(data: bytes, name: str) -> tuple[Columns, tuple[str, ...]]:
+    """Return only the communication that a Parquet file contains, and its kinds.
+
+    Raises:
+        StoreError: The data is damaged, or not a partial.
+    """
+    with _opened(data, name) as file:
+        return file.read(["communication"])["communication"], tuple(file.about["kinds"])
+
+
+@contextmanager
+def _opened(data: bytes, name: str) -> Iterator[_PartialFile]:
+    """Open a Parquet file; errors in the block become StoreError."""
     arrow, parquet = _pyarrow()
     try:
         file = parquet.ParquetFile(arrow.BufferReader(data))
-        metadata = file.metadata
-        about = json.loads((metadata.metadata or {})[b"uprof"])
+        about = json.loads((file.metadata.metadata or {})[b"uprof"])
         if about["version"] != PARTIAL_VERSION:
             raise StoreError(
                 f"{name} is a partial of version {about['version']}, expected {PARTIAL_VERSION}",
                 slug="other-version",
             )
-        # Communication with its own row groups is read without the columns of the other parts.
+        yield _PartialFile(file, about)
+    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
+        raise StoreError(
+            f"{name} is not a partial of a rank, or it is damaged: {err}", slug="damaged-file"
+        ) from err
+
+
+class _PartialFile:
+    """Reads parts without the row groups and columns that they do not use."""
+
+    def __init__(self, file: Any, about: Mapping[str, Any]) -> None:
+        self._file, self.about = file, about
+        groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+        self._sizes = [group.num_rows for group in groups]
+        found = [group.column(0).statistics for group in groups]  # of `part`
+        self._spans = [
+            (one.min, one.max) if one is not None and one.has_min_max else (0, len(PARTIAL_PARTS))
+            for one in found
+        ]
+
+    def own_operations(self) -> int:
+        """Return the size of the first row group if it contains only communication; otherwise 0."""
+        return self._sizes[0] if self._spans and self._spans[0] == (0, 0) else 0
+
+    def all_parts(self) -> dict[str, dict[str, Ints]]:
+        """Return all parts; communication in its own row group is read alone."""
         first, *others = PARTIAL_PARTS
-        wanted = [PARTIAL_PARTS] if metadata.num_row_groups == 1 else [[first], others]
-        parts = {name: part for names in wanted for name, part in _parts(file, names).items()}
-        return _partial(parts, about)
-    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
-        raise StoreError(
-            f"{name} is not a partial of a rank, or it is damaged: {err}", slug="damaged-file"
-        ) from err
+        if not self.own_operations():
+            return self.read(PARTIAL_PARTS)
+        return {**self.read([first]), **self.read(others)}
 
-
-def read_communication(data: bytes, name: str) -> Columns:
-    """Return only the communication that a Parquet file contains.
-
-    Raises:
-        StoreError: The data is damaged, or not a partial.
-    """
-    arrow, parquet = _pyarrow()
-    try:
-        file = parquet.ParquetFile(arrow.BufferReader(data))
-        return _parts(file, ["communication"])["communication"]
-    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
-        raise StoreError(
-            f"{name} is not a partial of a rank, or it is damaged: {err}", slug="damaged-file"
-        ) from err
-
-
-def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
-    """Read the wanted parts of a file, without the row groups and columns that they do not use."""
-    numbers = {number for number, part in enumerate(PARTIAL_PARTS) if part in wanted}
-    groups = []
-    for number in range(file.metadata.num_row_groups):
-        statistics = file.metadata.row_group(number).column(0).statistics  # of `part`
-        if (
-            statistics is None
-            or not statistics.has_min_max
-            or any(statistics.min <= part <= statistics.max for part in numbers)
-        ):
-            groups.append(number)
-    # A slice would keep the whole column in memory, with the empty cells of other parts.
-    is_mixed = len(wanted) > 1
-    columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTIAL_PARTS[part])]
-    table = file.read_row_groups(groups, columns=columns, use_threads=False)
-    edges = np.searchsorted(
-        table.column("part").to_numpy(), np.arange(len(PARTIAL_PARTS) + 1)
-    ).tolist()
-    return {
-        part: {
-            name: table.column(name)
-            .slice(begin, end - begin)
-            .to_numpy()
-            .astype(np.int64, copy=is_mixed)
-            for name in columns
+    def read(self, wanted: Collection[str], rows: int | None = None) -> dict[str, dict[str, Ints]]:
+        """Return parts; if `rows` is given, not all row groups after that many rows."""
+        numbers = {number for number, part in enumerate(PARTIAL_PARTS) if part in wanted}
+        groups = [
+            at
+            for at, (least, most) in enumerate(self._spans)
+            if any(least <= part <= most for part in numbers)
+        ]
+        if rows is not None:
+            ends = np.cumsum([self._sizes[at] for at in groups])
+            groups = groups[: int(np.searchsorted(ends, rows)) + 1]
+        # A slice would keep the whole column in memory, with the empty cells of other parts.
+        is_mixed = len(wanted) > 1
+        columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTIAL_PARTS[part])]
+        table = self._file.read_row_groups(groups, columns=columns, use_threads=False)
+        edges = np.searchsorted(
+            table.column("part").to_numpy(), np.arange(len(PARTIAL_PARTS) + 1)
+        ).tolist()
+        return {
+            part: {
+                name: table.column(name)
+                .slice(begin, end - begin)
+                .to_numpy()
+                .astype(np.int64, copy=is_mixed)
+                for name in columns
+            }
+            for (part, columns), begin, end in zip(
+                PARTIAL_PARTS.items(), edges[:-1], edges[1:], strict=True
+            )
+            if part in wanted
         }
-        for (part, columns), begin, end in zip(
-            PARTIAL_PARTS.items(), edges[:-1], edges[1:], strict=True
-        )
-        if part in wanted
-    }
 
 
 def _partial(parts: Mapping[str, Columns], about: Mapping[str, Any]) -> Partial:
     facts = dict(about["facts"])
     facts["notes"] = tuple(facts["notes"])
-    groups = (RankGroup(**{**group, "ranks": tuple(group["ranks"])}) for group in about["groups"])
+    groups = (
+        RankGroup(**{**one, "ranks": _shared_tuple(tuple(one["ranks"]))}) for one in about["groups"]
+    )
     columns: dict[str, Any] = {name: tuple(about[name]) for name in ("kinds", "names", "modules")}
     return Partial(RankFacts(**facts), tuple(groups), **{**columns, **parts})
+
+
+@lru_cache(maxsize=1 << 14)
+def _shared_tuple(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an equal tuple: every rank of a group lists all ranks of the group."""
+    return ranks
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup, MatchedCollectives
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial
+from unified_prof.cluster.rank_partial import NO_VALUE
 
 PARALLEL_KINDS = ("tp", "dp", "pp", "ep", "cp")
 
@@ -237,7 +237,11 @@ def collect_signals(
         if not partial.facts.loader_recorded:
             input_at[index] = np.nan
     work = work_at.sum(axis=1)
-    gap, median_gap = np.array([_gaps(partial) for partial in matched.partials]).reshape(-1, 2).T
+    gap, median_gap = (
+        np.array([partial.mark_figures()[2:] for partial in matched.partials], np.float64)
+        .reshape(-1, 2)
+        .T
+    )
     hosts = [facts.host for facts in matched.facts]
     kernels = kernel_ratios(matched, roles.peers, steps)
     everyone = np.zeros(len(matched.ranks), np.int64)
@@ -378,25 +382,6 @@ def _by_column(values: Floats, peers: Ints) -> Floats:
     for at in range(values.shape[1]):
         result[:, at] = peers_median(values[:, at], peers)
     return result
-
-
-def _gaps(partial: Partial) -> tuple[float, float]:
-    """Return the mean and median time between consecutive kernels, ns; 0 if there are none.
-
-    Between two marks only the mean is recorded; the median counts it once for each gap.
-    """
-    marks = partial.marks
-    length = np.diff(marks["time"])
-    lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
-    # If an interval begins within a kernel, that kernel counts as well.
-    gaps = np.where(busy > 0, begun - (lead > 0), 0)
-    count = int(gaps[gaps > 0].sum())
-    if not count:
-        return 0.0, 0.0
-    idle, gaps = (length - lead - busy - tail)[gaps > 0], gaps[gaps > 0]
-    order = np.argsort(idle / gaps, kind="stable")
-    at = int(np.searchsorted(np.cumsum(gaps[order]), count / 2))
-    return float(idle.sum()) / count, float((idle / gaps)[order[at]])
 
 
 def median_elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floats:

@@ -259,7 +259,7 @@ class Replay:
         chosen: list[int] = []
         operations = 0
         for step in steps:
-            operations += int((matched.rows.step == step).sum())
+            operations += matched.rows.step.count(step)
             if chosen and operations > _MAX_OPERATIONS:
                 break
             chosen.append(step)
@@ -281,9 +281,9 @@ class Replay:
         matched, waits, offset = self._inputs
         event_of = _events_of_operations(matched, self.steps if self._is_part else None)
         begins = [
-            int(partial.marks["time"][0]) + int(offset[index])
+            begin + int(offset[index])
             for index, partial in enumerate(matched.partials)
-            if len(partial.marks["time"])
+            if (begin := partial.mark_figures().begin) is not None
         ]
         complete = matched.transfers & matched.events.complete
         usual = float(np.median(waits.transfer[complete])) if complete.any() else float("inf")
@@ -480,10 +480,7 @@ def _events_of_operations(matched: MatchedCollectives, steps: Sequence[int] | No
         steps: The replayed steps; None means all. Events that extend beyond them are unmatched.
     """
     rows, events = matched.rows, matched.events
-    result = [
-        np.full(len(partial.communication["start"]), NO_VALUE, np.int64)
-        for partial in matched.partials
-    ]
+    result = [np.full(partial.operations, NO_VALUE, np.int64) for partial in matched.partials]
     usable = np.flatnonzero(rows.event >= 0)
     if steps is not None:
         cut = np.zeros(len(events), bool)

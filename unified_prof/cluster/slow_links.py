@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints, Runs
+from unified_prof.arrays.grouping import Floats, Ints, Runs, distinct
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
@@ -491,11 +491,12 @@ def _cells(
 ) -> _Cells:
     """Return the cells of events; comparable ones are adjacent."""
     events = matched.events
-    pair = -1 - (events.src[usable] * len(matched.ranks) + events.dst[usable])
-    link = np.where(matched.transfers[usable], pair, events.group[usable])
+    link, sends = events.group[usable], usable[matched.transfers[usable]]
+    pairs = events.src[sends] * len(matched.ranks) + events.dst[sends]
+    link[matched.transfers[usable]] = -1 - pairs
     comparable, step = _comparable(matched, usable, number), events.step[usable]
     order = np.lexsort((took, step, link, comparable))
-    link, comparable, took, step = link[order], comparable[order], took[order], step[order]
+    link, comparable, took, step = (column[order] for column in (link, comparable, took, step))
     cells = Runs(comparable, link, step)
     heads, n = cells.starts, cells.sizes
     median = (took[heads + (n - 1) // 2] + took[heads + n // 2]) / 2
@@ -528,8 +529,8 @@ def _comparable(
         np.where(sends, 2, sizes[group]),
         np.where(sends, between, hosts[group]),
     ):
-        found, code = np.unique(column, return_inverse=True)
-        result = result * len(found) + code.reshape(-1)
+        found, code = distinct(column.astype(np.int64))
+        result = result * len(found) + code
     return result
 
 

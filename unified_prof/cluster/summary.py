@@ -20,13 +20,26 @@ from unified_prof.base.columns import Ledger
 from unified_prof.cluster import summary_rows as rows
 from unified_prof.cluster.clocks import align_clocks, member_pairs, sample_events
 from unified_prof.cluster.findings import find_all
-from unified_prof.cluster.matching import MatchedCollectives, match_collectives, run_size
-from unified_prof.cluster.rank_partial import Columns, Partial, PartialSource, UnreadableRecording
+from unified_prof.cluster.matching import (
+    MatchedCollectives,
+    SequenceMatch,
+    match_collectives,
+    match_sequences,
+    run_size,
+)
+from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.rank_signals import collect_signals, infer_roles
 from unified_prof.cluster.replay import Replay
 from unified_prof.cluster.rule_context import RuleContext
 from unified_prof.cluster.summary_rows import Row
-from unified_prof.cluster.waits import compute_waits, stream_sums
+from unified_prof.cluster.waits import (
+    KeySums,
+    WholeSums,
+    add_up,
+    compute_waits,
+    key_sums,
+    sums_in_memory,
+)
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.collectives import POINT_TO_POINT
 from unified_prof.recording.model import Finding
@@ -64,7 +77,7 @@ def recordings_of_other_runs(
         return where.get(rank, PartialSource()).file or f"rank {rank}"
 
     def start(index: int) -> int:
-        return _span(matched.partials[index])[0]
+        return matched.partials[index].mark_figures().begin or 0
 
     first = runs[0]
     if 2 * len(first) <= len(matched.ranks):
@@ -111,7 +124,8 @@ def _runs(matched: MatchedCollectives) -> list[list[int]]:
     for a, b in fits.tolist():
         parent[find(a)] = find(b)
     # Ranks without common collectives are in the same run unless their runs do not match.
-    spans = [_span(partial) for partial in matched.partials]
+    figures = [partial.mark_figures() for partial in matched.partials]
+    spans = [(one.begin or 0, one.end) for one in figures]
     roots = sorted({find(rank) for rank in parent}, key=lambda root: spans[root])
     apart = {frozenset((find(a), find(b))) for a, b in misfits.tolist()}
     for at, root in enumerate(roots):
@@ -136,11 +150,6 @@ def _overlap(spans: Sequence[tuple[int, int]], one: Sequence[int], two: Sequence
     return other_begin < end + _MAX_CLOCK_NS and begin < other_end + _MAX_CLOCK_NS
 
 
-def _span(partial: Partial) -> tuple[int, int]:
-    time = partial.marks["time"]
-    return (int(time[0]), int(time[-1])) if len(time) else (0, 0)
-
-
 def _time_text(ns: int) -> str:
     try:
         return f"{datetime.fromtimestamp(ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
@@ -157,13 +166,13 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     usable = usable[sample_events(keys, _SAMPLED_EVENTS)]
     if not len(usable):
         return np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
-    a, b, first, others = member_pairs(matched, usable)
-    difference = rows.end[others] - rows.end[first]
-    order = np.lexsort((difference, b, a))
-    a, b, difference = a[order], b[order], difference[order]
-    end = rows.end[first][order]
-    runs = Runs(a, b)
+    pair, first, others = member_pairs(matched, usable)
+    difference = rows.ends(others) - rows.ends(first)
+    order = np.lexsort((difference, pair))
+    difference, end = difference[order], rows.ends(first)[order]
+    runs = Runs(pair[order])
     heads, n = runs.starts, runs.sizes
+    pairs = np.stack(np.divmod(pair[order[heads]], len(matched.ranks)), 1)
     middle = difference[heads + n // 2]
     away = np.abs(difference - runs.spread(middle))
     away = away[np.lexsort((away, runs.number()))]
@@ -172,10 +181,7 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     span = np.maximum.reduceat(end, heads) - np.minimum.reduceat(end, heads)
     hosts = [facts.host for facts in matched.facts]
     same_host = np.array(
-        [
-            hosts[x] is not None and hosts[x] == hosts[y]
-            for x, y in zip(a[heads].tolist(), b[heads].tolist(), strict=True)
-        ],
+        [hosts[x] is not None and hosts[x] == hosts[y] for x, y in pairs.tolist()],
         bool,
     )
     distance = np.abs(middle)
@@ -187,7 +193,6 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     if apart.any():  # then clocks do not explain the same distance between others
         misfits |= distance > int(distance[apart].min()) // 2
     known = n >= _MIN_EVENTS
-    pairs = np.stack([a[heads], b[heads]], 1)
     return pairs[known & ~misfits], pairs[known & misfits]
 
 
@@ -211,8 +216,7 @@ def summarize_run(
     where: Mapping[int, PartialSource] | None = None,
     unread: Sequence[UnreadableRecording] = (),
     *,
-    read: Callable[[int], Columns] | None = None,
-    until: int | None = None,
+    sums: Callable[[SequenceMatch], Iterable[KeySums]] | None = None,
 ) -> RunSummary:
     """Combine the partials of the ranks of one run.
 
@@ -220,9 +224,8 @@ def summarize_run(
         partials: One per rank.
         where: Global rank -> source of its partial.
         unread: Recordings that could not be read.
-        read: Returns all communication of a global rank. It is required if `partials` contain only
-            the first steps, and provides the sums over the whole run.
-        until: The last step that is complete in `partials`.
+        sums: Returns the sums of all keys if `partials` contain only the first steps; None computes
+            them from the operations in memory.
 
     Raises:
         StoreError: No rank could be read.
@@ -233,11 +236,12 @@ def summarize_run(
     unread = (*unread, *others)
     if not found:
         raise _nothing_read(unread)
-    matched = match_collectives(found)
+    matched, whole = _matched(found, sums or key_sums)
     if others := recordings_of_other_runs(matched, where):
         unread = (*unread, *others)
         excluded = {other.rank for other in others}
-        matched = match_collectives(one for one in found if one.facts.rank not in excluded)
+        found = [one.reload() for one in found if one.facts.rank not in excluded]
+        matched, whole = _matched(found, sums or key_sums)
     _note_other_times(matched)
     if all(facts.watched for facts in matched.facts):
         text = (
@@ -249,20 +253,18 @@ def summarize_run(
         text = "operations and gloo collectives of the processes are compared"
         matched.left_out.add("no_device_recorded", text, len(matched.ranks))
     waits = compute_waits(matched)
+    whole = whole or sums_in_memory(matched, waits)
     steps = _compared_steps(matched)
     roles = infer_roles(matched, steps)
     clock = align_clocks(matched)
     signals = collect_signals(matched, roles, steps)
-    sums = None
-    if read is not None:
-        read_rank = read
-        sums = stream_sums(matched, lambda index: read_rank(matched.ranks[index]))
     offset = np.zeros_like(clock.offset)
     if int(clock.island.max(initial=0)) == 0:
         for index, partial in enumerate(matched.partials):
-            time = partial.marks["time"]
-            begin = int(time[0]) if len(time) else clock.at
+            begin = partial.mark_figures().begin
+            begin = clock.at if begin is None else begin
             offset[index] = clock.clock_of(index).common_at(begin) - begin
+    until = min((one.until for one in matched.partials if one.until is not None), default=None)
     replay = Replay(
         matched, waits, offset, [step for step in steps if until is None or step <= until]
     )
@@ -271,15 +273,15 @@ def summarize_run(
     )
     findings = find_all(context)
     world, is_minimum = run_size(matched)
-    failed = {one.rank for one in unread}
-    absent = tuple(rank for rank in range(world) if rank not in {*matched.ranks, *failed})
+    known = {*matched.ranks, *(one.rank for one in unread)}
+    absent = tuple(rank for rank in range(world) if rank not in known)
     tables = {
         "META_DATA": rows.fact_rows(matched, clock, steps, (world, is_minimum), unread),
         "RANK": rows.rank_rows(matched, roles, clock, where, unread, absent),
         "GROUP": rows.group_rows(matched),
-        "STEP_RANK": rows.step_rows(matched, waits, signals, sums),
-        "COLLECTIVE": rows.collective_rows(matched, waits, sums),
-        "BLAME": rows.blame_rows(matched, waits, signals, findings, sums),
+        "STEP_RANK": rows.step_rows(matched, waits, signals, whole),
+        "COLLECTIVE": rows.collective_rows(matched, whole),
+        "BLAME": rows.blame_rows(matched, signals, findings, whole),
         "LINK": rows.link_rows(matched, waits),
         "OPERATION_RANK": rows.operation_rows(matched, steps),
         "FINDING": rows.finding_rows(findings),
@@ -295,6 +297,24 @@ def summarize_run(
         matched.left_out,
         is_minimum,
     )
+
+
+def _matched(
+    found: Sequence[Partial], sums: Callable[[SequenceMatch], Iterable[KeySums]]
+) -> tuple[MatchedCollectives, WholeSums | None]:
+    """Match the ranks, and return the sums over the whole run if only its first steps are held.
+
+    There may be millions of operations: they are freed as soon as they are not needed.
+    """
+    sequences = match_sequences(found)
+    held = [one.held for one in found if one.held is not None]
+    whole = add_up(sequences, sums(sequences)) if held else None
+    for one in held:
+        one.whole.columns.clear()
+    matched = match_collectives(sequences)
+    for one in held:
+        one.first.columns.clear()
+    return matched, whole
 
 
 def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
@@ -330,9 +350,9 @@ def _split_runs(
 def _note_other_times(matched: MatchedCollectives) -> None:
     """Note ranks that were recorded after the others had ended: they may be from another run."""
     spans = sorted(
-        (*_span(partial), partial.facts.rank)
+        (figures.begin, figures.end, partial.facts.rank)
         for partial in matched.partials
-        if len(partial.marks["time"])
+        if (figures := partial.mark_figures()).begin is not None
     )
     until = spans[0][1] if spans else 0
     for begin, end, rank in spans:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints, Runs, distinct
+from unified_prof.arrays.grouping import Runs
 from unified_prof.cluster.clocks import AlignedClocks
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, PartialSource, UnreadableRecording
 from unified_prof.cluster.rank_signals import PARALLEL_KINDS, RankRoles, RankSignals
-from unified_prof.cluster.waits import StreamedSums, Waits, transfer_quantiles
+from unified_prof.cluster.waits import Waits, WholeSums
 from unified_prof.recording.collectives import bus_factor
 from unified_prof.recording.model import Finding
 
@@ -72,12 +72,12 @@ def rank_rows(
     """Return RANK: identity, role and clock of each rank, and its read status."""
     nothing = (None,) * (len(PARALLEL_KINDS) + 3)
     island_sizes = Counter(clock.island.tolist())
-    communicates = any(len(partial.communication["start"]) for partial in matched.partials)
+    communicates = any(partial.operations for partial in matched.partials)
     rows: list[Row] = []
     for index, (rank, facts) in enumerate(zip(matched.ranks, matched.facts, strict=True)):
         partial, source = matched.partials[index], where.get(rank, PartialSource())
         missing = list(facts.notes)
-        if communicates and not len(partial.communication["start"]):
+        if communicates and not partial.operations:
             missing.append("no communication recorded")
         if not len(partial.kernels["n"]):
             missing.append("no kernels recorded")
@@ -117,17 +117,16 @@ def group_rows(matched: MatchedCollectives) -> list[Row]:
 
 
 def step_rows(
-    matched: MatchedCollectives, waits: Waits, signals: RankSignals, streamed: StreamedSums | None
+    matched: MatchedCollectives, waits: Waits, signals: RankSignals, sums: WholeSums
 ) -> list[Row]:
     """Return STEP_RANK: the breakdown of each rank's steps."""
     knows_setup = bool((waits.setup >= 0).any())
-    sums = _waits_by_step(matched, waits) if streamed is None else streamed.waits
     input_at = {step: signals.input_at[:, at] for at, step in enumerate(signals.steps)}
     rows: list[Row] = []
     for index, partial in enumerate(matched.partials):
         columns = (values.tolist() for values in partial.steps.values())
         for step, *times, idle, late in zip(*columns, strict=True):
-            wait, exposed, setup, bubble = sums.get((step, index), (None,) * 4)
+            wait, exposed, setup, bubble = sums.waits.get((step, index), (None,) * 4)
             if late == NO_VALUE:
                 late = _rounded(float(input_at[step][index])) if step in input_at else None
             setup = setup if knows_setup else None
@@ -136,38 +135,10 @@ def step_rows(
     return sorted(rows)
 
 
-def _waits_by_step(
-    matched: MatchedCollectives, waits: Waits
-) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-    """Return {(step, rank index): (wait, exposed wait, setup, bubble)}, in ns."""
-    rows, events = matched.rows, matched.events
-    chosen = np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0))
-    if not len(chosen):
-        return {}
-    event = rows.event[chosen]
-    steps, place = distinct(rows.step[chosen])
-    cell = rows.rank[chosen] * len(steps) + place
-    exposed = waits.exposed[chosen]
-    present = np.unique(cell)
-    sums: list[list[int]] = []
-    for values in (
-        *(waits.wait[chosen], exposed, np.maximum(waits.setup[event], 0)),
-        np.where(events.src[event] >= 0, exposed, 0),
-    ):
-        total = np.zeros(len(matched.ranks) * len(steps), np.int64)
-        np.add.at(total, cell, values)
-        sums.append(total[present].tolist())
-    keys = zip(steps[present % len(steps)].tolist(), (present // len(steps)).tolist(), strict=True)
-    return dict(zip(keys, zip(*sums, strict=True), strict=True))
-
-
-def collective_rows(
-    matched: MatchedCollectives, waits: Waits, streamed: StreamedSums | None
-) -> list[Row]:
+def collective_rows(matched: MatchedCollectives, sums: WholeSums) -> list[Row]:
     """Return COLLECTIVE: collectives by group, kind, step and size."""
-    found = list(_collectives(matched, waits)) if streamed is None else streamed.collectives
     rows: list[Row] = []
-    for number, (group, kind, step, size, *figures) in enumerate(found):
+    for number, (group, kind, step, size, *figures) in enumerate(sums.collectives):
         name, median_ns = matched.kinds[kind], figures[-2]
         factor = bus_factor(name, matched.groups[group].size)
         rate = factor * size / median_ns if factor and size > 0 and median_ns else None
@@ -176,54 +147,11 @@ def collective_rows(
     return rows
 
 
-def _collectives(matched: MatchedCollectives, waits: Waits) -> list[Row]:
-    """Return the rows of `StreamedSums.collectives` from operations in memory."""
-    events = matched.events
-    chosen = np.flatnonzero(~matched.transfers)
-    if not len(chosen):
-        return []
-    total_wait = _wait_by_event(matched, waits)
-    columns = [events.group, events.kind, events.step, events.bytes]
-    keys = [column[chosen] for column in columns]
-    order = chosen[np.lexsort((waits.transfer[chosen], *keys[::-1]))]
-    keys = [column[order] for column in columns]
-    runs = Runs(*keys)
-    result: list[Row] = []
-    for head, count in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
-        inside = order[head : head + count]
-        usable = inside[events.members[inside] > 1]
-        transfer, setup = waits.transfer[usable], np.maximum(waits.setup[usable], 0)
-        sums = (int(values.sum()) for values in (transfer, total_wait[usable], setup))
-        complete = int(events.complete[inside].sum())
-        key = (int(column[head]) for column in keys)
-        result.append((*key, count, complete, *sums, *transfer_quantiles(transfer)))
-    return result
-
-
-def _wait_by_event(matched: MatchedCollectives, waits: Waits) -> Ints:
-    total = np.zeros(len(matched.events), np.int64)
-    known = np.flatnonzero((matched.rows.event >= 0) & (waits.wait > 0))
-    np.add.at(total, matched.rows.event[known], waits.wait[known])
-    return total
-
-
 def blame_rows(
-    matched: MatchedCollectives,
-    waits: Waits,
-    signals: RankSignals,
-    findings: Sequence[Finding],
-    streamed: StreamedSums | None,
+    matched: MatchedCollectives, signals: RankSignals, findings: Sequence[Finding], sums: WholeSums
 ) -> list[Row]:
     """Return BLAME: the wait that each rank causes, and the evidence for its causes."""
-    caused, times = np.zeros((2, len(matched.ranks)), np.int64)
-    if streamed is not None:
-        for index, (wait, count) in streamed.caused.items():
-            caused[index], times[index] = wait, count
-    else:
-        complete = np.flatnonzero(matched.events.complete & (matched.events.members > 1))
-        last = matched.rows.rank[waits.last[complete]]
-        np.add.at(caused, last, _wait_by_event(matched, waits)[complete])
-        np.add.at(times, last, 1)
+    caused, times = sums.caused.tolist()
     cause: dict[int, Finding] = {}
     for one in findings:
         if not one.links:
@@ -240,7 +168,7 @@ def blame_rows(
         alone = finding is not None and len(finding.ranks) == 1
         rows.append(
             (
-                *(rank, int(caused[index]), int(times[index]), int(signals.work[index])),
+                *(rank, caused[index], times[index], int(signals.work[index])),
                 _rounded(float(signals.peers_work[index])),
                 float(ratio[index]) if np.isfinite(ratio[index]) else None,
                 int(idle[index]),

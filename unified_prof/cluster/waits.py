@@ -5,33 +5,36 @@ That is the duration of the collective itself; the rest of a longer duration is 
 clock is needed. On NPUs, the parts of a collective show when data moved; the rest of the shortest
 duration is setup.
 
-For runs that do not fit in memory, sums are computed by reading one rank at a time, once. Sequences
-are numbered without gaps, so the number of an operation is its index: no sorting or joining is
-needed, and memory holds one row per event, and a few bytes per operation.
+For runs that do not fit in memory, sums over the whole run are computed for one key of events
+(group and kind) at a time. Its operations are a matrix of members and events, whose columns are
+compared without sorting or joining. Only the operations of its members are needed, so keys can be
+given to different workers; results are added in the order of the keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Runs, distinct, stable_order
-from unified_prof.arrays.packed import narrowest
-from unified_prof.cluster.matching import MatchedCollectives
-from unified_prof.cluster.rank_partial import NO_VALUE, Columns, Partial
-from unified_prof.recording.collectives import POINT_TO_POINT
+from unified_prof.arrays.grouping import Floats, Ints, Runs, distinct
+from unified_prof.arrays.packed import Column, Narrow
+from unified_prof.cluster.matching import MatchedCollectives, SequenceMatch
+from unified_prof.cluster.rank_partial import NO_VALUE, Partial
+from unified_prof.cluster.sequences import Sequences
+
+_BLOCK = 1 << 18  # Approximate number of rows that are widened at the same time.
+_CELLS = 1 << 20  # Maximum number of cells of a matrix.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
     """Waits by row and parts by event of `MatchedCollectives`, ns; NO_VALUE if unknown."""
 
-    wait: Ints  # By row: wait for the last member; known for events with at least two members.
-    exposed: Ints  # By row: the part of `wait` that no kernel covers.
+    wait: Column  # By row: wait for the last member; known for events with at least two members.
     least: Ints  # By event: the shortest duration, which is setup plus transfer.
     transfer: Ints
     setup: Ints
@@ -41,38 +44,44 @@ class Waits:
 def compute_waits(matched: MatchedCollectives) -> Waits:
     """Return waits, transfers and setup of all communication."""
     rows, events = matched.rows, matched.events
-    duration = rows.end - rows.start
-    wait = np.full(len(rows), NO_VALUE, np.int64)
-    if not len(events):
-        return Waits(wait, wait.copy(), *(np.empty(0, np.int64) for _ in range(4)))
     count = int(events.members.sum())
-    least = np.minimum.reduceat(duration[:count], events.first)
-    spread = np.repeat(least, events.members)
-    known = np.repeat(events.members > 1, events.members)
-    wait[:count] = np.where(known, duration[:count] - spread, NO_VALUE)
-    # The first of the rows with the shortest duration.
-    at_least = np.flatnonzero(duration[:count] == spread)
-    owner = rows.event[at_least]
-    last = at_least[np.r_[True, owner[1:] != owner[:-1]]]
+    waits = np.full(len(rows), NO_VALUE, rows.length.stored)
+    all_least, all_last = ([np.empty(0, np.int64)] for _ in range(2))
+    edges = np.append(events.first, count)
+    heads = np.unique(np.searchsorted(edges, [*range(0, count, _BLOCK), count]))
+    for low, high in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
+        begin, members = int(edges[low]), events.members[low:high]
+        duration = rows.length[begin : int(edges[high])]
+        first = events.first[low:high] - begin
+        least = np.minimum.reduceat(duration, first)
+        wait = duration - np.repeat(least, members)
+        # The first of the rows with the shortest duration.
+        at_least = np.flatnonzero(wait == 0)
+        owner = np.searchsorted(first, at_least, side="right")
+        all_last.append(at_least[np.diff(owner, prepend=0) > 0] + begin)
+        all_least.append(least)
+        known = np.repeat(members > 1, members)
+        np.copyto(waits[begin : begin + len(wait)], wait, where=known, casting="unsafe")
+    least, last = np.concatenate(all_least), np.concatenate(all_last)
     moved = np.minimum(rows.move[last], least)
-    setup = np.where(moved >= 0, least - moved, NO_VALUE)
     return Waits(
-        wait=wait,
-        exposed=_exposed(matched, wait),
+        wait=Narrow(waits),
         least=least,
         transfer=np.where(moved >= 0, moved, least),
-        setup=setup,
+        setup=np.where(moved >= 0, least - moved, NO_VALUE),
         last=last,
     )
 
 
-def _exposed(matched: MatchedCollectives, wait: Ints) -> Ints:
+def exposed_waits(matched: MatchedCollectives, waits: Waits) -> Ints:
     """Return the part of each wait that no kernel covers; waits begin with their operations."""
     rows = matched.rows
-    exposed = wait.copy()
+    exposed = waits.wait[:]
+    wait = waits.wait[:]
     partly = np.flatnonzero((wait > 0) & (rows.covered > 0))
-    partly = partly[np.argsort(rows.rank[partly], kind="stable")]
-    edges = np.searchsorted(rows.rank[partly], np.arange(len(matched.ranks) + 1))
+    rank = rows.rank[partly]
+    partly = partly[np.argsort(rank, kind="stable")]
+    edges = np.searchsorted(np.sort(rank), np.arange(len(matched.ranks) + 1))
     for index, one in enumerate(matched.partials):
         selected = partly[edges[index] : edges[index + 1]]
         if len(selected):
@@ -110,221 +119,305 @@ class Covered:
 
 
 SumRow = tuple[Any, ...]
-# Key of events: (group, kind); for transfers (-1 - source, target). All values are indices.
-SumKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedSums:
+class WholeSums:
     """Sums over the whole run; ranks, groups and kinds are indices."""
 
     # (step, rank) -> wait, exposed wait, setup, bubble, ns.
-    waits: dict[tuple[int, int], tuple[int, int, int, int]]
+    waits: Mapping[tuple[int, int], tuple[int, ...]]
     # Rows: group, kind, step, bytes, n, complete, transfer, wait, setup, transfer median, p99.
     collectives: list[SumRow]
-    # Rank -> wait of other ranks that it caused (ns), and number of such waits.
-    caused: dict[int, tuple[int, int]]
+    caused: Ints  # By rank: wait of other ranks that it caused, ns, and number of such waits.
 
 
-class _StreamedEvents:
-    """The events of one key, by number; columns are arrays of equal length."""
+class KeyMembers(NamedTuple):
+    """The sequences of one key of events; see `MatchedSequences`."""
 
-    # Initial values: the shortest duration, the sum of durations, members, the rank with the
-    # shortest duration, its time of moving data, step, bytes.
-    _INITIAL = np.array([np.iinfo(np.int64).max, 0, 0, 0, NO_VALUE, NO_VALUE, NO_VALUE])
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._held = np.empty((len(self._INITIAL), 0), np.int64)
-
-    def grow(self, count: int) -> None:
-        """Extend the columns to `count` events."""
-        if count > self._held.shape[1]:
-            room = max(count, self._held.shape[1] * 3 // 2)
-            more = np.repeat(self._INITIAL[:, None], room - self._held.shape[1], axis=1)
-            self._held = np.concatenate([self._held, more], axis=1)
-        self._count = max(self._count, count)
-
-    def columns(self) -> tuple[Ints, ...]:
-        """Return the columns least, spent, members, last, moved, step and bytes of all events."""
-        return tuple(self._held[:, : self._count])
-
-    def add(self, at: slice | Ints, rank: int, duration: Ints, table: Columns, rows: Ints) -> None:
-        """Add a sequence of operations of a rank.
-
-        Args:
-            at: Numbers of the events; a slice if they are consecutive.
-            rank: Index of the rank.
-            duration: Duration of each operation, ns.
-            table: Communication of the rank.
-            rows: Rows of the sequence in it.
-        """
-        # Parts are views if `at` is a slice; otherwise they are copies that must be written back.
-        parts = [column[at] for column in self.columns()]
-        least, spent, members, last, moved, step, size = parts
-        shortest = duration < least
-        np.copyto(least, duration, where=shortest)
-        np.copyto(last, rank, where=shortest)
-        np.copyto(moved, table["move"][rows], where=shortest)
-        spent += duration
-        members += 1
-        np.maximum(step, table["step"][rows], out=step)
-        np.maximum(size, table["bytes"][rows], out=size)
-        if not isinstance(at, slice):
-            for column, part in zip(self.columns(), parts, strict=True):
-                column[at] = part
+    first: int
+    second: int
+    size: int  # Number of members of a complete event.
+    members: tuple[tuple[int, int, int], ...]  # Rank, place among its sequences, and shift.
 
 
-def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> StreamedSums:
-    """Return sums over the whole run.
+@dataclass(frozen=True, slots=True, eq=False)
+class KeySums:
+    """Sums of the events of one key."""
+
+    ranks: Ints
+    steps: Ints
+    # Wait, exposed wait, setup, bubble, and number of operations: figures x ranks x steps.
+    waits: Floats
+    collectives: list[SumRow]
+    caused: Ints  # By rank: wait of other ranks, and number of such waits.
+
+
+def keys_of(matched: SequenceMatch) -> list[KeyMembers]:
+    """Return the keys of all events of a run, in ascending order."""
+    table = matched.table
+    keys = Runs(table.first, table.second)
+    cells = list(zip(*(c.tolist() for c in (table.rank, table.place, table.shift)), strict=True))
+    result = []
+    for at, count in zip(keys.starts.tolist(), keys.sizes.tolist(), strict=True):
+        first = int(table.first[at])
+        size = 2 if first < 0 else matched.groups[first].size
+        members = tuple(cells[at : at + count])
+        result.append(KeyMembers(first, int(table.second[at]), size, members))
+    return result
+
+
+def key_sums(matched: SequenceMatch) -> Iterator[KeySums]:
+    """Yield the sums of all keys from the operations in memory."""
+    whole = [one.sequences().whole for one in matched.partials]
+    for key in keys_of(matched):
+        yield sum_key(key, lambda rank: whole[rank])
+
+
+def sum_key(key: KeyMembers, sequences: Callable[[int], Sequences]) -> KeySums:
+    """Return the sums of one key.
 
     Args:
-        matched: The first steps, for groups, kinds and shifts of sequences.
-        read: Returns all communication of a rank, given by index; called once per rank.
+        key: The key.
+        sequences: Returns all operations of a rank, given by index.
     """
-    events: dict[SumKey, _StreamedEvents] = {}
-    sequences: list[list[_Sequence]] = []
-    for rank in range(len(matched.ranks)):
-        table = read(rank)
-        duration = table["end"] - table["start"]
-        own: list[_Sequence] = []
-        sequences.append(own)
-        for key, rows, number in _sequences(matched, rank, table):
-            parts = (duration, table["covered"], table["step"])
-            own.append(_Sequence(key, number, *(narrowest(part[rows]) for part in parts)))
-            held = events.setdefault(key, _StreamedEvents())
-            held.grow(number.stop if isinstance(number, slice) else int(number.max()) + 1)
-            held.add(number, rank, duration[rows], table, rows)
-    waits: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-    for rank, own in enumerate(sequences):
-        waits.update(_streamed_waits(rank, own, events))
-    return StreamedSums(waits, list(_collectives(matched, events)), _caused(matched, events))
+    parts = [_Part.of_sequence(sequences(rank), place, shift) for rank, place, shift in key.members]
+    low, high = min(part.low for part in parts), max(part.high for part in parts)
+    totals: dict[int, Floats] = {}
+    blocks = []
+    size = max(_CELLS // len(parts), 1)
+    for at in range(low, high, size):
+        block = _Block(parts, at, min(at + size, high))
+        block.add_waits(totals, is_transfer=key.first < 0)
+        blocks.append(block.events())
+    events = _Events(*map(np.concatenate, zip(*blocks, strict=True)))
+    events = _Events(*(column[events.members > 0] for column in events))
+    caused = np.zeros((2, len(parts)), np.int64)
+    complete = np.flatnonzero((events.members == key.size) & (events.members > 1))
+    wait = events.spent[complete] - key.size * events.least[complete]
+    np.add.at(caused[0], events.last[complete], wait)
+    np.add.at(caused[1], events.last[complete], 1)
+    steps = sorted(totals)
+    return KeySums(
+        np.array([rank for rank, _, _ in key.members], np.int64),
+        np.array(steps, np.int64),
+        np.stack([totals[step] for step in steps], 2) if steps else np.empty((5, len(parts), 0)),
+        list(events.collectives(key)) if key.first >= 0 else [],
+        caused,
+    )
 
 
-class _Sequence(NamedTuple):
-    """The operations of a rank with one key, in narrow columns."""
-
-    key: SumKey
-    number: slice | Ints  # Numbers of the events.
-    duration: NDArray[np.integer[Any]]  # ns
-    covered: NDArray[np.integer[Any]]  # Time covered by kernels, ns.
-    step: NDArray[np.integer[Any]]
-
-
-def _sequences(
-    matched: MatchedCollectives,
-    rank: int,
-    table: Columns,
-) -> Iterator[tuple[SumKey, Ints, slice | Ints]]:
-    """Yield (key, rows, event numbers) for each sequence of operations of a rank.
-
-    The numbers are a slice if they are consecutive, which is usual in complete recordings.
-    """
-    one = matched.partials[rank]
-    codes = np.array([*(matched.kinds.index(kind) for kind in one.kinds), NO_VALUE], np.int64)
-    kind = codes[table["kind"]]
-    group = np.append(matched.numbers[rank], NO_VALUE)[table["group"]]
-    ranks = np.array(matched.ranks, np.int64)
-    transfer = kind < len(POINT_TO_POINT)
-    peer = np.searchsorted(ranks, table["peer"])
-    peer = np.where(np.append(ranks, NO_VALUE)[peer] == table["peer"], peer, NO_VALUE)
-    sequence = np.where(transfer, -2 - peer, group) * len(matched.kinds) + kind
-    order = stable_order(sequence)
-    runs = Runs(sequence[order])
-    for start, size in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
-        rows = order[start : start + size]
-        at = int(rows[0])
-        own, other = int(kind[at]), int(peer[at])
-        if transfer[at]:
-            if other < 0:
-                continue
-            ends = (rank, other) if own == 0 else (other, rank)
-            key = (-1 - ends[0], ends[1])
-            shift = matched.shifts.get((rank, NO_VALUE, own, other), 0)
-        else:
-            key = (int(group[at]), own)
-            shift = matched.shifts.get((rank, *key, NO_VALUE), 0)
-        yield key, rows, _as_slice(table["seq"][rows] + shift)
+def add_up(matched: SequenceMatch, sums: Iterable[KeySums]) -> WholeSums:
+    """Return the sums over all keys, which are given in ascending order."""
+    found = list(sums)
+    ranks = len(matched.ranks)
+    steps = np.unique(np.concatenate([np.empty(0, np.int64), *(one.steps for one in found)]))
+    waits = np.zeros((5, ranks, len(steps)))
+    caused = np.zeros((2, ranks), np.int64)
+    for one in found:
+        place = np.searchsorted(steps, one.steps)
+        figures: Any = slice(None)  # a rank may send to itself, and then occurs twice
+        np.add.at(waits, (figures, one.ranks[:, None], place), one.waits)
+        np.add.at(caused, (figures, one.ranks), one.caused)
+    rank, at = np.nonzero(waits[4])
+    figures = np.rint(waits[:4, rank, at]).astype(np.int64).T.tolist()
+    cells = zip(steps[at].tolist(), rank.tolist(), strict=True)
+    return WholeSums(
+        dict(zip(cells, map(tuple, figures), strict=True)),
+        [row for one in found for row in one.collectives],
+        caused,
+    )
 
 
-def _as_slice(numbers: Ints) -> slice | Ints:
-    """Convert consecutive numbers to a slice, which saves an index per row."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    if first >= 0 and last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
-        return slice(first, last + 1)
-    return numbers
+def sums_in_memory(matched: MatchedCollectives, waits: Waits) -> WholeSums:
+    """Return the sums over the operations in memory, with exact exposed waits."""
+    events = matched.events
+    wait = np.zeros(len(events), np.int64)
+    known = np.flatnonzero((matched.rows.event >= 0) & (waits.wait > 0))
+    np.add.at(wait, matched.rows.event[known], waits.wait[known])
+    caused = np.zeros((2, len(matched.ranks)), np.int64)
+    complete = np.flatnonzero(events.complete & (events.members > 1))
+    last = matched.rows.rank[waits.last[complete]]
+    np.add.at(caused[0], last, wait[complete])
+    np.add.at(caused[1], last, 1)
+    keys = (events.group, events.kind, events.step, events.bytes)
+    figures = (waits.transfer, wait, np.maximum(waits.setup, 0))
+    chosen = np.flatnonzero(~matched.transfers)
+    columns = (column[chosen] for column in (*keys, events.members, events.complete, *figures))
+    return WholeSums(_waits_by_step(matched, waits), list(_collectives(*columns)), caused)
 
 
-def _streamed_waits(
-    rank: int, sequences: Sequence[_Sequence], events: dict[SumKey, _StreamedEvents]
-) -> dict[tuple[int, int], tuple[int, int, int, int]]:
-    """Return {(step, rank): (wait, exposed wait, setup, bubble)} for one rank, in ns."""
-    totals: dict[int, NDArray[np.float64]] = {}
-    for one in sequences:
-        least, _, members, _, moved, _, _ = (
-            column[one.number] for column in events[one.key].columns()
+def _waits_by_step(
+    matched: MatchedCollectives, waits: Waits
+) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
+    """Return {(step, rank index): (wait, exposed wait, setup, bubble)}, in ns."""
+    rows, events = matched.rows, matched.events
+    chosen = np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0))
+    if not len(chosen):
+        return {}
+    event = rows.event[chosen]
+    steps, place = distinct(rows.step[chosen])
+    cell = rows.rank[chosen] * len(steps) + place
+    exposed = exposed_waits(matched, waits)[chosen]
+    present = np.unique(cell)
+    sums: list[list[int]] = []
+    for values in (
+        *(waits.wait[chosen], exposed, np.maximum(waits.setup[event], 0)),
+        np.where(events.src[event] >= 0, exposed, 0),
+    ):
+        total = np.zeros(len(matched.ranks) * len(steps), np.int64)
+        np.add.at(total, cell, values)
+        sums.append(total[present].tolist())
+    keys = zip(steps[present % len(steps)].tolist(), (present // len(steps)).tolist(), strict=True)
+    return dict(zip(keys, zip(*sums, strict=True), strict=True))
+
+
+class _Part(NamedTuple):
+    """The sequence of one rank."""
+
+    low: int  # Lowest number, and behind the highest one.
+    high: int
+    numbers: Ints | None  # The numbers if they are not consecutive.
+    begin: int  # Row of its first operation in `columns`.
+    columns: Mapping[str, NDArray[Any]]
+
+    @staticmethod
+    def of_sequence(one: Sequences, place: int, shift: int) -> _Part:
+        """Return a sequence with shifted numbers."""
+        begin = int(one.edges[place])
+        if (span := one.span(place, shift)) is not None:
+            return _Part(span.start, span.stop, None, begin, one.columns)
+        numbers = one.numbers(place) + shift
+        return _Part(int(numbers[0]), int(numbers[-1]) + 1, numbers, begin, one.columns)
+
+    def rows(self, low: int, high: int) -> tuple[slice, slice | Ints]:
+        """Return the rows of the numbers from `low` to `high`, and their places in that range."""
+        if self.numbers is not None:
+            first, last = np.searchsorted(self.numbers, [low, high]).tolist()
+            return slice(self.begin + first, self.begin + last), self.numbers[first:last] - low
+        first, last = max(low, self.low), max(min(high, self.high), low, self.low)
+        first = min(first, last)
+        at = self.begin - self.low
+        return slice(first + at, last + at), slice(first - low, last - low)
+
+
+class _Events(NamedTuple):
+    """The events of one key, by number."""
+
+    least: Ints  # The shortest duration.
+    spent: Ints  # Sum of durations.
+    members: Ints
+    last: Ints  # The first member with the shortest duration, and how long its data moved.
+    moved: Ints
+    step: Ints
+    size: Ints
+
+    def collectives(self, key: KeyMembers) -> Iterator[SumRow]:
+        """Yield the rows of `WholeSums.collectives`."""
+        keys = np.full((2, len(self.least)), [[key.first], [key.second]])
+        has_moved = self.moved >= 0
+        moved = np.minimum(self.moved, self.least)
+        transfer = np.where(has_moved, moved, self.least)
+        setup = np.where(has_moved, self.least - moved, 0)
+        wait = self.spent - self.members * self.least
+        complete = self.members == key.size
+        yield from _collectives(
+            *keys, self.step, self.size, self.members, complete, transfer, wait, setup
         )
-        inside = (members > 1) & (one.step >= 0)
-        if not inside.any():
-            continue
-        wait = one.duration - least
-        # Assume that kernels cover an operation evenly.
-        exposed = wait
-        if one.covered.any():
-            exposed = wait * (1 - one.covered / np.maximum(one.duration, 1).astype(np.float64))
+
+
+class _Block:
+    """Consecutive events of a key as matrices: members x events."""
+
+    def __init__(self, parts: Sequence[_Part], low: int, high: int) -> None:
+        self._rows = [(part.columns, *part.rows(low, high)) for part in parts]
+        self._shape = (len(parts), high - low)
+        self._is_full = all(rows.stop - rows.start == high - low for _, rows, _ in self._rows)
+        none = np.iinfo(np.int64).max
+        length = self._matrix("length", none)
+        self._least, self._last = length.min(axis=0), length.argmin(axis=0)
+        self._wait = length - self._least
+        self._present: NDArray[np.bool_] | np.bool_ = np.bool_(True)
+        if not self._is_full:
+            self._present = length != none
+            length *= self._present
+            self._wait *= self._present
+        self._length = length
+        self._members = np.broadcast_to(self._present, self._shape).sum(axis=0)
+        moved = self._values("move")
+        self._moved = moved if moved.ndim == 1 else moved[self._last, np.arange(high - low)]
+
+    def events(self) -> _Events:
+        """Return the events."""
+        sizes = [self._values(name) for name in ("step", "bytes")]
+        sizes = [size if size.ndim == 1 else size.max(axis=0) for size in sizes]
+        spent = self._length.sum(axis=0, dtype=np.int64)
+        columns = (self._least, spent, self._members, self._last, self._moved, *sizes)
+        return _Events(*(column.astype(np.int64) for column in columns))
+
+    def add_waits(self, totals: dict[int, Floats], *, is_transfer: bool) -> None:
+        """Add the figures of `KeySums.waits` to `totals`, by step."""
+        steps, covered = self._values("step"), self._values("covered")
+        inside = np.broadcast_to((self._members > 1) & (steps >= 0) & self._present, self._shape)
+        wait = exposed = self._wait
+        if covered.any():  # assume that kernels cover an operation evenly
+            exposed = wait * (1 - covered / np.maximum(self._length, 1).astype(np.float64))
+        least, moved = self._least.astype(np.int64), self._moved.astype(np.int64)
         setup = np.where(moved >= 0, np.maximum(least - moved, 0), 0)
-        steps, place = distinct(one.step[inside].astype(np.int64))
-        bubble = exposed if one.key[0] < 0 else np.zeros(len(wait))
-        sums = [np.bincount(place, part[inside]) for part in (wait, exposed, setup, bubble)]
-        for step, values in zip(steps, np.transpose(sums), strict=True):
-            totals[step] = totals.get(step, 0) + values
-    return {
-        (step, rank): tuple(np.rint(values).astype(np.int64).tolist())
-        for step, values in totals.items()
-    }
+        keys, place = distinct(np.ravel(steps).astype(np.int64))
+        cells = np.arange(len(inside))[:, None] * len(keys) + place.reshape(steps.shape)
+        chosen = cells[inside] if not inside.all() else np.ravel(cells)
+        sums = np.zeros((5, len(inside) * len(keys)))
+        bubble = exposed if is_transfer else np.zeros(1, np.int8)
+        for at, values in enumerate((wait, exposed, setup, bubble, inside)):
+            if at == 1 and values is wait:
+                sums[at] = sums[0]
+            elif values.any():
+                weights = np.broadcast_to(values, self._shape)
+                weights = weights[inside] if not inside.all() else np.ravel(weights)
+                sums[at] = np.bincount(chosen, weights, sums.shape[1])
+        by_rank = sums.reshape(5, len(inside), -1)
+        for at in np.flatnonzero(by_rank[4].any(axis=0)).tolist():
+            step = int(keys[at])
+            totals[step] = totals.get(step, 0) + by_rank[:, :, at]
+
+    def _values(self, name: str) -> NDArray[Any]:
+        """Return a column by event if it is the same for all members, otherwise as a matrix."""
+        pieces = [columns[name][rows] for columns, rows, _ in self._rows]
+        if self._is_full and all(np.array_equal(one, pieces[0]) for one in pieces[1:]):
+            return pieces[0]
+        return self._matrix(name, NO_VALUE)
+
+    def _matrix(self, name: str, missing: int) -> NDArray[Any]:
+        pieces = [columns[name][rows] for columns, rows, _ in self._rows]
+        if self._is_full:
+            return np.stack(pieces)
+        result = np.full(self._shape, missing, np.int64)
+        for row, piece, (_, _, places) in zip(result, pieces, self._rows, strict=True):
+            row[places] = piece
+        return result
 
 
-def _collectives(
-    matched: MatchedCollectives, events: dict[SumKey, _StreamedEvents]
-) -> Iterator[SumRow]:
-    for (group, kind), held in sorted(events.items()):
-        if group < 0:
-            continue
-        least, spent, members, _, moved, step, size = held.columns()
-        has_moved = moved >= 0
-        moved = np.minimum(moved, least)
-        transfer, setup = np.where(has_moved, moved, least), np.where(has_moved, least - moved, 0)
-        wait = spent - members * least
-        present = np.flatnonzero(members > 0)
-        order = present[np.lexsort((transfer[present], size[present], step[present]))]
-        runs = Runs(step[order], size[order])
-        for start, count in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
-            inside = order[start : start + count]
-            usable = inside[members[inside] > 1]
-            sums = (int(values[usable].sum()) for values in (transfer, wait, setup))
-            complete = int((members[inside] == matched.groups[group].size).sum())
-            keys = (group, kind, int(step[inside[0]]), int(size[inside[0]]))
-            yield (*keys, count, complete, *sums, *transfer_quantiles(transfer[usable]))
+def _collectives(*columns: NDArray[Any]) -> Iterator[SumRow]:
+    """Yield the rows of `WholeSums.collectives`.
+
+    The columns are group, kind, step, bytes, members, complete, transfer, wait, setup of events.
+    """
+    order = np.lexsort((columns[6], *columns[3::-1]))
+    *keys, members, complete, transfer, wait, setup = (column[order] for column in columns)
+    runs = Runs(*keys)
+    for head, count in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
+        inside = slice(head, head + count)
+        usable = head + np.flatnonzero(members[inside] > 1)
+        sums = (int(values[usable].sum()) for values in (transfer, wait, setup))
+        key = (int(column[head]) for column in keys)
+        quantiles = _quantiles(transfer[usable])
+        yield (*key, count, int(complete[inside].sum()), *sums, *quantiles)
 
 
-def transfer_quantiles(ascending: Ints) -> tuple[int | None, int | None]:
+def _quantiles(ascending: Ints) -> tuple[int | None, int | None]:
     """Return the median and 99th percentile of ascending times; None if there are none."""
     count = len(ascending)
     if not count:
         return None, None
     return int(ascending[-(-count // 2) - 1]), int(ascending[-(-count * 99 // 100) - 1])
-
-
-def _caused(
-    matched: MatchedCollectives, events: dict[SumKey, _StreamedEvents]
-) -> dict[int, tuple[int, int]]:
-    """Return {rank: (wait of others, count)} over complete events in which the rank was last."""
-    caused, times = np.zeros((2, len(matched.ranks)), np.int64)
-    for (group, _), held in events.items():
-        least, spent, members, last, *_ = held.columns()
-        size = 2 if group < 0 else matched.groups[group].size
-        complete = np.flatnonzero((members == size) & (members > 1))
-        np.add.at(caused, last[complete], spent[complete] - size * least[complete])
-        np.add.at(times, last[complete], 1)
-    pairs = enumerate(zip(caused.tolist(), times.tolist(), strict=True))
-    return {rank: (wait, count) for rank, (wait, count) in pairs if count}

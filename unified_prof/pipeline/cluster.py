@@ -9,19 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.overview import format_ranges
 from unified_prof.cluster.rank_partial import (
-    OPERATIONS_IN_MEMORY,
     PARTIALS_DIRECTORY,
     SUMMARY_FILE_NAME,
-    Columns,
     Partial,
     PartialSource,
     UnreadableRecording,
@@ -29,7 +26,14 @@ from unified_prof.cluster.rank_partial import (
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
-from unified_prof.pipeline.cluster_map import Progress, RankFile, assign_ranks, map_inputs
+from unified_prof.pipeline.cluster_map import (
+    Progress,
+    RankFile,
+    assign_ranks,
+    distributed_sums,
+    map_inputs,
+    read_partials,
+)
 from unified_prof.pipeline.executors import WorkerPool
 from unified_prof.pipeline.remote import StorageDirectory, fetch, local_path
 from unified_prof.schema.catalogue import CLUSTER
@@ -40,7 +44,9 @@ from unified_prof.sqlite.reader import open_report
 from unified_prof.version import VERSION
 
 if TYPE_CHECKING:
+    from unified_prof.cluster.matching import SequenceMatch
     from unified_prof.cluster.summary import RunSummary
+    from unified_prof.cluster.waits import KeySums
 
 # Name of the row in UPROF_RUN that identifies the partials of a summary.
 _MADE_OF = "made_of"
@@ -274,35 +280,17 @@ def combine(
     Raises:
         UprofError: No rank can be read.
     """
-    limit = OPERATIONS_IN_MEMORY // max(len(found), 1)
-    read: list[Partial] = []
-    damaged: list[str] = []
-    for one in found:
-        if one.name is None:
-            continue
-        try:
-            partial = one.partial or partials.partial_from_parquet(folder.read(one.name), one.name)
-            read.append(partials.limit_to_first_steps(partial, limit))
-        except StoreError:
-            damaged.append(one.name)
+    read, damaged = read_partials(found, folder, pool)
     if damaged:
         for name in damaged:
             folder.remove(name)
         found = map_inputs(inputs, folder, pool, progress=progress)
-        again = [one.name for one in found if one.name is not None]
-        read = [
-            partials.limit_to_first_steps(
-                partials.partial_from_parquet(folder.read(name), name), limit
-            )
-            for name in again
-        ]
-    names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
+        read, damaged = read_partials(found, folder, pool)
+        if damaged:
+            raise StoreError(f"{damaged[0]} is damaged again", slug="damaged-file")
     pool.release_idle()
-
-    def communication(rank: int) -> Columns:
-        return partials.read_communication(folder.read(names[rank]), names[rank])
-
-    return found, _summary(found, read, lost, communication)
+    names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
+    return found, _summary(found, read, lost, distributed_sums(read, names, folder, pool))
 
 
 def _jobs(requested: int | None, inputs: int) -> int | None:
@@ -411,7 +399,7 @@ def _summary(
     found: Sequence[RankFile],
     read: Sequence[Partial],
     lost: Sequence[RankFile],
-    whole: Callable[[int], Columns] | None = None,
+    sums: Callable[[SequenceMatch], Iterable[KeySums]] | None = None,
 ) -> RunSummary:
     ranks = {one.facts.rank for one in read}
     sizes = [one.facts.world_size for one in read if one.facts.world_size]
@@ -431,10 +419,7 @@ def _summary(
     }
     from unified_prof.cluster.summary import summarize_run  # not needed if there is nothing new
 
-    until = [one.until for one in read if one.until is not None]
-    if not until:
-        return summarize_run(read, where, unread)
-    return summarize_run(read, where, unread, read=whole, until=min(until))
+    return summarize_run(read, where, unread, sums=sums)
 
 
 def _write(run: StorageDirectory, summary: RunSummary, made_of: str) -> None:

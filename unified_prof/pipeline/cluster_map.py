@@ -7,21 +7,28 @@ ranks are still analyzed.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import OPERATIONS_IN_MEMORY, Partial
+from unified_prof.cluster.sequences import SharedColumns, sequences_of
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, host_in, resolved
 from unified_prof.pipeline.executors import Failure, WorkerPool, map_unordered
 from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.pipeline.remote import StorageDirectory, fetch
 from unified_prof.sqlite.atomic import temporary_folder
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.matching import SequenceMatch
+    from unified_prof.cluster.waits import KeyMembers, KeySums
 
 Progress = Callable[[str], None]
 
@@ -128,6 +135,122 @@ def map_inputs(
 def name_of(rank: int, content: str, count: int) -> str:
     """Return the file name for the partial of a rank; its input has `count` partials."""
     return f"{rank:05d}-{content}-v{partials.PARTIAL_VERSION}-{count}.parquet"
+
+
+def read_partials(
+    found: Sequence[RankFile], folder: StorageDirectory, pool: WorkerPool
+) -> tuple[list[Partial], list[str]]:
+    """Return the partials of ranks with their first steps, and the names of damaged ones.
+
+    Workers on other machines read them, and send only the first steps, if they see the directory.
+    """
+    limit = OPERATIONS_IN_MEMORY // max(len(found), 1)
+    read: list[Partial] = []
+    todo: list[_Stored] = []
+    for one in found:
+        if (partial := one.partial) is not None and partial.operations <= limit:
+            read.append(partial)
+        elif one.name is not None:
+            todo.append(_Stored(folder, one.name, limit))
+    if pool.is_distributed:
+        answers = [*map_unordered(pool, _read_on_worker, todo)]
+        todo = [stored for stored, answer in answers if not isinstance(answer, Partial)]
+        read += [answer for _, answer in answers if isinstance(answer, Partial)]
+    damaged: list[str] = []
+    shared = SharedColumns()
+    for stored in todo:
+        try:
+            read.append(stored.first_steps(shared, whole=True))
+        except StoreError:
+            damaged.append(stored.name)
+    return read, damaged
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A partial of which at most `limit` operations, but at least one step, are needed."""
+
+    folder: StorageDirectory
+    name: str
+    limit: int
+
+    def first_steps(self, shared: SharedColumns | None = None, *, whole: bool) -> Partial:
+        """Read the partial; see `read_first_steps`."""
+        read = functools.partial(self.folder.read, self.name)
+        return partials.read_first_steps(read, self.name, self.limit, shared, whole=whole)
+
+
+def _read_on_worker(stored: _Stored) -> Partial | None:
+    """Return a partial; None if it is damaged, or not visible on the machine of the worker."""
+    try:
+        return stored.first_steps(whole=False)
+    except UprofError:
+        return None
+
+
+def distributed_sums(
+    read: Sequence[Partial], names: Mapping[int, str], folder: StorageDirectory, pool: WorkerPool
+) -> Callable[[SequenceMatch], Iterable[KeySums]] | None:
+    """Return a function that computes the sums of a run by communication group on the workers.
+
+    No process then holds the operations of more than one group. The result is the same as that of
+    one process. Returns None if all operations of the partials were read into this process.
+    """
+    if all(one.held is None or one.held.whole.columns for one in read):
+        return None
+
+    def sums(matched: SequenceMatch) -> Iterator[KeySums]:
+        keys = keys_of(matched)
+        groups: dict[int, list[int]] = {}
+        for at, key in enumerate(keys):
+            # Sends and receives, which have no group, by the lower of their ranks.
+            group = key.first if key.first >= 0 else -1 - min(rank for rank, *_ in key.members)
+            groups.setdefault(group, []).append(at)
+        tasks = []
+        for places in groups.values():
+            members = {rank for at in places for rank, *_ in keys[at].members}
+            stored = {rank: names[matched.ranks[rank]] for rank in sorted(members)}
+            tasks.append(_SumTask(folder, stored, tuple((at, keys[at]) for at in places)))
+        found: dict[int, KeySums] = {}
+        for task, answer in map_unordered(pool, _sum_if_readable, tasks):
+            found |= answer if isinstance(answer, dict) else _sum(task)
+        for at in range(len(keys)):
+            yield found.pop(at)
+
+    from unified_prof.cluster.waits import keys_of
+
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class _SumTask:
+    """Keys of events of one group, and the partials of its ranks."""
+
+    folder: StorageDirectory
+    names: Mapping[int, str]
+    keys: tuple[tuple[int, KeyMembers], ...]
+
+
+def _sum_if_readable(task: _SumTask) -> dict[int, KeySums] | None:
+    try:
+        return _sum(task)
+    except UprofError:
+        return None
+
+
+def _sum(task: _SumTask) -> dict[int, KeySums]:
+    """Return the sums of the keys of a task, reading one rank after the other."""
+    from unified_prof.cluster.waits import sum_key
+
+    needed: dict[int, list[int]] = {}
+    for _, key in task.keys:
+        for rank, place, _ in key.members:
+            needed.setdefault(rank, []).append(place)
+    sequences = {}
+    for rank, name in task.names.items():
+        table, kinds = partials.read_communication(task.folder.read(name), name)
+        sequences[rank] = sequences_of(table, kinds).whole.only(needed[rank])
+    return {at: sum_key(key, sequences.__getitem__) for at, key in task.keys}
 
 
 def assign_ranks(failed: Iterable[RankFile], absent: Sequence[int]) -> list[RankFile]:
@@ -310,7 +433,7 @@ def _encode(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Pa
     """Return the encoded partial unless it is written to a file, and the partial if it is small."""
     if not task.as_bytes:
         return None, partial
-    back = partial if len(partial.communication["start"]) <= task.max_operations else None
+    back = partial if partial.operations <= task.max_operations else None
     data = partials.partial_to_parquet(partial)
     if task.folder is None:
         return data, back

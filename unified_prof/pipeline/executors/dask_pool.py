@@ -133,6 +133,7 @@ class DaskPool(WorkerPool):
     """Executor on the workers of a Dask scheduler."""
 
     task_s = 0.25  # a task costs its scheduler and its client some 5 ms
+    is_distributed = True
 
     def __init__(self, client: Any, name: str, patience_s: float = PATIENCE_S) -> None:
         self._client, self._name, self._patience_s = client, name, patience_s

@@ -57,6 +57,9 @@ class WorkerPool(Executor):
     task_s: float = 0.0
     """Minimum duration of a task in seconds; shorter items are batched to reduce overhead."""
 
+    is_distributed = False
+    """True if the workers may have more memory than this process."""
+
     @abstractmethod
     def max_pending(self) -> int:
         """Return the maximum number of unfinished tasks."""
