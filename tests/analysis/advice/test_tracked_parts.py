@@ -171,6 +171,15 @@ GELU += [("add", 2.0), ("mul", 3.0)]
             [("matmul", 20.0), ("truediv", 3.0), ("softmax", 6.0), ("__matmul__", 20.0)],
             9,
         ),
+        (
+            "softmax attention",
+            # The mask is built in between.
+            [
+                *(("matmul", 20.0), ("ones", 1.0), ("triu", 1.0), ("masked_fill", 3.0)),
+                *(("softmax", 6.0), ("matmul", 20.0)),
+            ],
+            9,
+        ),
     ],
 )
 def test_a_function_written_as_single_operations_is_found(

@@ -306,7 +306,11 @@ CHAINS = (
 _SAME = {"__matmul__": "matmul", "bmm": "matmul", "square": "pow", "rmul": "mul", "radd": "add"}
 _LINKS = frozenset(
     "matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
-    "transpose float to contiguous".split()
+    "transpose float to contiguous "
+    # A mask that is built between the product and softmax.
+    "ones zeros full arange tril triu ones_like zeros_like full_like where masked_fill_ bool type "
+    "lt le gt ge eq ne invert logical_not logical_and logical_or unsqueeze expand view reshape "
+    "permute getitem repeat".split()
 )
 
 
