@@ -162,6 +162,23 @@ class Operations:
     def __len__(self) -> int:
         return len(self.places)
 
+    def summed(self) -> Operations:
+        """Return one operation per place, with the times of all its calls, in first-seen order."""
+        first: dict[Place, int] = {}
+        number = np.array([first.setdefault(place, len(first)) for place in self.places], np.int64)
+
+        def sums(matrix: Floats) -> Floats:
+            known = ~np.isnan(matrix)
+            result = np.zeros((len(first), matrix.shape[1]))
+            np.add.at(result, number, np.where(known, matrix, 0.0))
+            measured = np.zeros(result.shape, bool)
+            np.logical_or.at(measured, number, known)
+            return np.where(measured, result, np.nan)
+
+        regions = dict(zip(reversed(self.places), reversed(self.regions), strict=False))
+        named = tuple(regions[place] for place in first) if regions else ()
+        return Operations(tuple(first), sums(self.forward_ns), sums(self.backward_ns), named)
+
     @property
     def total_ns(self) -> Floats:
         """Sum of forward and backward; NaN if neither was measured."""
@@ -201,6 +218,8 @@ class Run:
     # Parts of the median iteration, which add up to it, in nanoseconds; see
     # `Totals.iteration_parts_ns`.
     parts_ns: Annotated[Mapping[str, float], _MANY] = field(default_factory=dict)
+    # True if each operation is the sum of all calls with its place, because there are too many.
+    summed: bool = False
     # Kernels by operation name, if recorded; average of a step if there are steps.
     kernels: Kernels = field(default_factory=dict)
     # Number of steps of a device recording that the samples cover; None if the samples are
@@ -244,9 +263,23 @@ class Run:
                     f"the run lengths of {metric} do not add up to the number of samples"
                 )
 
+    def with_summed_calls(self) -> Run:
+        """Return the same run with one operation per place."""
+        if self.summed:
+            return self
+        return replace(self, operations=self.operations.summed(), summed=True)
+
     def with_label(self, label: str) -> Run:
         """Return the same run with another label."""
         return replace(self, label=label)
+
+
+def alike(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs with the calls of all of them summed if those of any are.
+
+    Otherwise, the sum of a run would be paired with a single call of another one.
+    """
+    return [run.with_summed_calls() for run in runs] if any(run.summed for run in runs) else runs
 
 
 def pool(runs: Sequence[Run]) -> Run:
@@ -265,6 +298,8 @@ def pool(runs: Sequence[Run]) -> Run:
         return first
     if len({run.clock for run in runs}) > 1:
         raise ValueError("runs timed by different clocks cannot be pooled")
+    runs = alike(runs)
+    first = runs[0]
     return replace(
         first,
         label=", ".join(run.label for run in runs),

@@ -14,6 +14,7 @@ from unified_prof.compare.comparable import (
     Operations,
     Run,
     Waiting,
+    alike,
     pair,
     program_times,
 )
@@ -216,7 +217,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
     common = base.families & new.families
     if not common:
         raise different_families_error(base, new)
-    base, new = _only(base, common), _only(new, common)
+    base, new = alike([_only(base, common), _only(new, common)])
     if has_different_clocks(base, new):
         raise different_clocks_error(base, new)
     identical = _identical(base, new)

@@ -82,12 +82,16 @@ def _load(path: Path) -> Run:
 
 
 def _run(label: str, analysis: Analysis) -> Run:
-    calls: AnyCalls = analysis.summed_calls(above=_MAX_CALLS) or analysis.packed_calls
+    few = analysis.summed_calls(above=_MAX_CALLS)
+    calls: AnyCalls = few or analysis.packed_calls
     summary = analysis.summary
-    stepped = _per_step(analysis, calls)
+    stepped, summed = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
     sizes, (kernels, launched) = _sizes(analysis, calls), _kernels(analysis, steps or 1)
-    operations = _operations(analysis, calls) if stepped is None else stepped
+    if stepped is None:
+        operations, summed = _operations(analysis, calls)
+    else:
+        operations = stepped
     return Run(
         label=label,
         families=frozenset(summary.family.split(" + ")),
@@ -100,6 +104,7 @@ def _run(label: str, analysis: Analysis) -> Run:
         cpu=_within(analysis, "cpu_ns"),
         counts=_counts(dict(summary.facts), operations, sizes, launched),
         parts_ns=summary.totals.iteration_parts_ns,
+        summed=summed or calls is few,
         kernels=kernels,
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
@@ -142,22 +147,24 @@ def _kernels(analysis: Analysis, steps: int) -> tuple[dict[str, dict[str, float]
     return found, launched / steps
 
 
-def _operations(analysis: Analysis, calls: AnyCalls) -> Operations:
+def _operations(analysis: Analysis, calls: AnyCalls) -> tuple[Operations, bool]:
+    """Return the operations, and whether calls with the same place are summed."""
     if not calls.has("total_ns"):
-        return Operations.none()
+        return Operations.none(), False
     count, samples = calls.count_measured("total_ns"), analysis.samples()
     measured = samples is not None and len(samples.forward_ns) == count
     if not measured and count > _MAX_CALLS:
-        return _summed(calls, 1, lambda some: np.zeros(len(some), np.int64), split=False)
+        return _summed(calls, 1, lambda some: np.zeros(len(some), np.int64), split=False), True
     whole = calls.to_calls()
     assert whole.total_ns is not None
     timed = np.flatnonzero(whole.total_ns != UNKNOWN)
     places = _places(whole, timed)
     if samples is not None and measured:
         found = Operations(places, samples.forward_ns, samples.backward_ns, _regions(whole, timed))
-        return _with_gaps(found, analysis.gaps())
+        return _with_gaps(found, analysis.gaps()), False
     forward, backward = _passes(whole, timed)
-    return Operations(places, forward[:, None], backward[:, None], _regions(whole, timed))
+    regions = _regions(whole, timed)
+    return Operations(places, forward[:, None], backward[:, None], regions), False
 
 
 def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
@@ -195,18 +202,23 @@ def _common_regions(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[st
     return tuple(one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _per_step(analysis: Analysis, calls: AnyCalls) -> Operations | None:
+def _per_step(analysis: Analysis, calls: AnyCalls) -> tuple[Operations | None, bool]:
     """Return the operations with one sample per step, or None if there are no steps.
+
+    The second value is True if calls with the same place are summed.
 
     The n-th calls with the same module, line and name in each step are one operation. Calls outside
     all steps are left out, so that recordings with different numbers of steps can be compared.
     """
     found = analysis.steps_of_calls()
     if found is None or not calls.has("total_ns"):
-        return None
+        return None, False
     count, step_of = found
     rows = sum(len(_timed(some, step_of)[0]) for some in calls.windows())
-    return None if not rows else _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
+    if not rows:
+        return None, False
+    split = rows <= _MAX_CALLS * count
+    return _summed(calls, count, step_of, split=split), not split
 
 
 # Returns the step of each call, UNKNOWN if it is outside all steps.

@@ -112,3 +112,37 @@ def test_kernels_of_a_step_are_an_exact_metric(tmp_path: Path) -> None:
     run = runs.load([recording(tmp_path / "gpu.db", 5, vendor="cuda")])
     assert run.counts["kernels"] == 3, "two operations and a collective"
     assert gate(run, run, ["kernels"], Limits()).outcome == "pass"
+
+
+def host_recording(path: Path, reads: int) -> Path:
+    """Write six steps of two linear layers, and `reads` elements read before them."""
+    with Device(path) as device:
+        for number in range(6):
+            start = 1_000_000 * number
+            device.call(start, start + 900_000, f"ProfilerStep#{number}")
+            for read in range(reads):
+                at = start + 10 + 100 * read
+                device.call(at, at + 50, "aten::item")
+            for layer in (1, 2):
+                at = start + 800_000 + 10_000 * layer
+                device.call(at, at + 1000, "aten::linear")
+    return path
+
+
+@pytest.mark.parametrize("limit", [20_000, 20])
+def test_calls_are_summed_on_both_sides_if_one_has_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(runs, "_MAX_CALLS", limit)
+    many, few = host_recording(tmp_path / "a.db", 100), host_recording(tmp_path / "b.db", 3)
+    for base, new in ((many, few), (few, many)):
+        found = compared(base, new)
+        linear = [change for change in found.changes if change.place.name == "aten::linear"]
+        assert {change.status for change in linear} == {"unclear"}, "a pair, not added or removed"
+        assert sum(change.base_ns or 0 for change in linear) == 2000
+        assert len(linear) == (2 if limit > 1000 else 1)
+        delta_ns = 97 * 50 * (1 if new is many else -1)
+        assert found.new_ns - found.base_ns == pytest.approx(delta_ns)
+    both = runs.load([few, many])
+    assert len(both.operations) == (5 if limit > 1000 else 2)
+    assert np.nansum(both.operations.total_ns[-1]) == 12 * (1000 if limit > 1000 else 2000)
