@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -479,6 +480,86 @@ def size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange
         if i not in paired_base
     ]
     return sorted(changes, key=lambda change: -abs(change.delta_bytes))
+
+
+# Changes of one loop up to this number stay separate.
+_MAX_SEPARATE = 3
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # Number of a layer in a module path.
+_Changed = TypeVar("_Changed", Change, SizeChange)
+
+
+def sum_loops(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes, those of a loop with the same status as one, in the same order.
+
+    A loop calls an operation at one line several times, or in several layers: their numbers in
+    module paths become `*`. The sums of all changes stay the same.
+    """
+    return sorted(
+        (
+            rows[0]
+            if len(rows) == 1
+            else replace(
+                rows[0],
+                place=place,
+                base_ns=_sum_known([row.base_ns for row in rows]),
+                new_ns=_sum_known([row.new_ns for row in rows]),
+                forward_delta_ns=_sum_known([row.forward_delta_ns for row in rows]),
+                backward_delta_ns=_sum_known([row.backward_delta_ns for row in rows]),
+                explained_ns=sum(row.explained_ns for row in rows),
+                comparison=None,
+                moved=any(row.moved for row in rows),
+                count=sum(row.count for row in rows),
+            )
+            for place, rows in _loops(changes)
+        ),
+        key=lambda change: (_CERTAIN.get(change.status, 1), -abs(change.delta_ns)),
+    )
+
+
+def sum_size_loops(changes: Sequence[SizeChange]) -> list[SizeChange]:
+    """Return the changes, those of a loop with the same status as one, largest first."""
+    found = [
+        rows[0]
+        if len(rows) == 1
+        else SizeChange(
+            replace(place, name=f"{place.name} x{len(rows)}"),
+            rows[0].status,
+            _sum_known([row.base_bytes for row in rows]),
+            _sum_known([row.new_bytes for row in rows]),
+        )
+        for place, rows in _loops(changes)
+    ]
+    return sorted(found, key=lambda change: -abs(change.delta_bytes))
+
+
+def _loops(changes: Sequence[_Changed]) -> list[tuple[Place, list[_Changed]]]:
+    """Return the changes of each loop with its place; others alone."""
+    groups: dict[tuple[str | None, ...], list[_Changed]] = {}
+    for change in changes:
+        place = change.place
+        pattern = None if place.module is None else _NUMBER.sub("*", place.module)
+        before = change.base_place if isinstance(change, Change) else None
+        line_before = None if before is None else before.line
+        key = (change.status, place.kind, place.name, pattern, place.line, line_before)
+        groups.setdefault(key, []).append(change)
+    result: list[tuple[Place, list[_Changed]]] = []
+    for (_, _, _, pattern, *_), rows in groups.items():
+        if len(rows) <= _MAX_SEPARATE:
+            result += [(row.place, [row]) for row in rows]
+        else:
+            modules = {row.place.module for row in rows}
+            place = replace(rows[0].place, module=pattern if len(modules) > 1 else modules.pop())
+            result.append((place, rows))
+    return result
+
+
+_Amount = TypeVar("_Amount", int, float)
+
+
+def _sum_known(values: Sequence[_Amount | None]) -> _Amount | None:
+    """Return the sum of the known values, None if there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from unified_prof.compare.operation_changes import (
     PartChange,
     SizeChange,
     Status,
+    sum_loops,
+    sum_size_loops,
 )
 from unified_prof.compare.statistics import MIN_SAMPLES, SAME_WITHIN, Comparison
 from unified_prof.report import names
@@ -64,11 +66,12 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
     for label, text in difference_headline(found):
         document.fact(label, text)
     hidden = _hidden_statuses(found, everything)
-    changes = tuple(change for change in found.changes if change.status not in hidden)
+    single = [change for change in found.changes if change.status not in hidden]
+    changes, sizes = tuple(sum_loops(single)), tuple(sum_size_loops(found.size_changes))
     for heading, columns, count in (
         ("Iteration", part_columns(found.iteration_parts), len(found.iteration_parts)),
         ("Time", change_columns(changes[:top], found.new_ns - found.base_ns), len(changes)),
-        ("Memory", size_columns(found.size_changes[:top]), len(found.size_changes)),
+        ("Memory", size_columns(sizes[:top]), len(sizes)),
         (
             "Kernels under each operation",
             kernel_columns(found.kernel_changes[:top]),
@@ -79,6 +82,8 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
             document.heading(heading)
             left_out = 0 if heading == "Iteration" else max(0, count - top)
             document.table(columns, left_out=left_out)
+    if len(changes) < len(single) or len(sizes) < len(found.size_changes):
+        document.note("calls of a loop that changed alike are one row (xN); --format json has each")
     for line in _remarks(found, everything):
         document.note(line)
 

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from unified_prof.compare.comparable import OPERATIONS, Operations, Place, Run, Sized, pool
 from unified_prof.compare.diff import Difference, diff
+from unified_prof.compare.operation_changes import sum_loops, sum_size_loops
 from unified_prof.errors import UsageError
+from unified_prof.report.operation_difference import difference_document
+from unified_prof.report.terminal import render_text
 
 Spec = tuple[str, str, int, float]
 """Name, module, line, milliseconds."""
@@ -113,6 +116,51 @@ def test_lines_and_modules_sum_their_operations() -> None:
     assert change.status == "slower"
     assert change.delta_ns == pytest.approx(1.2e6, rel=0.05)
     assert len(diff(run_of(looped), run_of(heavier), by="module").changes) == 4
+
+
+def rows(found: Difference) -> list[tuple[str, str, int]]:
+    summed = sum_loops(found.changes)
+    assert sum(one.delta_ns for one in summed) == pytest.approx(found.new_ns - found.base_ns)
+    assert sum(one.explained_ns for one in summed) == pytest.approx(
+        sum(one.explained_ns for one in found.changes)
+    )
+    return [(one.status, f"{one.place.module}.{one.place.name}", one.count) for one in summed]
+
+
+def test_calls_of_a_loop_that_changed_alike_are_one_row() -> None:
+    loop: list[Spec] = [("lstm_cell", "cell", 20, 0.1)] * 64
+    found = diff(run_of([*STEP, *loop]), run_of([*STEP, ("lstm", "rnn", 16, 2.0)], seed=1))
+    assert len(found.changes) == 64 + 1 + len(STEP)
+    changed, unchanged = rows(found)[:2], rows(found)[2:]
+    assert changed == [("gone", "cell.lstm_cell", 64), ("new", "rnn.lstm", 1)]
+    assert {status for status, *_ in unchanged} == {"same"}
+    text = render_text(difference_document(found, top=20))
+    assert "cell.lstm_cell x64" in text
+    assert "--format json has each" in text
+
+
+def test_layer_that_alone_changed_stays_visible() -> None:
+    layers = [("linear", f"net.{layer}.up", 5, 1.0) for layer in range(20)]
+    slower = [*layers[:7], ("linear", "net.7.up", 5, 1.4), *layers[8:]]
+    assert rows(diff(run_of(layers), run_of(slower, seed=1))) == [
+        ("slower", "net.7.up.linear", 1),
+        ("same", "net.*.up.linear", 19),
+    ]
+
+
+def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
+    def sized(name: str, count: int, size: int) -> tuple[Sized, ...]:
+        place = Place(name, f"{name}.0", "m.py:1", "activation")
+        return tuple(Sized(replace(place, module=f"{name}.{i}"), size) for i in range(count))
+
+    families = frozenset({"skyline-memory"})
+    base = replace(run_of(STEP), families=families, sizes=sized("a", 9, 8) + sized("b", 3, 10))
+    new = replace(run_of(STEP, seed=1), families=families, sizes=())
+    summed = sum_size_loops(diff(base, new).size_changes)
+    assert [(one.place.name, one.delta_bytes) for one in summed] == [
+        ("a x9", -72),
+        *[("b", -10)] * 3,
+    ]
 
 
 def test_few_samples_are_inconclusive() -> None:
