@@ -26,6 +26,7 @@ from unified_prof.base.run_spec import (
 )
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError
+from unified_prof.report.operation_difference import format_signed
 from unified_prof.sqlite import skyline_writer
 
 ITERATIONS = 12
@@ -209,9 +210,21 @@ def test_hidden_rows_are_counted_with_the_reason(base: Path, same: Path) -> None
     lines = uprof("diff", base, same).stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("hidden (--all shows them): ")]
     assert "unchanged within 5 %" in line
+    net_ns = json.loads(uprof("diff", base, same, "--json").stdout)["operations"]["delta_ns"]
+    assert f"({format_signed(net_ns)})" in line, "all rows are hidden"
     assert not any(
         line.startswith("not shown") for line in uprof("diff", base, same, "--all").stdout
     )
+
+
+def test_single_runs_say_what_would_decide(
+    base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UPROF_DIFF_NOISE")
+    text = " ".join(uprof("diff", base, slower).stdout.split())
+    assert "inconclusive, run-to-run variation unknown with one run per side" in text
+    assert "give several with --base and --new, or measure it" in text
+    assert "only changes well above 2 x are certain" in text
 
 
 def test_invalid_threshold_message_shows_a_valid_value(base: Path, same: Path) -> None:

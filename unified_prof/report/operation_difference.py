@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from unified_prof.compare.comparable import PEAK, TOTAL, Place, Waiting
+from unified_prof.compare.confidence import NoiseModel
 from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.compare.operation_changes import (
@@ -107,8 +108,13 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
         lines.append(line)
     hidden = _hidden_statuses(found, everything)
     count = Counter(change.status for change in found.changes)
+    changed_ns = {
+        status: sum(change.delta_ns for change in found.changes if change.status == status)
+        for status in hidden
+    }
     said = [
-        f"{names.format_number(count[status])} {_HIDDEN_REASONS[status]}"
+        f"{names.format_number(count[status])} {_HIDDEN_REASONS[status]} "
+        f"({format_signed(changed_ns[status])})"
         for status in _UNCHANGED
         if status in hidden and count[status]
     ]
@@ -120,7 +126,8 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
             "iterations, or give several reports with --base and --new"
         )
     if any(total.lacks_runs for metric, total in found.totals.items() if metric != PEAK):
-        lines.append(MORE_RUNS)
+        factor = NoiseModel.for_clock(found.new.clock).max_ratio
+        lines.append(f"{MORE_RUNS}; until then, only changes well above {factor:g} x are certain")
     return lines
 
 
