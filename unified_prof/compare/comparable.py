@@ -218,6 +218,8 @@ class Run:
     # Parts of the median iteration, which add up to it, in nanoseconds; see
     # `Totals.iteration_parts_ns`.
     parts_ns: Annotated[Mapping[str, float], _MANY] = field(default_factory=dict)
+    # Operation name -> dtypes of its inputs, sorted; only of host recordings that have them.
+    types: Annotated[Mapping[str, tuple[str, ...]], _MANY] = field(default_factory=dict)
     # True if each operation is the sum of all calls with its place, because there are too many.
     summed: bool = False
     # Kernels by operation name, if recorded; average of a step if there are steps.

@@ -32,6 +32,7 @@ from unified_prof.compare.operation_changes import (
     pair_groups,
     part_changes,
     size_changes,
+    with_types,
 )
 from unified_prof.compare.statistics import Comparison, compare
 from unified_prof.errors import UsageError
@@ -243,6 +244,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         changes = changes_of(base, new, regions.groups, model, regions.explained_ns)
     else:
         changes = changes_of(base, new, group_by(single, by), model)
+    changes = with_types(changes, base, new)
     if identical:
         changes = [replace(change, status="same") for change in changes]
     base, new, waiting = program_times(base, new)

@@ -225,6 +225,9 @@ class Change:
     comparison: Comparison | None
     moved: bool = False  # True if its order changed.
     count: int = 1  # Number of operations in the group.
+    # Dtypes of its inputs that only this side has; empty unless both sides have such.
+    base_types: tuple[str, ...] = ()
+    new_types: tuple[str, ...] = ()
 
     @property
     def delta_ns(self) -> float:
@@ -304,6 +307,26 @@ def changes_of(
             count=counts[index],
         )
         for index, base_median, new_median, forward_delta, backward_delta, explained in columns
+    ]
+
+
+def with_types(changes: Sequence[Change], base: Run, new: Run) -> list[Change]:
+    """Return the changes with the dtypes of inputs that differ between the sides."""
+    changed = {}
+    for name in base.types.keys() & new.types.keys():
+        before, after = set(base.types[name]), set(new.types[name])
+        if before - after and after - before:
+            changed[name] = (tuple(sorted(before - after)), tuple(sorted(after - before)))
+    if not changed:
+        return [*changes]
+    nothing: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    types = [
+        changed.get(change.place.name, nothing) if change.place.kind == "operation" else nothing
+        for change in changes
+    ]
+    return [
+        replace(change, base_types=before, new_types=after) if before else change
+        for change, (before, after) in zip(changes, types, strict=True)
     ]
 
 

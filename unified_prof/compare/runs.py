@@ -105,6 +105,7 @@ def _run(label: str, analysis: Analysis) -> Run:
         counts=_counts(dict(summary.facts), operations, sizes, launched),
         parts_ns=summary.totals.iteration_parts_ns,
         summed=summed or calls is few,
+        types=analysis.input_types(),
         kernels=kernels,
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),

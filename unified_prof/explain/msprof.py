@@ -21,6 +21,7 @@ from unified_prof.explain.critical_path import limits
 from unified_prof.explain.report_questions import Analysis, Candidate, Change, WhatIfResult
 from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
+from unified_prof.explain.roofline.arguments import SIZES, dtype_of, split
 from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, schedule_of, select, without
 from unified_prof.recording import breakdowns, counters, host_lanes, timeline, tracks
 from unified_prof.recording import source as provenance
@@ -226,6 +227,19 @@ class MsprofAnalysis(Analysis):
         """Return the call stacks of device time, host time or allocations."""
         return stacks.stacks(self.recording, measure, by)
 
+    def input_types(self) -> dict[str, tuple[str, ...]]:
+        """Return the dtypes of the inputs of each operation by name, of host-only recordings."""
+        recording = self.recording
+        if recording.clock == "device" or recording.framework is None:
+            return {}
+        found: dict[str, set[str]] = {}
+        for number, types in recording.source.rows(_TYPES):
+            kinds = map(dtype_of, split(recording.strings.get(types)))
+            found.setdefault(recording.strings.get(number) or "", set()).update(
+                kind for kind in kinds if kind in SIZES
+            )
+        return {name: tuple(sorted(kinds)) for name, kinds in found.items() if kinds}
+
     def launch_delay(self) -> Distribution | None:
         """Return the launch latency: from the start of a launch to its first device task."""
         tasks, calls = self.recording.tasks, self.recording.host_calls
@@ -394,6 +408,7 @@ def _capture_beside(path: Path, facts: Mapping[str, str]) -> str | None:
     return None if name is None else str(path.with_name(name))
 
 
+_TYPES = "SELECT DISTINCT name, inputDtypes FROM PYTORCH_API WHERE inputDtypes IS NOT NULL"
 _CAPTURES = """
     SELECT 1 FROM CANN_API
     WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE '%BeginCapture%') LIMIT 1

@@ -205,6 +205,10 @@ class Analysis(ABC):
         """Return the single measurements of the calls, or None."""
         return None
 
+    def input_types(self) -> dict[str, tuple[str, ...]]:
+        """Return the dtypes of the inputs of each operation by name, if recorded on the host."""
+        return {}
+
     def gaps(self) -> Gaps | None:
         """Return the time between operations, or None."""
         return None

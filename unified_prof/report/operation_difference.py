@@ -34,6 +34,8 @@ _HIDDEN_REASONS: dict[Status, str] = {
     "unclear": "inconclusive, within the run-to-run variation",
     "inconclusive": "with too few samples",
 }
+_MAX_NAMED = 5  # Operations named in a sentence about types.
+_ITEM_RATIOS = {0.25, 0.5, 2.0, 4.0}  # Ratios of the sizes of dtypes of floating point numbers.
 _TESTED = ("same", "unclear", "slower", "faster")
 _UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
 
@@ -104,6 +106,7 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
                 f"{names.format_number(len(found.changes))} rows hidden (--all shows them)"
             )
         return lines
+    lines += _type_remarks(found)
     if (line := waiting_text(found.waiting)) is not None and found.totals:
         lines.append(line)
     hidden = _hidden_statuses(found, everything)
@@ -411,7 +414,32 @@ def _name(change: Change) -> str:
     if change.place.kind == "module":
         text = "(outside any module)" if change.place.module is None else change.place.module
         text = text or "(root)"
+    if change.base_types:
+        text += f" ({_types(change)})"
     return names.neutral(f"{text} x{change.count}" if change.count > 1 else text)
+
+
+def _types(change: Change, between: str = " -> ") -> str:
+    return between.join(", ".join(types) for types in (change.base_types, change.new_types))
+
+
+def _type_remarks(found: Difference) -> list[str]:
+    """Return sentences about changed types, whose operations may be among the hidden rows."""
+    operations: dict[str, dict[str, None]] = {}
+    for change in found.changes:
+        if change.base_types:
+            operations.setdefault(_types(change, " to "), {})[change.place.name] = None
+    lines = [
+        f"inputs of {names.format_number(len(named))} operation{'s' * (len(named) > 1)} changed "
+        f"from {types}: {', '.join([*named][:_MAX_NAMED])}{', ...' * (len(named) > _MAX_NAMED)}"
+        for types, named in operations.items()
+    ]
+    weights = [change for change in found.size_changes if change.place.kind == "weight"]
+    ratios = {(one.new_bytes or 0) / (one.base_bytes or math.inf) for one in weights}
+    count = sum(one.place.kind == "weight" for one in found.new.sizes)
+    if 1 < len(weights) == count and len(ratios) == 1 and ratios <= _ITEM_RATIOS:
+        lines.append(f"all {count} weights have {ratios.pop():g} x the size, as with another dtype")
+    return lines
 
 
 def _qualified(place: Place) -> str:

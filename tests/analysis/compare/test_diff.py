@@ -163,6 +163,21 @@ def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("bytes_after", "expected"),
+    [((16, 32), True), ((16, 64), False), ((16, 31), False), ((24, 48), False)],
+)
+def test_equal_ratio_of_all_weights_is_named(bytes_after: tuple[int, int], expected: bool) -> None:
+    def run(sizes: tuple[int, int], seed: int) -> Run:
+        weights = (Sized(Place(f"w{i}", "net", "m.py:1", "weight"), n) for i, n in enumerate(sizes))
+        families = frozenset({"skyline-run-time", "skyline-memory"})
+        return replace(run_of(STEP, seed=seed), families=families, sizes=tuple(weights))
+
+    found = diff(run((32, 64), 0), run(bytes_after, 1))
+    text = render_text(difference_document(found, top=20))
+    assert ("all 2 weights have 0.5 x the size, as with another dtype" in text) == expected
+
+
 def test_few_samples_are_inconclusive() -> None:
     halved = [(name, module, line, ms / 2) for name, module, line, ms in STEP]
     found = diff(run_of(STEP, samples=4), run_of(halved, samples=4))

@@ -13,6 +13,8 @@ from unified_prof.compare import runs
 from unified_prof.compare.confidence import Noise
 from unified_prof.compare.diff import Difference, diff
 from unified_prof.compare.gate import Limits, gate
+from unified_prof.report.operation_difference import difference_document
+from unified_prof.report.terminal import render_text
 
 
 def recording(
@@ -114,8 +116,9 @@ def test_kernels_of_a_step_are_an_exact_metric(tmp_path: Path) -> None:
     assert gate(run, run, ["kernels"], Limits()).outcome == "pass"
 
 
-def host_recording(path: Path, reads: int) -> Path:
+def host_recording(path: Path, reads: int, dtype: str = "float") -> Path:
     """Write six steps of two linear layers, and `reads` elements read before them."""
+    inputs = "4,8;;4", f"{dtype};Scalar;long int"
     with Device(path) as device:
         for number in range(6):
             start = 1_000_000 * number
@@ -125,7 +128,7 @@ def host_recording(path: Path, reads: int) -> Path:
                 device.call(at, at + 50, "aten::item")
             for layer in (1, 2):
                 at = start + 800_000 + 10_000 * layer
-                device.call(at, at + 1000, "aten::linear")
+                device.call(at, at + 1000, "aten::linear", inputs=inputs)
     return path
 
 
@@ -146,3 +149,19 @@ def test_calls_are_summed_on_both_sides_if_one_has_too_many(
     both = runs.load([few, many])
     assert len(both.operations) == (5 if limit > 1000 else 2)
     assert np.nansum(both.operations.total_ns[-1]) == 12 * (1000 if limit > 1000 else 2000)
+
+
+def test_changed_types_are_named_in_rows_and_if_rows_are_hidden(tmp_path: Path) -> None:
+    base = host_recording(tmp_path / "a.db", 1, "double")
+    new = host_recording(tmp_path / "b.db", 2, "c10::BFloat16")
+    found = compared(base, new)
+    types = {change.place.name: (change.base_types, change.new_types) for change in found.changes}
+    assert types == {"aten::item": ((), ()), "aten::linear": (("fp64",), ("bf16",))}
+    text = render_text(difference_document(found, top=20))
+    assert "inputs of 1 operation changed from fp64 to bf16: aten::linear" in text
+    assert "fp64 -> bf16" not in text, "the row is hidden"
+    text = render_text(difference_document(found, top=20, everything=True))
+    assert "aten::linear (fp64 -> bf16)" in text
+    same = compared(base, host_recording(tmp_path / "c.db", 2, "double"))
+    assert not any(change.base_types for change in same.changes)
+    assert "inputs of" not in render_text(difference_document(same, top=20))
