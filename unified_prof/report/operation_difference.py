@@ -34,6 +34,7 @@ _HIDDEN_REASONS: dict[Status, str] = {
     "unclear": "inconclusive, within the run-to-run variation",
     "inconclusive": "with too few samples",
 }
+_NAMED_SHARE = 0.25  # Minimum share of the change of the total for a part to be named.
 _MAX_NAMED = 5  # Operations named in a sentence about types.
 _ITEM_RATIOS = {0.25, 0.5, 2.0, 4.0}  # Ratios of the sizes of dtypes of floating point numbers.
 _TESTED = ("same", "unclear", "slower", "faster")
@@ -286,11 +287,16 @@ def difference_headline(difference: Difference) -> list[tuple[str, str]]:
 
 
 def _largest_part(difference: Difference, total: Comparison) -> str:
-    """Name the part of an iteration that changed most in the direction of the total."""
+    """Name the part of an iteration that changed most in the direction of the total.
+
+    It is not named if most of the change is in other iterations than the median one.
+    """
     net_ns = total.new_median - total.base_median
     left_out = difference.waiting is not None and difference.waiting.left_out
     for part in difference.iteration_parts:
         if part.delta_ns * net_ns > 0 and not (left_out and part.name == "waiting_for_cpu"):
+            if abs(part.delta_ns) < _NAMED_SHARE * abs(net_ns):
+                break
             line = f" at {part.line}" if part.line else ""
             text = f"; largest change: {_part_name(part)} {format_signed(part.delta_ns)}{line}"
             return "" if total.verdict() == "same" else text

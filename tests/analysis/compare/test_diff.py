@@ -163,6 +163,17 @@ def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
     ]
 
 
+@pytest.mark.parametrize(("backward_ns", "named"), [(1e6, False), (4e6, True)])
+def test_part_that_explains_little_of_the_total_is_not_named(
+    backward_ns: float, named: bool
+) -> None:
+    before, after = run_of(STEP), run_of(STEP, seed=1)
+    totals = {"total": after.totals["total"] + 10e6}
+    after = replace(after, totals=totals, parts_ns={"forward": 2e6, "backward": backward_ns})
+    found = diff(replace(before, parts_ns={"forward": 2e6}), after)
+    assert ("largest change: backward" in render_text(difference_document(found, top=9))) == named
+
+
 @pytest.mark.parametrize(
     ("bytes_after", "expected"),
     [((16, 32), True), ((16, 64), False), ((16, 31), False), ((24, 48), False)],
