@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +68,61 @@ def test_every_part_of_a_training_loop_is_timed_at_its_line(workload: Workload) 
     assert json.loads(tracked.facts["optimizers"]) == [
         {"class": "AdamW", "foreach": False, "fused": False, "parameters": 4, "sparse": False}
     ]
+
+
+SOMETIMES = """
+net = nn.Linear(64, 64)
+{before}
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(24):
+    net(torch.randn(16, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 3 == 0:
+        {work}
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "before", "work"),
+    [
+        ("forward_without_gradients", "", "with torch.no_grad(): net(torch.randn(99, 64))"),
+        ("saving", "", "torch.save(net.state_dict(), 'net.pt')"),
+        (
+            "compilation",
+            "import torch._dynamo",
+            "torch._dynamo.reset(); torch.compile(torch.relu, backend='eager')(torch.ones(2))",
+        ),
+    ],
+)
+def test_work_of_some_iterations_is_a_part_of_its_own(
+    workload: Workload, part: str, before: str, work: str
+) -> None:
+    workload.write("main.py", SOMETIMES.format(before=before, work=work))
+    tracked = workload.tracked("main.py", iterations=6)
+    having = [record for record in tracked.iterations if part in record.parts_ms]
+    assert 0 < len(having) < 6
+    lines = json.loads(tracked.facts["part_lines"])
+    assert lines[part].startswith("main.py:")
+    assert lines[part] != lines["forward"]
+    assert all((record.forward_ms or 0) > 0 for record in tracked.iterations)
+
+
+def test_forward_pass_of_an_inference_loop_is_no_evaluation(workload: Workload) -> None:
+    loop = "for _ in range(12):\n    with torch.no_grad(): net(torch.randn(4, 8))"
+    workload.write("main.py", f"net = nn.Linear(8, 8)\n{loop}")
+    for record in workload.tracked("main.py").iterations:
+        assert record.forward_ms
+        assert "forward_without_gradients" not in record.parts_ms
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_anomaly_detection_is_noted(workload: Workload, is_on: bool) -> None:
+    workload.write("main.py", f"torch.autograd.set_detect_anomaly({is_on})\n{TRAINING}")
+    try:
+        assert ("detect_anomaly" in workload.tracked("main.py").facts) == is_on
+    finally:
+        torch.autograd.set_detect_anomaly(False)
 
 
 def test_sparse_gradients_are_noted(workload: Workload) -> None:

@@ -55,7 +55,7 @@ REPLACED = {
     "grad_transform",    "vmap_transform", "checkpoint", "recomputation",
     "clip_grad_norm", "clip_grad_norm_module", "clip_grad_value", "clip_grad_value_module",
     "tensor_item", "tensor_tolist", "tensor_cpu", "tensor_numpy", "script_module_call",
-    "tensor_bool", "tensor_int", "tensor_index",
+    "tensor_bool", "tensor_int", "tensor_index", "compilation", "save",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from unified_prof.recording.calls import (
     region_names,
 )
 from unified_prof.recording.framework import NOT_ATTRIBUTED
-from unified_prof.recording.model import Gaps, Step
+from unified_prof.recording.model import Gaps, Step, typical_steps
 
 BETWEEN = "(between operations)"  # Name of the time that is not part of any operation.
 
@@ -402,8 +402,8 @@ def _sizes(analysis: Analysis, calls: AnyCalls) -> tuple[Sized, ...]:
 
 
 def _iterations(analysis: Analysis) -> tuple[Step, ...]:
-    """Return the iterations to compare, in order: those whose operations match."""
-    return tuple(step for step in analysis.steps() if step.matched)
+    """Return the iterations to compare, in order."""
+    return tuple(typical_steps(analysis.steps()))
 
 
 def _totals(analysis: Analysis) -> dict[str, Floats]:

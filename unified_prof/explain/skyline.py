@@ -38,6 +38,7 @@ from unified_prof.recording.model import (
     Step,
     Summary,
     Totals,
+    typical_steps,
 )
 from unified_prof.recording.source import Findings, Source, recorded_anomalies, recorded_facts
 
@@ -182,7 +183,8 @@ class SkylineAnalysis(Analysis):
 
     def _totals(self) -> Totals:
         sums = self.calls.sums()
-        whole = _median_iteration([step for step in self._steps if step.matched])
+        typical = typical_steps(self._steps)
+        whole = _median_iteration(typical)
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
@@ -204,7 +206,7 @@ class SkylineAnalysis(Analysis):
             peak_bytes=None
             if self._memory is None
             else skyline_tables.peak(self._memory, self._findings),
-            iterations=len(self._steps) or None,
+            iterations=len(typical) or len(self._steps) or None,
             optimizer_state_bytes=noted.get("optimizer_state_bytes"),
             most_activation_bytes=noted.get("most_saved_bytes_at_once"),
             **whole,
@@ -270,11 +272,14 @@ PARTS = (
     "data_loading",
     "forward",
     "backward",
+    "forward_without_gradients",
+    "compilation",
     "recomputation",
     "gradient_clipping",
     "optimizer",
     "zero_grad",
     "synchronizing_reads",
+    "saving",
     "other",
     "waiting_for_cpu",
 )

@@ -6,7 +6,7 @@ turn it into a number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -124,6 +124,38 @@ class Step:
     backward_cpu_ns: int | None = None
     # Times outside the passes by part, such as optimizer, without waiting for a CPU.
     parts_ns: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def run_ns(self) -> int:
+        """Total without waiting for a CPU; 0 if unknown."""
+        return (self.total_ns or 0) - (self.waited_ns or 0)
+
+    @property
+    def is_periodic(self) -> bool:
+        """True if evaluation, compilation or a checkpoint takes PERIODIC_SHARE of it."""
+        minimum_ns = PERIODIC_SHARE * self.run_ns
+        return any(self.parts_ns.get(part, 0) > minimum_ns for part in PERIODIC_PARTS)
+
+
+# Work that many programs do every N iterations only.
+PERIODIC_PARTS = ("forward_without_gradients", "compilation", "saving")
+PERIODIC_SHARE = 0.1  # Minimum share of an iteration that such work takes.
+
+
+def timed_steps(steps: Sequence[Step]) -> list[Step]:
+    """Return the iterations whose times are known.
+
+    The parts of an iteration are measured after the one whose operations may not have matched.
+    """
+    return [step for step in steps if step.total_ns and (step.matched or step.parts_ns)]
+
+
+def typical_steps(steps: Sequence[Step]) -> list[Step]:
+    """Return the iterations to average: those without periodic work, if only some have it."""
+    timed = timed_steps(steps)
+    usual = [step for step in timed if not step.is_periodic]
+    is_mixed = 0 < len(usual) < len(timed)
+    return usual if is_mixed else [step for step in timed if step.matched]
 
 
 @dataclass(frozen=True, slots=True)

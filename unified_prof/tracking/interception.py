@@ -11,7 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -20,10 +20,12 @@ from unified_prof.tracking import torch_names
 from unified_prof.tracking.backward import recomputing, run_backward
 from unified_prof.tracking.function_mode import ModeStack, Runner
 from unified_prof.tracking.passes import (
+    COMPILATION,
     DATA_LOADING,
     GRADIENT_CLIPPING,
     READS,
     RECOMPUTATION,
+    SAVING,
     ZERO_GRAD,
     Passes,
     batch_size,
@@ -89,6 +91,7 @@ class Interception:
         replace = self._internals.replace
         replace(self._patches, "checkpoint", self._wrap_checkpoint)
         replace(self._patches, "function_apply", self._wrap_apply)
+        replace(self._patches, "save", functools.partial(self._wrap_part, SAVING))
         replace(self._patches, "script_module_call", self._wrap_script_module)
         # Attention refuses its inference fast path if any function mode is active.
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
@@ -333,12 +336,25 @@ class Interception:
         replace(self._patches, "compiled_module_call", self._wrap_optimized_module)
         if self._records:
             replace(self._patches, "compiler_stance", self._wrap_stance)
+            replace(self._patches, "compilation", self._wrap_compilation)
         skip = self._internals.find("compiler_skips")
         if skip is not None:
             try:
                 torch_names.exclude_from_compilation(skip)
             except Exception as error:  # its interface has changed
                 self._internals.note("compiler_skips", error)
+
+    def _wrap_compilation(self, callbacks: Any) -> Any:
+        """Wrap the context manager within which code is compiled."""
+
+        @contextmanager
+        def timed(*args: Any, **kwargs: Any) -> Iterator[None]:
+            passes = self._passes if get_ident() == self._thread else None
+            part = nullcontext() if passes is None else passes.part(COMPILATION)
+            with part, callbacks(*args, **kwargs):
+                yield
+
+        return functools.wraps(callbacks)(timed)
 
     def _wrap_optimized_module(self, call: Any) -> Any:
         @functools.wraps(call)

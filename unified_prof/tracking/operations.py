@@ -94,6 +94,10 @@ class OperationTracker:
         self._raw: list[Iteration] = []
         self._raw_size = 0
         self._measured: list[MeasuredIteration] = []
+        self.is_training = False
+        """True if an optimizer has stepped."""
+        self.detects_anomalies = False
+        """True if a backward pass ran with `torch.autograd.set_detect_anomaly`."""
         self.one_in = 1
         """One in so many samples is kept, so that long runs need no more memory."""
         self.left_out = 0
@@ -134,6 +138,7 @@ class OperationTracker:
             if self.events is not None:
                 self.events.release()
             self._passes = Passes(self.clock, self._waiting, self._note_line, self.part_lines)
+            self._passes.is_training = self.is_training
             self._interception.observe(self._passes)
             self._passes.begin()
             return
@@ -159,6 +164,7 @@ class OperationTracker:
             passes, self._passes = self._passes, None
             passes.end()
             self.samples.append(passes.samples)
+            self.detects_anomalies |= passes.detects_anomalies
             self._interception.deactivate()
             self._raw[-1].untracked.append(passes)
             is_complete = (index + 1) % self.iterations_per_sample == 0
@@ -290,6 +296,7 @@ class OperationTracker:
 
     def note_optimizer_step(self) -> None:
         """Note that an optimizer step begins, which ends a forward pass."""
+        self.is_training = True
         if self._passes is not None:
             self._passes.optimizer_steps()
         elif self._recorder is not None:

@@ -30,7 +30,9 @@ FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 OPTIMIZER, ZERO_GRAD, DATA_LOADING = "optimizer", "zero_grad", "data_loading"
 GRADIENT_CLIPPING, READS = "gradient_clipping", "synchronizing_reads"
 RECOMPUTATION = "recomputation"
-SEPARATE_READS = (FORWARD, OTHER)
+FORWARD_WITHOUT_GRADIENTS = "forward_without_gradients"
+COMPILATION, SAVING = "compilation", "saving"
+SEPARATE_READS = (FORWARD, FORWARD_WITHOUT_GRADIENTS, OTHER)
 _Span = tuple[Moment, Moment]
 _LISTS = (list, tuple)
 _CONTAINERS = (*_LISTS, Mapping)
@@ -91,6 +93,10 @@ class Passes:
         self._backward_passes = self._optimizer_steps = 0
         self.samples = 0
         """Samples that data loaders returned."""
+        self.is_training = False
+        """True if forward passes without gradients (evaluation, a teacher) are a separate part."""
+        self.detects_anomalies = False
+        """True if a backward pass ran with `torch.autograd.set_detect_anomaly`."""
 
     def begin(self) -> None:
         """Begin the iteration."""
@@ -121,8 +127,14 @@ class Passes:
 
     def forward_begins(self) -> None:
         """Note the first call of a module since a backward pass or an optimizer step."""
+        import torch
+
+        if self.is_training and not torch.is_grad_enabled():
+            if self._part == OTHER:
+                self.switch(FORWARD_WITHOUT_GRADIENTS)
+            return
         self.give_up()
-        if self._part == OTHER:
+        if self._part in (OTHER, FORWARD_WITHOUT_GRADIENTS):
             self.switch(FORWARD)
 
     def forward_ended(self) -> None:
@@ -136,8 +148,11 @@ class Passes:
 
         Module calls and engine runs within it (activation checkpointing) are part of the pass.
         """
-        if self._in_backward:
+        import torch
+
+        if self._in_backward or self._part == COMPILATION:  # the compiler traces a backward pass
             return engine(roots, *args, **kwargs)
+        self.detects_anomalies |= torch.is_anomaly_enabled()
         self.give_up()
         self.switch(BACKWARD)
         self._in_backward = True
@@ -201,7 +216,7 @@ class Passes:
     def begin_part(self, name: str) -> str:
         """Begin a part; return the part to continue with after it."""
         before = self._part
-        if name == DATA_LOADING and before == FORWARD:
+        if name == DATA_LOADING and before in (FORWARD, FORWARD_WITHOUT_GRADIENTS):
             before = OTHER
             self.await_forward()
         self.switch(name)

@@ -95,6 +95,8 @@ class Results:
         self._note_device()
         if lines := {part: line for part, line in session.run_time.part_lines.items() if line}:
             self._facts["part_lines"] = json.dumps(lines)
+        if session.run_time.detects_anomalies:
+            self._facts["detect_anomaly"] = "on"
         if any(samples := session.run_time.samples):
             self._facts["samples_per_iteration"] = f"{sum(samples) / len(samples):g}"
         self._note_sources((*operations, *weights, *activations))

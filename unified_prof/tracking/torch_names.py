@@ -87,6 +87,11 @@ PLACES: dict[str, Place] = {
     "compiled_module_call": Place(
         "torch._dynamo.eval_frame:OptimizedModule.__call__", _NO_COMPILED
     ),
+    "compilation": Place(
+        "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks",
+        "the time of compilation is part of the forward pass",
+        since=(2, 5),
+    ),
     "compiled_original": Place("_orig_mod", "compiled modules are named without their class"),
     "compiler_stance": Place(
         "torch._dynamo.eval_frame:_callback_from_stance",
@@ -173,6 +178,7 @@ PLACES: dict[str, Place] = {
     "clip_grad_norm_module": Place("torch.nn.utils.clip_grad:clip_grad_norm_", _NO_CLIPPING),
     "clip_grad_value": Place("torch.nn.utils:clip_grad_value_", _NO_CLIPPING),
     "clip_grad_value_module": Place("torch.nn.utils.clip_grad:clip_grad_value_", _NO_CLIPPING),
+    "save": Place("torch:save", "the time of torch.save is not shown"),
     "tensor_item": Place("torch:Tensor.item", _NO_READS),
     "tensor_tolist": Place("torch:Tensor.tolist", _NO_READS),
     "tensor_cpu": Place("torch:Tensor.cpu", _NO_READS),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,36 @@ def test_slow_iteration_costs_the_time_above_the_median() -> None:
     findings = findings_of(Tracked(steps(10, 10, 10, 10, 30, 10, 10), calls(), None, None))
     assert saving_ns(findings["slow_iterations"]) == round(20 * MS / 6)
     assert findings["slow_iterations"].steps == (4,)
+
+
+def test_periodic_work_is_not_in_the_typical_iteration() -> None:
+    evaluating = [
+        replace(one, forward_ns=6 * MS, parts_ns={"forward_without_gradients": 90 * MS})
+        for one in steps(100, 100, 100, 100)
+    ]
+    others = [
+        replace(one, matched=one.name != "1", forward_ns=6 * MS, parts_ns={"optimizer": MS})
+        for one in steps(10, 10, 10)
+    ]
+    mixed = tuple(replace(one, name=str(n)) for n, one in enumerate([*evaluating, *others]))
+    lines = json.dumps({"forward_without_gradients": "train.py:17"})
+    run = Tracked(mixed, calls(), None, None, {"part_lines": lines}, {"forward": 6 * MS})
+    assert run.median_ns == 10 * MS
+    finding = findings_of(run)["slow_iterations"]
+    assert finding.steps == (1, 2, 3)
+    assert saving_ns(finding) == 3 * 90 * MS // 6
+    assert "90.0 ms of it in forward without gradients at train.py:17" in finding.text
+    assert "3 of 6 iterations" in finding.text
+    everywhere = replace(run, steps=mixed[:4], parts_ns={"forward_without_gradients": 90 * MS})
+    assert everywhere.median_ns == 100 * MS
+    assert saving_ns(findings_of(everywhere)["periodic_work"]) == 90 * MS
+
+
+def test_anomaly_detection_is_found() -> None:
+    run = Tracked(steps(10, 10, 10), calls(), None, None, {"part_lines": "{}"}, {"backward": MS})
+    assert "anomaly_detection" not in findings_of(run)
+    found = findings_of(replace(run, facts={**run.facts, "detect_anomaly": "on"}))
+    assert "10 % of an iteration" in found["anomaly_detection"].text
 
 
 def test_iteration_that_waited_for_a_processor_is_not_slow() -> None:

@@ -20,7 +20,18 @@ from unified_prof.explain.advice.idle_segments import (
     percent,
 )
 from unified_prof.recording.calls import UNKNOWN, Calls
-from unified_prof.recording.model import Advice, Evidence, Finding, Gaps, NotJudged, Step, Sureness
+from unified_prof.recording.model import (
+    PERIODIC_PARTS,
+    Advice,
+    Evidence,
+    Finding,
+    Gaps,
+    NotJudged,
+    Step,
+    Sureness,
+    timed_steps,
+    typical_steps,
+)
 
 WAITED_SHARE = 0.10  # Minimum share of an iteration; an otherwise idle machine stays far below.
 PART_SHARE = 0.10  # Minimum share of an iteration that a part takes, as for host-bound devices.
@@ -53,7 +64,7 @@ class Tracked:
     @property
     def timed(self) -> list[Step]:
         """Averaged iterations with their times."""
-        return [step for step in self.steps if step.matched and step.total_ns]
+        return typical_steps(self.steps)
 
     @property
     def median_ns(self) -> float:
@@ -484,20 +495,68 @@ def activation_heavy_lines(run: Tracked) -> Iterator[Finding]:
     )
 
 
+PERIODIC_ADVICE = {
+    "forward_without_gradients": "if this is evaluation, run it less often or on fewer batches",
+    "compilation": "compile for all shapes with torch.compile(dynamic=True), or pad inputs to few "
+    "shapes; TORCH_LOGS=recompiles shows why code was compiled again",
+    "saving": "save less often, or in the background (torch.distributed.checkpoint.async_save)",
+}
+
+
+def periodic_work(run: Tracked) -> Iterator[Finding]:
+    """Find evaluation, compilation and checkpoints in each measured iteration."""
+    for part in PERIODIC_PARTS:
+        yield from _part(run, part, part.replace("_", " "), PERIODIC_ADVICE[part])
+
+
+def anomaly_detection(run: Tracked) -> Iterator[Finding]:
+    """Find a debug mode of the backward pass."""
+    if "detect_anomaly" in run.facts:
+        backward_ns = run.parts_ns.get("backward", 0)
+        yield run.finding(
+            0,
+            "anomaly detection is on (torch.autograd.set_detect_anomaly): operations record their "
+            f"stacks, and backward passes, {run.of_iteration(run.share(backward_ns))}, check all "
+            "gradients for NaN",
+            advice="turn it off, except to find the cause of NaN",
+            sure="certain",
+            figures={"backward_ns": backward_ns},
+        )
+
+
+def _parts_of(step: Step) -> dict[str, int]:
+    """Return the parts of a step without waiting for a CPU, and the rest as `other`."""
+    parts = dict(step.parts_ns)
+    if step.forward_ns is not None:
+        parts["forward"] = step.forward_ns - (step.forward_waited_ns or 0)
+    if step.backward_ns is not None:
+        parts["backward"] = step.backward_ns - (step.backward_waited_ns or 0)
+    # If no part was recorded, all is unknown.
+    return {"other": step.run_ns - sum(parts.values()), **parts} if parts else {"": 0}
+
+
 def slow_iterations(run: Tracked) -> Iterator[Finding]:
     """Find individual slow iterations that did not wait for a CPU."""
-    timed, median = run.timed[1:], run.median_ns
-    slow = [
-        one for one in timed if (one.total_ns or 0) - (one.waited_ns or 0) > SLOW_MEDIANS * median
-    ]
-    cost = sum((one.total_ns or 0) - median for one in slow) / max(len(timed), 1)
+    timed, median = timed_steps(run.steps)[1:], run.median_ns
+    periodic = {one.name for one in timed if one.is_periodic} - {one.name for one in run.timed}
+    slow = [one for one in timed if one.run_ns > SLOW_MEDIANS * median or one.name in periodic]
+    usual_ns = median - run.parts_ns.get("waiting_for_cpu", 0)
+    cost = sum(one.run_ns - usual_ns for one in slow) / max(len(timed), 1)
     if not slow or cost < MIN_SHARE * median:
         return
-    worst = max(slow, key=lambda one: one.total_ns or 0)
+    worst = max(slow, key=lambda one: one.run_ns)
+    parts = {part: ns - run.parts_ns.get(part, 0) for part, ns in _parts_of(worst).items()}
+    part = max(parts, key=parts.__getitem__)
+    cause = ""
+    if parts[part] > (worst.run_ns - usual_ns) / 2:
+        named = "other code" if part == "other" else part.replace("_", " ")
+        cause = f", {duration(parts[part])} of it in {named}{run.line_of(part)}"
     yield run.finding(
         cost,
-        f"iteration {worst.name} takes {duration(worst.total_ns or 0)}, median {duration(median)}",
-        advice="check what else this iteration did: logging, checkpoint, evaluation, other shapes",
+        f"iteration {worst.name} takes {duration(worst.run_ns)}, median {duration(usual_ns)}"
+        f"{cause} ({len(slow)} of {len(timed)} iterations)",
+        advice=PERIODIC_ADVICE.get(part if cause else "")
+        or "check what else this iteration did: logging, checkpoint, evaluation, other shapes",
         sure="certain",
         figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(median)},
         evidence=[
@@ -527,7 +586,14 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
             lambda run: "part_lines" in run.facts or bool(set(run.parts_ns) - _PASSES),
             _NO_PARTS,
         )
-        for rule in (data_loading, synchronizing_reads, unfused_optimizer, other_code)
+        for rule in (
+            data_loading,
+            synchronizing_reads,
+            unfused_optimizer,
+            periodic_work,
+            anomaly_detection,
+            other_code,
+        )
     ),
     (
         recomputation,
@@ -554,7 +620,7 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
     ),
     (
         slow_iterations,
-        lambda run: len(run.timed) > MIN_ITERATIONS,
+        lambda run: len(timed_steps(run.steps)) > MIN_ITERATIONS,
         f"fewer than {MIN_ITERATIONS + 1} iterations recorded",
     ),
 )

@@ -35,7 +35,7 @@ function figures(report) {
 
 const ITERATION_COLORS = {
   data_loading: "idle-input", forward: "compute", backward: "gradient", recomputation: "communication", optimizer: "copy",
-  gradient_clipping: "idle-launched", zero_grad: "idle-stream", synchronizing_reads: "idle-synchronising", other: "rest", waiting_for_cpu: "idle-host",
+  gradient_clipping: "idle-launched", zero_grad: "idle-stream", forward_without_gradients: "activation", compilation: "idle-unknown", saving: "idle-communication", synchronizing_reads: "idle-synchronising", other: "rest", waiting_for_cpu: "idle-host",
 };
 const MEMORY_COLORS = { weights: "weight", "optimizer state": "communication", gradients: "gradient", activations: "activation" };
 
