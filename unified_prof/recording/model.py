@@ -155,7 +155,7 @@ def typical_steps(steps: Sequence[Step]) -> list[Step]:
     timed = timed_steps(steps)
     usual = [step for step in timed if not step.is_periodic]
     is_mixed = 0 < len(usual) < len(timed)
-    return usual if is_mixed else [step for step in timed if step.matched]
+    return usual if is_mixed else [step for step in steps if step.matched]
 
 
 @dataclass(frozen=True, slots=True)
