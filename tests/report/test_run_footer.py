@@ -119,6 +119,12 @@ def test_time_waiting_for_a_cpu_is_reported(tmp_path: Path) -> None:
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"].endswith("; 4.00 ms of it waiting for a CPU (busy machine)")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE IF NOT EXISTS UPROF_RUN (name VARCHAR, value VARCHAR)")
+        db.execute("INSERT INTO UPROF_RUN VALUES ('torch_threads', '16'), ('processors', '2')")
+    with open_analyses(path) as analyses:
+        headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
+    assert headline["iteration"].endswith("waiting for a CPU (16 threads on 2 cores)")
 
 
 def test_footer_begins_with_findings_if_there_are_any(tmp_path: Path) -> None:

@@ -392,7 +392,10 @@ def _step_line(
     waited_ns = totals.iteration_waited_ns
     if waited_ns is not None and waited_ns > _MIN_WAITING_SHARE * (totals.iteration_ns or 0):
         waited = names.format_duration(waited_ns)
-        text += f"; {waited} of it waiting for a CPU (busy machine)"
+        known = (facts.get(name) or "" for name in ("torch_threads", "processors"))
+        threads, cores = (int(text) if text.isdecimal() else 0 for text in known)
+        cause = f"{threads} threads on {cores} cores" if threads > cores > 0 else "busy machine"
+        text += f"; {waited} of it waiting for a CPU ({cause})"
     return [("step" if devices else "iteration", text)]
 
 

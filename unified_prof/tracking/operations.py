@@ -94,10 +94,8 @@ class OperationTracker:
         self._raw: list[Iteration] = []
         self._raw_size = 0
         self._measured: list[MeasuredIteration] = []
-        self.is_training = False
-        """True if an optimizer has stepped."""
-        self.detects_anomalies = False
-        """True if a backward pass ran with `torch.autograd.set_detect_anomaly`."""
+        self.is_training = self.detects_anomalies = False
+        """True if an optimizer has stepped; if `torch.autograd.set_detect_anomaly` was on."""
         self.one_in = 1
         """One in so many samples is kept, so that long runs need no more memory."""
         self.left_out = 0

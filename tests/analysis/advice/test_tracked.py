@@ -117,9 +117,16 @@ def test_periodic_work_is_not_in_the_typical_iteration() -> None:
     assert saving_ns(finding) == 3 * 90 * MS // 6
     assert "90.0 ms of it in forward without gradients at train.py:17" in finding.text
     assert "3 of 6 iterations" in finding.text
+    every_second = replace(run, steps=(mixed[6], *mixed[:4], mixed[3]))
+    assert saving_ns(findings_of(every_second)["slow_iterations"]) == 90 * MS // 2
     everywhere = replace(run, steps=mixed[:4], parts_ns={"forward_without_gradients": 90 * MS})
     assert everywhere.median_ns == 100 * MS
     assert saving_ns(findings_of(everywhere)["periodic_work"]) == 90 * MS
+
+
+def test_iterations_of_unknown_time_are_not_averaged() -> None:
+    unknown = Step("9", None)
+    assert Tracked((*steps(10, 10), unknown), calls(), None, None).median_ns == 10 * MS
 
 
 def test_anomaly_detection_is_found() -> None:

@@ -64,7 +64,7 @@ class Tracked:
     @property
     def timed(self) -> list[Step]:
         """Averaged iterations with their times."""
-        return typical_steps(self.steps)
+        return [step for step in typical_steps(self.steps) if step.total_ns]
 
     @property
     def median_ns(self) -> float:
@@ -124,7 +124,7 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     share = waited / run.median_ns
     if share < WAITED_SHARE:
         return
-    threads, cores = (int(run.facts.get(name, 0)) for name in ("torch_threads", "processors"))
+    threads, cores = (int(run.facts.get(name) or 0) for name in ("torch_threads", "processors"))
     own = f"torch runs {threads} threads on {cores} cores" if threads > cores > 0 else ""
     yield run.finding(
         waited,
@@ -512,27 +512,25 @@ def periodic_work(run: Tracked) -> Iterator[Finding]:
 def anomaly_detection(run: Tracked) -> Iterator[Finding]:
     """Find a debug mode of the backward pass."""
     if "detect_anomaly" in run.facts:
-        backward_ns = run.parts_ns.get("backward", 0)
+        share = run.share(run.parts_ns.get("backward", 0))
         yield run.finding(
             0,
             "anomaly detection is on (torch.autograd.set_detect_anomaly): operations record their "
-            f"stacks, and backward passes, {run.of_iteration(run.share(backward_ns))}, check all "
-            "gradients for NaN",
+            f"stacks, backward passes ({run.of_iteration(share)}) check gradients for NaN",
             advice="turn it off, except to find the cause of NaN",
             sure="certain",
-            figures={"backward_ns": backward_ns},
+            figures={"backward_share": round(share, 4)},
         )
 
 
 def _parts_of(step: Step) -> dict[str, int]:
     """Return the parts of a step without waiting for a CPU, and the rest as `other`."""
-    parts = dict(step.parts_ns)
-    if step.forward_ns is not None:
-        parts["forward"] = step.forward_ns - (step.forward_waited_ns or 0)
-    if step.backward_ns is not None:
-        parts["backward"] = step.backward_ns - (step.backward_waited_ns or 0)
-    # If no part was recorded, all is unknown.
-    return {"other": step.run_ns - sum(parts.values()), **parts} if parts else {"": 0}
+    parts = {
+        **step.parts_ns,
+        "forward": (step.forward_ns or 0) - (step.forward_waited_ns or 0),
+        "backward": (step.backward_ns or 0) - (step.backward_waited_ns or 0),
+    }
+    return {"other": step.run_ns - sum(parts.values()), **parts}
 
 
 def slow_iterations(run: Tracked) -> Iterator[Finding]:
@@ -542,15 +540,16 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
     slow = [one for one in timed if one.run_ns > SLOW_MEDIANS * median or one.name in periodic]
     usual_ns = median - run.parts_ns.get("waiting_for_cpu", 0)
     cost = sum(one.run_ns - usual_ns for one in slow) / max(len(timed), 1)
-    if not slow or cost < MIN_SHARE * median:
+    if len(slow) == len(timed):
+        cost /= 2  # every second iteration is timed: the others are not slow
+    if cost < MIN_SHARE * median or not slow:
         return
     worst = max(slow, key=lambda one: one.run_ns)
     parts = {part: ns - run.parts_ns.get(part, 0) for part, ns in _parts_of(worst).items()}
     part = max(parts, key=parts.__getitem__)
-    cause = ""
-    if parts[part] > (worst.run_ns - usual_ns) / 2:
-        named = "other code" if part == "other" else part.replace("_", " ")
-        cause = f", {duration(parts[part])} of it in {named}{run.line_of(part)}"
+    named = "other code" if part == "other" else part.replace("_", " ")
+    is_cause = bool(run.parts_ns) and 2 * parts[part] > worst.run_ns - usual_ns
+    cause = f", {duration(parts[part])} of it in {named}{run.line_of(part)}" if is_cause else ""
     yield run.finding(
         cost,
         f"iteration {worst.name} takes {duration(worst.run_ns)}, median {duration(usual_ns)}"
