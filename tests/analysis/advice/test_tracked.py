@@ -126,7 +126,7 @@ def test_periodic_work_is_not_in_the_typical_iteration() -> None:
 
 def test_iterations_of_unknown_time_are_not_averaged() -> None:
     unknown = Step("9", None)
-    assert Tracked((*steps(10, 10), unknown), calls(), None, None).median_ns == 10 * MS
+    assert Tracked((*steps(10, 20), unknown), calls(), None, None).median_ns == 15 * MS
 
 
 def test_anomaly_detection_is_found() -> None:
