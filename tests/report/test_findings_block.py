@@ -116,6 +116,11 @@ def test_program_on_a_busy_machine_is_described_as_well(tmp_path: Path) -> None:
     shown = " ".join(uprof("report", path).stdout.split())
     assert "because other processes use the cores" in shown
     assert "the program itself: no findings; 87.5 % of the time is in linear" in shown
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO UPROF_RUN VALUES ('torch_threads', '9'), ('processors', '2')")
+    shown = " ".join(uprof("report", path).stdout.split())
+    assert "because torch runs 9 threads on 2 cores" in shown
+    assert "the program itself" not in shown
 
 
 def test_parts_that_were_not_analyzed_are_named_below_the_findings(tmp_path: Path) -> None:

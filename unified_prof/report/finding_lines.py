@@ -20,8 +20,6 @@ _FINDING_LENGTH = 90
 _LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 
 
-# Findings about other programs on the machine, which say nothing about the program.
-_OF_MACHINE = frozenset({"waiting_for_processor"})
 # Graph replays without operations are mentioned if they take this share of the device time.
 _REPLAYED_SHARE = 0.1
 
@@ -43,10 +41,15 @@ def add_findings(document: Document, figures: Figures) -> None:
         left_out = len(advice.findings) - _MAX_FINDINGS
         more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
         document.note(f"`uprof advise` shows {more}evidence and what to try")
-        if {one.kind for one in advice.findings} <= _OF_MACHINE:
+        if all(map(_is_of_machine, advice.findings)):
             document.note("; ".join(["the program itself: no findings", *composed]))
     for line in (*excluded_part(advice), *replay_notes(advice)):
         document.note(line)
+
+
+def _is_of_machine(finding: Finding) -> bool:
+    """Return True for a finding about other programs, which says nothing about the program."""
+    return finding.kind == "waiting_for_processor" and "threads" not in finding.figures
 
 
 def excluded_part(advice: Advice) -> list[str]:

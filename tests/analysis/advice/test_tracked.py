@@ -97,6 +97,7 @@ def test_slow_iteration_costs_the_time_above_the_median() -> None:
     findings = findings_of(Tracked(steps(10, 10, 10, 10, 30, 10, 10), calls(), None, None))
     assert saving_ns(findings["slow_iterations"]) == round(20 * MS / 6)
     assert findings["slow_iterations"].steps == (4,)
+    assert findings["slow_iterations"].sure == "possible"
 
 
 def test_periodic_work_is_not_in_the_typical_iteration() -> None:

@@ -135,7 +135,8 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
         else "free the cores (other processes, DataLoader workers), or use fewer threads per "
         "process (OMP_NUM_THREADS, torch.set_num_threads)",
         sure="certain",
-        figures={"waited_ns": round(waited), "share": round(share, 4)},
+        figures={"waited_ns": round(waited), "share": round(share, 4)}
+        | ({"threads": threads} if own else {}),
     )
 
 
@@ -556,7 +557,8 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
         f"{cause} ({len(slow)} of {len(timed)} iterations)",
         advice=PERIODIC_ADVICE.get(part if cause else "")
         or "check what else this iteration did: logging, checkpoint, evaluation, other shapes",
-        sure="certain",
+        # Threads of other programs delay single passes, too.
+        sure="certain" if cause and part in PERIODIC_ADVICE else "possible",
         figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(median)},
         evidence=[
             {"name": f"iteration {one.name}", "count": 1, "total_ns": one.total_ns} for one in slow
