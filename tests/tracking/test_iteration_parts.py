@@ -125,6 +125,17 @@ def test_anomaly_detection_is_noted(workload: Workload, is_on: bool) -> None:
         torch.autograd.set_detect_anomaly(False)
 
 
+def test_types_of_weights_are_noted_with_their_bytes(workload: Workload) -> None:
+    loop = """
+net = nn.Sequential(nn.Linear(8, 4).double(), nn.Linear(4, 2))
+for _ in range(12):
+    net[1](net[0](torch.randn(4, 8).double()).float()).sum().backward()
+"""
+    workload.write("main.py", loop)
+    types = json.loads(workload.tracked("main.py").facts["weight_types"])
+    assert types == {"float64": 8 * (8 * 4 + 4), "float32": 4 * (4 * 2 + 2)}
+
+
 def test_sparse_gradients_are_noted(workload: Workload) -> None:
     workload.write(
         "main.py",

@@ -11,11 +11,13 @@ nanoseconds above 2**53 ns (104 days after 1970). All unit conversions are exact
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from os.path import commonprefix
-from typing import Any
+from typing import Any, TypeVar
 
 # Cc control, Cf format (direction marks, zero width), Cs surrogate, Co private, Zl/Zp breaks.
 _ACTIVE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -153,3 +155,20 @@ def most_alike(name: str, candidates: Iterable[str]) -> str | None:
         by_prefix.setdefault(len(shared), []).append(one)
     best = by_prefix[max(by_prefix)] if by_prefix else []
     return best[0] if len(best) == 1 else None
+
+
+T = TypeVar("T", dict[str, Any], list[Any])
+
+
+def parsed_fact(facts: Mapping[str, str], name: str, kind: type[T]) -> T:
+    """Return a fact that is JSON of a type; an empty value if it is unknown or damaged."""
+    found: Any = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(facts.get(name, ""))
+    return found if isinstance(found, kind) else kind()
+
+
+def part_lines(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the source line at which each part of an iteration begins."""
+    lines = parsed_fact(facts, "part_lines", dict).items()
+    return {part: line for part, line in lines if isinstance(line, str)}

@@ -6,7 +6,6 @@ statistics of thousands of groups are computed together.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from unified_prof.arrays.grouping import Floats, Ints
+from unified_prof.base.text import part_lines
 from unified_prof.compare.alignment import Pairs
 from unified_prof.compare.comparable import Kernels, Operations, Place, Run, Sized, pair
 from unified_prof.compare.confidence import NoiseModel, spread_by_row
@@ -395,7 +395,7 @@ def part_changes(base: Run, new: Run) -> list[PartChange]:
     before, after = base.parts_ns, new.parts_ns
     if not before or not after:
         return []
-    lines = [json.loads(run.facts.get("part_lines", "{}")) for run in (base, new)]
+    lines = [part_lines(run.facts) for run in (base, new)]
     parts = dict.fromkeys((*after, *before))
     times = [(before.get(part, 0.0), after.get(part, 0.0)) for part in parts]
     explained = explained_by([new_ns - base_ns for base_ns, new_ns in times])

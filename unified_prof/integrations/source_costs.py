@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_right
@@ -12,6 +11,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
+from unified_prof.base.text import parsed_fact
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording import run_directory
@@ -83,18 +83,9 @@ def read_source_costs(path: Path) -> SourceCosts:
         path,
         path.stat().st_mtime,
         files,
-        _hashes(facts.get("source_hashes", "")),
+        parsed_fact(facts, "source_hashes", dict),
         None if root is None else Path(root),
     )
-
-
-def _hashes(text: str) -> dict[str, str]:
-    """Return the hashes of a report, which may come from anybody."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _lines(analysis: Analysis) -> Iterator[tuple[str, int, LineCost]]:

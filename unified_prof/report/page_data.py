@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.text import parsed_fact
 from unified_prof.explain.critical_path import DISPLAY_NAMES
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.explain.skyline import MEASURES, Tree
@@ -87,14 +87,9 @@ def counter_units(counters: Iterable[str]) -> dict[str, str]:
 
 def _workload(path: str, facts: dict[str, str]) -> str:
     """Return the program that was run, the imported trace, or the name of the file."""
-    try:
-        command = json.loads(facts.get("command", ""))
-    except (ValueError, RecursionError):
-        command = None
-    if isinstance(command, list):
-        for word in command:
-            if isinstance(word, str) and word.endswith((".py", ".ipynb")):
-                return PurePath(word).name
+    for word in parsed_fact(facts, "command", list):
+        if isinstance(word, str) and word.endswith((".py", ".ipynb")):
+            return PurePath(word).name
     names = [PurePath(one.replace("\\", "/")).name for one in path.split(", ")]
     return facts.get("trace") or ", ".join(names)
 

@@ -5,14 +5,13 @@ Anomalies are stored under stable slugs; slugs that are hard to understand have 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from unified_prof.base.coverage import coverage_text
-from unified_prof.base.text import EXPECTED_ANOMALIES
+from unified_prof.base.text import EXPECTED_ANOMALIES, part_lines
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
 from unified_prof.recording.breakdown_kinds import KINDS
@@ -352,7 +351,7 @@ def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
 def _part_columns(summary: Summary) -> list[Column]:
     """Return the table of the parts of the median iteration and the lines where they begin."""
     parts, whole_ns = iteration_parts(summary.totals), summary.totals.iteration_ns
-    lines = json.loads(dict(summary.facts).get("part_lines", "{}"))
+    lines = part_lines(dict(summary.facts))
     return [
         name_column("part", (name for name, _ in parts)),
         Column("time", tuple(names.format_duration(ns) for _, ns in parts)),

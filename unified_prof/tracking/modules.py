@@ -34,6 +34,7 @@ class SizedWeight:
 
     record: WeightRecord
     stack: Stack
+    dtype: str  # Such as `float32`.
 
     def shown_in(self, scope: Scope) -> WeightRecord:
         """Return the record with the frames that the scope shows."""
@@ -149,7 +150,7 @@ class Weights:
                 grad_size_bytes=0 if gradient is None else tensor_bytes(gradient),
                 frames=(),
             )
-            records.append(SizedWeight(record, stack))
+            records.append(SizedWeight(record, stack, str(parameter.dtype).removeprefix("torch.")))
         return tuple(records)
 
     def _held(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, Stack]]:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -205,6 +206,10 @@ class Results:
         anomalies.merge(memory.irregularities)
         with anomalies.recording_failures("weights_not_listed", "the weights"):
             weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
+            types: Counter[str] = Counter()
+            for weight in memory.weight_records:
+                types[weight.dtype] += weight.record.size_bytes
+            self._facts["weight_types"] = json.dumps(types)
         saved_bytes = memory.saved_bytes[-1]
         with anomalies.recording_failures("activations_not_listed", "the activations"):
             self._facts |= memory.program_settings

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from tests.analysis.advice.faulty_runs import MS
+from tests.analysis.builders import run_time_report
+from unified_prof.cli.app import app
 from unified_prof.explain.advice.tracked import Tracked, advise
 from unified_prof.recording.calls import UNKNOWN, Calls, Labels
 from unified_prof.recording.model import Finding, Gaps, Step
@@ -258,3 +264,40 @@ def test_line_that_repeats_operations_of_one_module_is_a_loop() -> None:
     assert "loops" not in findings(looped(40, modules=20))
     assert "loops" not in findings(looped(20, modules=1))
     assert "loops" not in findings(looped(40, modules=1, ms=10))
+
+
+def test_model_in_double_precision_costs_half_of_its_operations() -> None:
+    def run(types: str) -> Tracked:
+        return tracked(("linear", "net.py:3", 60), facts={"weight_types": types})
+
+    finding = findings(run('{"float64": 900, "float32": 100}'))["double_precision"]
+    assert finding.cost_ms_per_step == 30
+    assert "90 % of the weights are float64" in finding.text
+    assert "60 % of an iteration" in finding.text
+    for others in ('{"float32": 900, "float64": 100}', "{}", '{"float64": "x"}', "[", "3"):
+        assert "double_precision" not in findings(run(others))
+    few = tracked(("linear", "net.py:3", 10), facts={"weight_types": '{"float64": 1}'})
+    assert "double_precision" not in findings(few)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["[", "3", "[1]", '["x"]', '{"optimizer": 3}', '[{"class": ["SGD"]}]', "[" * 9999]
+)
+def test_damaged_facts_are_unknown(damaged: str) -> None:
+    names = ("part_lines", "optimizers", "weight_types")
+    run = tracked(("linear", "net.py:3", 60), parts={"optimizer": 30, "data_loading": 20})
+    found = findings(replace(run, facts=dict.fromkeys(names, damaged)))
+    assert " at " not in found["data_loading"].text
+    assert not {"unfused_optimizer", "double_precision"} & set(found)
+
+
+@pytest.mark.parametrize("command", ["report", "advise", "diff"])
+def test_damaged_facts_of_a_report_are_unknown(tmp_path: Path, command: str) -> None:
+    facts = dict.fromkeys(("part_lines", "optimizers", "source_hashes", "command"), "[{")
+    iterations = [(number, 1.0, 0.4, 0.5, None, 1) for number in range(3)]
+    path = run_time_report(tmp_path / "run_time.sqlite", iterations=iterations, facts=facts)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE UPROF_ITERATION_PARTS (iteration, part, ms)")
+        db.execute("INSERT INTO UPROF_ITERATION_PARTS VALUES (0, 'optimizer', 0.1)")
+    done = CliRunner().invoke(app, [command, *[str(path)] * (1 + (command == "diff"))])
+    assert done.exit_code == 0, done.output

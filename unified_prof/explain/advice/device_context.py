@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +15,7 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import MISSING, Frame, Ints, Lookup
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, narrow
+from unified_prof.base.text import parsed_fact
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -484,11 +483,7 @@ class DeviceContext:
     @cached_property
     def profiler_overhead(self) -> tuple[str, ...]:
         """Profiler options of the recording that slow the host, such as `with_stack`."""
-        metadata: Any = None
-        with suppress(ValueError, RecursionError):
-            metadata = json.loads(self.facts.get("trace_metadata", ""))
-        if not isinstance(metadata, dict):
-            return ()
+        metadata = parsed_fact(self.facts, "trace_metadata", dict)
         return tuple(name for name in ("with_stack", "profile_memory") if metadata.get(name))
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.text import parsed_fact, part_lines
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MIN_SHARE,
@@ -83,7 +83,7 @@ class Tracked:
 
     def line_of(self, part: str) -> str:
         """Return ` at file:line` of a part of the iteration; empty if unknown."""
-        line = json.loads(self.facts.get("part_lines", "{}")).get(part)
+        line = part_lines(self.facts).get(part)
         return f" at {line}" if line else ""
 
     def finding(
@@ -231,8 +231,11 @@ def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
     """Find optimizers that update parameters one by one although a fused version exists."""
     unfused = [
         one
-        for one in json.loads(run.facts.get("optimizers", "[]"))
-        if one["class"] in LOOP_NS and not (one["fused"] or one["foreach"] or one.get("sparse"))
+        for one in parsed_fact(run.facts, "optimizers", list)
+        if isinstance(one, dict)
+        and str(one.get("class")) in LOOP_NS
+        and not (one.get("fused") or one.get("foreach") or one.get("sparse"))
+        and isinstance(one.get("parameters", 0), int)
     ]
     gain_ns = sum(LOOP_NS[one["class"]] * one.get("parameters", math.inf) for one in unfused)
     gain_ns = min(gain_ns, run.parts_ns.get("optimizer", 0) * FUSED_GAIN)
@@ -383,6 +386,32 @@ def _chains(
             at += 1
         start = at + 1 if done == len(operations) else start + 1
     return found
+
+
+# Minimum share of an iteration of operations on double-precision weights. Processors compute
+# float32 in half of the time, and it has half of the bytes.
+DOUBLE_SHARE, DOUBLE_GAIN = 0.2, 0.5
+
+
+def double_precision(run: Tracked) -> Iterator[Finding]:
+    """Find models in double precision."""
+    types = parsed_fact(run.facts, "weight_types", dict).items()
+    sizes = {name: size for name, size in types if isinstance(size, int) and size >= 0}
+    assert run.calls.total_ns is not None
+    operations_ns = float(run.calls.total_ns[run.calls.total_ns > 0].sum())
+    share = run.share(operations_ns)
+    doubled = sizes.get("float64", 0)
+    if 2 * doubled < sum(sizes.values()) or not doubled or share < DOUBLE_SHARE:
+        return
+    yield run.finding(
+        DOUBLE_GAIN * operations_ns,
+        f"double precision: {percent(doubled / sum(sizes.values()))} of the weights are float64; "
+        f"operations are {run.of_iteration(share)}",
+        advice="use float32 (module.float(), torch.set_default_dtype) unless the result needs more "
+        "than 7 digits; NumPy arrays and Python floats become float64",
+        sure="likely",
+        figures={"share": round(share, 4), "weight_bytes": sizes},
+    )
 
 
 # Minimum calls of one operation by one module at one line, and share of an iteration of all such
@@ -608,6 +637,11 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
             "times by line not recorded (run time report)",
         )
         for rule in (unfused_chains, loops)
+    ),
+    (
+        double_precision,
+        lambda run: "weight_types" in run.facts and run.calls.total_ns is not None,
+        "types of weights not recorded (memory report)",
     ),
     (
         single_thread,
