@@ -27,9 +27,18 @@ from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import TaskWindow
 
 CLASSES: Final = (
-    *(names.MATMUL, names.CONVOLUTION, names.ATTENTION, names.NORMALISATION, names.ELEMENT_WISE),
-    *(names.REDUCTION, names.EMBEDDING, names.OPTIMIZER, names.CAST, names.COPIES),
-    *(names.COLLECTIVES, names.REST),
+    names.MATMUL,
+    names.CONVOLUTION,
+    names.ATTENTION,
+    names.NORMALISATION,
+    names.ELEMENT_WISE,
+    names.REDUCTION,
+    names.EMBEDDING,
+    names.OPTIMIZER,
+    names.CAST,
+    names.COPIES,
+    names.COLLECTIVES,
+    names.REST,
 )
 
 # Operations of these classes include all kernels that they launch, except casts.

@@ -271,7 +271,8 @@ _NORMALIZATIONS: dict[str, Formula] = {
                 target.elements,
                 target.bytes + target.elements * item_size(scores.dtype),
             ),
-            *(0, 1),
+            0,
+            1,
         ),
     ),
     **dict.fromkeys(
@@ -510,7 +511,8 @@ FORMULAS: dict[str, Formula] = {
     "gather": of_tensors(
         "copy",
         lambda table, index: (0, index.bytes + 2 * index.elements * item_size(table.dtype)),
-        *(0, 2),
+        0,
+        2,
     ),
     **dict.fromkeys("scatter scatter_ scatter_add scatter_add_ index_add_".split(), _scatter),
 }

@@ -99,7 +99,13 @@ def roofline_row(one: OperationGroup, name: str, device: Device | None) -> Roofl
     """Return the roofline row of a group of operations on a device."""
     cost = one.cost
     row = RooflineRow(
-        *(one.name, one.shapes, one.kind, name, one.count, one.total_ns, cost),
+        one.name,
+        one.shapes,
+        one.kind,
+        name,
+        one.count,
+        one.total_ns,
+        cost,
         doubt=one.why if cost is None else cost.doubt,
     )
     if cost is None or device is None or not one.on_device:

@@ -307,7 +307,9 @@ _FORMULAS: dict[str, Formula] = {
     "_C::fused_add_rms_norm": of_tensors(
         "vector",
         lambda x, other, w: (6 * x.elements, 2 * (x.bytes + other.bytes) + w.bytes),
-        *(0, 1, 2),
+        0,
+        1,
+        2,
     ),
     **{
         f"aiter::{name}": norm("rms", 0, 1)
