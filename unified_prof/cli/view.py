@@ -72,7 +72,11 @@ def view(
             made = _timeline if perfetto else _page
             items, missing = made(path, folder, rank, printer, convert=convert)
         ports = (_PERFETTO_PORT, 0) if perfetto else (0,)
-        with Served(items, ports if port is None else (port,)) as served:
+        # Ctrl-C is the usual end as soon as the address is printed.
+        with (
+            Served(items, ports if port is None else (port,)) as served,
+            suppress(KeyboardInterrupt),
+        ):
             if not printer.json(lambda: {"url": served.url, "port": served.port}):
                 output.put(f"{served.url}\n")
             opened = not no_open and open_browser(served.url, folder)
@@ -83,8 +87,7 @@ def view(
                     f"from another machine, run `ssh -N -L {served.port}:127.0.0.1:{served.port} "
                     f"{socket.gethostname()}` and open the same address there"
                 )
-            with suppress(KeyboardInterrupt):
-                served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
+            served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
     output.end_if_missing(missing)
 
 
