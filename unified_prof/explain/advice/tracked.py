@@ -570,8 +570,6 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
     slow = [one for one in timed if one.run_ns > SLOW_MEDIANS * median or one.name in periodic]
     usual_ns = median - run.parts_ns.get("waiting_for_cpu", 0)
     cost = sum(one.run_ns - usual_ns for one in slow) / max(len(timed), 1)
-    if len(slow) == len(timed):
-        cost /= 2  # every second iteration is timed: the others are not slow
     if cost < MIN_SHARE * median or not slow:
         return
     worst = max(slow, key=lambda one: one.run_ns)
