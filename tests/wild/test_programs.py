@@ -179,6 +179,8 @@ def assert_parts_add_up(folder: Path, samples: int) -> None:
     shown = run(command, folder)
     assert shown.returncode == 0, shown.stderr
     totals = json.loads(shown.stdout)["reports"][0]["totals"]
+    (recorded,) = rows(folder / "run_time.sqlite", "SELECT count(*) FROM UPROF_ITERATIONS")
+    assert int(recorded) == samples
     assert samples * 3 // 4 <= totals["iterations"] <= samples
     parts_ns = totals["iteration_parts_ns"]
     assert sum(parts_ns.values()) == totals["iteration_ns"]

@@ -157,7 +157,7 @@ def most_alike(name: str, candidates: Iterable[str]) -> str | None:
     return best[0] if len(best) == 1 else None
 
 
-T = TypeVar("T", dict[str, Any], list[Any])
+T = TypeVar("T", dict[str, Any], list[Any], int)
 
 
 def parsed_fact(facts: Mapping[str, str], name: str, kind: type[T]) -> T:

@@ -291,6 +291,17 @@ def test_damaged_facts_are_unknown(damaged: str) -> None:
     assert not {"unfused_optimizer", "double_precision"} & set(found)
 
 
+@pytest.mark.parametrize("damaged", ["x", "5.5", "1e999", "-3", "9" * 30, "[", "null", ""])
+def test_damaged_numbers_of_a_run_are_unknown(damaged: str) -> None:
+    busy = tracked(("linear", "net.py:3", 40), parts={"waiting_for_cpu": 60})
+    waited = tuple(replace(one, waited_ns=60 * MS) for one in busy.steps)
+    for name in ("processors", "torch_threads"):
+        facts = {"device": "cpu: a", "processors": "2", "torch_threads": "1", name: damaged}
+        found = findings(replace(busy, steps=waited, facts=facts))
+        assert "waiting_for_processor" in found
+        assert name != "torch_threads" or "single_thread" not in found
+
+
 @pytest.mark.parametrize("command", ["report", "advise", "diff"])
 def test_damaged_facts_of_a_report_are_unknown(tmp_path: Path, command: str) -> None:
     facts = dict.fromkeys(("part_lines", "optimizers", "source_hashes", "command"), "[{")

@@ -124,7 +124,7 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     share = waited / run.median_ns
     if share < WAITED_SHARE:
         return
-    threads, cores = (int(run.facts.get(name) or 0) for name in ("torch_threads", "processors"))
+    threads, cores = (parsed_fact(run.facts, name, int) for name in ("torch_threads", "processors"))
     own = f"torch runs {threads} threads on {cores} cores" if threads > cores > 0 else ""
     yield run.finding(
         waited,
@@ -470,14 +470,14 @@ DIVISIBLE_NS = 100_000
 
 def single_thread(run: Tracked) -> Iterator[Finding]:
     """Find single-threaded passes on a host with more processors."""
-    processors = int(run.facts["processors"])
+    processors = parsed_fact(run.facts, "processors", int)
     passes_ns = run.parts_ns.get("forward", 0) + run.parts_ns.get("backward", 0)
     times_ns = run.calls.total_ns
     if times_ns is not None:
         passes_ns = min(passes_ns, int(times_ns[times_ns >= DIVISIBLE_NS].sum()))
     share = run.share(passes_ns)
-    alone = run.facts["torch_threads"] == "1" and "rank" not in run.facts
-    if not alone or processors == 1 or share < 0.5:
+    alone = parsed_fact(run.facts, "torch_threads", int) == 1 and "rank" not in run.facts
+    if not alone or processors < 2 or share < 0.5:
         return
     yield run.finding(
         passes_ns * (1 - 1 / processors),
