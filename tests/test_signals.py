@@ -162,3 +162,27 @@ def test_signal_during_a_callback_is_sent_again(
     with signals.ended_by_signals(), pytest.raises(raised):
         run()
     assert reference() is None
+
+
+def test_signal_waits_until_the_hook_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Target:
+        """An object with weak references."""
+
+    start = threading.Thread.start
+
+    def slow_start(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(20 * signals._AGAIN_S)  # a busy machine
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    monkeypatch.setattr(sys, "unraisablehook", signals.send_ignored_again)
+    targets = [Target()]
+    reference = weakref.ref(targets[0], lambda _: signal.raise_signal(signal.SIGTERM))
+
+    def run() -> None:
+        targets.clear()
+        time.sleep(2)
+
+    with signals.ended_by_signals(), pytest.raises(SystemExit):
+        run()
+    assert reference() is None

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -102,9 +103,20 @@ def send_ignored_again(ignored: sys.UnraisableHookArgs) -> None:
     if not numbers:
         sys.__unraisablehook__(ignored)
         return
-    timer = threading.Timer(_AGAIN_S, signal.raise_signal, numbers)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=_send_after_the_hook, args=numbers, daemon=True).start()
+
+
+def _send_after_the_hook(number: int) -> None:
+    """Send the signal once the main thread has left the hook, where it would be ignored too."""
+    inside: FrameType | None
+    while True:
+        time.sleep(_AGAIN_S)
+        inside = sys._current_frames().get(threading.main_thread().ident or 0)
+        while inside is not None and inside.f_code is not send_ignored_again.__code__:
+            inside = inside.f_back
+        if inside is None:
+            break
+    signal.raise_signal(number)
 
 
 _watches_forks = False
