@@ -19,7 +19,7 @@ def test_healthy_run_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(replay, "build_program", never)
+    monkeypatch.setattr(replay, "build_timeline", never)
     assert summarize_run(partials_of(simulate(Plan(steps=3)))).findings == []
     with pytest.raises(AssertionError):
         summarize_run(partials_of(simulate(Plan(steps=3, slow={5: 1.3}))))

@@ -1,7 +1,8 @@
 """Replay of a recorded run with changes: how long a step would take without a fault.
 
-Each rank's timeline is a sequence of intervals (kernels and the idle time around them) between the
-starts and ends of its communication. A collective ends one transfer time after its last member has
+The ranks share one schedule, the engine of a single recording's what-if. Each rank's timeline is a
+sequence of intervals (kernels and the idle time around them) between the starts and ends of its
+communication. A collective ends one transfer time after its last member has
 started. A rank waits for that end only if its recorded device was idle until then. The gain of
 fixing a fault is the time that a replay without the fault saves. It is less than the wait that the
 fault caused, because another rank would then be last.
@@ -10,14 +11,14 @@ fault caused, because another rank would then be last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import NOWHERE, Floats, Frame, Ints, find
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import (
     MARK_END,
@@ -28,6 +29,8 @@ from unified_prof.cluster.rank_partial import (
     Partial,
 )
 from unified_prof.cluster.waits import Waits
+from unified_prof.explain.schedule import graph
+from unified_prof.explain.schedule.graph import Edges, Schedule
 from unified_prof.recording.collectives import POINT_TO_POINT
 
 
@@ -70,7 +73,8 @@ class ReplayChange:
         return merged
 
 
-RUN, BEGIN, AWAIT, STEP_BEGIN = range(4)  # Codes of program entries.
+_NO_CHANGE = ReplayChange()
+_NOTHING = np.empty(0, np.int64)
 # Maximum delay between two operations of a group if the second one was already enqueued, ns.
 _QUEUED_NS = 5_000
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
@@ -82,21 +86,53 @@ _RESUME_NS = 20_000
 _MAX_OPERATIONS = 400_000
 
 
-@dataclass(slots=True)
-class RankProgram:
-    """Program of a rank: entries of a code and up to three values.
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimeline(Frame):
+    """Replayed marks of a rank, and the interval after each."""
 
-    The values depend on the code. RUN: kernel time, idle time, number of kernels. BEGIN: delay
-    after the previous event, previous event, event. AWAIT: event (third value). STEP_BEGIN and
-    INPUT: step (third value).
-    """
+    mark: Ints  # Number of the mark in the partial.
+    step: Ints  # Replayed step that it belongs to; NO_VALUE before the first one.
+    busy_ns: Ints
+    idle_ns: Ints  # Idle time that does not depend on other ranks.
+    kernels: Ints
+    event: Ints  # Event that starts or ends at the mark; NO_VALUE if unmatched.
+    starts: NDArray[np.bool_]  # True if the event starts.
+    awaited: NDArray[np.bool_]  # True if the rank waits for the end of the event.
+    # Event before in the same queue, NO_VALUE without one, and the time until the operation starts
+    # if it was already enqueued, else NO_VALUE.
+    behind: Ints
+    delay_ns: Ints
 
-    code: list[int]
-    first: list[float]
-    second: list[float]
-    third: list[int]
-    begin: float  # Start of the program on the common clock, ns.
-    mark: list[int] = field(default_factory=list)  # For each entry, its mark in the partial.
+    def own_ns(self, rank: int, change: ReplayChange, cuts: Mapping[int, float]) -> Ints:
+        """Return the time of each interval that is not spent waiting, with a change.
+
+        Args:
+            rank: The rank, for the change.
+            change: The change.
+            cuts: Mark -> reduction of the interval after it, from `change.interval_ns`.
+        """
+        work = np.full(len(self), change.work.get(rank, 1.0))
+        for (changed, step), factor in change.work_at.items():
+            if changed == rank:
+                work[self.step == step] = factor
+        idle = np.maximum(self.idle_ns - change.gap_ns.get(rank, 0.0) * self.kernels, 0.0)
+        own: Floats = self.busy_ns * work + idle
+        if cuts:
+            marks, cut = np.array(sorted(cuts.items())).T
+            place = find(self.mark, marks.astype(np.int64))
+            own[place[place != NOWHERE]] -= cut[place != NOWHERE]
+        return np.rint(np.maximum(own, 0.0)).astype(np.int64)
+
+    @property
+    def points(self) -> Ints:
+        """Rows of the moments: starts that follow the rank's own time, and awaited ends."""
+        return np.flatnonzero(self.awaited | (self.starts & (self.delay_ns < 0)))
+
+    def lags(self, own_ns: Ints) -> Ints:
+        """Return the own time between moments: begin of the rank, its points, and its end."""
+        passed = np.append(0, np.cumsum(own_ns))
+        lags: Ints = np.diff(passed[np.concatenate(([0], self.points, [len(self)]))])
+        return lags
 
 
 class MarkInterval(NamedTuple):
@@ -111,22 +147,20 @@ class MarkInterval(NamedTuple):
     communicates: bool  # True if communication runs at the same time.
 
 
-def build_program(
+def build_timeline(
     partial: Partial,
     event_of: Ints,
-    shift: int,
     steps: Sequence[int],
     *,
     cut: bool,
     within: bool,
     usual_transfer: float,
-) -> RankProgram:
-    """Return the program of a rank.
+) -> RankTimeline:
+    """Return the timeline of a rank.
 
     Args:
         partial: The rank.
         event_of: Event of each of its operations; NO_VALUE for unmatched ones.
-        shift: Offset of its clock, ns.
         steps: The replayed steps.
         cut: True if `steps` are only some of the recorded steps.
         within: True to also omit everything before the first of `steps`.
@@ -144,18 +178,16 @@ def build_program(
     marks = {name: values[number] for name, values in partial.marks.items()}
     ops = partial.communication
     count = len(marks["time"])
-    if not count:
-        return RankProgram([], [], [], [], 0.0)
     what, op = marks["what"], marks["op"]
     time, lead, busy, tail = marks["time"], marks["lead"], marks["busy"], marks["tail"]
     kernels = marks["kernels"]
-    length = np.append(np.diff(time), lead[-1] + busy[-1] + tail[-1])
+    length = np.append(np.diff(time), (lead + busy + tail)[-1:])
     is_end = what == MARK_END
     matched = np.full(count, NO_VALUE, np.int64)
     of_op = what != MARK_STEP
     matched[of_op] = event_of[op[of_op]]
     # Idle time just before each mark, and whether the device is idle at that mark.
-    before = np.r_[0, np.where(busy > 0, tail, length)[:-1]]
+    before = np.r_[0, np.where(busy > 0, tail, length)][:count]
     gaps = int((length - lead - tail - busy)[busy > 0].sum()) / max(int(kernels.sum()), 1)
     enough = max(_MIN_IDLE_NS, 2 * gaps)
     uncovered = np.zeros(count, bool)
@@ -178,30 +210,24 @@ def build_program(
     # If the other end of a transfer is missing, the cause of its wait is unknown.
     lost = is_end & (matched < 0) & uncovered
     lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)
-    next_lost = np.r_[lost[1:], False] & no_kernels
+    next_lost = np.r_[lost, False][1:] & no_kernels
     idle = np.where(next_lost, np.minimum(idle, usual_transfer), idle)
-    # A mark has up to three entries, in this order.
-    code = np.full((count, 3), [NO_VALUE, STEP_BEGIN, RUN])
-    first, second, third = np.zeros((3, count, 3))
-    begins = (what == MARK_START) & (matched >= 0)
-    code[begins, 0], code[awaited, 0] = BEGIN, AWAIT
-    first[begins, 0], second[begins, 0], third[:, 0] = delay[begins], behind[begins], matched
-    of_step = (what == MARK_STEP) & (op >= 0)
+    begins = (what == MARK_STEP) & (op >= 0)
     step = np.full(count, NO_VALUE, np.int64)
-    step[of_step] = partial.steps["step"][op[of_step]]
-    third[:, 1] = step
-    first[:, 2], second[:, 2], third[:, 2] = busy, idle, kernels
-    there = np.empty((count, 3), bool)
-    there[:, 0] = code[:, 0] != NO_VALUE
-    there[:, 1] = of_step & np.isin(step, list(steps))
-    there[:, 2] = (busy != 0) | (idle != 0)
-    return RankProgram(
-        code[there].tolist(),
-        first[there].tolist(),
-        second[there].tolist(),
-        third[there].astype(np.int64).tolist(),
-        float(int(time[0]) + shift),
-        np.repeat(number, there.sum(axis=1)).tolist(),
+    step[begins] = partial.steps["step"][op[begins]]
+    begins &= np.isin(step, list(steps))
+    latest = np.maximum.accumulate(np.where(begins, np.arange(count), NO_VALUE))
+    return RankTimeline(
+        mark=number,
+        step=np.append(step, NO_VALUE)[latest],
+        busy_ns=busy,
+        idle_ns=idle.astype(np.int64),
+        kernels=kernels,
+        event=matched,
+        starts=(what == MARK_START) & (matched >= 0),
+        awaited=awaited,
+        behind=behind,
+        delay_ns=delay,
     )
 
 
@@ -233,8 +259,88 @@ def _queued(
     return behind, delays
 
 
+class _Graph:
+    """Moments of all ranks and ends of events, with what each of them waits for."""
+
+    def __init__(
+        self,
+        timelines: Sequence[RankTimeline],
+        begin_ns: Ints,
+        duration_ns: Floats,
+        transfer_ns: Ints,
+        members: Ints,
+    ) -> None:
+        """Arrange the moments; times and members are those of ranks and of events."""
+        self._timelines = timelines
+        self._duration_ns, self._transfer_ns = duration_ns, transfer_ns
+        sizes = [len(one.points) + 2 for one in timelines]
+        first = np.cumsum([0, *sizes])
+        events = int(first[-1])
+        own = [one.lags(one.own_ns(rank, _NO_CHANGE, {})) for rank, one in enumerate(timelines)]
+        ends = first[1:] - 1
+        moments = np.setdiff1d(np.arange(events), ends)
+        # The edges of each rank's own time come first, so that their places are known.
+        self._first_edge = first - np.arange(len(first))
+        chain = Edges.uniform(
+            moments, moments + 1, np.concatenate([_NOTHING, *own]), behind=False, kind=graph.HOST
+        )
+        parts, started = [chain], [_NOTHING]
+        for begin, one in zip(first.tolist(), timelines, strict=False):
+            moment = np.full(len(one), NO_VALUE)
+            moment[one.points] = begin + 1 + np.arange(len(one.points))
+            started.append(one.event[one.starts])
+            reached = one.starts & (one.delay_ns < 0)
+            follows = one.starts & (one.behind >= 0)
+            for source, to, lag, kind in (
+                (moment[reached], events + one.event[reached], 0, graph.MEMBER),
+                (
+                    *(events + one.behind[follows], events + one.event[follows]),
+                    *(np.maximum(one.delay_ns[follows], 0), graph.MEMBER),
+                ),
+                (events + one.event[one.awaited], moment[one.awaited], 0, graph.COLLECTIVE),
+            ):
+                parts.append(Edges.uniform(source, to, lag, behind=False, kind=kind))
+        edges = Edges.concatenate(parts)
+        self._into = np.flatnonzero(edges.kind == graph.MEMBER)
+        self._event = edges.target[self._into] - events
+        self._lag_ns = edges.lag_ns  # Without the durations of events.
+        count = len(members)
+        absent = np.bincount(np.concatenate(started), minlength=count) < members
+        begins = np.zeros(events + count, np.int64)
+        begins[first[:-1]] = begin_ns
+        self._schedule, place, self._kept = Schedule.earliest(
+            begins,
+            replace(edges, lag_ns=self._lags(_NO_CHANGE)),
+            edges.kind == graph.COLLECTIVE,
+            np.concatenate((np.zeros(events, bool), absent)),
+        )
+        self._ends = place[ends]
+
+    def _lags(self, change: ReplayChange) -> Ints:
+        """Return the lag of each edge with a change."""
+        duration_ns = self._duration_ns.copy()
+        for event, factor in change.transfer.items():
+            duration_ns[event] -= float(self._transfer_ns[event]) * (1 - factor)
+        result = self._lag_ns.copy()
+        result[self._into] += np.rint(duration_ns).astype(np.int64)[self._event]
+        cuts: dict[int, dict[int, float]] = {}
+        for (rank, mark), ns in change.interval_ns.items():
+            cuts.setdefault(rank, {})[mark] = ns
+        for rank in change.ranks:
+            timeline = self._timelines[rank]
+            own_ns = timeline.own_ns(rank, change, cuts.get(rank, {}))
+            result[slice(*self._first_edge[rank : rank + 2])] = timeline.lags(own_ns)
+        return result
+
+    def ends_ns(self, change: ReplayChange = _NO_CHANGE) -> list[int]:
+        """Return the end of each rank with a change."""
+        time_ns = self._schedule.replay(lag_ns=self._lags(change)[self._kept])
+        ends_ns: list[int] = time_ns[self._ends].tolist()
+        return ends_ns
+
+
 class Replay:
-    """The programs of all ranks, to be replayed with changes."""
+    """The schedule of all ranks, to be replayed with changes."""
 
     def __init__(
         self,
@@ -267,31 +373,15 @@ class Replay:
         self._is_part = within or len(self.steps) < len(steps)
 
     @cached_property
-    def _members(self) -> list[int]:
-        result: list[int] = self._inputs[0].events.members.tolist()
-        return result
-
-    @cached_property
-    def _durations(self) -> NDArray[np.float64]:
+    def _timelines(self) -> list[RankTimeline]:
         matched, waits, _ = self._inputs
-        return usual_durations(matched, waits)
-
-    @cached_property
-    def _programs(self) -> list[RankProgram]:
-        matched, waits, offset = self._inputs
         event_of = _events_of_operations(matched, self.steps if self._is_part else None)
-        begins = [
-            begin + int(offset[index])
-            for index, partial in enumerate(matched.partials)
-            if (begin := partial.mark_figures().begin) is not None
-        ]
         complete = matched.transfers & matched.events.complete
         usual = float(np.median(waits.transfer[complete])) if complete.any() else float("inf")
         return [
-            build_program(
+            build_timeline(
                 partial,
                 event_of[index],
-                int(offset[index]) - min(begins, default=0),
                 self.steps,
                 cut=self._is_part,
                 within=self._within,
@@ -299,6 +389,20 @@ class Replay:
             )
             for index, partial in enumerate(matched.partials)
         ]
+
+    @cached_property
+    def _graph(self) -> _Graph:
+        matched, waits, offset = self._inputs
+        begins = [
+            int(partial.marks["time"][one.mark[0]]) + shift if len(one) else None
+            for partial, one, shift in zip(
+                matched.partials, self._timelines, offset.tolist(), strict=True
+            )
+        ]
+        first = min((begin for begin in begins if begin is not None), default=0)
+        begin_ns = np.array([0 if begin is None else begin - first for begin in begins], np.int64)
+        times = (begin_ns, usual_durations(matched, waits), waits.transfer)
+        return _Graph(self._timelines, *times, matched.events.members)
 
     def limited_to(self, steps: Sequence[int]) -> Replay:
         """Return a replay of `steps` only, limited to the first ones that fit `_MAX_OPERATIONS`."""
@@ -312,9 +416,8 @@ class Replay:
         the slowest rank that the change does not affect: no rank waits for the last operation of
         an affected rank.
         """
-        before, after = self._as_recorded, self.ends(change)[0]
-        gain = before[0] - after[0]
-        if abs(gain) >= 1:
+        before, after = self._graph.ends_ns(), self._graph.ends_ns(change)
+        if gain := before[0] - after[0]:
             return gain
         others = [rank for rank in range(len(before)) if rank not in change.ranks]
         others = others or list(range(len(before)))
@@ -323,132 +426,30 @@ class Replay:
     def mark_intervals(self, rank: int, *, idle: bool) -> list[MarkInterval]:
         """Return the intervals of a rank in order, with their idle time or kernel time."""
         matched = self._inputs[0]
-        partial, program = matched.partials[rank], self._programs[rank]
+        partial, timeline = matched.partials[rank], self._timelines[rank]
         groups = [
             matched.groups[number].kind if number >= 0 else "other"
             for number in [*matched.numbers[rank].tolist(), NO_VALUE]
         ]
         table, marks = partial.communication, partial.marks
         is_open = np.cumsum(np.array([1, -1, 0])[marks["what"]]) > 0
-        result: list[MarkInterval] = []
-        entries = zip(
-            *(program.code, program.first, program.second, program.third, program.mark), strict=True
-        )
-        step = NO_VALUE
-        for code, busy_ns, idle_ns, number, mark in entries:
-            if code == STEP_BEGIN:
-                step = number
-            elif code == RUN:
-                operation = None
-                if int(marks["what"][mark]) == MARK_END:
-                    op = int(marks["op"][mark])
-                    kind = partial.kinds[int(table["kind"][op])]
-                    operation = (groups[int(table["group"][op])], kind)
-                ns = idle_ns if idle else busy_ns
-                result.append(MarkInterval(mark, step, operation, ns, number, bool(is_open[mark])))
-        return result
-
-    @cached_property
-    def _as_recorded(self) -> list[float]:
-        return self.ends(ReplayChange())[0]
-
-    def ends(self, change: ReplayChange) -> tuple[list[float], list[float | None]]:
-        """Replay the run; return the end of each rank and event, ns; None if it never ends."""
-        duration = self._durations
-        if change.transfer:
-            duration = duration.copy()
-            transfer = self._inputs[1].transfer
-            for event, factor in change.transfer.items():
-                duration[event] -= float(transfer[event]) * (1 - factor)
-        durations = duration.tolist()
-        missing = list(self._members)
-        last = [0.0] * len(missing)
-        end: list[float | None] = [None] * len(missing)
-        blocked: dict[int, list[int]] = {}
-        behind: dict[int, list[tuple[int, float, float]]] = {}
-        at = [0] * len(self._programs)
-        now = [rank.begin for rank in self._programs]
-        works = [change.work.get(index, 1.0) for index in range(len(self._programs))]
-        by_step = {rank for rank, _ in change.work_at}
-        by_stretch = {rank for rank, _ in change.interval_ns}
-        todo = list(range(len(self._programs)))[::-1]
-
-        def begin(event: int, time: float) -> None:
-            nonlocal todo
-            settled = [(event, time)]
-            while settled:
-                one, when = settled.pop()
-                if when > last[one]:
-                    last[one] = when
-                missing[one] -= 1
-                if missing[one]:
-                    continue
-                finish = end[one] = last[one] + durations[one]
-                todo += blocked.pop(one, ())
-                settled += [
-                    (other, max(finish + delay, soonest))
-                    for other, delay, soonest in behind.pop(one, ())
-                ]
-
-        while True:
-            if not todo and not (todo := _release_one(at, now, blocked)):
-                break
-            index = todo.pop()
-            rank = self._programs[index]
-            code, first, second, third = rank.code, rank.first, rank.second, rank.third
-            work = works[index]
-            gap = change.gap_ns.get(index, 0.0)
-            mark = rank.mark if index in by_stretch else None
-            time, place, count = now[index], at[index], len(code)
-            while place < count:
-                what = code[place]
-                if what == RUN:
-                    idle = second[place]
-                    if gap:
-                        idle = max(idle - gap * third[place], 0.0)
-                    took = first[place] * work + idle
-                    if mark is not None:
-                        took = max(took - change.interval_ns.get((index, mark[place]), 0.0), 0.0)
-                    time += took
-                elif what == BEGIN:
-                    event, after, delay = third[place], int(second[place]), first[place]
-                    # Operations of one communicator run one after another.
-                    soonest = 0.0 if delay >= 0 else time
-                    delay = max(delay, 0.0)
-                    if after < 0:
-                        begin(event, time)
-                    elif (finish := end[after]) is None:
-                        behind.setdefault(after, []).append((event, delay, soonest))
-                    else:
-                        begin(event, max(finish + delay, soonest))
-                elif what == AWAIT:
-                    finish = end[third[place]]
-                    if finish is None:
-                        blocked.setdefault(third[place], []).append(index)
-                        break
-                    time = max(time, finish)
-                elif index in by_step:
-                    usual = change.work.get(index, 1.0)
-                    work = works[index] = change.work_at.get((index, third[place]), usual)
-                place += 1
-            now[index], at[index] = time, place
-        return now, end
-
-
-def _release_one(at: list[int], now: list[float], blocked: dict[int, list[int]]) -> list[int]:
-    """Unblock the earliest of the ranks that wait for events that can never end.
-
-    If recorded times contradict each other, ranks may wait for each other in a cycle.
-    """
-    waiting = [rank for members in blocked.values() for rank in members]
-    if not waiting:
-        return []
-    released = min(waiting, key=lambda rank: now[rank])
-    for members in blocked.values():
-        if released in members:
-            members.remove(released)
-    at[released] += 1
-    return [released]
+        ended = np.where(marks["what"] == MARK_END, marks["op"], NO_VALUE)
+        shown = timeline.take((timeline.busy_ns != 0) | (timeline.idle_ns != 0))
+        ns = shown.idle_ns if idle else shown.busy_ns
+        columns = (shown.mark, shown.step, ended[shown.mark], ns, shown.kernels)
+        return [
+            MarkInterval(
+                mark,
+                step,
+                (groups[int(table["group"][op])], partial.kinds[int(table["kind"][op])])
+                if op != NO_VALUE
+                else None,
+                ns,
+                kernels,
+                bool(is_open[mark]),
+            )
+            for mark, step, op, ns, kernels in zip(*(c.tolist() for c in columns), strict=True)
+        ]
 
 
 def usual_durations(matched: MatchedCollectives, waits: Waits) -> NDArray[np.float64]:

@@ -407,3 +407,60 @@ def test_path_equals_that_of_hta(
             if row.kind in sums:
                 sums[row.kind] += (row.total_ns or 0) // US
         assert sums == expected
+
+
+@st.composite
+def dependencies(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Begins of moments without edges, and edges (source, target, lag) in random numbering."""
+    count = draw(st.integers(1, 8))
+    number = draw(st.permutations(range(count)))
+    begins = draw(st.lists(st.integers(0, 50), min_size=count, max_size=count))
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1), st.integers(0, 20))
+    chosen = draw(st.lists(pairs.filter(lambda one: one[0] < one[1]), max_size=16))
+    targets = {number[b] for _, b, _ in chosen}
+    begins = [0 if moment in targets else begin for moment, begin in enumerate(begins)]
+    return begins, [(number[a], number[b], lag) for a, b, lag in chosen]
+
+
+def edges_of(chosen: Sequence[tuple[int, int, int]]) -> Edges:
+    source, target, lag = np.array(chosen, np.int64).reshape(-1, 3).T
+    return Edges.uniform(source, target, lag, behind=False, kind=0)
+
+
+@given(dependencies(), st.data())
+def test_earliest_moments_are_the_longest_paths_also_with_other_lags(
+    given_graph: tuple[list[int], list[tuple[int, int, int]]], data: st.DataObject
+) -> None:
+    begins, chosen = given_graph
+    edges = edges_of(chosen)
+    never = np.zeros(len(begins), bool)
+    schedule, place, kept = Schedule.earliest(
+        np.array(begins), edges, np.zeros(len(edges), bool), never
+    )
+
+    def longest(lags: Sequence[int]) -> list[int]:
+        times = list(begins)
+        for _ in begins:
+            for (source, target, _), lag in zip(chosen, lags, strict=True):
+                times[target] = max(times[target], times[source] + lag)
+        return times
+
+    recorded = edges.lag_ns.tolist()
+    assert schedule.time_ns[place].tolist() == longest(recorded)
+    assert sorted(kept.tolist()) == list(range(len(chosen)))
+    longer = [lag + data.draw(st.integers(0, 9)) for lag in recorded]
+    replayed = schedule.replay(lag_ns=np.array(longer, np.int64)[kept])
+    assert replayed[place].tolist() == longest(longer)
+
+
+def test_moments_that_wait_for_each_other_ignore_their_optional_edges_earliest_first() -> None:
+    # 2 and 3 wait for each other, 4 for 0, which never comes, 5 for 4.
+    chosen = [(1, 2, 10), (3, 2, 5), (1, 3, 30), (2, 3, 5), (0, 4, 1), (1, 4, 7), (4, 5, 1)]
+    optional = np.array([False, True, False, True, True, False, False])
+    never = np.arange(6) == 0
+    schedule, place, kept = Schedule.earliest(
+        np.zeros(6, np.int64), edges_of(chosen), optional, never
+    )
+    assert place[0] == -1
+    assert schedule.time_ns[place[1:]].tolist() == [0, 10, 30, 7, 8]
+    assert sorted(kept.tolist()) == [0, 2, 3, 5, 6]

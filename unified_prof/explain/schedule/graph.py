@@ -95,6 +95,69 @@ class Schedule:
         np.maximum.at(latest, self.edges.target, reached + lag)
         self.own_ns: Ints = time_ns - latest
 
+    @staticmethod
+    def earliest(
+        begin_ns: Ints, edges: Edges, optional: NDArray[np.bool_], absent: NDArray[np.bool_]
+    ) -> tuple[Schedule, Ints, Ints]:
+        """Return a schedule whose moments come as early as edges allow, without recorded times.
+
+        If moments wait for each other, or for what never comes, the earliest one that has only
+        optional edges left ignores them.
+
+        Args:
+            begin_ns: Time of each moment to which no edge leads, 0 for others; in any order.
+            edges: Edges from begin to begin; no lag is negative.
+            optional: Mask of the edges that moments may ignore.
+            absent: Mask of the moments that never come.
+
+        Returns:
+            The schedule, the moment in it of each given one (`NONE` if it never comes), and for
+            each of its edges the index of the given one.
+        """
+        count = len(begin_ns)
+        by_source = np.argsort(edges.source, kind="stable")
+        first = np.searchsorted(edges.source[by_source], np.arange(count + 1)).tolist()
+        target, lag = edges.target[by_source].tolist(), edges.lag_ns[by_source].tolist()
+        may_ignore = optional[by_source].tolist()
+        left = (np.bincount(edges.target, minlength=count) + absent).tolist()
+        needed = np.bincount(edges.target[~optional], minlength=count) + absent
+        required: list[int] = needed.tolist()
+        time: list[int] = begin_ns.tolist()
+        ready = [moment for moment in range(count) if not left[moment]]
+        came: list[int] = []
+        blocked: set[int] = set()
+        while ready:
+            moment = ready.pop()
+            came.append(moment)
+            now = time[moment]
+            for edge in range(first[moment], first[moment + 1]):
+                to = target[edge]
+                if left[to] <= 0:
+                    continue
+                time[to] = max(time[to], now + lag[edge])
+                left[to] -= 1
+                required[to] -= not may_ignore[edge]
+                if not left[to]:
+                    ready.append(to)
+                    blocked.discard(to)
+                elif not required[to]:
+                    blocked.add(to)
+            if not ready and blocked:
+                released = min(blocked, key=lambda one: (time[one], one))
+                blocked.discard(released)
+                left[released] = 0
+                ready.append(released)
+        order = np.array(came, np.int64)
+        order = order[np.argsort(np.array(time, np.int64)[order], kind="stable")]
+        place = np.full(count, NONE, np.int64)
+        place[order] = np.arange(len(order))
+        source, to_place = place[edges.source], place[edges.target]
+        kept = np.flatnonzero((source != NONE) & (source < to_place))
+        kept = kept[np.argsort(to_place[kept], kind="stable")]
+        edges = Edges(source, to_place, edges.lag_ns, edges.behind, edges.kind).take(kept)
+        times = np.array(time, np.int64)[order]
+        return Schedule(times, np.zeros(len(order), np.int64), edges), place, kept
+
     def __len__(self) -> int:
         return len(self.time_ns)
 
@@ -214,5 +277,7 @@ def _with_edges(
 # Kinds of edges: a thread's own time; a synchronizing call and its return; from putting an item
 # into a queue to taking it out; from the end of one thread to the begin of another; from a launch
 # to its task; from one task to the next on its stream; from a task to what waited for it by an
-# event; the same inferred from times alone; the end of a step; a batch of worker processes.
+# event; the same inferred from times alone; the end of a step; a batch of worker processes; from a
+# member of a collective, or the collective before it, to its end; from that end to a waiting rank.
 HOST, SYNCHRONISING, QUEUE, HANDED, LAUNCH, STREAM, EVENT, SEEN, DONE, FETCHED = range(10)
+MEMBER, COLLECTIVE = 10, 11
