@@ -295,7 +295,7 @@ def test_launch_latency_of_more_than_two_seconds(tmp_path: Path) -> None:
         # A call without a task has no latency.
         device.runtime(100, 105, "cudaLaunchKernel", 999)
     with open_analyses(tmp_path / "a.db") as (analysis,):
-        latency = analysis.launch_delay()
+        latency = analysis.launch_latency()
     assert latency is not None
     assert (latency.count, latency.max_ns) == (2, 4_000_000_000 - 10)
 
@@ -309,7 +309,7 @@ def test_launch_latency_counts_from_the_launching_call(tmp_path: Path) -> None:
         for start, connection in ((100, 9), (380, 10), (0, 4294967295)):
             device.row("CANN_API", startNs=start, endNs=start, connectionId=connection)
     with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
-        latency = analysis.launch_delay()
+        latency = analysis.launch_latency()
     assert latency is not None
     assert (latency.count, latency.max_ns, latency.total_ns) == (2, 50, 70)
 

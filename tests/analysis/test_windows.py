@@ -179,7 +179,7 @@ def all_figures(path: Path) -> list[Any]:
             analysis.kernels_of_operations(),
             sorted(analysis.statistics("operation").items()),
             sorted(analysis.statistics("kernel").items()),
-            analysis.launch_delay(),
+            analysis.launch_latency(),
             repr(analysis.path_track()),
             trees(analysis),
         ]

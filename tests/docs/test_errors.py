@@ -51,7 +51,7 @@ def error_calls() -> list[tuple[ast.Call, Path]]:
 def used_slugs() -> set[str]:
     """Return every slug that a message can have."""
     found = {slug for call, _ in error_calls() for slug in SITE["slugs_of"](call)} - {"*"}
-    # `kind(...)` of pipeline/remote_words creates errors of a class in a parameter.
+    # `kind(...)` of pipeline/remote.py creates errors of a class in a parameter.
     return found | tags() | {one.slug for one in CLASSES} | {"remote-storage"}
 
 

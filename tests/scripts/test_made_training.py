@@ -28,7 +28,7 @@ def test_generated_training_has_phases_locations_and_launches(
         assert totals.other_ns is not None
         assert totals.forward_ns + totals.backward_ns + totals.other_ns == totals.total_ns
         assert {"module", "line", "step", "idle"} <= set(analysis.summary.available)
-        delay = analysis.launch_delay()
+        delay = analysis.launch_latency()
         assert delay is not None
         assert delay.count == 2 * made_training.STEP
         kernels = analysis.breakdown("kernel")

@@ -103,23 +103,23 @@ LATE_NS = 100 * NS_PER_US
 NOT_RECORDED = "(launch not recorded)"
 
 
-def is_available(recording: Recording) -> bool:
+def has_launches(recording: Recording) -> bool:
     """Return True if the recording has host calls and device tasks."""
     return len(recording.tasks) > 0 and len(recording.host_calls) > 0
 
 
-def _breakdown(recording: Recording) -> Breakdown:
+def _launches(recording: Recording) -> Breakdown:
     found = recording.launches.one_per_call
     ids, number = codes(recording.host_calls.name[found.call])
     names = recording.strings.texts(ids)
-    rows = [_row(names[own] or "(unnamed call)", found, at) for own, at in by_key(number)]
+    rows = [_launch_row(names[own] or "(unnamed call)", found, at) for own, at in by_key(number)]
     rows = sort_rows(rows)
     if found.unknown:
         rows.append(Row(name=NOT_RECORDED, kind="launch", count=found.unknown))
     return finish("launch", rows)
 
 
-def _row(name: str, found: LaunchedTasks, at: Ints) -> Row:
+def _launch_row(name: str, found: LaunchedTasks, at: Ints) -> Row:
     called, work = found.returned_ns[at] - found.called_ns[at], found.work_ns[at]
     delay = np.sort(found.started_ns[at] - found.called_ns[at])
     waited = np.sort(np.maximum(found.started_ns[at] - found.returned_ns[at], 0))
@@ -181,7 +181,7 @@ def queues(found: LaunchedTasks) -> Iterator[Queue]:
 
 def series(recording: Recording) -> tuple[Series, ...]:
     """Return the length of each stream's queue over time."""
-    if not is_available(recording) or len(recording.tasks) > TOO_MANY:
+    if not has_launches(recording) or len(recording.tasks) > TOO_MANY:
         return ()
     return tuple(
         Series(
@@ -194,15 +194,15 @@ def series(recording: Recording) -> tuple[Series, ...]:
     )
 
 
-def _breakdown_queues(recording: Recording) -> Breakdown:
+def _queues(recording: Recording) -> Breakdown:
     found = list(queues(recording.launches))
     several = len({queue.device for queue in found}) > 1
-    rows = [_row_queues(queue, several) for queue in found]
+    rows = [_queue_row(queue, several) for queue in found]
     rows.sort(key=lambda row: (-row.count, row.name))
     return Breakdown("queue", tuple(rows), None, None)
 
 
-def _row_queues(queue: Queue, several: bool) -> Row:
+def _queue_row(queue: Queue, several: bool) -> Row:
     lasted = np.diff(queue.time_ns)
     length = queue.length[:-1]
     window = int(lasted.sum())
@@ -225,11 +225,11 @@ def _row_queues(queue: Queue, several: bool) -> Row:
 MIN_SEQUENCE = 3  # Minimum number of tasks of a sequence.
 
 
-def _is_available(recording: Recording) -> bool:
+def _has_sequences(recording: Recording) -> bool:
     return recording.clock == "device" and recording.framework is not None
 
 
-def _breakdown_sequences(recording: Recording) -> Breakdown:
+def _sequences(recording: Recording) -> Breakdown:
     framework, work = recording.framework, recording.work
     assert framework is not None
     start, lasted = work.start_ns.to_array(), work.duration_ns.to_array().astype(np.int64)
@@ -305,7 +305,7 @@ BREAKDOWNS = {
     "step": BreakdownSpec(
         lambda one: bool(one.steps), lambda one: breakdowns.finish("step", _steps(one))
     ),
-    "launch": BreakdownSpec(is_available, _breakdown),
-    "queue": BreakdownSpec(is_available, _breakdown_queues),
-    "sequence": BreakdownSpec(_is_available, _breakdown_sequences),
+    "launch": BreakdownSpec(has_launches, _launches),
+    "queue": BreakdownSpec(has_launches, _queues),
+    "sequence": BreakdownSpec(_has_sequences, _sequences),
 }

@@ -240,7 +240,7 @@ class MsprofAnalysis(Analysis):
             )
         return {name: tuple(sorted(kinds)) for name, kinds in found.items() if kinds}
 
-    def launch_delay(self) -> Distribution | None:
+    def launch_latency(self) -> Distribution | None:
         """Return the launch latency: from the start of a launch to its first device task."""
         tasks, calls = self.recording.tasks, self.recording.host_calls
         if not len(tasks) or not len(calls):

@@ -194,7 +194,7 @@ class Analysis(ABC):
         """
         return None
 
-    def launch_delay(self) -> Distribution | None:
+    def launch_latency(self) -> Distribution | None:
         """Return the launch latency: from the start of a launch to its first task, with queueing.
 
         Device tasks are kernels, collectives and copies.

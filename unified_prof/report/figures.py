@@ -152,7 +152,7 @@ def collect_figures(
         selections = tuple(_describe_breakdown(analysis, one) for one in selections)
     return Figures(
         # Last, because the summary lists anomalies that were found while reading.
-        launch_delay=analysis.launch_delay() if headline else None,
+        launch_delay=analysis.launch_latency() if headline else None,
         pmu=analysis.pmu() if details else (),
         memory=analysis.memory_series() if details else (),
         step_traces=analysis.step_traces() if headline else (),

@@ -1,7 +1,7 @@
 """Output formats of `report`, `diff` and `cluster report`, and the encoding of page columns.
 
 Each format is a renderer function and one row of a registry; renderers are imported on first use.
-A new format of `report` must be listed in `tests/report/test_registry.py`, which tests all formats.
+`tests/report/test_registry.py` tests all of them.
 Number columns of HTML pages are encoded as LEB128 in base64.
 """
 

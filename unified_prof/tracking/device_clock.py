@@ -2,7 +2,7 @@
 
 The time between two events is that of the work between them only if the device is behind the host.
 Otherwise it contains time in which the device waited for the host, including uprof's overhead.
-Before a call is timed, the device therefore gets work (`launch_delay.Lag`) that lasts until the
+Before a call is timed, the device therefore gets work (`device_lag.Lag`) that lasts until the
 host has enqueued the whole call. The cost of the events themselves is measured once
 (`Lag.event_ns`) and subtracted. If the work may have been too short, this is checked: the time of a
 call is doubtful if its first event completed before its last event was recorded.
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.tracking.device import NO_MARK, DeviceFault, Mark, Marks, Milliseconds, Moment
-from unified_prof.tracking.launch_delay import Lag, Place
+from unified_prof.tracking.device_lag import Lag, Place
 from unified_prof.tracking.torch_names import Anomalies, in_one_line
 
 _LISTS = (list, tuple)

@@ -18,10 +18,10 @@ from unified_prof.tracking.activations import (
 from unified_prof.tracking.assemble import count_irregularities
 from unified_prof.tracking.device import Clock, Device, HostClock
 from unified_prof.tracking.device_clock import EventClock
+from unified_prof.tracking.device_lag import Lag, make_lag
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.interference import LONG_NS, WaitingTime
-from unified_prof.tracking.launch_delay import Lag, make_lag
 from unified_prof.tracking.modules import InUse, SizedWeight, Weights
 from unified_prof.tracking.passes import Passes
 from unified_prof.tracking.raw_calls import (

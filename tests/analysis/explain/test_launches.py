@@ -65,7 +65,7 @@ def test_replayed_graph_is_one_launch_and_stream_waits_are_none(path: Path) -> N
         device.runtime(2000, 2100, "aclrtStreamWaitEvent", 8)
         device.task(5000, 6000, "EVENT_WAIT", connection=8, stream=1)
     with open_analyses(path) as (analysis,):
-        latency = analysis.launch_delay()
+        latency = analysis.launch_latency()
     assert latency is not None
     assert (latency.count, latency.max_ns) == (1, 500)
     found = rows(path, "launch")
