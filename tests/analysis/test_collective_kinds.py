@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unified_prof.decoders.gpu.collectives import is_communication
+from unified_prof.decoders.gpu.pools import is_communication
 from unified_prof.recording.collectives import bus_factor, canonical
 
 

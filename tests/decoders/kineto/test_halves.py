@@ -23,7 +23,7 @@ from tests.decoders.kineto.builders import (
     write,
 )
 from unified_prof.decoders.compression import expected_bytes
-from unified_prof.decoders.kineto import halves
+from unified_prof.decoders.kineto import session
 from unified_prof.schema import catalogue, msprof
 
 _NEVER = 1 << 60
@@ -91,14 +91,14 @@ def resolved(sink: RowSink) -> dict[str, list[str]]:
 def added(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return the results of `SecondHalf.add_to`; two processors are assumed."""
     results: list[bool] = []
-    original = halves.SecondHalf.add_to
+    original = session.SecondHalf.add_to
 
-    def add_to(self: halves.SecondHalf, *args: Any) -> bool:
+    def add_to(self: session.SecondHalf, *args: Any) -> bool:
         results.append(original(self, *args))
         return results[-1]
 
-    monkeypatch.setattr(halves.SecondHalf, "add_to", add_to)
-    monkeypatch.setattr(halves, "_processors", lambda: 2)
+    monkeypatch.setattr(session.SecondHalf, "add_to", add_to)
+    monkeypatch.setattr(session, "_processors", lambda: 2)
     return results
 
 
@@ -197,7 +197,7 @@ def test_middle_that_looks_like_an_end_of_events(
 def test_dead_process_is_replaced(
     added: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(halves, "_MAIN", "import os; os._exit(9)")
+    monkeypatch.setattr(session, "_MAIN", "import os; os._exit(9)")
     assert_equal(*both(write(tmp_path / "trace.json", events())))
     assert added == [False]
 
@@ -207,7 +207,7 @@ def test_small_traces_and_single_processors_take_one_process(
 ) -> None:
     path = write(tmp_path / "trace.json", events(3))
     decode(path)
-    monkeypatch.setattr(halves, "_processors", lambda: 1)
+    monkeypatch.setattr(session, "_processors", lambda: 1)
     decode(path, divided_from_bytes=0)
     assert added == []
 

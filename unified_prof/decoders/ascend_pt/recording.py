@@ -14,7 +14,7 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.base import coverage
 from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Stage, Strings
 from unified_prof.decoders.ascend_pt import folder as files
-from unified_prof.decoders.ascend_pt import memory, tables
+from unified_prof.decoders.ascend_pt import memory
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of, epoch_ns, read_flat
 from unified_prof.decoders.ascend_pt.operators import Operators, read_frames, string_ids
@@ -194,16 +194,16 @@ class _Framework:
         # As in torch_npu, all rows have the process id of the first operator.
         pids = (part.pid for part in (operators, queue.enqueues, queue.dequeues))
         pid = next((number for number in pids if number is not None), 0)
-        tables.write_types(sink)
+        links.write_types(sink)
         with stage("connections"):
             connections = links.operator_connections(
                 operators, queue, sink.launches(), operators.pid, sink.marks()
             )
             self.connections = len(connections[0])
         with stage("tables of PyTorch"):
-            used = tables.write_operators(operators, names, connections, pid, sink)
-            tables.write_queue(queue, pid, used, sink)
-            tables.write_steps(operators, sink)
+            used = links.write_operators(operators, names, connections, pid, sink)
+            links.write_queue(queue, pid, used, sink)
+            links.write_steps(operators, sink)
         with stage("memory"):
             self._write_memory(operators, names, queue)
         del operators, queue, names
@@ -240,11 +240,11 @@ class _Framework:
 
     def _write_frames(self, path: Path, clock: Any, sink: Sink) -> bool:
         calls = read_frames(path, self._folder.file(files.CALL_NAMES), clock, sink)
-        tables.write_frames(calls, sink)
+        links.write_frames(calls, sink)
         return True
 
     def _write_collections(self, path: Path, clock: Any, sink: Sink) -> bool:
         records = read_flat(path, _COLLECTION, sink)
         start_ns, end_ns = clock(records["start"]), clock(records["end"])
-        tables.write_collections(start_ns, end_ns, records["pid"].astype(np.int64), sink)
+        links.write_collections(start_ns, end_ns, records["pid"].astype(np.int64), sink)
         return True

@@ -15,7 +15,6 @@ import numpy as np
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.ascend_pt import queue as links
-from unified_prof.decoders.ascend_pt import tables
 from unified_prof.decoders.ascend_pt.operators import Frames, Operators, Texts, string_ids
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
 from unified_prof.decoders.ascend_text.events import Event, read_events
@@ -173,20 +172,20 @@ class Host:
         queue, shown = self._read_queue(texts)
         launches = self._write_calls(process, texts, sink)
         connections = links.operator_connections(operators, queue, launches, operators.pid)
-        tables.write_types(sink)
-        used = tables.write_operators(operators, names, connections, process, sink)
+        links.write_types(sink)
+        used = links.write_operators(operators, names, connections, process, sink)
         for side, titles in zip((queue.enqueues, queue.dequeues), shown, strict=True):
             ids = sink.strings.intern_all(texts[index] for index in titles.tolist())
-            tables.write_queue_side(side, ids, process, used, sink)
+            links.write_queue_side(side, ids, process, used, sink)
             used += len(side)
-        tables.write_steps(operators, sink)
+        links.write_steps(operators, sink)
         frames = self._frames.arrays()
         distinct, place = np.unique(frames["name"], return_inverse=True)
         start, end, tid, pid = (frames[name] for name in ("start", "end", "tid", "pid"))
         frame_names = [texts[index] for index in distinct.tolist()]
-        tables.write_frames(Frames(start, end, tid, pid, place.reshape(-1), frame_names), sink)
+        links.write_frames(Frames(start, end, tid, pid, place.reshape(-1), frame_names), sink)
         found = self._collections.arrays()
-        tables.write_collections(found["start"], found["end"], found["tid"], sink)
+        links.write_collections(found["start"], found["end"], found["tid"], sink)
         return len(operators), len(connections[0])
 
     def _recorded_operators(self, texts: list[str]) -> Operators:

@@ -15,6 +15,7 @@ from unified_prof.decoders.ascend_pt.folder import AscendFolder
 from unified_prof.decoders.ascend_text import events as files
 from unified_prof.decoders.ascend_text import host as lanes
 from unified_prof.decoders.ascend_text import memory
+from unified_prof.decoders.ascend_text.device import Device
 from unified_prof.decoders.ascend_text.events import (
     BadEventError,
     Event,
@@ -24,7 +25,6 @@ from unified_prof.decoders.ascend_text.events import (
 )
 from unified_prof.decoders.ascend_text.host import Enums, Host, Layer, Layers, read_layers
 from unified_prof.decoders.ascend_text.memory import Counters
-from unified_prof.decoders.ascend_text.operators import Device
 from unified_prof.errors import RawFormatError
 
 _UNKNOWN_CHIP = "UNKNOWN"

@@ -17,9 +17,14 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Bools, Floats, Ints, positions
 from unified_prof.base.columns import MISSING, Sink
 from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, CallChains, is_backward
-from unified_prof.decoders.gpu.collectives import Collectives, is_communication
-from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
-from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
+from unified_prof.decoders.gpu.pools import (
+    Collectives,
+    Geometries,
+    Names,
+    Signatures,
+    Threads,
+    is_communication,
+)
 from unified_prof.decoders.spool import Rows, Scratch, Spool, row_type
 
 
@@ -97,6 +102,8 @@ OTHER = row_type("start i8, end i8, category i4, name i4, place i4, args_at i8, 
 NO_END = NO_TIME = -(2**63)
 # Times beyond this are damaged.
 _MAX_NS = 2**62
+# MEMORY_RECORD.component that readers expect for PyTorch's caching allocator on an accelerator.
+DEVICE_COMPONENT = "PTA"
 
 
 @dataclass(frozen=True, slots=True)

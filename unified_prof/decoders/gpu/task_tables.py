@@ -26,16 +26,15 @@ from unified_prof.base.columns import (
 from unified_prof.base.text import NS_PER_S
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.collectives import (
+from unified_prof.decoders.gpu.host_tables import Allocations, HostTables
+from unified_prof.decoders.gpu.joins import Correlator, Overlap, write_host
+from unified_prof.decoders.gpu.pools import (
     Collective,
     algorithm,
     call_prefix,
     collective_of_kernel,
     data_type,
 )
-from unified_prof.decoders.gpu.host_tables import HostTables
-from unified_prof.decoders.gpu.joins import Correlator, Overlap, write_host
-from unified_prof.decoders.gpu.memory import Allocations
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
 

@@ -21,8 +21,13 @@ from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Sink, ints
 from unified_prof.base.coverage import Coverage
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.collectives import Collective, Collectives
-from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
+from unified_prof.decoders.gpu.pools import (
+    ANNOTATION_PREFIX,
+    PARAMETERS_OPERATION,
+    Collective,
+    Collectives,
+    parse_json,
+)
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.events import PHASES, CollectiveArgs, Kind, Kinds, Phases
 from unified_prof.decoders.kineto.fields import Fields, to_float64, to_int64, us_to_ns

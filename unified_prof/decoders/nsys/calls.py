@@ -15,7 +15,7 @@ from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, distinc
 from unified_prof.base.columns import MISSING, Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.nsys.nccl import NcclCalls
+from unified_prof.decoders.nsys.ranges import NcclCalls
 from unified_prof.decoders.spool import Rows
 
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"

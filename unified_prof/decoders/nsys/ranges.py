@@ -1,22 +1,360 @@
-"""Reads NVTX events: operations of emit_nvtx, other ranges, marks, and their payloads."""
+"""Reads NVTX events: operations of emit_nvtx, other ranges, marks, payloads, and NCCL calls.
+
+A payload consists of a 32-byte header (domain, schema, length, length with the header) and a C
+struct whose fields are described in NVTX_PAYLOAD_SCHEMA_ENTRIES; `nsys export --include-blobs=true`
+exports payloads. NCCL attaches bytes, peers and communicators to its ranges. An NCCL kernel is
+launched inside the range of its call or, for grouped calls (PyTorch groups each call), inside the
+range of the closing `ncclGroupEnd`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells, ints
+from unified_prof.arrays.grouping import Ints
+from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells, Tables, ints
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.call_chains import as_operation
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
+from unified_prof.decoders.gpu.pools import Collective, Collectives
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.nsys.nccl import Payloads
 from unified_prof.decoders.nsys.other_events import OtherEvents
 
+SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
+ENUMS = "NVTX_PAYLOAD_ENUM_ENTRIES"
+
+_HEADER = struct.Struct("<IIIIQQ")
+# Maximum characters of a payload.
+_MAX_HEX = 1 << 16
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2}){32,}")
+# Maximum fields of all schemas.
+_MAX_FIELDS = 100_000
+
+# Struct formats of nvtxPayloadEntryType from 1 on: C types on a 64-bit machine, then those of known
+# width; x has no format.
+_FORMATS = dict(
+    enumerate("c <B <h <H <i <I <q <Q <q <Q <b <B <h <H <i <I <q <Q <f <d x <Q <Q".split(), 1)
+)
+del _FORMATS[21]
+# Types from here on are schemas and enumerations of the program.
+_FIRST_PROGRAM_TYPE = 1 << 24
+_ENUM_FORMAT = "<i"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    kind: int
+    offset: int
+
+
+class Payloads:
+    """Decodes the payloads of one export."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._schemas: dict[tuple[int, int], dict[int, _Field]] = {}
+        self._enums: dict[tuple[int, int], dict[int, str]] = {}
+        wanted = {"domainId": NO_ID, "schemaId": NO_ID, "idx": MISSING, "type": MISSING}
+        count = 0
+        for cells in tables.slices(SCHEMAS, {**wanted, "offset": 0}, texts=["name"]):
+            for domain, schema, place, kind, offset, name in zip(
+                *(cells[column].tolist() for column in (*wanted, "offset")),
+                cells["name"],
+                strict=True,
+            ):
+                count += 1
+                if count <= _MAX_FIELDS:
+                    fields = self._schemas.setdefault((domain, schema), {})
+                    fields[place] = _Field(name or f"field {place}", kind, offset)
+        wanted = {"domainId": NO_ID, "schemaId": NO_ID, "value": NO_ID}
+        for cells in tables.slices(ENUMS, wanted, texts=["name"]):
+            for domain, schema, value, name in zip(
+                *(cells[column].tolist() for column in wanted), cells["name"], strict=True
+            ):
+                if name is not None and len(self._enums) <= _MAX_FIELDS:
+                    self._enums.setdefault((domain, schema), {})[value] = name
+
+    def domains_with(self, field: str) -> set[int]:
+        """Return the domains that have a schema with this field."""
+        return {
+            domain
+            for (domain, _), fields in self._schemas.items()
+            if any(entry.name == field for entry in fields.values())
+        }
+
+    def decode(self, text: str | None) -> dict[str, Any] | None:
+        """Decode the fields of a payload; return None if it does not match a schema.
+
+        `text` contains hexadecimal digits, or a string with escaped bytes (see `columns.Tables`).
+        """
+        data = _bytes(text)
+        if data is None or len(data) < _HEADER.size:
+            return None
+        domain, _, schema, _, length, total = _HEADER.unpack_from(data)
+        fields = self._schemas.get((domain, schema))
+        if fields is None or total != len(data) or _HEADER.size + length != total:
+            return None
+        found: dict[str, Any] = {}
+        for place in sorted(fields):
+            value = self._value(domain, fields[place], data[_HEADER.size :])
+            if value is not None:
+                found[fields[place].name] = value
+        return found
+
+    def _value(self, domain: int, field: _Field, data: bytes) -> Any:
+        enum = self._enums.get((domain, field.kind))
+        is_enum = enum is not None or field.kind >= _FIRST_PROGRAM_TYPE
+        form = _ENUM_FORMAT if is_enum else _FORMATS.get(field.kind)
+        if form is None or not 0 <= field.offset <= len(data) - struct.calcsize(form):
+            return None
+        (value,) = struct.unpack_from(form, data, field.offset)
+        if isinstance(value, bytes):
+            return value.decode("latin-1")
+        return value if enum is None else enum.get(value, value)
+
+
+def _bytes(text: str | None) -> bytes | None:
+    r"""Convert a blob to bytes; bytes that are not UTF-8 are written as `\xNN`.
+
+    If a blob itself contains such characters, its lengths do not match, so it is not decoded.
+    """
+    if text is None or len(text) > _MAX_HEX:
+        return None
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    data = text.encode("utf-8", "surrogatepass")
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), data)
+
+
 RANGES = "NVTX_EVENTS"
+# ENUM_NSYS_EVENT_TYPE of ranges that a thread pushes and pops, from two sources.
+PUSHED = (59, 70)
+
+# Names of fields, as NCCL declares them in its schemas.
+_COMMUNICATOR = "NCCL communicator ID"
+_BYTES, _PEER = "Message size [bytes]", "Peer rank"
+_RANKS, _RANK = "No. of ranks", "Rank"
+
+# Name of NCCL's domain, and ENUM_NSYS_EVENT_TYPE of the event that names a domain.
+_NAME, _DOMAIN_NAMED = "NCCL", 75
+_GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
+_PREFIX = "nccl"
+_ONE_WAY = frozenset({"Send", "Recv"})
+_SEND_AND_RECEIVE = "SendRecv"
+# Collectives whose payload has the bytes of one rank: the larger message is that of all ranks.
+_PER_RANK = frozenset({"AllGather", "ReduceScatter"})
+_MAX_BYTES = 1 << 60
+_THREAD_BITS = 24
+_OPENS, _CLOSES = -2, -3
+# Maximum calls of one group.
+_MAX_GROUP_CALLS = 10_000
+
+
+class _Call(NamedTuple):
+    process: int
+    name: str
+    communicator: int
+    size_bytes: int
+    peer: int
+
+
+class NcclCalls:
+    """Finds the collective of a runtime call by thread and time.
+
+    Four numbers are stored for each NCCL range.
+    """
+
+    def __init__(self, fields: Fields, payloads: Payloads) -> None:
+        self._fields = fields
+        self._payloads = payloads
+        self._calls: dict[_Call, int] = {}
+        self._communicators: dict[tuple[int, int], tuple[int, int]] = {}
+        """(process, communicator) -> (rank, number of ranks)."""
+        self._threads = self._starts = self._ends = self._numbers = np.empty(0, np.int64)
+        self._read()
+
+    def collectives_at(self, threads: Ints, starts: Ints) -> Ints:
+        """Return the collective that encloses each time on a thread, MISSING if there is none."""
+        found = np.full(len(threads), MISSING)
+        for thread in np.unique(threads).tolist() if len(self._threads) else ():
+            first, end = np.searchsorted(self._threads, [thread, thread + 1])
+            if first == end:
+                continue
+            rows = np.flatnonzero(threads == thread)
+            at = np.searchsorted(self._starts[first:end], starts[rows], "right") - 1 + first
+            inside = (at >= first) & (starts[rows] <= self._ends[np.maximum(at, first)])
+            found[rows[inside]] = self._numbers[at[inside]]
+        return found
+
+    def _read(self) -> None:
+        existing = self._fields.tables.columns(RANGES)
+        payloads = [n for n in ("binaryData", "jsonText", "jsonTextId") if n in existing]
+        if not payloads or "domainId" not in existing:
+            return
+        domains = self._payloads.domains_with(_COMMUNICATOR) or self._named_domains()
+        if not domains:
+            return
+        parts: list[tuple[Ints, ...]] = []
+        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
+        wanted |= {"eventType": MISSING, "jsonTextId": MISSING}
+        texts = ["text", *(name for name in payloads if name != "jsonTextId")]
+        only = ("domainId", tuple(domains))
+        for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
+            missing = [None] * len(cells["text"])
+            columns = (
+                cells["globalTid"].tolist(),
+                self._texts(cells["text"], cells["textId"]),
+                cells.get("binaryData", missing),
+                self._texts(cells.get("jsonText", missing), cells["jsonTextId"]),
+            )
+            events = [self._event(*row) for row in zip(*columns, strict=True)]
+            kinds = np.array(events, np.int64)
+            use = (kinds != MISSING) & np.isin(cells["eventType"], PUSHED)
+            use &= (cells["start"] != NO_TIME) & (cells["globalTid"] != NO_ID)
+            times = (cells["globalTid"], cells["start"], cells["end"], kinds)
+            parts.append(tuple(column[use] for column in times))
+        if self._calls:
+            threads, starts, ends, kinds = map(np.concatenate, zip(*parts, strict=True))
+            order = np.lexsort((starts, threads))
+            self._resolve(threads[order], starts[order], ends[order], kinds[order])
+
+    def _named_domains(self) -> set[int]:
+        """Return the domains named NCCL, whose JSON payloads need no schemas."""
+        wanted = {"domainId": NO_ID, "textId": MISSING}
+        only = ("eventType", (_DOMAIN_NAMED,))
+        found: set[int] = set()
+        for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
+            names = self._texts(cells["text"], cells["textId"])
+            pairs = zip(cells["domainId"].tolist(), names, strict=True)
+            found.update(domain for domain, name in pairs if name == _NAME)
+        return found
+
+    def _texts(self, texts: Iterable[str | None], ids: Ints) -> list[str | None]:
+        return [
+            self._fields.texts[number] if text is None and number != MISSING else text
+            for text, number in zip(texts, ids.tolist(), strict=True)
+        ]
+
+    def _event(
+        self, thread: int, text: str | None, payload: str | None, json_text: str | None
+    ) -> int:
+        """Return the number of a collective call, _OPENS or _CLOSES for a group, or MISSING."""
+        if text == _GROUP_START:
+            return _OPENS
+        if text == _GROUP_END:
+            return _CLOSES
+        found = self._payloads.decode(payload) if payload is not None else _parse_json(json_text)
+        if text is None or not text.startswith(_PREFIX) or found is None:
+            return MISSING
+        process = thread >> _THREAD_BITS
+        communicator = _integer(found, _COMMUNICATOR)
+        if (ranks := _integer(found, _RANKS)) > 0:
+            self._communicators[process, communicator] = (_integer(found, _RANK), ranks)
+        if _BYTES not in found:
+            return MISSING
+        name = text.removeprefix(_PREFIX)
+        size, peer = _integer(found, _BYTES), _integer(found, _PEER)
+        call = _Call(process, name, communicator, size, peer)
+        return self._calls.setdefault(call, len(self._calls))
+
+    def _resolve(self, threads: Ints, starts: Ints, ends: Ints, kinds: Ints) -> None:
+        """Assign a collective to each range that launches kernels."""
+        collectives = self._fields.parts.collectives
+        calls = [*self._calls]
+        single = [collectives.number(self._collective([call])) for call in calls]
+        grouped: dict[tuple[int, ...], int] = {}
+        numbers = np.full(len(kinds), MISSING)
+        group: list[int] = []
+        depth = ambiguous = 0
+        thread = NO_ID
+        for at, (row_thread, kind) in enumerate(zip(threads.tolist(), kinds.tolist(), strict=True)):
+            if row_thread != thread:
+                thread, depth, group = row_thread, 0, []
+            if kind == _OPENS:
+                depth += 1
+            elif kind == _CLOSES:
+                depth = max(0, depth - 1)
+                if depth == 0 and group:
+                    key = tuple(group)
+                    if key not in grouped:
+                        grouped[key] = self._group([calls[number] for number in key], collectives)
+                    numbers[at] = grouped[key]
+                    ambiguous += grouped[key] == MISSING
+                    group = []
+            elif depth and len(group) < _MAX_GROUP_CALLS:
+                group.append(kind)
+            elif not depth:
+                numbers[at] = single[kind]
+        if ambiguous:
+            detail = "groups of calls on several communicators: their kernels are not assigned"
+            self._fields.parts.sink.anomaly("grouped_collectives", ambiguous, detail)
+        use = numbers != MISSING
+        self._threads, self._starts = threads[use], starts[use]
+        self._ends, self._numbers = ends[use], numbers[use]
+
+    def _group(self, calls: Sequence[_Call], collectives: Collectives) -> int:
+        """Return the collective that NCCL runs for a group of calls; MISSING for several."""
+        communicators = {call.communicator for call in calls}
+        names = {call.name for call in calls}
+        if len(communicators) > 1 or not (len(names) == 1 or names <= _ONE_WAY):
+            return MISSING
+        return collectives.number(self._collective(calls))
+
+    def _collective(self, calls: Sequence[_Call]) -> Collective:
+        first = calls[0]
+        names = {call.name for call in calls}
+        rank, ranks = self._communicators.get(
+            (first.process, first.communicator), (MISSING, MISSING)
+        )
+        size = sum(call.size_bytes for call in calls if call.size_bytes != MISSING)
+        if any(call.size_bytes == MISSING for call in calls):
+            size = MISSING
+        elif names <= _PER_RANK and ranks > 0:
+            size *= ranks
+        peers = {call.peer for call in calls}
+        peer = peers.pop() if len(peers) == 1 else MISSING
+        receives = names == {"Recv"}
+        source, target = (peer, rank) if receives else (rank, peer)
+        is_between_two = peer != MISSING and len(names) == 1
+        return Collective(
+            name=first.name if len(names) == 1 else _SEND_AND_RECEIVE,
+            group=f"0x{first.communicator & (1 << 64) - 1:x}",
+            group_size=ranks,
+            source_rank=source if is_between_two else MISSING,
+            target_rank=target if is_between_two else MISSING,
+            message_bytes=size if size < _MAX_BYTES else MISSING,
+        )
+
+
+def _parse_json(text: str | None) -> dict[str, Any] | None:
+    """Parse a JSON payload of newer exports; return None if it is not one."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _integer(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if isinstance(value, str):  # in JSON if it is too long for a double
+        try:
+            value = int(value, 0)
+        except ValueError:
+            return MISSING
+    return value if isinstance(value, int) and not isinstance(value, bool) else MISSING
+
 
 # ENUM_NSYS_EVENT_TYPE; each has two numbers, by the source of the events.
 _MARKS, _PUSHED, _STARTED = (34, 65), (59, 70), (60, 71)

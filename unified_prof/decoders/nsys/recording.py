@@ -20,7 +20,7 @@ from unified_prof.decoders.gpu.rows import GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.nsys import calls, other_events, ranges
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
-from unified_prof.decoders.nsys.nccl import NcclCalls, Payloads
+from unified_prof.decoders.nsys.ranges import NcclCalls, Payloads
 from unified_prof.errors import RawFormatError
 
 # Times beyond this are damaged.

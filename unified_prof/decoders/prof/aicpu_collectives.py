@@ -18,17 +18,15 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE, Sink
-from unified_prof.decoders.prof.aicpu_records import (
+from unified_prof.decoders.prof.collective_records import (
+    FINE_PARTS,
     AicpuContext,
     Bounds,
     Operator,
-    find_rows,
-    operators_of,
-)
-from unified_prof.decoders.prof.collective_records import (
-    FINE_PARTS,
     bandwidth_in_order,
     closing_tasks,
+    find_rows,
+    operators_of,
 )
 from unified_prof.decoders.prof.collectives import (
     FINE_ORIGIN_NS,

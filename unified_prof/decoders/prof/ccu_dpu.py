@@ -31,8 +31,8 @@ from unified_prof.decoders.prof.layouts import (
     TRANSPORTS,
     name_of,
 )
-from unified_prof.decoders.prof.task_identity import IdCounter
 from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.prof.task_log import IdCounter
 from unified_prof.decoders.spool import Rows
 
 _DIES = (0, 1)

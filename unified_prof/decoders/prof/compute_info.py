@@ -14,13 +14,22 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct
 from unified_prof.base.columns import NOT_AVAILABLE, Sink
-from unified_prof.decoders.prof.captured_graphs import CapturedOperators
-from unified_prof.decoders.prof.host_calls import CallTree
-from unified_prof.decoders.prof.host_events import COPY, CollectiveStreams
-from unified_prof.decoders.prof.launches import HostTasks, Launches, TaskTypes
-from unified_prof.decoders.prof.operators import Descriptions, HashTexts, ListTexts
+from unified_prof.decoders.prof.host_events import (
+    COPY,
+    CollectiveStreams,
+    HostTasks,
+    Launches,
+    TaskTypes,
+)
+from unified_prof.decoders.prof.host_records import CallTree
+from unified_prof.decoders.prof.operators import (
+    CapturedOperators,
+    Descriptions,
+    HashTexts,
+    ListTexts,
+)
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.prof.task_identity import TaskStreams
+from unified_prof.decoders.prof.task_log import TaskStreams
 from unified_prof.decoders.spool import Rows, row_type, selected, stacked
 
 # Names of the task types of descriptions, by number.

@@ -1,29 +1,296 @@
-"""Decodes host records other than calls: MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM, AI CPU streams."""
+"""Decodes launches (task_track) and other host records than calls, and finds the enclosing calls.
+
+Other records are MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM and AI CPU streams.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Ints, Runs
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs, order_of_keys
 from unified_prof.base.columns import (
     COPY_OTHER,
     FIRST_MARK_CONNECTION,
     HOST_ONLY_CONNECTION,
     NO_CATEGORY,
+    NO_CONNECTION,
     NO_CONTEXT,
     NO_MODEL,
     Sink,
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
-from unified_prof.decoders.prof.host_records import concatenate, host_records
-from unified_prof.decoders.prof.launches import HostTasks, TaskTypes
+from unified_prof.decoders.prof.host_records import (
+    RUNTIME,
+    CallTree,
+    Keys,
+    Timeline,
+    concatenate,
+    host_records,
+    with_keys,
+)
 from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.task_identity import IdCounter, pack_keys
-from unified_prof.decoders.spool import Rows, row_type
+from unified_prof.decoders.prof.operators import Contexts
+from unified_prof.decoders.prof.task_log import Flips, IdCounter, Rounds, pack_keys
+from unified_prof.decoders.spool import Rows, Spool, row_type
+
+_FLIP, _MAINTENANCE = 98, 6
+# data_len of records with an extension (grid, blocks).
+_EXTENDED_BYTES = 40
+# data_len of records of CANN 8.0 and older, which have no kernel name.
+_UNNAMED_BYTES = 16
+
+# A task_track record of a task; `HostTasks` explains the fields.
+LAUNCH = row_type(
+    "key u8, kernel_name u8, task_id u4, device_id u2, stream_id u2, type_index u2, ext 6u2,"
+    " extended ?"
+)
+
+
+@dataclass(slots=True)
+class HostTasks:
+    """Launched tasks, sorted by thread and time; columns of equal length."""
+
+    key: Keys
+    device_id: NDArray[np.uint16]
+    stream_id: NDArray[np.uint16]
+    task_id: NDArray[np.uint32]
+    batch_id: NDArray[np.uint32]
+    type_index: NDArray[np.uint16]
+    kernel_name: NDArray[np.uint64]
+    """Hash."""
+    extended: Bools
+    """True if `ext` is filled."""
+    ext: NDArray[np.uint16]
+    """Six words: grid and block dimensions of SIMT kernels; for others the number of blocks in the
+    first word and the mix ratio in the low bits of the third."""
+    node: NDArray[np.int32]
+    """Row of the NODE call around the launch, or -1."""
+    communication: NDArray[np.int32]
+    """Row of the communication call around the launch, or -1."""
+    connection_id: Ints
+    """Connection id of the NODE call, or of the innermost call if there is none; -1 without a
+    call."""
+    model_id: NDArray[np.uint32]
+    """Model of the MODEL call around the launch, or NO_MODEL."""
+
+    @classmethod
+    def from_rows(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
+        """Create launches without calls; `locate_calls` sets them."""
+        names = "key device_id stream_id task_id type_index kernel_name extended ext".split()
+        count = len(rows)
+        return cls(
+            **{name: rows[name].copy() for name in names},
+            batch_id=batch_id,
+            node=np.full(count, NOWHERE, np.int32),
+            communication=np.full(count, NOWHERE, np.int32),
+            connection_id=np.full(count, NO_CONNECTION, np.int64),
+            model_id=np.full(count, NO_MODEL, np.uint32),
+        )
+
+    @classmethod
+    def none(cls) -> HostTasks:
+        """Return an empty set of tasks."""
+        return cls.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
+
+    def take(self, rows: NDArray[Any]) -> HostTasks:
+        """Return the given rows."""
+        return HostTasks(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTypes:
+    """Names of task types, by type index."""
+
+    names: tuple[str, ...]
+
+    def is_one_of(self, *names: str) -> Bools:
+        """Return a mask of the type indexes whose name is in `names`."""
+        return np.array([name in names for name in self.names], bool)
+
+    def kernels(self) -> Bools:
+        """Return a mask of the type indexes that are kernel launches."""
+        return np.array([name.startswith("KERNEL") for name in self.names], bool)
+
+
+def read_host_tasks(
+    host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
+) -> tuple[TaskTypes, Rounds, Keys]:
+    """Append all launches to `spool`; return their types and the `Rounds` of their ids.
+
+    The last result are the keys of launches on other processors than NPUs.
+    """
+    wide = host.has_wide_task_ids
+    types = Pool()
+    flips: list[Rows] = []
+    elsewhere = [np.zeros(0, np.uint64)]
+    for records in host_records(host, "compact", "task_track", sink):
+        rows, key = with_keys(records, "task_track", timeline, sink)
+        # The upper four bits of the device are its class: 0 for NPUs.
+        on_npu = rows["device_id"] >> 12 == 0
+        kind = np.where(on_npu, rows["task_type"], np.uint64(_MAINTENANCE))
+        elsewhere.append(key[~on_npu])
+        if (flip := kind == _FLIP).any():
+            flips.append(rows[flip])
+        task = ~flip & (kind != _MAINTENANCE)
+        if not task.all():
+            rows, key, kind = rows[task], key[task], kind[task]
+        launches = np.empty(len(rows), LAUNCH)
+        launches["key"] = key
+        launches["device_id"] = rows["device_id"] & np.uint16(0x0FFF)
+        launches["stream_id"] = rows["stream_id"]
+        launches["task_id"] = rows["task_id"] if wide else rows["task_id"] & np.uint32(0xFFFF)
+        launches["type_index"] = types.index_of(kind)
+        is_named = rows["data_len"] != _UNNAMED_BYTES
+        launches["kernel_name"] = np.where(is_named, rows["kernel_name"], 0)
+        launches["extended"] = rows["data_len"] == _EXTENDED_BYTES
+        launches["ext"][:, :3] = rows["grid_dim"]
+        launches["ext"][:, 3:] = rows["block_dim"]
+        spool.append(launches)
+    names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
+    if wide or not flips:
+        return TaskTypes(names), Rounds(Flips.none(), at_flip=False), np.concatenate(elsewhere)
+    flipped = concatenate(flips)
+    device = (flipped["device_id"] & 0x0FFF).astype(np.uint32)
+    found = Flips(
+        device << 16 | flipped["stream_id"],
+        flipped["task_id"] & 0xFFFF,
+        flipped["timestamp"].copy(),
+    )
+    return TaskTypes(names), Rounds(found, at_flip=False), np.concatenate(elsewhere)
+
+
+def streams(rows: Rows) -> NDArray[np.uint32]:
+    """Return device << 16 | stream of launches."""
+    device: NDArray[np.uint32] = rows["device_id"].astype(np.uint32)
+    return np.asarray(device << np.uint32(16) | rows["stream_id"], np.uint32)
+
+
+def locate_calls(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
+    """Set `node`, `communication`, `connection_id` and `model_id` of launches.
+
+    `tree` has the calls of the same window, `items` the item hashes by index, as in
+    `CallNames.items`; for MODEL calls the model id.
+    """
+    tasks.node = tree.node.find(tasks.key).astype(np.int32)
+    tasks.communication = tree.communication.find(tasks.key).astype(np.int32)
+    for level, rows in (
+        (tree.acl, tree.acl.find(tasks.key)),
+        (tree.model, tree.model.find(tasks.key)),
+        (tree.communication, tasks.communication),
+        (tree.node, tasks.node),
+    ):
+        inside = rows != NOWHERE
+        tasks.connection_id[inside] = level.connection_id[rows[inside]]
+        if level is tree.model and inside.any():
+            models = items[level.item[rows[inside]]]
+            tasks.model_id[inside] = np.minimum(models, np.uint64(NO_MODEL))
+
+
+def without_repeats(tasks: HostTasks, sink: Sink) -> HostTasks:
+    """Drop launches that were recorded twice with the same time and identity."""
+    same_time = np.flatnonzero(tasks.key[1:] == tasks.key[:-1])
+    if not len(same_time):
+        return tasks
+    identity = (tasks.type_index, tasks.task_id, tasks.stream_id, tasks.device_id, tasks.key)
+    order = np.lexsort(identity)
+    repeats = np.ones(len(order) - 1, bool)
+    for column in (*identity, tasks.kernel_name):
+        repeats &= column[order][1:] == column[order][:-1]
+    if not repeats.any():
+        return tasks
+    sink.anomaly("repeated_launch", int(repeats.sum()), "task_track records that occur twice")
+    keep = np.ones(len(order), bool)
+    keep[order[1:][repeats]] = False
+    return tasks.take(np.flatnonzero(keep))
+
+
+def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
+    """Drop launches in communication calls that are not enclosed by a NODE call.
+
+    The record of the NODE call is lost, so the operator of these tasks is unknown; like the
+    exporter, uprof does not join them with the device's log.
+    """
+    in_node = tree.node.find(tree.communication.end) != NOWHERE
+    lost = (tasks.communication != NOWHERE) & ~np.r_[in_node, True][tasks.communication]
+    if not lost.any():
+        return tasks
+    sink.anomaly(
+        "launch_in_lost_call", int(lost.sum()), "launches of collectives without their NODE call"
+    )
+    return tasks.take(np.flatnonzero(~lost))
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches of one device with their contexts, sorted by identity."""
+
+    tasks: HostTasks
+    """The launches, one row each."""
+    key: NDArray[np.uint64]
+    """Identity with context, ascending; the following columns have the same length."""
+    task: Ints
+    """Row in `tasks`."""
+    context_id: NDArray[np.uint32]
+    placeholder: Bools
+    """True for tasks with contexts; each context is a separate row."""
+
+
+def launches_of(
+    tasks: HostTasks,
+    device_id: int,
+    types: TaskTypes,
+    node_contexts: Contexts,
+    communication_contexts: Contexts,
+    *,
+    wide_task_ids: bool,
+) -> Launches:
+    """Return the launches of one device, with a row for each context of tasks with contexts.
+
+    With 32-bit task ids, the device does not log contexts of operators.
+    """
+    on_device = tasks.device_id == device_id
+    if not on_device.all():
+        tasks = tasks.take(np.flatnonzero(on_device))
+    expandable = (types.kernels() | types.is_one_of("FFTS_PLUS", "STARS_COMMON"))[tasks.type_index]
+    in_node = expandable & (tasks.node != NOWHERE) & (tasks.communication == NOWHERE)
+    in_node &= not wide_task_ids
+    in_communication = expandable & (tasks.communication != NOWHERE)
+    expanded: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for mask, owner, contexts in (
+        (in_node, tasks.node, node_contexts),
+        (in_communication, tasks.communication, communication_contexts),
+    ):
+        rows = np.flatnonzero(mask)
+        position, context = contexts.expand(owner[rows])
+        expanded.append((rows[position], context))
+    count = len(tasks)
+    has_contexts = np.zeros(count, bool)
+    for rows, _ in expanded:
+        has_contexts[rows] = True
+    task = np.concatenate([np.arange(count), *(rows for rows, _ in expanded)])
+    context_id = np.concatenate(
+        [np.full(count, NO_CONTEXT, np.uint32), *(context for _, context in expanded)]
+    )
+    placeholder = np.concatenate([has_contexts, np.zeros(len(task) - count, bool)])
+    key = pack_keys(
+        tasks.stream_id[task],
+        tasks.task_id[task],
+        tasks.batch_id[task],
+        context_id,
+        wide_task_ids=wide_task_ids,
+    )
+    order = order_of_keys(key)
+    if order is None:
+        return Launches(tasks, key, task, context_id, placeholder)
+    return Launches(tasks, key[order], task[order], context_id[order], placeholder[order])
+
 
 _EXTENDED = 1
 _STREAM_MASK = 0x7FF

@@ -1,19 +1,28 @@
-"""Reads compact and additional records of the host, with keys that sort by thread, then time."""
+"""Reads host records in windows, with keys that sort by thread and time, and decodes host calls.
+
+Calls of one level are intervals (begin, end]. NODE calls on a thread may nest. Calls of other
+levels do not nest, so a call that begins before the previous one has ended is dropped.
+
+Records are sorted by thread and time and belong to the calls that enclose them. A window ends where
+a call begins and no NODE or communication call is open, so each window can be decoded separately.
+Open calls of outer levels are carried over into the next window.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Ints, Pool
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.slices import RawFile
-from unified_prof.decoders.spool import Rows, Spool
+from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 from unified_prof.errors import RawFormatError
 
 Keys = NDArray[np.uint64]
@@ -155,3 +164,345 @@ def concatenate(pieces: list[Rows]) -> Rows:
     """Concatenate records without repacking their fields."""
     raw = [piece.view(f"V{piece.dtype.itemsize}") for piece in pieces]
     return np.concatenate(raw).view(pieces[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Calls of one level, sorted by thread and begin; columns of equal length."""
+
+    begin: Keys
+    end: Keys
+    connection_id: Ints
+    item: NDArray[np.uint32]
+    """Index into `CallNames.items`."""
+    type_index: NDArray[np.uint16]
+    """Index into `CallNames.types`."""
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def take(self, rows: NDArray[Any]) -> Intervals:
+        """Return the given rows, in this order."""
+        return Intervals(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def find(self, keys: Keys) -> Ints:
+        """Return the innermost call (started last) that encloses each key, or NOWHERE."""
+        row = np.searchsorted(self.begin, keys, side="left").astype(np.int64) - 1
+        if not len(self):
+            return row
+        outside = np.flatnonzero((row >= 0) & (self.end[row] < keys))
+        if len(outside):
+            row[outside] = _last_reaching(self.end, row[outside], keys[outside])
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class CallTree:
+    """Calls that may launch tasks, by level."""
+
+    acl: Intervals
+    model: Intervals
+    node: Intervals
+    communication: Intervals
+
+
+def without_overlaps(calls: Intervals) -> Intervals:
+    """Drop calls that begin before the previous kept call has ended."""
+    if not (calls.begin[1:] < calls.end[:-1]).any():
+        return calls
+    # Each call determines the next one kept; all calls reached from the first are kept. Ends of a
+    # thread are below the begins of the next, so threads need not be separated.
+    count = len(calls)
+    following = np.r_[np.searchsorted(calls.begin, calls.end, side="left"), count]
+    following = np.maximum(following, np.r_[np.arange(1, count + 1), count])
+    kept = np.zeros(count + 1, bool)
+    kept[0] = True
+    while True:
+        kept[following[np.flatnonzero(kept)]] = True
+        if following[0] == count:
+            break
+        following = following[following]
+    return calls.take(kept[:count])
+
+
+def _last_reaching(end: Keys, start: Ints, keys: Keys) -> Ints:
+    """Return for each query the last row up to `start` whose end is not before the key.
+
+    The search uses a tree of block maxima and takes about 2 log2(n) steps for all queries together.
+    """
+    result = np.full(len(start), NOWHERE, np.int64)
+    reach = np.maximum.accumulate(end)
+    query = np.flatnonzero(reach[start] >= keys)  # no call reaches the others
+    if not len(query):
+        return result
+    pyramid = [end]
+    while len(pyramid[-1]) > 1:
+        below = pyramid[-1]
+        paired = below[: len(below) // 2 * 2].reshape(-1, 2).max(axis=1)
+        pyramid.append(np.concatenate([paired, below[len(below) // 2 * 2 :]]))
+    offsets = np.r_[0, np.cumsum([len(level) for level in pyramid])]
+    blocks = np.concatenate(pyramid)
+    level = np.zeros(len(query), np.int64)
+    block = start[query].copy()
+    key = keys[query]
+    descending = np.zeros(len(query), bool)
+    while True:
+        descending |= blocks[offsets[level] + block] >= key
+        down, up = descending & (level > 0), ~descending
+        if not (down | up).any():
+            break
+        # Descend to the right half if it reaches the key, else to the left one.
+        lower = np.maximum(level - 1, 0)
+        right = np.minimum(2 * block + 1, offsets[lower + 1] - offsets[lower] - 1)
+        right = np.where(down, right, 0)
+        child = np.where(blocks[offsets[lower] + right] >= key, right, 2 * block)
+        # Climb to the left neighbour; for a left half, to that of its parent.
+        left_half = block % 2 == 0
+        neighbour = np.where(left_half, block // 2 - 1, block - 1)
+        block = np.where(down, child, np.where(up, neighbour, block))
+        level = np.where(down, lower, np.where(up & left_half, level + 1, level))
+    result[query] = block
+    return result
+
+
+ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000
+
+# End of an api_event record that is one of two events.
+_EVENT = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MAX_TYPES = 1 << 16
+
+# A call: keys of begin and end, connection id, and indexes into `CallNames`.
+CALL = row_type("key u8, end u8, connection_id u8, item u4, type_index u2")
+
+
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """Types (level << 32 | type) and item hashes (operator, model) of calls by index."""
+
+    types: NDArray[np.uint64]
+    items: NDArray[np.uint64]
+
+    def level(self) -> Ints:
+        """Return the level for each type index."""
+        return (self.types >> np.uint64(32)).astype(np.int64)
+
+    def type_pairs(self) -> list[tuple[int, int]]:
+        """Return (level, type) for each type index."""
+        return [(value >> 32, value & 0xFFFFFFFF) for value in self.types.tolist()]
+
+    def intervals(self, calls: Rows, level: int) -> Intervals:
+        """Return the calls of one level whose duration is not 0."""
+        of_level = self.level() == level
+        calls = selected(calls, of_level[calls["type_index"]] & (calls["key"] != calls["end"]))
+        begin = calls["key"]
+        if level == NODE and (begin[1:] == begin[:-1]).any():
+            # If two begin together, the longer one is the outer one.
+            calls = selected(calls, np.lexsort((~calls["end"], begin)))
+        return Intervals(
+            calls["key"].copy(),
+            calls["end"].copy(),
+            calls["connection_id"].astype(np.int64),
+            calls["item"].copy(),
+            calls["type_index"].copy(),
+        )
+
+
+def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> CallNames:
+    """Append all calls to `spool`; calls recorded as two events are paired."""
+    types, items = Pool(), Pool()
+    items.index_of(np.zeros(1, np.uint64))  # index 0: no item
+    events: list[Rows] = []
+
+    def add(rows: Rows) -> None:
+        rows = _valid_calls(rows, timeline, sink)
+        calls = np.zeros(len(rows), CALL)
+        calls["key"] = timeline.pack(rows["thread_id"], rows["begin"])
+        calls["end"] = timeline.move(calls["key"], rows["end"])
+        kind = rows["level"].astype(np.uint64) << np.uint64(32) | rows["type"]
+        calls["type_index"] = types.index_of(kind)
+        if len(types) > _MAX_TYPES:
+            message = f"{host.data.path}: more than {_MAX_TYPES} kinds of calls"
+            raise RawFormatError(message, slug="damaged-recording")
+        named = np.flatnonzero(np.isin(rows["level"], (NODE, COMMUNICATION, MODEL)))
+        calls["item"][named] = items.index_of(rows["item_id"][named])
+        spool.append(calls)
+
+    file = host.data.host_file("api_event")
+    if file is not None:
+        for piece in valid_records(file, "api_event", sink):
+            is_event = piece["end"] == _EVENT
+            if is_event.any():
+                events.append(piece[is_event])
+                add(piece[~is_event])
+            else:
+                add(piece)
+        if events:
+            add(_pair_events(concatenate(events), sink))
+    return CallNames(types.values, items.values)
+
+
+class CallWriter:
+    """Writes calls that end after the start of the session to CANN_API."""
+
+    def __init__(
+        self, names: CallNames, host: HostDirectory, timeline: Timeline, sink: Sink
+    ) -> None:
+        self._names, self._host, self._timeline, self._sink = names, host, timeline, sink
+        self._levels = names.level()
+        self._type_ids = sink.strings.intern_all(
+            host.dictionaries.type_name(level, kind) for level, kind in names.type_pairs()
+        )
+        self._item_ids = np.full(len(names.items), -1, np.int64)
+        self._process = host.process_id << 32
+
+    def write(self, calls: Rows) -> None:
+        """Write `CALL` rows."""
+        clock, timeline = self._host.clocks.host, self._timeline
+        end_ns = clock.to_ns(timeline.ticks(calls["end"]))
+        keep = end_ns >= self._host.session.start_ns
+        if not keep.all():
+            calls, end_ns = selected(calls, keep), end_ns[keep]
+        if not len(calls):
+            return
+        kind = calls["type_index"]
+        names = self._type_ids[kind]
+        named = np.flatnonzero(self._levels[kind] == COMMUNICATION)
+        if len(named):
+            names[named] = self._item_name_ids(calls["item"][named])
+        self._sink.write(
+            "CANN_API",
+            {
+                "startNs": clock.to_ns(timeline.ticks(calls["key"])),
+                "endNs": end_ns,
+                "type": self._levels[kind],
+                "globalTid": self._process | timeline.thread_ids(calls["key"]),
+                "connectionId": calls["connection_id"].astype(np.int64),
+                "name": names,
+            },
+        )
+
+    def _item_name_ids(self, items: NDArray[np.uint32]) -> Ints:
+        new = np.unique(items[self._item_ids[items] < 0])
+        if len(new):
+            self._item_ids[new] = self._host.dictionaries.string_ids(
+                self._sink.strings, self._names.items[new]
+            )
+        return self._item_ids[items]
+
+
+def _valid_calls(rows: Rows, timeline: Timeline, sink: Sink) -> Rows:
+    """Drop calls with invalid times: far from the recording, or end before begin."""
+    good = timeline.fits(rows["begin"]) & timeline.fits(rows["end"])
+    good &= rows["begin"] <= rows["end"]
+    if good.all():
+        return rows
+    sink.anomaly("impossible_time_api_event", int((~good).sum()), "api_event records were skipped")
+    return rows[good]
+
+
+def _pair_events(events: Rows, sink: Sink) -> Rows:
+    """Combine pairs of equal events into intervals, in file order."""
+    fields = ("item_id", "request_id", "thread_id", "type", "level")
+    order = np.lexsort([events[field] for field in fields])
+    events = events[order]
+    equal = Runs(*(events[field] for field in fields))
+    rank = equal.rank()
+    first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < equal.spread(equal.sizes)))
+    paired = events[first]
+    paired["end"] = events["begin"][first + 1]
+    if lost := len(events) - 2 * len(first):
+        sink.anomaly("unpaired_event", lost, "events without a second one")
+    return paired
+
+
+@dataclass(frozen=True, slots=True)
+class HostWindow:
+    """Host records of one window; each kind is sorted by key."""
+
+    calls: Rows
+    tree: CallTree
+    others: tuple[Rows, ...]
+    """Rows of the other spools, in the order of the arguments."""
+
+
+def host_windows(
+    calls: Spool, others: Sequence[Spool], names: CallNames, window_rows: int
+) -> Iterator[HostWindow]:
+    """Yield the rows of the spools in windows."""
+    levels = names.level()
+    inner = (levels == NODE) | (levels == COMMUNICATION)
+    trees = _CallTrees(names)
+    held: list[Rows] = [np.zeros(0, spool.dtype) for spool in (calls, *others)]
+    first_id = 1
+    enough = 0
+    for read in windows(calls, *others, window_rows=window_rows):
+        more_calls = copied(read[0])
+        next_id = first_id + len(more_calls)
+        more_calls["connection_id"] = np.arange(first_id, next_id, dtype=np.uint64)
+        first_id = next_id
+        held = [
+            stacked((before, more)) if len(before) else more
+            for before, more in zip(held, (more_calls, *read[1:]), strict=True)
+        ]
+        if len(held[0]) < enough:
+            continue
+        if not len(held[0]):
+            yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
+            held = [rows[:0] for rows in held]
+            continue
+        place = _last_gap(held[0], inner)
+        if place == 0:  # no gap: a call is open all the time; retry with twice the rows
+            enough = 2 * len(held[0])
+            continue
+        enough = 0
+        until = held[0]["key"][place]
+        # A record at the begin of a call is outside it, but may be in the call before.
+        cuts = [place, *(np.searchsorted(rows["key"], until, side="right") for rows in held[1:])]
+        parts = [rows[:cut] for rows, cut in zip(held, cuts, strict=True)]
+        held = [rows[cut:] for rows, cut in zip(held, cuts, strict=True)]
+        yield HostWindow(parts[0], trees.tree(parts[0], until), tuple(parts[1:]))
+    if any(len(rows) for rows in held):
+        yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
+
+
+def _last_gap(calls: Rows, inner: Bools) -> int:
+    """Return the last call that begins when no inner call is open, or 0."""
+    begin = calls["key"]
+    ends = np.where(inner[calls["type_index"]], calls["end"], np.uint64(0))
+    reach = np.maximum.accumulate(ends)
+    free = np.flatnonzero((begin[1:] >= reach[:-1]) & (begin[1:] > begin[:-1]))
+    return int(free[-1]) + 1 if len(free) else 0
+
+
+class _CallTrees:
+    """Builds the call trees of consecutive windows."""
+
+    def __init__(self, names: CallNames) -> None:
+        self._names = names
+        self._open: dict[int, Intervals] = {}
+
+    def tree(self, calls: Rows, until: np.uint64 | None) -> CallTree:
+        """Return the calls of a window and the calls still open from earlier windows, by level."""
+        return CallTree(
+            self._outer(calls, ACL, until),
+            self._outer(calls, MODEL, until),
+            self._names.intervals(calls, NODE),
+            without_overlaps(self._names.intervals(calls, COMMUNICATION)),
+        )
+
+    def _outer(self, calls: Rows, level: int, until: np.uint64 | None) -> Intervals:
+        intervals = self._names.intervals(calls, level)
+        if level in self._open:
+            earlier = self._open.pop(level)
+            intervals = Intervals(
+                *(
+                    np.concatenate([getattr(part, field.name) for part in (earlier, intervals)])
+                    for field in fields(Intervals)
+                )
+            )
+        intervals = without_overlaps(intervals)
+        if until is not None:
+            still_open = np.flatnonzero(intervals.end > until)
+            if len(still_open):
+                self._open[level] = intervals.take(still_open)
+        return intervals

@@ -29,9 +29,8 @@ from unified_prof.decoders.prof.pmu_tables import (
     usable_changes,
 )
 from unified_prof.decoders.prof.slices import RawFile
-from unified_prof.decoders.prof.task_identity import decode_words
 from unified_prof.decoders.prof.task_join import DeviceTasks
-from unified_prof.decoders.prof.task_log import kernel_runs
+from unified_prof.decoders.prof.task_log import decode_words, kernel_runs
 from unified_prof.decoders.spool import Rows
 
 # A record becomes up to 34 rows, so pieces are smaller than elsewhere.

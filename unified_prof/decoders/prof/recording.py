@@ -11,9 +11,8 @@ import numpy as np
 
 from unified_prof.base.columns import Sink, Stage
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter
-from unified_prof.decoders.prof.aicpu_records import AicpuRecords, read_aicpu
 from unified_prof.decoders.prof.ccu_dpu import decode_ccu, decode_dpu
-from unified_prof.decoders.prof.collective_records import STEP
+from unified_prof.decoders.prof.collective_records import STEP, AicpuRecords, read_aicpu
 from unified_prof.decoders.prof.collectives import CommunicationTimes, Steps
 from unified_prof.decoders.prof.compute_info import Launched
 from unified_prof.decoders.prof.coverage import write_session
@@ -33,7 +32,12 @@ from unified_prof.decoders.prof.device_samples import (
     decode_unified_bus,
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory, ProfDirectory
-from unified_prof.decoders.prof.host_events import decode_operator_memory, device_marks, write_marks
+from unified_prof.decoders.prof.host_events import (
+    TaskTypes,
+    decode_operator_memory,
+    device_marks,
+    write_marks,
+)
 from unified_prof.decoders.prof.host_samples import (
     decode_host_cpu,
     decode_host_disk,
@@ -42,11 +46,9 @@ from unified_prof.decoders.prof.host_samples import (
     decode_os_calls,
 )
 from unified_prof.decoders.prof.host_side import HostSide
-from unified_prof.decoders.prof.launches import TaskTypes
 from unified_prof.decoders.prof.pmu_records import decode_task_pmu
 from unified_prof.decoders.prof.pmu_tables import decode_frequency, decode_sample_pmu
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.prof.task_identity import IdCounter, Rounds, TaskStreams
 from unified_prof.decoders.prof.task_join import (
     JOINED_TASK,
     DeviceTasks,
@@ -56,7 +58,15 @@ from unified_prof.decoders.prof.task_join import (
     identify,
     join,
 )
-from unified_prof.decoders.prof.task_log import EXECUTED_TASK, Track, read_task_log, read_track
+from unified_prof.decoders.prof.task_log import (
+    EXECUTED_TASK,
+    IdCounter,
+    Rounds,
+    TaskStreams,
+    Track,
+    read_task_log,
+    read_track,
+)
 from unified_prof.decoders.spool import Spool, selected, stacked, windows
 from unified_prof.errors import RawFormatError
 
@@ -355,7 +365,7 @@ class _DeviceTaskDecoder:
             return host_side.communication.write(self._device.device_id, steps, self._clock, None)
         # Imported here: few recordings need it, and it is a quarter of the imports of a small one.
         from unified_prof.decoders.prof.aicpu_collectives import find_collectives, write_collectives
-        from unified_prof.decoders.prof.aicpu_records import AicpuContext
+        from unified_prof.decoders.prof.collective_records import AicpuContext
 
         context = AicpuContext(
             self._device,

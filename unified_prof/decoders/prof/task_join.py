@@ -15,21 +15,23 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Ints, Runs, find, order_of_keys
 from unified_prof.base.columns import NO_CONNECTION, NO_MODEL, NO_STREAM, Sink
-from unified_prof.decoders.prof.captured_graphs import Captures
 from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.compute_info import Launched, write_operators
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_events import write_copies
-from unified_prof.decoders.prof.launches import TaskTypes
+from unified_prof.decoders.prof.host_events import TaskTypes, write_copies
+from unified_prof.decoders.prof.operators import Captures
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.prof.task_identity import (
+from unified_prof.decoders.prof.task_log import (
+    EXECUTED_TASK,
+    OTHER,
     Flips,
     IdCounter,
     Rounds,
     TaskStreams,
+    in_order_of_start,
     pack_keys,
+    type_name,
 )
-from unified_prof.decoders.prof.task_log import EXECUTED_TASK, OTHER, in_order_of_start, type_name
 from unified_prof.decoders.spool import Rows, Spool, row_type, selected, windows
 
 

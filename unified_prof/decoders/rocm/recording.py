@@ -1,37 +1,413 @@
-"""Decodes one rocprofv3 recording, session by session, including its kernels and copies."""
+"""Decodes one rocprofv3 recording, session by session.
+
+Ids of processes, threads, agents (CPUs and GPUs), queues and streams are row numbers within the
+session.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Ints, distinct_rows
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct_rows, find
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Sink, Tables
 from unified_prof.base.coverage import CountedTables, Coverage
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
-from unified_prof.decoders.gpu.rows import NO_TIME, GpuRecording, Parts
+from unified_prof.decoders.gpu.call_chains import as_operation
+from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
+from unified_prof.decoders.gpu.rows import INTERVAL, NO_TIME, GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.json_tables import PREFIX, SessionTables, sessions_of
-from unified_prof.decoders.rocm.session import (
-    Regions,
-    Session,
-    SessionCounters,
-    read_allocations,
-)
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
+
+_INT32 = range(-(2**31), 2**31)
+
+
+class Agents:
+    """Agents (CPUs and GPUs) of a session by row number."""
+
+    def __init__(self, tables: SessionTables) -> None:
+        self.devices: dict[int, dict[str, Any]] = {}
+        """Device number -> properties of the GPU."""
+        self._agents: dict[int, tuple[str, int]] = {}
+        """Row number -> (CPU or GPU, index among agents of this type)."""
+        self._read(tables)
+
+    def _read(self, tables: SessionTables) -> None:
+        wanted = {"id": MISSING, "type_index": MISSING, "logical_index": MISSING}
+        names = ["type", "product_name", "name", "model_name", "vendor_name"]
+        for cells in tables.slices("info_agent", wanted, names):
+            for at, row in enumerate(cells["id"].tolist()):
+                kind = (cells["type"][at] or "").upper()
+                index = int(cells["type_index"][at])
+                if index not in _INT32 or index < 0:
+                    index = MISSING
+                self._agents[row] = (kind, index)
+                if kind == "GPU" and index != MISSING:
+                    known = {name: cells[name][at] for name in names[1:] if cells[name][at]}
+                    known["name"] = known.get("product_name") or known.get("name") or NOT_AVAILABLE
+                    self.devices.setdefault(index, known)
+
+    def numbers_of_devices(self, agents: Ints) -> Ints:
+        """Return the device number of each agent, MISSING if it is not a GPU."""
+        distinct, inverse = np.unique(agents, return_inverse=True)
+        found = []
+        for agent in distinct.tolist():
+            kind, index = self._agents.get(agent, ("", MISSING))
+            found.append(index if kind == "GPU" else MISSING)
+        return np.array(found, np.int64)[inverse]
+
+    def direction(self, source: int, target: int) -> tuple[str, int]:
+        """Return the name of a copy between two agents, and the device that it belongs to."""
+        unknown = ("", MISSING)
+        kinds = (self._agents.get(source, unknown), self._agents.get(target, unknown))
+        device = next((index for kind, index in reversed(kinds) if kind == "GPU"), MISSING)
+        letters = [{"CPU": "H", "GPU": "D"}.get(kind) for kind, _ in kinds]
+        if None in letters:
+            return "Memcpy Unknown", device
+        if letters == ["D", "D"] and source != target:
+            return "Memcpy PtoP", device
+        return f"Memcpy {letters[0]}to{letters[1]}", device
+
+
+# Ids of a session must be below this, so that ids of several sessions are distinct.
+_MAX_ID = 2**40
+
+
+class Events:
+    """Events of a session, which join calls with tasks and contain the category of regions.
+
+    The number of the session makes keys unique across sessions.
+    """
+
+    def __init__(self, tables: SessionTables, session: int) -> None:
+        self._first_key = session * _MAX_ID
+        wanted = {"id": MISSING, "stack_id": 0, "correlation_id": 0, "category_id": MISSING}
+        parts: list[tuple[Ints, ...]] = [
+            tuple(cells[name] for name in wanted) for cells in tables.slices("event", wanted)
+        ]
+        columns = [np.empty(0, np.int64)] * len(wanted)
+        if parts:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        self._ids, stacks, correlations, categories = (column[order] for column in columns)
+        keys = np.where(stacks > 0, stacks, correlations)
+        self._keys = np.where((keys > 0) & (keys < _MAX_ID), keys, MISSING)
+        self._categories = categories
+
+    def categories(self, events: Ints) -> Ints:
+        """Return the string ids of categories, MISSING if unknown."""
+        return self._lookup(events, self._categories)
+
+    def correlations(self, events: Ints) -> Ints:
+        """Return the key that a call shares with its tasks, MISSING if unknown."""
+        keys = self._lookup(events, self._keys)
+        return np.where(keys == MISSING, MISSING, self._first_key + keys)
+
+    def key(self, events: Ints) -> Ints:
+        """Return event numbers that are unique across sessions, MISSING for invalid ids."""
+        known = (events > 0) & (events < _MAX_ID)
+        return np.where(known, self._first_key + events, MISSING)
+
+    def _lookup(self, events: Ints, values: Ints) -> Ints:
+        place = find(self._ids, events)
+        result = np.full(len(events), MISSING)
+        known = place != NOWHERE
+        result[known] = values[place[known]]
+        return result
+
+
+class Session:
+    """One session of a recording: its tables, ids and number."""
+
+    def __init__(self, parts: Parts, tables: SessionTables, number: int) -> None:
+        self.parts = parts
+        self.tables = tables
+        self.number = number
+        self.strings = tables.texts("string", "string")
+        self.pids = tables.numbers("info_process", "pid")
+        self.tids = tables.numbers("info_thread", "tid")
+        self.schema = self._read_schema()
+        self.agents = Agents(tables)
+        self.events = Events(tables, number)
+        self._threads: dict[tuple[int, int], int] = {}
+        self._read_thread_names()
+
+    def _read_schema(self) -> str | None:
+        schema = None
+        for cells in self.tables.slices("metadata", {}, ["tag", "value"]):
+            for tag, value in zip(cells["tag"], cells["value"], strict=True):
+                if tag == "schema_version":
+                    schema = value
+        return schema
+
+    def _read_thread_names(self) -> None:
+        threads = self.parts.threads
+        for cells in self.tables.slices("info_thread", {"id": MISSING, "pid": MISSING}, ["name"]):
+            for row, pid, name in zip(
+                cells["id"].tolist(), cells["pid"].tolist(), cells["name"], strict=True
+            ):
+                if name and row in self.tids and pid in self.pids:
+                    threads.thread_names[self.pids[pid], self.tids[row]] = name
+
+    def thread_numbers(self, cells: Cells) -> Ints:
+        """Return the thread number of each row, and count the events of the threads."""
+        first, inverse = distinct_rows(cells["pid"], cells["tid"])
+        numbers = []
+        for at in first.tolist():
+            key = (int(cells["pid"][at]), int(cells["tid"][at]))
+            if key not in self._threads:
+                pid, tid = self.pids.get(key[0], key[0]), self.tids.get(key[1], key[1])
+                self._threads[key] = self.parts.threads[pid, tid]
+            numbers.append(self._threads[key])
+        found = np.array(numbers, np.int64)[inverse]
+        self.parts.activity.update(dict(enumerate(np.bincount(found).tolist())))
+        return found
+
+    def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
+        """Return new rows with start and end, and a mask of the valid ones."""
+        return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
+
+    def names(self, ids: Ints, texts: Mapping[int, str]) -> Ints:
+        """Convert ids of `texts` to ids of the string pool."""
+        names = self.parts.names
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        found = [names[texts.get(number, NOT_AVAILABLE)] for number in distinct.tolist()]
+        return np.array(found, np.int64)[inverse]
+
+
+_MARK_EVENT = 0
+_CALLS = re.compile(r"HIP|HSA|RCCL|ROCDECODE|ROCJPEG")
+_MARKS = re.compile(r"MARKER")
+
+
+class Regions:
+    """Reads the regions of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self.operations = 0
+        """Number of operations marked by emit_nvtx."""
+        self._session, self._parts = session, session.parts
+
+    def read(self) -> None:
+        """Read all regions into `Parts`."""
+        wanted = dict.fromkeys(("start", "end"), NO_TIME)
+        wanted |= dict.fromkeys(("pid", "tid", "name_id", "event_id"), MISSING)
+        for cells in self._session.tables.slices("region", wanted):
+            categories = self._session.events.categories(cells["event_id"])
+            kinds = np.zeros(len(categories), np.int8)
+            for number in np.unique(categories).tolist():
+                text = self._session.strings.get(number, "")
+                kind = 1 if _MARKS.match(text) else 2 if not _CALLS.match(text) and text else 0
+                kinds[categories == number] = kind
+            for kind, read in ((0, self._api_calls), (1, self._marks), (2, self._other_regions)):
+                chosen = kinds == kind
+                if chosen.any():
+                    read({name: column[chosen] for name, column in cells.items()})
+
+    def _api_calls(self, cells: Cells) -> None:
+        rows, valid = self._session.timed(cells, r.CALL, "runtime_call")
+        rows["thread"] = self._session.thread_numbers(cells)
+        rows["name"] = self._session.names(cells["name_id"], self._session.strings)
+        rows["correlation"] = self._session.events.correlations(cells["event_id"])
+        rows = rows[valid]
+        self._parts.note_correlations(rows)
+        self._parts.calls.append(rows)
+
+    def _marks(self, cells: Cells) -> None:
+        """Read roctx ranges and marks; ranges of emit_nvtx are added as operations."""
+        texts = self._messages(cells)
+        parsed = [as_operation(text) for text in texts]
+        chosen = np.array([operation is not None for operation in parsed], bool)
+        threads = self._session.thread_numbers(cells)
+        operations = list(filter(None, parsed))
+        if operations:
+            marked = {name: column[chosen] for name, column in cells.items()}
+            rows, valid = self._session.timed(marked, r.HOST, "operation")
+            rows["thread"] = threads[chosen]
+            self._parts.add_marked_operations(rows, valid, operations)
+            self.operations += int(np.count_nonzero(valid))
+        rest = ~chosen
+        if rest.any():
+            others = {name: column[rest] for name, column in cells.items()}
+            messages = list(compress(texts, rest.tolist()))
+            self._annotations(others, threads[rest], messages)
+
+    def _messages(self, cells: Cells) -> list[str]:
+        """Return the messages of marks; if missing, the names of the regions."""
+        wanted = set(cells["event_id"].tolist())
+        messages: dict[int, str] = {}
+        markers = {number for number, text in self._session.strings.items() if _MARKS.match(text)}
+        slices = self._session.tables.slices
+        only = ("category_id", markers)
+        for events in slices("event", {"id": MISSING}, ["extdata"], only=only):
+            for number, text in zip(events["id"].tolist(), events["extdata"], strict=True):
+                if number in wanted and text and "message" in text:
+                    messages[number] = _message(text)
+        rows = zip(cells["event_id"].tolist(), cells["name_id"].tolist(), strict=True)
+        return [
+            messages.get(event) or self._session.strings.get(name, NOT_AVAILABLE)
+            for event, name in rows
+        ]
+
+    def _annotations(self, cells: Cells, threads: Ints, messages: list[str]) -> None:
+        names = self._parts.names
+        times, valid = self._session.timed(cells, INTERVAL, "annotation")
+        instant = times["start"] == times["end"]
+        write_annotations(
+            self._parts,
+            times[valid],
+            np.array([names[text] for text in messages], np.int64)[valid],
+            threads[valid],
+            0,
+            kinds=np.where(instant, _MARK_EVENT, RANGE_EVENT)[valid],
+        )
+
+    def _other_regions(self, cells: Cells) -> None:
+        rows, valid = self._session.timed(cells, r.OTHER, "other_region")
+        categories = self._session.events.categories(cells["event_id"])
+        rows["category"] = self._session.names(categories, self._session.strings)
+        rows["name"] = self._session.names(cells["name_id"], self._session.strings)
+        places, pids, tids = self._parts.places, self._session.pids, self._session.tids
+        rows["place"] = [
+            places.setdefault((pids.get(pid, pid), tids.get(tid, tid)), len(places))
+            for pid, tid in zip(cells["pid"].tolist(), cells["tid"].tolist(), strict=True)
+        ]
+        rows["args_at"] = rows["args_size"] = 0
+        self._parts.other.append(rows[valid])
+
+
+def _message(text: str) -> str:
+    try:
+        message = json.loads(text).get("message")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return message if isinstance(message, str) else ""
+
+
+_COMPONENT = "ROCm"
+
+
+def read_allocations(session: Session) -> None:
+    """Read device memory allocations and frees; the size of a free is that of its allocation."""
+    live: dict[tuple[int, int], int] = {}
+    wanted = {**dict.fromkeys(("start", "end"), NO_TIME), "size": 0}
+    wanted |= dict.fromkeys(("pid", "tid", "agent_id", "address"), MISSING)
+    unsized = 0
+    for cells in session.tables.slices("memory_allocate", wanted, ["type", "level"]):
+        times, valid = session.timed(cells, INTERVAL, "allocation")
+        rows = np.empty(len(times), r.ALLOCATION)
+        rows["start"] = times["start"]
+        rows["thread"] = session.thread_numbers(cells)
+        rows["device"] = session.agents.numbers_of_devices(cells["agent_id"])
+        rows["address"] = cells["address"]
+        rows["owner"] = session.number
+        rows["total_allocated"] = rows["total_reserved"] = MISSING
+        sizes = []
+        for kind, level, device, address, size in zip(
+            cells["type"],
+            cells["level"],
+            rows["device"].tolist(),
+            cells["address"].tolist(),
+            cells["size"].tolist(),
+            strict=True,
+        ):
+            signed = 0
+            if level in (None, "REAL") and kind == "ALLOC" and 0 < size < 2**53:
+                live[device, address] = signed = size
+            elif kind == "FREE":
+                # A free may lack the agent.
+                signed = -live.pop((device, address), 0)
+                unsized += not signed
+            sizes.append(signed)
+        rows["size"] = sizes
+        on_device = rows["device"] != MISSING
+        session.parts.memory_component, session.parts.adds_up_allocations = _COMPONENT, True
+        session.parts.allocations.append(rows[valid & (rows["size"] != 0) & on_device])
+    if unsized:
+        detail = "allocated before the recording"
+        session.parts.sink.anomaly("release_without_allocation", unsized, detail)
+
+
+class SessionCounters:
+    """Reads the hardware counters of a session, after its tasks."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._parts = session, session.parts
+        self._names: dict[int, str] = {}
+        self._agents: dict[int, int] = {}
+
+    def read(self, task_events: Ints) -> None:
+        """Add counters of tasks (given by event ids) to `Parts`, and write sampled counters."""
+        self._counters()
+        samples = self._samples()
+        without = 0
+        tasks = np.unique(task_events)
+        wanted = {"event_id": MISSING, "pmc_id": MISSING}
+        for cells in self._session.tables.slices("pmc_event", wanted, reals=["value"]):
+            events, values = cells["event_id"], cells["value"]
+            names = self._session.names(cells["pmc_id"], self._names)
+            known = ~np.isnan(values)
+            of_task = known & (find(tasks, events) != NOWHERE)
+            self._parts.counters.add(
+                self._session.events.key(events[of_task]), names[of_task], values[of_task]
+            )
+            rest = known & ~of_task
+            sampled = np.zeros(len(events), bool)
+            if samples is not None and rest.any():
+                at = find(samples[0], events)
+                agents = [self._agents.get(number, MISSING) for number in cells["pmc_id"].tolist()]
+                devices = self._session.agents.numbers_of_devices(np.array(agents, np.int64))
+                sampled = rest & (at != NOWHERE) & (devices != MISSING)
+                sample_times = samples[1][at][sampled]
+                timed = {"start": sample_times, "end": sample_times}
+                times, valid = self._session.timed(timed, INTERVAL, "gpu_metric")
+                self._parts.sink.write(
+                    "UPROF_GPU_METRICS",
+                    {
+                        "timestampNs": times["start"][valid],
+                        "deviceId": devices[sampled][valid],
+                        "name": names[sampled][valid],
+                        "value": values[sampled][valid],
+                    },
+                )
+            without += int(np.count_nonzero(~of_task & ~sampled))
+        if without:
+            detail = "values that belong to neither a dispatch nor a GPU sample"
+            self._parts.sink.anomaly("counter_without_task", without, detail)
+
+    def _counters(self) -> None:
+        wanted = {"id": MISSING, "agent_id": MISSING}
+        for cells in self._session.tables.slices("info_pmc", wanted, ["name", "symbol"]):
+            for at, row in enumerate(cells["id"].tolist()):
+                self._names[row] = cells["name"][at] or cells["symbol"][at] or NOT_AVAILABLE
+                self._agents[row] = int(cells["agent_id"][at])
+
+    def _samples(self) -> tuple[Ints, Ints] | None:
+        """Return the sorted event ids of samples, and their times."""
+        wanted = {"event_id": MISSING, "timestamp": NO_TIME}
+        slices = self._session.tables.slices("sample", wanted)
+        parts = [(cells["event_id"], cells["timestamp"]) for cells in slices]
+        if not parts:
+            return None
+        events, times = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(events, kind="stable")
+        return events[order], times[order]
+
 
 # Tables of names, which no event table would hold.
 _DESCRIPTIVE = (
     "string metadata track arg info_node info_process info_thread info_agent info_queue "
     "info_stream info_kernel_symbol info_code_object info_pmc"
 ).split()
-_INT32 = range(-(2**31), 2**31)
 _GEOMETRY = (
     *("grid_size_x", "grid_size_y", "grid_size_z"),
     *("workgroup_size_x", "workgroup_size_y", "workgroup_size_z"),

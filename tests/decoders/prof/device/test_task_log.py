@@ -8,15 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.base.columns import NO_CONTEXT
-from unified_prof.decoders.prof.task_identity import (
+from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.prof.task_log import (
     Flips,
     IdCounter,
     TaskStreams,
     decode_words,
+    first_to_first,
+    mark_order,
     pack_keys,
+    type_name,
 )
-from unified_prof.decoders.prof.task_join import DeviceTasks
-from unified_prof.decoders.prof.task_log import first_to_first, mark_order, type_name
 
 MARKS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), min_size=0, max_size=60

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.host_calls import Intervals, without_overlaps
+from unified_prof.decoders.prof.host_records import Intervals, without_overlaps
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40)
 

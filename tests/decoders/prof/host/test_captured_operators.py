@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import host_records, write_file
-from unified_prof.decoders.prof.captured_graphs import CapturedOperators, read_captured
 from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.operators import CapturedOperators, read_captured
 from unified_prof.decoders.prof.tensors import TensorTexts
 
 

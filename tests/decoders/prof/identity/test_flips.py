@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.task_identity import Flips
+from unified_prof.decoders.prof.task_log import Flips
 
 
 @given(

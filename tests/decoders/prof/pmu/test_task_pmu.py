@@ -24,8 +24,8 @@ from unified_prof.decoders.prof.pmu_records import (
 )
 from unified_prof.decoders.prof.pmu_tables import CoreKind
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.decoders.prof.task_identity import Flips, IdCounter, TaskStreams, pack_keys
 from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.prof.task_log import Flips, IdCounter, TaskStreams, pack_keys
 
 STREAM = 7
 
