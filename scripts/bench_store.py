@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from unified_prof.schema import catalogue
-from unified_prof.sqlite import views
+from unified_prof.sqlite import reader
 
 STRINGS = 20_000
 TABLES = ("TASK", "COMPUTE_TASK_INFO")
@@ -251,7 +251,7 @@ def contenders() -> dict[str, Any]:
 
 
 def spec_of(table: str) -> catalogue.TableSpec:
-    found = views.layout(catalogue.resolve(catalogue.MSPROF, "documented"), table)
+    found = reader.layout(catalogue.resolve(catalogue.MSPROF, "documented"), table)
     assert found is not None
     return found.spec
 

@@ -99,9 +99,9 @@ atexit.register(lambda: print(sorted({HEAVY} & {{*sys.modules}})))
 
 
 def test_run_loads_no_analysis_before_the_workload() -> None:
-    code = "import sys, unified_prof.pipeline.run; print(*sys.modules)"
+    code = "import sys, unified_prof.pipeline.live; print(*sys.modules)"
     loaded = python(code).stdout.split()
-    assert "unified_prof.pipeline.run" in loaded
+    assert "unified_prof.pipeline.live" in loaded
     later = ("explain", "recording", "decoders", "report")
     assert not [name for name in loaded if name.removeprefix("unified_prof.").startswith(later)]
 

@@ -17,7 +17,7 @@ __version__ = VERSION
 # Public name -> module that defines it.
 _EXPORTS: dict[str, str] = {
     "advise": "unified_prof.explain.api",
-    "detect": "unified_prof.sqlite.detect",
+    "detect": "unified_prof.sqlite.opening",
     "diff": "unified_prof.compare.device_diff",
     "figures": "unified_prof.report.api",
     "gate": "unified_prof.report.api",
@@ -79,6 +79,6 @@ if TYPE_CHECKING:
     from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile, watch
     from unified_prof.report.api import figures, gate
-    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.opening import detect
     from unified_prof.sqlite.reader import open_report
     from unified_prof.tracking.live import step

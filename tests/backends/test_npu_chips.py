@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends import msprof_platforms
-from unified_prof.backends import cann, msprof_command, msprof_outcome
+from unified_prof.backends import cann, msprof_outcome, npu
 from unified_prof.backends.msprof_options import OPTIONS, PRESETS, MsprofOption
 from unified_prof.backends.msprof_plan import Offer, offer_for_chip, offer_from_help, plan
 from unified_prof.errors import UsageError
@@ -146,9 +146,7 @@ def test_host_is_not_sampled_on_the_chips_own_system() -> None:
     offer = by_help(7, on_device=True)
     planned = plan({"preset": "full"}, offer=offer)
     assert "host-sys" in {option.flag for option in planned.left_out}
-    command = msprof_command.command_line(
-        Path("msprof"), planned.arguments, Path("/out"), [], offer
-    )
+    command = npu.command_line(Path("msprof"), planned.arguments, Path("/out"), [], offer)
     assert first_message(command[1:], 7, on_device=True) is None
 
 

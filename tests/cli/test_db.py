@@ -15,7 +15,7 @@ import pytest
 
 from tests.migrate.databases import LATEST, REVISIONS, make
 from unified_prof.cli.app import main
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 
 class Result:

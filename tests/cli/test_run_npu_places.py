@@ -16,7 +16,7 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.conftest import ROOT
-from unified_prof.backends import msprof_command
+from unified_prof.backends import npu
 from unified_prof.backends.msprof_plan import Offer
 
 INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
@@ -158,7 +158,7 @@ def test_msprof_exports_if_no_no_op_program_is_found(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    command = msprof_command.command_line(Path("msprof"), ["--l2=on"], place, ["bash"], Offer())
+    command = npu.command_line(Path("msprof"), ["--l2=on"], place, ["bash"], Offer())
     assert command == ["msprof", f"--output={place}", "--type=db", "--l2=on", "bash"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.test_every_source import succeeded
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import training_step
 from tests.export.builders import NO_CONTEXT, DatabaseBuilder
 from tests.export.conftest import Export
-from unified_prof.export.mindstudio import recording, timeline_events
+from unified_prof.export.mindstudio import registry, timeline_events
 
 Event = dict[str, Any]
 PROCESS = 77
@@ -326,7 +326,7 @@ def test_timeline_does_not_depend_on_the_block_size(
     whole = _read(out)
     for path in out.iterdir():
         path.unlink()
-    monkeypatch.setattr(recording, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(registry, "BLOCK_ROWS", 2)
     export(database.path)
     by_text = [
         Counter(json.dumps(one, sort_keys=True) for one in found) for found in (whole, _read(out))

@@ -16,7 +16,7 @@ from tests.migrate.databases import REVISIONS, make, rows_of, tables_of
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.schema import catalogue
-from unified_prof.sqlite.views import RENAMES
+from unified_prof.sqlite.reader import RENAMES
 
 TEXT = "the id of N/A"
 MARKS: dict[tuple[str, str], object] = {

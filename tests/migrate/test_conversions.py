@@ -10,7 +10,7 @@ import pytest
 from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.schema import catalogue
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 NO_NOTIFY = 9223372036854775807
 UNKNOWN_32 = 4294967295

@@ -16,7 +16,7 @@ from unified_prof.errors import OutputError, SchemaVersionError, StoreError, Usa
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.schema import catalogue
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 OLD = "1.1.1_20250620"
 

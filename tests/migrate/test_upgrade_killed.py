@@ -16,7 +16,7 @@ import pytest
 from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
 from unified_prof.migrate import runner
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from unified_prof.pipeline.distributed import rank_of
-from unified_prof.pipeline.outputs import attempt_directory, default_directory
+from unified_prof.pipeline.outputs import attempt_directory, default_directory, rank_of
 
 TRAINING = """\
 import os, sys, time, torch

@@ -10,7 +10,7 @@ import pytest
 
 from unified_prof.errors import OutputError
 from unified_prof.pipeline import outputs
-from unified_prof.pipeline.distributed import rank_of
+from unified_prof.pipeline.outputs import rank_of
 
 SINGLE = rank_of({})
 

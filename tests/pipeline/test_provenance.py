@@ -12,7 +12,7 @@ import pytest
 
 from unified_prof.backends.registry import RunSpec
 from unified_prof.pipeline import provenance
-from unified_prof.pipeline.distributed import rank_of
+from unified_prof.pipeline.outputs import rank_of
 
 
 @pytest.fixture

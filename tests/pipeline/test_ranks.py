@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import ALL, parse_ranks, rank_here, rank_of
+from unified_prof.pipeline.outputs import ALL, parse_ranks, rank_here, rank_of
 
 OF_EIGHT = {"RANK": "5", "LOCAL_RANK": "1", "SIZE": "8"}
 

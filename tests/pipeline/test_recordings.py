@@ -11,7 +11,7 @@ import pytest
 from unified_prof.backends.registry import Recording
 from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import convert
-from unified_prof.pipeline.distributed import rank_of
+from unified_prof.pipeline.outputs import rank_of
 from unified_prof.pipeline.provenance import build_databases
 from unified_prof.pipeline.sources import DecodeResult, by_kind
 

@@ -16,7 +16,7 @@ from tests.records import tracked_run
 from unified_prof import __version__
 from unified_prof.backends.registry import Capture, RunSpec
 from unified_prof.errors import CaptureError, OutputError, StoreError, UsageError
-from unified_prof.pipeline.run import run
+from unified_prof.pipeline.live import run
 from unified_prof.sqlite import skyline_writer
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.schema import catalogue
-from unified_prof.sqlite.detect import Detection, detect
+from unified_prof.sqlite.opening import Detection, detect
 
 MSPROF = catalogue.REVISIONS["msprof"]
 LATEST = catalogue.resolve("msprof", "latest")

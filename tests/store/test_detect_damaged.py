@@ -11,7 +11,7 @@ import pytest
 
 from unified_prof.errors import StoreError
 from unified_prof.schema import catalogue
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.schema import catalogue
 from unified_prof.sqlite import opening
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.writer import ReportWriter
 
 LATEST = catalogue.resolve("msprof", "latest")

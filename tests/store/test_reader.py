@@ -25,7 +25,7 @@ from unified_prof.schema.msprof import (
     Task,
 )
 from unified_prof.schema.uprof import Anomaly, UprofBase
-from unified_prof.sqlite import views
+from unified_prof.sqlite import reader
 from unified_prof.sqlite.writer import ReportWriter
 
 SAMPLES = (
@@ -76,7 +76,7 @@ def test_every_revision_is_read_with_the_newest_names(path: Path, revision: str)
         for table, spec in known.items():
             if table in {"STRING_IDS", "META_DATA"} or table.startswith("ENUM_"):
                 continue
-            layout = views.layout(revision, table)
+            layout = reader.layout(revision, table)
             columns = ", ".join(spec.column_names)
             found = report.rows(f"SELECT {columns} FROM {table}")
             if layout is None:
@@ -339,7 +339,7 @@ def test_tables_become_data_frames_and_arrow_tables_exactly(path: Path) -> None:
         assert len(report.to_pandas("CCU")) == 0
         with pytest.raises(UsageError, match="no table NO_SUCH"):
             report.to_pandas("NO_SUCH")
-    names = list(views.known_tables()["QOS"].column_names)
+    names = list(reader.known_tables()["QOS"].column_names)
     assert list(frame.columns) == table.column_names == names
     assert frame["deviceId"][0] == 2**60 + 1
     assert frame["deviceId"][1] is pandas.NA

@@ -11,8 +11,8 @@ from unified_prof import open_report
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, REVISIONS
-from unified_prof.sqlite import views
-from unified_prof.sqlite.views import HCCL_TYPES
+from unified_prof.sqlite import reader
+from unified_prof.sqlite.reader import HCCL_TYPES
 from unified_prof.sqlite.writer import ReportWriter
 
 # Not recorded data: enums stay as collected, devices are inferred.
@@ -39,7 +39,7 @@ def test_views_show_what_an_upgrade_stores(tmp_path: Path, revision: str) -> Non
     with open_report(old) as before, open_report(new) as after:
         (not_known,) = after.rows("SELECT id FROM STRING_IDS WHERE value = 'N/A'")
         for table, columns in tables.items():
-            layout = views.layout(revision, table)
+            layout = reader.layout(revision, table)
             # A column that the old file lacks is NULL there and unknown in the upgraded file.
             lacking = layout.dropped if layout else ()
             shown = [column for column in columns if column not in lacking]

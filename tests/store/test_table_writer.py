@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.schema import catalogue
-from unified_prof.sqlite import views
+from unified_prof.sqlite import reader
 from unified_prof.sqlite.external_tables import foreign_tables
 from unified_prof.sqlite.inserts import Inserts
 from unified_prof.sqlite.pages.tree_writer import PageFile
-from unified_prof.sqlite.table_writer import can_be_pages
-from unified_prof.sqlite.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter, can_be_pages
 
 MANY = 9000
 
@@ -212,8 +211,8 @@ def test_tables_with_other_keys_are_left_to_sqlite() -> None:
     left = {
         spec.name
         for revision in catalogue.REVISIONS[catalogue.MSPROF]
-        for table in views.known_tables()
-        if (layout := views.layout(revision, table)) and not can_be_pages(spec := layout.spec)
+        for table in reader.known_tables()
+        if (layout := reader.layout(revision, table)) and not can_be_pages(spec := layout.spec)
     }
     names = (
         "ANOMALIES COVERAGE GAP_SAMPLES GPU_DEVICES ITERATION_PARTS MODULES RECOMPUTATION"

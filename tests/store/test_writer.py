@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
-from unified_prof.sqlite import inserts, table_writer, views
+from unified_prof.sqlite import inserts, reader, writer
 from unified_prof.sqlite.writer import ReportWriter
 
 DOCUMENTED = catalogue.load(MSPROF, "documented")
@@ -48,9 +48,9 @@ def path(tmp_path: Path) -> Path:
 def write_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test with rows as pages and as statements."""
     if request.param == "pages":
-        monkeypatch.setattr(table_writer, "ROWS_WORTH_PAGES", 1)
+        monkeypatch.setattr(writer, "ROWS_WORTH_PAGES", 1)
     else:
-        monkeypatch.setattr(table_writer, "can_be_pages", lambda _: False)
+        monkeypatch.setattr(writer, "can_be_pages", lambda _: False)
 
 
 def test_report_appears_alone_when_the_block_ends(path: Path) -> None:
@@ -101,7 +101,7 @@ def test_no_value_is_stored_as_a_blob(path: Path) -> None:
     sizes = (1, 400, 1003)  # One row, one complete statement, statements and a rest.
     number = np.arange(sum(sizes), dtype=np.uint32) + 7
     with ReportWriter(path, revision="latest") as report:
-        for table, spec in views.known_tables().items():
+        for table, spec in reader.known_tables().items():
             if table == "STRING_IDS" or table in LATEST.rows:
                 continue
             first = 0
@@ -109,7 +109,7 @@ def test_no_value_is_stored_as_a_blob(path: Path) -> None:
                 batch = number[first : first + size]
                 report.write(table, dict.fromkeys(spec.column_names, batch))
                 first += size
-    for table, spec in views.known_tables().items():
+    for table, spec in reader.known_tables().items():
         if table == "STRING_IDS" or table in LATEST.rows:
             continue
         for column in spec.columns:

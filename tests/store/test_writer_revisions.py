@@ -12,7 +12,7 @@ import pytest
 
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, REVISIONS
-from unified_prof.sqlite import views
+from unified_prof.sqlite import reader
 from unified_prof.sqlite.writer import ReportWriter
 
 COMPUTE: dict[str, Any] = {
@@ -82,7 +82,7 @@ def test_dropped_values_are_counted_unless_null(path: Path) -> None:
 def test_every_column_of_every_revision_has_one_newest_name(revision: str) -> None:
     newest = catalogue.load(MSPROF, "latest").tables
     for table, spec in catalogue.load(MSPROF, revision).tables.items():
-        layout = views.layout(revision, table)
+        layout = reader.layout(revision, table)
         assert layout is not None
         assert len(set(layout.sources)) == len(spec.columns)
         assert sorted(layout.sources + layout.dropped) == sorted(newest[table].column_names)

@@ -9,7 +9,7 @@ import pytest
 
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.watch_file import (
     UNKNOWN,
     StepRow,

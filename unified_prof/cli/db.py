@@ -15,7 +15,7 @@ from unified_prof.errors import UprofError
 if TYPE_CHECKING:
     from unified_prof.migrate.check import Check
     from unified_prof.migrate.upgrade import Upgrade
-    from unified_prof.sqlite.detect import Detection
+    from unified_prof.sqlite.opening import Detection
 
 Files = Annotated[list[Path], cli.argument("Report files.", "FILE...")]
 Family = Annotated[
@@ -66,7 +66,7 @@ def info(
 
 
 def _identify(path: Path) -> Detection:
-    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.opening import detect
 
     found = detect(path)
     if found.family is None:
@@ -167,7 +167,7 @@ def recover(
     directory. After SIGKILL, an out-of-memory kill or the loss of a node, this command turns them
     into partial reports. Files of running processes are not touched.
     """
-    from unified_prof.pipeline import recover as pipeline
+    from unified_prof.pipeline import reports as pipeline
 
     outcomes = printer.outcomes(pipeline.recover(folder, force=force), "uprof: ")
     if not outcomes:

@@ -76,8 +76,8 @@ def export(
 ) -> None:
     """Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof."""
     from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
-    from unified_prof.pipeline.distributed import parse_ranks
     from unified_prof.pipeline.export import Selection, export_report
+    from unified_prof.pipeline.outputs import parse_ranks
     from unified_prof.pipeline.remote import fetch_part
 
     if layout is None:

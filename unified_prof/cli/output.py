@@ -21,8 +21,8 @@ from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.convert import Outcome
-    from unified_prof.pipeline.recover import Recovery
     from unified_prof.pipeline.report_input import Reader
+    from unified_prof.pipeline.reports import Recovery
     from unified_prof.report.document import Document
 
 TEXT, JSON = "text", "json"

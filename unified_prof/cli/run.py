@@ -29,19 +29,19 @@ from unified_prof.cli.run_options import (
     with_npu_pairs,
 )
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import (
+from unified_prof.pipeline.outputs import (
     ALL,
     RankSelection,
+    default_directory,
     exec_unprofiled,
     is_measured,
     parse_ranks,
     rank_of,
 )
-from unified_prof.pipeline.outputs import default_directory
 
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend, RunSpec
-    from unified_prof.pipeline.run import RunResult
+    from unified_prof.pipeline.live import RunResult
 
 
 # Backends whose start takes seconds; backends of other packages check their targets themselves.
@@ -221,7 +221,7 @@ def _run(
 
     With `own_stdout`, output of the workload goes to stderr because stdout holds the result.
     """
-    from unified_prof.pipeline import run as pipeline
+    from unified_prof.pipeline import live as pipeline
 
     result = None
     try:

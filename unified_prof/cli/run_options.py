@@ -20,7 +20,7 @@ from unified_prof.base import run_spec as asked
 from unified_prof.base.text import printable
 from unified_prof.cli import command as cli
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import Workload
+from unified_prof.pipeline.outputs import Workload
 
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend

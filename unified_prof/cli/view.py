@@ -138,7 +138,7 @@ def _timeline(
     from unified_prof.base.loopback import Item
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.pipeline import export
-    from unified_prof.pipeline.distributed import RankSelection
+    from unified_prof.pipeline.outputs import RankSelection
     from unified_prof.report import html_page as opener
 
     title = path.absolute().name

@@ -27,8 +27,13 @@ from unified_prof.cli.run_options import (
     timeline_details,
 )
 from unified_prof.errors import CaptureError
-from unified_prof.pipeline.distributed import exec_unprofiled, is_measured, parse_ranks, rank_of
-from unified_prof.pipeline.outputs import default_directory
+from unified_prof.pipeline.outputs import (
+    default_directory,
+    exec_unprofiled,
+    is_measured,
+    parse_ranks,
+    rank_of,
+)
 
 
 @cli.command(

@@ -18,7 +18,7 @@ from unified_prof.cluster.stored_run import RankRecord, StoredRun
 from unified_prof.errors import UprofError, UsageError
 from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
-from unified_prof.recording.tracks import Track
+from unified_prof.recording.timeline import Track
 
 KERNEL_LANE = "kernels"  # Label of intervals with kernels; always the first label.
 _MAX_LANES = 16  # Maximum number of lanes.

@@ -20,8 +20,7 @@ from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels
 from unified_prof.recording.collectives import canonical as kind_of_collective
 from unified_prof.recording.framework import NONE, NOT_ATTRIBUTED, OTHER_PASS, Framework
 from unified_prof.recording.recording import Recording
-from unified_prof.recording.replayed_graphs import Captured
-from unified_prof.recording.task_order import TaskWindow
+from unified_prof.recording.task_order import Captured, TaskWindow
 
 _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

@@ -27,7 +27,7 @@ from unified_prof.recording.calls import KINDS, UNKNOWN, Labels
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.source import recorded_anomalies
-from unified_prof.recording.tracks import Track
+from unified_prof.recording.timeline import Track
 
 
 def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:

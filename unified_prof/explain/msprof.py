@@ -23,9 +23,10 @@ from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.arguments import SIZES, dtype_of, split
 from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, schedule_of, select, without
-from unified_prof.recording import breakdowns, counters, host_lanes, timeline, tracks
+from unified_prof.recording import breakdowns, counters, host_lanes, timeline
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
+from unified_prof.recording.breakdowns import Stacks
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, PackedCalls
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
@@ -51,10 +52,8 @@ from unified_prof.recording.source import (
     recorded_anomalies,
     recorded_coverage,
 )
-from unified_prof.recording.stacks import Stacks
 from unified_prof.recording.steps import StepTrace, step_of
-from unified_prof.recording.timeline import Timeline
-from unified_prof.recording.tracks import Track
+from unified_prof.recording.timeline import Timeline, Track
 from unified_prof.sqlite.reader import open_report
 
 _NEVER_SOON, _NEVER = np.iinfo(np.int32).max, np.iinfo(np.int64).max
@@ -287,7 +286,7 @@ class MsprofAnalysis(Analysis):
 
     def tracks(self) -> Iterator[Track]:
         """Yield streams and host threads as tracks of slices."""
-        return tracks.tracks(
+        return timeline.tracks(
             self.recording.source,
             self.recording.tasks,
             self.recording.comms,

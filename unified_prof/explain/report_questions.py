@@ -29,13 +29,12 @@ from unified_prof.recording.model import (
 if TYPE_CHECKING:
     from unified_prof.explain.other_device import DeviceEstimate
     from unified_prof.explain.what_if import Gain
+    from unified_prof.recording.breakdowns import Stacks
     from unified_prof.recording.collectives import Group
     from unified_prof.recording.host_lanes import HostThreads, IdleLane
     from unified_prof.recording.idle import IdleReasons
-    from unified_prof.recording.stacks import Stacks
     from unified_prof.recording.steps import StepTrace
-    from unified_prof.recording.timeline import Timeline
-    from unified_prof.recording.tracks import Track
+    from unified_prof.recording.timeline import Timeline, Track
 
 
 class OverTime(Protocol):

@@ -16,7 +16,7 @@ from unified_prof.arrays.grouping import AnyInts
 from unified_prof.errors import UsageError
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording import annotations as tracked_regions
-from unified_prof.recording import breakdowns, skyline_tables, stacks
+from unified_prof.recording import breakdowns, skyline_tables
 from unified_prof.recording.breakdown_kinds import By, Place
 from unified_prof.recording.breakdowns import NO_LINE, NO_MODULE, module_parts
 from unified_prof.recording.calls import (
@@ -137,12 +137,12 @@ class SkylineAnalysis(Analysis):
     def measures(self) -> tuple[str, ...]:
         """Weights of `stacks`."""
         result = (one for one in ("time", "forward", "backward", "memory"))
-        return tuple(one for one in result if stacks.measured(self.calls, one))
+        return tuple(one for one in result if breakdowns.measured(self.calls, one))
 
-    def stacks(self, measure: str, by: Place | None = None) -> stacks.Stacks:
+    def stacks(self, measure: str, by: Place | None = None) -> breakdowns.Stacks:
         """Return operations or allocations below their modules or lines."""
-        return stacks.stacks_of_calls(
-            self.calls, measure, stacks.place_of(self.calls, by, self.path)
+        return breakdowns.stacks_of_calls(
+            self.calls, measure, breakdowns.place_of(self.calls, by, self.path)
         )
 
     def samples(self) -> Samples | None:

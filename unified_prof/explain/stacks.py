@@ -12,11 +12,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import nesting
 from unified_prof.arrays.grouping import Ints
 from unified_prof.recording.breakdown_kinds import Place
-from unified_prof.recording.calls import SIZES
-from unified_prof.recording.framework import BACKWARD, NONE, Framework
-from unified_prof.recording.recording import Recording
-from unified_prof.recording.source import possible
-from unified_prof.recording.stacks import (
+from unified_prof.recording.breakdowns import (
     Frame,
     Stacks,
     StackSums,
@@ -25,6 +21,10 @@ from unified_prof.recording.stacks import (
     place_of,
     stacks_of_calls,
 )
+from unified_prof.recording.calls import SIZES
+from unified_prof.recording.framework import BACKWARD, NONE, Framework
+from unified_prof.recording.recording import Recording
+from unified_prof.recording.source import possible
 
 # Between an operation and the operations of its backward pass.
 BACKWARD_PASS = Frame("(backward)", "pass")

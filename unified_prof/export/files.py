@@ -18,7 +18,7 @@ from unified_prof.sqlite.atomic import AtomicFile, output_error
 from unified_prof.sqlite.statements import Block
 
 if TYPE_CHECKING:
-    from unified_prof.recording.stacks import Stacks
+    from unified_prof.recording.breakdowns import Stacks
 
 
 _ENCODING = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}

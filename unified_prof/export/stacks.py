@@ -18,7 +18,7 @@ from typing import Any
 
 from unified_prof.base.text import printable
 from unified_prof.errors import UsageError
-from unified_prof.recording.stacks import Frame, Stacks
+from unified_prof.recording.breakdowns import Frame, Stacks
 from unified_prof.version import VERSION
 
 

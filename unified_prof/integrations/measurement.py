@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from unified_prof.errors import UprofError
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.distributed import rank_here
 from unified_prof.pipeline.live import Profile, profile, watch
+from unified_prof.pipeline.outputs import rank_here
 from unified_prof.tracking.live import step
 
 if TYPE_CHECKING:

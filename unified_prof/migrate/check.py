@@ -17,9 +17,8 @@ from unified_prof.schema.catalogue import SchemaSpec, TableSpec
 from unified_prof.schema.msprof import Reference, references
 from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.atomic import raise_kept, watch
-from unified_prof.sqlite.detect import Detection, recognise
 from unified_prof.sqlite.fingerprint import Facts
-from unified_prof.sqlite.opening import open_read_only
+from unified_prof.sqlite.opening import Detection, open_read_only, recognise
 from unified_prof.sqlite.statements import READ_ERRORS, reading
 
 

@@ -21,8 +21,8 @@ from sqlalchemy.pool import StaticPool
 from unified_prof.migrate.steps import FileState
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import REVISION_ROW, resource_directory
-from unified_prof.sqlite.detect import VERSION_ROWS
 from unified_prof.sqlite.fingerprint import Facts
+from unified_prof.sqlite.opening import VERSION_ROWS
 from unified_prof.sqlite.statements import quoted
 
 _SCRATCH = "uprof_scratch"

@@ -24,9 +24,15 @@ from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import REVISION_ROW
 from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.atomic import AtomicFile, replacing
-from unified_prof.sqlite.detect import MIGRATED_FROM, Detection, detect, recognise
 from unified_prof.sqlite.fingerprint import Facts
-from unified_prof.sqlite.opening import open_read_only, side_files
+from unified_prof.sqlite.opening import (
+    MIGRATED_FROM,
+    Detection,
+    detect,
+    open_read_only,
+    recognise,
+    side_files,
+)
 from unified_prof.sqlite.skyline_writer import recorded_anomalies
 from unified_prof.sqlite.statements import declared, open_unfinished, quoted, upgrade_error, writing
 

@@ -42,7 +42,7 @@ from unified_prof.sqlite.atomic import (
     temporary_folder,
     watch,
 )
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.statements import quoted
 
 _SQLITE, _PARQUET = b"SQLite format 3\0", b"PAR1"

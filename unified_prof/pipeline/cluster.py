@@ -39,7 +39,7 @@ from unified_prof.pipeline.remote import StorageDirectory, fetch, local_path
 from unified_prof.schema.catalogue import CLUSTER
 from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.atomic import temporary_folder
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.reader import open_report
 from unified_prof.version import VERSION
 

@@ -420,7 +420,7 @@ def _is_other_database(database: Path, *, named: bool) -> bool:
     A database of another tool whose name contains a rank is not ignored but reported as unreadable.
     """
     from unified_prof.schema.catalogue import MSPROF
-    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.opening import detect
 
     try:
         found = detect(database)

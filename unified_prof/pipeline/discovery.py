@@ -140,7 +140,7 @@ def _file_refusal(path: Path, expected: str) -> UprofError:
 
 
 def _database_refusal(path: Path, expected: str) -> UprofError:
-    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.opening import detect
 
     try:
         found = detect(path)

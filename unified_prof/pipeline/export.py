@@ -28,11 +28,11 @@ from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
 from unified_prof.pipeline import analysis_db, outputs, rank_runs
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.distributed import RankSelection
+from unified_prof.pipeline.outputs import RankSelection
 from unified_prof.pipeline.report_input import Reader, with_report_hint
 from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
-from unified_prof.recording.stacks import Frame, Stacks, below, merge
+from unified_prof.recording.breakdowns import Frame, Stacks, below, merge
 from unified_prof.report import names
 from unified_prof.report.figures import coverage_fields, readable_answers
 from unified_prof.report.viewer_traces import (

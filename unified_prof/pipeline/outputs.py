@@ -1,20 +1,340 @@
-"""Chooses and checks the directories and files of the reports of a run."""
+"""Determines the rank of this process, and the directories and files of its reports.
+
+The rank is found in environment variables of launchers. Ranks that are not profiled replace their
+process with the workload.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple, NoReturn
 
 from unified_prof.base.run_spec import MEMORY, RUN_TIME
-from unified_prof.errors import OutputError, UprofError
+from unified_prof.errors import OutputError, UprofError, UsageError
 from unified_prof.sqlite.atomic import output_error, refuse_existing, remove_abandoned
 
-if TYPE_CHECKING:
-    from unified_prof.pipeline.distributed import Rank
+
+class _Names(NamedTuple):
+    """Environment variables of one launcher; the first variable with a number is used."""
+
+    launcher: str
+    rank: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    local_world_size: tuple[str, ...] = ()
+
+
+# In order of precedence. torchrun comes first, because it can start a script within any other
+# launcher; mpirun precedes Slurm, because each daemon of mpirun is a task of Slurm, whose numbers
+# all of its ranks inherit.
+_TORCHRUN = _Names("torchrun", ("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
+_OTHERS = (
+    _Names(
+        "openmpi",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Names(
+        "mvapich",
+        ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
+        ("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
+        ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
+        ("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    _Names(
+        "jsm",
+        ("JSM_NAMESPACE_RANK",),
+        ("JSM_NAMESPACE_LOCAL_RANK",),
+        ("JSM_NAMESPACE_SIZE",),
+        ("JSM_NAMESPACE_LOCAL_SIZE",),
+    ),
+    _Names("pals", ("PALS_RANKID",), ("PALS_LOCAL_RANKID",), ("PALS_SIZE", "PMI_SIZE")),
+    _Names(
+        "mpich",
+        ("PMI_RANK", "PMIX_RANK"),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("PMI_SIZE", "PMIX_SIZE"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ),
+    _Names("flux", ("FLUX_TASK_RANK",), ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
+    # The size of the step if srun started one: SLURM_NTASKS can be that of the allocation.
+    _Names(
+        "slurm",
+        ("SLURM_PROCID",),
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+    ),
+)
+
+# Variables that identify a job, equal for all its ranks on all hosts, by a prefix for names.
+_JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("torchrun", ("TORCHELASTIC_RUN_ID",)),
+    ("pmix", ("PMIX_NAMESPACE",)),
+    ("pals", ("PALS_APID",)),
+    ("slurm", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    ("flux", ("FLUX_JOB_ID",)),
+    ("lsf", ("LSB_JOBID", "JSM_NAMESPACE_ID")),
+    ("pbs", ("PBS_JOBID",)),
+    ("sge", ("JOB_ID",)),
+)
+# Values that identify no job: torchrun's default id is `none`.
+_NO_JOB = {"none", ""}
+
+_THIS_HOST = {"localhost", "127.0.0.1", "::1"}
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rank of one process in a run; all fields are None if there is only one process."""
+
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    launcher: str | None = None
+    """Launcher that set the environment variables."""
+    job: str | None = None
+    """Name of the job, the same for all ranks and hosts."""
+    one_host: bool = True
+    """True if all ranks are on this host, as far as known."""
+    restarts: int = 0
+    """Number of restarts of the job by its launcher."""
+
+    @property
+    def number(self) -> int | None:
+        """The global rank, or the local rank if unknown; None if there is only one process."""
+        return self.rank if self.rank is not None else self.local_rank
+
+    @property
+    def suffix(self) -> str:
+        """Suffix for file names, such as `_rank3`; empty if there is only one process."""
+        return "" if self.number is None else f"_rank{self.number}"
+
+    @property
+    def is_distributed(self) -> bool:
+        """True if there are other processes."""
+        return self.world_size is not None and self.world_size > 1
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Return the rank of this process from the environment; invalid numbers are ignored.
+
+    Variables of launchers other than torchrun are used only if there are several processes, because
+    an interactive Slurm shell also sets "rank 0 of 1".
+    """
+    found = _read(_TORCHRUN, environment)
+    if found.number is not None:
+        return found
+    for names in _OTHERS:
+        if names.launcher == "slurm" and _is_batch_script(environment):
+            continue
+        found = _read(names, environment)
+        if found.rank is not None and found.is_distributed:
+            return found
+    return Rank(None, None, None)
+
+
+def rank_here() -> Rank:
+    """Return the current rank of this process.
+
+    If no launcher set it, the rank is taken from the process group of torch.distributed, which a
+    trainer or a process of `torch.multiprocessing.spawn` may have initialized.
+    """
+    found = rank_of()
+    distributed = sys.modules.get("torch.distributed")
+    if found.rank is not None or distributed is None:
+        return found
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return found
+    if distributed.get_world_size() == 1:
+        return found
+    job = found.job or _job(os.environ, "")
+    return Rank(
+        distributed.get_rank(),
+        found.local_rank,
+        distributed.get_world_size(),
+        launcher=found.launcher,
+        job=job,
+        one_host=job is None or os.environ.get("MASTER_ADDR") in _THIS_HOST,
+    )
+
+
+def _read(names: _Names, environment: Mapping[str, str]) -> Rank:
+    def number(variables: tuple[str, ...]) -> int | None:
+        for variable in variables:
+            text = environment.get(variable, "")
+            if text.isascii() and text.isdecimal():
+                return int(text)
+        return None
+
+    world_size, local = number(names.world_size), number(names.local_world_size)
+    nodes = number(("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
+    if local is None and names.launcher == "slurm" and nodes == 1:
+        local = world_size
+    return Rank(
+        number(names.rank),
+        number(names.local_rank),
+        world_size,
+        launcher=names.launcher,
+        job=_job(environment, names.launcher),
+        one_host=world_size is None or world_size == 1 or local == world_size,
+        restarts=number(_RESTARTS) or 0,
+    )
+
+
+def _is_batch_script(environment: Mapping[str, str]) -> bool:
+    """Return True for the script of a Slurm batch job, which is not a rank.
+
+    Its environment contains rank 0 and the size of the job, but not SLURM_STEP_ID, which only srun
+    sets.
+    """
+    return environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
+
+
+def _job(environment: Mapping[str, str], launcher: str) -> str | None:
+    """Return the job's name, made valid for file names; None if it is unknown."""
+    for prefix, variables in _JOBS:
+        if prefix == "torchrun" and launcher != "torchrun":
+            continue
+        first, *others = (environment.get(variable, "") for variable in variables)
+        if first not in _NO_JOB:
+            parts = [prefix + _plain(first), *(_plain(other) for other in others if other)]
+            return ".".join(parts)
+    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    return f"{_plain(address)}.{_plain(port)}" if address and port else None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankSelection:
+    """Ranks selected by `--ranks`."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    """First and last of each range."""
+    every: int = 1
+    """N in `every:N`; used if `ranges` is empty."""
+
+    def __contains__(self, rank: object) -> bool:
+        if not isinstance(rank, int):
+            return False
+        if self.ranges:
+            return any(first <= rank <= last for first, last in self.ranges)
+        return rank % self.every == 0
+
+    def selected_from(self, world_size: int) -> list[int]:
+        """Return the selected ranks below `world_size`, ascending."""
+        return [rank for rank in range(world_size) if rank in self]
+
+    def size(self, known: Sequence[int]) -> int:
+        """Return the number of ranks that `numbers` returns, at least."""
+        return sum(last - first + 1 for first, last in self.ranges) or len(known)
+
+    def numbers(self, known: Sequence[int]) -> list[int]:
+        """Return all ranks that are named, or those of `known` that are selected."""
+        named = [rank for first, last in self.ranges for rank in range(first, last + 1)]
+        return list(dict.fromkeys(named)) or [rank for rank in known if rank in self]
+
+
+ALL = RankSelection()
+
+
+def parse_ranks(text: str) -> RankSelection:
+    """Parse `all`, `every:N`, or numbers and ranges such as `0,8-15`.
+
+    Raises:
+        UsageError: the text is invalid.
+    """
+    text = text.strip()
+    if text == "all":
+        return ALL
+    if found := re.fullmatch(r"every:([1-9][0-9]{0,8})", text):
+        return RankSelection(every=int(found[1]))
+    ranges = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if not found or int(found[2] or found[1]) < int(found[1]):
+            raise UsageError(
+                f"--ranks: {part.strip()!r} is not a rank or a range of ranks",
+                hint="for example 0,8-15 or every:8",
+                slug="wrong-ranks",
+            )
+        ranges.append((int(found[1]), int(found[2] or found[1])))
+    return RankSelection(tuple(ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Workload to run."""
+
+    # Path of a script, or name of a module if `is_module`.
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+
+def is_measured(rank: Rank, chosen: RankSelection) -> bool:
+    """Return True if this rank is selected by --ranks.
+
+    Raises:
+        UsageError: No rank of this run is selected.
+    """
+    if chosen == ALL:
+        return True
+    world_size = rank.world_size or 1
+    if not chosen.selected_from(world_size):
+        there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
+        raise UsageError(
+            f"--ranks selects no rank of this run, which has {there}", slug="no-such-rank"
+        )
+    return (rank.number or 0) in chosen
+
+
+def exec_unprofiled(workload: Workload) -> NoReturn:
+    """Replace this process with the workload; does not return.
+
+    Raises:
+        UsageError: The workload cannot be started.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
+            stream.flush()
+    command = _command(workload)
+    try:
+        os.execv(command[0], command)
+    except OSError as err:
+        raise UsageError(
+            f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
+        ) from err
+
+
+def _command(workload: Workload) -> list[str]:
+    path = Path(workload.target)
+    if workload.is_module:
+        return [*_python(), "-m", workload.target, *workload.arguments]
+    is_program = path.suffix not in (".py", ".pyw") and path.is_file() and os.access(path, os.X_OK)
+    if is_program:
+        return [str(path.absolute()), *workload.arguments]
+    return [*_python(), workload.target, *workload.arguments]
+
+
+def _python() -> list[str]:
+    """Return this interpreter with the options it was started with (-X, -W, -u, ...)."""
+    options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    return [sys.executable, *options]
+
 
 _FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
 

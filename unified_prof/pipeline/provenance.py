@@ -19,8 +19,7 @@ from unified_prof.base.redaction import redact, redact_arguments
 from unified_prof.base.run_spec import TrackedRun
 from unified_prof.base.text import printable
 from unified_prof.errors import CaptureError, OutputError, UprofError
-from unified_prof.pipeline.distributed import Rank
-from unified_prof.pipeline.outputs import timeline_file
+from unified_prof.pipeline.outputs import Rank, timeline_file
 from unified_prof.version import VERSION
 
 _VENDOR_KEPT = "; the database of the vendor's exporter is kept"

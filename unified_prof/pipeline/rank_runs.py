@@ -233,8 +233,8 @@ def is_summary(path: Path) -> bool:
     """Return True for a run of `uprof cluster build`, or its summary."""
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.schema.catalogue import CLUSTER
-    from unified_prof.sqlite.detect import detect
     from unified_prof.sqlite.fingerprint import is_database
+    from unified_prof.sqlite.opening import detect
 
     if is_run_directory(path):
         return True

@@ -27,8 +27,7 @@ from unified_prof.base import streams
 from unified_prof.base.text import NS_PER_MS, printable
 from unified_prof.compare.step_changes import StepChanges
 from unified_prof.errors import UprofError
-from unified_prof.pipeline.distributed import rank_here
-from unified_prof.pipeline.outputs import make_directory
+from unified_prof.pipeline.outputs import make_directory, rank_here
 from unified_prof.pipeline.watch_captures import (
     CAPTURES,
     TRACE_NAME,

@@ -34,9 +34,14 @@ from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.counters import Allocations
 from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, OTHER_PASS, Framework
 from unified_prof.recording.model import Row
-from unified_prof.recording.replayed_graphs import Captured
 from unified_prof.recording.steps import Steps, step_of
-from unified_prof.recording.task_order import ComputedColumn, OrderedTasks, TaskWindow, WorkColumn
+from unified_prof.recording.task_order import (
+    Captured,
+    ComputedColumn,
+    OrderedTasks,
+    TaskWindow,
+    WorkColumn,
+)
 from unified_prof.recording.tasks import TaskNames, TaskRows, Tasks
 
 

@@ -25,11 +25,13 @@ from unified_prof.arrays.nesting import WINDOW, Below, Distances, NearestMarked,
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
-from unified_prof.recording.autograd import ENGINE_PREFIX, AutogradColumns, ForwardOperations
 from unified_prof.recording.host_calls import UNCONNECTED, HostCalls
 from unified_prof.recording.python_frames import (
+    ENGINE_PREFIX,
     MODULE_PREFIX,
     NO_CHAIN,
+    AutogradColumns,
+    ForwardOperations,
     Frames,
     RangesById,
     chains_through,

@@ -32,7 +32,6 @@ from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.model import Breakdown, Clock
 from unified_prof.recording.python_frames import PythonCalls, python_calls
-from unified_prof.recording.replayed_graphs import Capture
 from unified_prof.recording.source import (
     NOTHING_KNOWN,
     Findings,
@@ -42,7 +41,7 @@ from unified_prof.recording.source import (
     task_counters,
 )
 from unified_prof.recording.steps import StepTrace, TaskTimes, step_of
-from unified_prof.recording.task_order import LaunchedTasks, join_launches
+from unified_prof.recording.task_order import Capture, LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
 from unified_prof.sqlite.statements import quoted
 

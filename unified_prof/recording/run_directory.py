@@ -13,7 +13,7 @@ from pathlib import Path
 from unified_prof.errors import UprofError
 from unified_prof.recording.source import Missing
 from unified_prof.sqlite import run_folder
-from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.opening import detect
 
 SUFFIXES = (".db", ".sqlite", ".sqlite3")
 # File that `uprof run` writes beside the reports of several ranks.

@@ -19,8 +19,7 @@ from unified_prof.explain.skyline import trees as analysis_trees
 from unified_prof.recording.host_lanes import KINDS as HOST_KINDS
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.model import Series
-from unified_prof.recording.timeline import Timeline
-from unified_prof.recording.tracks import Track
+from unified_prof.recording.timeline import Timeline, Track
 from unified_prof.report.formats import encode_varints
 from unified_prof.report.names import readable_names, truncate_middle
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.explain.report_questions import Analysis, OverTime
 from unified_prof.recording.model import Series
-from unified_prof.recording.tracks import Track
+from unified_prof.recording.timeline import Track
 
 
 def slice_events(track: Track) -> Iterator[tuple[int, int, bool]]:

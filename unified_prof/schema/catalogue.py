@@ -32,7 +32,7 @@ WATCH_FILES = "watch_rank*.db"
 # - write migrations/<family>/<revision>.py: the changes, and the values of old rows;
 # - add the new tables and columns to schema/msprof/, each with a `doc`;
 # - run scripts/freeze_schemas.py, which writes schemas/msprof/<revision>.sql (others: by hand);
-# - edit sqlite/views.py if a column changes its name or meaning;
+# - edit sqlite/reader.py if a column changes its name or meaning;
 # - edit sqlite/fingerprint.py if the frozen texts do not distinguish it from the previous revision.
 # Never change the migration of a released revision.
 REVISIONS: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import are_in_order
 from unified_prof.sqlite import statements as sql
 from unified_prof.sqlite.batches import Constant, Numbers, Source, is_text
-from unified_prof.sqlite.views import Layout
+from unified_prof.sqlite.reader import Layout
 
 if TYPE_CHECKING:
     from unified_prof.sqlite.pages.tree_writer import PageFile

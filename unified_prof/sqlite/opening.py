@@ -1,28 +1,38 @@
-"""Opening of databases for reading, without changing the file or its directory.
+"""Opening of databases for reading, without changing them, and identification of report files.
 
 SQLite may change a file even when it only reads: it rolls back the journal of a crashed writer,
 merges a write-ahead log, and creates `-wal` and `-shm` files. Files with a journal or log are
 therefore read through a temporary copy, and files in WAL mode without a log are opened as
 immutable.
+
+Family, revision, producer and completeness are cheap to detect for files of any size: only the
+schema and a few rows of small tables are read, with the standard library only.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sqlite3
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from unified_prof.errors import OutputError, StoreError
+from unified_prof.base.columns import API_OPERATION
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import REVISION_ROW
+from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.atomic import SQLITE_SIDE_FILES, raise_kept, temporary_folder, watch
-from unified_prof.sqlite.fingerprint import MAGIC
+from unified_prof.sqlite.fingerprint import MAGIC, Facts
 from unified_prof.sqlite.pages.format import FileConnection
 from unified_prof.sqlite.statements import READ_ERRORS, is_locked, read_error, reading
 
@@ -256,3 +266,332 @@ def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | No
 
 def _states(*files: Path) -> list[tuple[int, int]]:
     return [(state.st_size, state.st_mtime_ns) for state in map(os.stat, files)]
+
+
+# UPROF_RUN fact: the revision a migrated file had before its first migration.
+MIGRATED_FROM = "migrated_from"
+
+VERSION_ROWS = (
+    "SCHEMA_VERSION SCHEMA_VERSION_MAJOR SCHEMA_VERSION_MINOR SCHEMA_VERSION_MICRO"
+).split()
+
+# Families with their revision in user_version: the column that identifies a file, and its
+# description.
+_NUMBERED = {
+    catalogue.SKYLINE_RUN_TIME: ("run_time_entries", "id", "a Skyline run time report", "Skyline"),
+    catalogue.SKYLINE_MEMORY: ("weight_entries", "id", "a Skyline memory report", "Skyline"),
+    catalogue.CLUSTER: ("FINDING", "cost_ms_per_step", "a cluster summary", "uprof"),
+    catalogue.WATCH: ("STEP", "optimizer_ns", "a watch file", "uprof"),
+}
+# Any of these tables identifies an msprof database; a table TASK could be from any program.
+_MSPROF_MARKS = {
+    "ENUM_API_TYPE": ("id", "name"),
+    "ENUM_MODULE": ("id", "name"),
+    "ENUM_HCCL_DATA_TYPE": ("id", "name"),
+    "SESSION_TIME_INFO": ("startTimeNs", "endTimeNs"),
+    "TARGET_INFO_SESSION_TIME": ("startTimeNs", "endTimeNs"),
+    "TASK": ("globalTaskId", "connectionId", "taskType"),
+    "COMPUTE_TASK_INFO": ("globalTaskId", "opType"),
+    "CANN_API": ("globalTid", "name"),
+}
+_PYTORCH_TABLES = (
+    "PYTORCH_API CONNECTION_IDS PYTORCH_CALLCHAINS STEP_TIME MEMORY_RECORD OP_MEMORY GC_RECORD"
+).split()
+# Databases of other programs that are often in the same directory as reports.
+_STRANGERS = {
+    "CommAnalyzerTime": "a communication analysis (analysis.db) made by torch_npu",
+    "StepTraceTime": "a communication analysis (analysis.db) made by torch_npu",
+    "ClusterStepTraceTime": "a cluster analysis made by msprof-analyze",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "an Nsight Systems export",
+    "META_DATA_EXPORT": "an Nsight Systems export",  # one without kernels
+    "uprof_baselines_version": "uprof's store of baselines",
+    "alembic_version": "a database with Alembic's version table",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Family, revision and origin of one file."""
+
+    path: Path
+    family: str | None
+    """One of `catalogue.FAMILIES`; None: not a known kind of report."""
+
+    revision: str | None
+    """The exact schema revision; None: unknown."""
+
+    description: str
+    """Description of the file, or the reason why no revision matches."""
+
+    recognised_by: tuple[str, ...]
+    """Evidence for the revision."""
+
+    producer: str | None = None
+    """Producer of the file: uprof, msprof, msprof + torch_npu, msMonitor, ..."""
+
+    complete: bool = True
+    """False: the producer was stopped before it finished (no STRING_IDS)."""
+
+    equivalent: tuple[str, ...] = ()
+    """Other possible revisions; they do not differ in the tables of this file."""
+
+    schema_version: str | None = None
+    """META_DATA.SCHEMA_VERSION."""
+
+    migrated_from: str | None = None
+    """Revision of the file before uprof migrated it."""
+
+    viewer: str | None = None
+    """Viewer that added tables or columns to the file."""
+
+    notes: tuple[str, ...] = ()
+    """Inconsistencies that did not prevent detection."""
+
+    not_tables: tuple[str, ...] = ()
+    """Views and virtual tables with names of the format's tables; they are not read."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the detection as plain data, without the path."""
+        names = (
+            *("family", "revision", "equivalent", "schema_version", "recognised_by", "producer"),
+            *("complete", "migrated_from", "viewer", "description", "notes", "not_tables"),
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the detection as lines of text."""
+        revision = self.revision or "unknown revision"
+        also = f" (same as {', '.join(self.equivalent)} for this file)" if self.equivalent else ""
+        yield f"{self.path}: {self.family} {revision}{also}"
+        rows = {
+            "identified by": "; ".join(self.recognised_by) if self.revision else self.description,
+            "producer": self.producer,
+            "complete": "yes" if self.complete else "no: STRING_IDS is missing",
+            "migrated from": self.migrated_from,
+            "opened by": self.viewer,
+        }
+        for name, value in rows.items():
+            if value:
+                yield f"  {name + ':':15}{value}"
+        not_tables = [f"{name} is not a table and is ignored" for name in self.not_tables]
+        for note in (*self.notes, *not_tables):
+            yield f"  {'note:':15}{note}"
+
+    def require(self) -> tuple[str, str]:
+        """Return (family, revision).
+
+        Raises:
+            StoreError: the file is not a known kind of report.
+            SchemaVersionError: it is a report, but its revision is unknown.
+        """
+        if self.family is None:
+            raise StoreError(
+                f"{self.path} is not a report but {self.description}",
+                hint=f"expected one of: {', '.join(catalogue.FAMILIES)}",
+                slug="not-a-report",
+            )
+        if self.revision is None:
+            raise SchemaVersionError(
+                f"{self.path} has an unknown schema revision: {self.description}",
+                hint=f"known: {', '.join(catalogue.REVISIONS[self.family])}",
+                slug="unknown-schema",
+            )
+        return self.family, self.revision
+
+
+def detect(path: Path | str) -> Detection:
+    """Detect the kind of the file `path`, without changing it.
+
+    For a database of another program, `Detection.family` is None and `description` names it.
+
+    Raises:
+        StoreError: the file is missing, unreadable, or not an intact SQLite database.
+    """
+    path = Path(path)
+    with ExitStack() as resources:
+        db = open_read_only(path, resources)
+        with reading(path):
+            return recognise(db, path)
+
+
+def recognise(db: sqlite3.Connection, path: Path) -> Detection:
+    """Detect the main database of an open connection; `path` is its name in messages."""
+    facts = fingerprint.read_facts(db)
+    found = _recognise(path, facts)
+    if found.family is None or not facts.not_tables:
+        return found
+    names = {name.lower() for name in catalogue.load(found.family, "latest").tables}
+    names |= {name.lower() for name in catalogue.extension_tables()}
+    not_tables = tuple(name for name in facts.not_tables if name.lower() in names)
+    return replace(found, not_tables=not_tables)
+
+
+def _recognise(path: Path, facts: Facts) -> Detection:
+    for family, (table, column, *_) in _NUMBERED.items():
+        if facts.has(table, column):
+            return _numbered(path, facts, family)
+    if any(facts.has(table, *columns) for table, columns in _MSPROF_MARKS.items()):
+        return _msprof(path, facts)
+    if facts.has("META_DATA", "name", "value") and _values(facts, "SCHEMA_VERSION"):
+        return _msprof(path, facts)
+    return Detection(path, None, None, _stranger(facts), ())
+
+
+def _stranger(facts: Facts) -> str:
+    for table, what in _STRANGERS.items():
+        if table in facts.tables:
+            return what
+    if not facts.tables:
+        return "an SQLite database without tables"
+    some = ", ".join(list(facts.tables)[:5])
+    return f"an SQLite database of another program (tables: {some})"
+
+
+def _numbered(path: Path, facts: Facts, family: str) -> Detection:
+    spec = catalogue.load(family, "latest")
+    missing = [
+        f"{name}.{column}"
+        for name, table in spec.tables.items()
+        for column in table.column_names
+        if column not in facts.tables.get(name, ())
+    ]
+    table, _, words, maker = _NUMBERED[family]
+    known = Detection(
+        path,
+        family,
+        spec.revision,
+        words,
+        (f"user_version is {facts.user_version}", f"has table {table}"),
+        producer="uprof" if "UPROF_RUN" in facts.tables else maker,
+    )
+    if missing:
+        return replace(known, revision=None, description=f"it does not have {', '.join(missing)}")
+    if facts.user_version != spec.user_version:
+        found = f"its user_version is {facts.user_version}, expected {spec.user_version}"
+        return replace(known, revision=None, description=found)
+    return known
+
+
+def _msprof(path: Path, facts: Facts) -> Detection:
+    versions = _values(facts, "SCHEMA_VERSION")
+    known = Detection(
+        path,
+        catalogue.MSPROF,
+        None,
+        "",
+        (),
+        producer=_producer(path, facts),
+        complete="STRING_IDS" in facts.tables,
+        schema_version=versions[0] if versions else None,
+        migrated_from=facts.run.get(MIGRATED_FROM),
+        viewer="MindStudio Insight" if _seen_by_insight(facts) else None,
+        notes=tuple(_meta_notes(facts)),
+    )
+    if (old := fingerprint.PREHISTORY_TABLES & set(facts.tables)) and not versions:
+        words = f"it is older than {catalogue.REVISIONS[catalogue.MSPROF][0]}, the first one"
+        signs = tuple(f"has table {name}" for name in sorted(old))
+        return replace(known, description=words, recognised_by=signs)
+    if unknown := [version for version in versions if version not in _known_versions()]:
+        words = f"META_DATA has SCHEMA_VERSION {unknown[0]!r}, which is unknown"
+        return replace(known, description=words)
+    if (stated := _values(facts, REVISION_ROW)) and (found := _stated(known, facts, stated)):
+        return found
+    return _by_contents(known, facts, trust_version=len(set(versions)) == 1)
+
+
+def _stated(known: Detection, facts: Facts, stated: list[str]) -> Detection | None:
+    """Return the revision that uprof recorded, unless the tables contradict it."""
+    revision = stated[0]
+    if revision not in catalogue.REVISIONS[catalogue.MSPROF]:
+        words = f"META_DATA has {REVISION_ROW} {revision!r}, written by a newer uprof"
+        return replace(known, description=words)
+    if len(set(stated)) > 1 or fingerprint.lacking(facts, revision):
+        return None
+    return replace(
+        known,
+        revision=revision,
+        description=f"an msprof database at {revision}",
+        recognised_by=(f"META_DATA has {REVISION_ROW} {revision}",),
+    )
+
+
+def _by_contents(known: Detection, facts: Facts, *, trust_version: bool) -> Detection:
+    found = fingerprint.match(facts, trust_version=trust_version)
+    if found.revision is None:
+        some = ", ".join(found.missing[:8]) + (", ..." if len(found.missing) > 8 else "")
+        words = f"its tables match no revision: they lack {some}"
+        if known.viewer:
+            words += f" (opened and changed by {known.viewer})"
+        return replace(known, description=words, recognised_by=found.evidence)
+    notes = list(known.notes)
+    if stated := _values(facts, REVISION_ROW):
+        listed = ", ".join(stated)
+        notes.append(f"META_DATA has {REVISION_ROW} {listed}, which does not match its tables")
+    version = catalogue.load(catalogue.MSPROF, found.revision).schema_version
+    if trust_version and known.schema_version != version:
+        notes.append(
+            f"META_DATA has SCHEMA_VERSION {known.schema_version}, but its tables are of {version}"
+        )
+    if found.newer_parts:
+        notes.append(f"has parts of a newer revision: {', '.join(found.newer_parts)}")
+    return replace(
+        known,
+        revision=found.revision,
+        description=f"an msprof database at {found.revision}",
+        recognised_by=found.evidence,
+        equivalent=found.equivalent,
+        notes=tuple(notes),
+    )
+
+
+def _values(facts: Facts, name: str) -> list[str]:
+    return [value for row, value in facts.meta if row == name]
+
+
+def _known_versions() -> set[str]:
+    return {r.partition("_")[0] for r in catalogue.REVISIONS[catalogue.MSPROF]} - {"pre"}
+
+
+def _meta_notes(facts: Facts) -> list[str]:
+    """Return notes on inconsistent version rows of META_DATA; SCHEMA_VERSION takes precedence."""
+    if "META_DATA" not in facts.tables:
+        return []
+    notes = []
+    versions = _values(facts, "SCHEMA_VERSION")
+    if not versions and not _values(facts, REVISION_ROW):
+        notes.append("META_DATA has no row SCHEMA_VERSION")
+    if len(versions) > 1:
+        notes.append(f"META_DATA has {len(versions)} rows SCHEMA_VERSION: {', '.join(versions)}")
+    parts = [_values(facts, row) for row in VERSION_ROWS[1:]]
+    if versions and not all(parts):
+        absent = [row for row, values in zip(VERSION_ROWS[1:], parts, strict=True) if not values]
+        notes.append(f"META_DATA has no row {', '.join(absent)}")
+    elif versions and (stated := ".".join(values[0] for values in parts)) != versions[0]:
+        notes.append(f"META_DATA's version parts are {stated}, but SCHEMA_VERSION is {versions[0]}")
+    return notes
+
+
+def _producer(path: Path, facts: Facts) -> str:
+    if set(facts.run) - {MIGRATED_FROM} or (
+        _values(facts, REVISION_ROW) and MIGRATED_FROM not in facts.run
+    ):
+        return "uprof"
+    keyless = "STRING_IDS" in facts.tables and "STRING_IDS" not in facts.keys
+    torch = any(table in facts.tables for table in _PYTORCH_TABLES)
+    if re.fullmatch(r"msmonitor_.*\.db", path.name) or (
+        keyless and "COMMUNICATION_TASK_INFO" not in facts.tables and not torch
+    ):
+        return "msMonitor"
+    if torch or facts.enum_has("ENUM_API_TYPE", API_OPERATION) or "ascend_pytorch" in path.name:
+        return "msprof + torch_npu"
+    if "ascend_mindspore" in path.name:
+        return "msprof + MindSpore"
+    return "msprof"
+
+
+def _seen_by_insight(facts: Facts) -> bool:
+    return (
+        facts.has("status_info", "key", "value")
+        or "connectionCats" in facts.tables
+        or any(facts.has(table, "depth") for table in ("TASK", "CANN_API", "PYTORCH_API"))
+    )

@@ -1,11 +1,24 @@
-"""Reader of reports of any family and revision, which shows all tables in their newest shape."""
+"""Reader of reports of any family and revision, which shows all tables in their newest shape.
+
+Decoders and readers use only the newest names. Between revisions, columns were added (always at the
+end), four columns were renamed, and two changed their meaning: until 1.0.0_20240521, the HCCL type
+columns had ids of STRING_IDS, since then ids of the ENUM_HCCL_* tables; until 1.0.0_20241008,
+HOST_INFO.hostUid was a number, since then a text. `layout` and `to_old` are for writers, `over` is
+for readers.
+
+A TEMP view hides the table of the same name, which is still available as `main.<table>`. SQLite
+flattens such views, so that the table's indexes are used.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +26,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.columns import TYPE_INVALID, Strings
 from unified_prof.base.display import Displayed
 from unified_prof.errors import UsageError
 from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import MSPROF, ColumnSpec, TableSpec
 from unified_prof.sqlite import column_reader as in_columns
-from unified_prof.sqlite import detect, views
 from unified_prof.sqlite import integer_columns as whole_tables
+from unified_prof.sqlite import opening
 from unified_prof.sqlite.atomic import raise_kept, watch
-from unified_prof.sqlite.batches import plain
+from unified_prof.sqlite.batches import Constant, Numbers, Plain, Source, from_sequence, plain
 from unified_prof.sqlite.fingerprint import Shape, shape
 from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.statements import READ_ERRORS, quoted, read_error, reading
@@ -28,6 +43,250 @@ from unified_prof.sqlite.statements import READ_ERRORS, quoted, read_error, read
 if TYPE_CHECKING:
     from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.orm import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A column that was called `old` in every revision before `revision`."""
+
+    table: str
+    newest: str
+    old: str
+    revision: str
+
+
+# Latest first. COMPUTE_TASK_INFO.blockDim before 1.2.0_20260128 is the current blockNum; the
+# current blockDim (SIMT dimensions) is a different column, added in 1.2.0_20260716.
+RENAMES = (
+    Rename("COMPUTE_TASK_INFO", "blockNum", "blockDim", "1.2.0_20260128"),
+    Rename("COMPUTE_TASK_INFO", "mixBlockNum", "mixBlockDim", "1.2.0_20260128"),
+    Rename("COMPUTE_TASK_INFO", "blockNum", "block_dim", "1.0.0_20240521"),
+    Rename("NPU_MEM", "ddr", "ddrUsage", "1.0.0_20240521"),
+    Rename("NPU_MEM", "hbm", "hbmUsage", "1.0.0_20240521"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Layout of one table of the newest schema in a file of an older revision."""
+
+    table: str
+    spec: TableSpec
+    """The table as declared in the file."""
+    sources: tuple[str, ...]
+    """Newest name of every column of the file, in the file's order."""
+    dropped: tuple[str, ...]
+    """Columns of the newest schema that the file lacks."""
+
+    @property
+    def index_columns(self) -> dict[str, tuple[str, ...]]:
+        """Index name -> its columns in the file."""
+        return {name: _columns_of(sql) for name, sql in self.spec.indexes}
+
+
+def known_tables() -> dict[str, TableSpec]:
+    """Return every table that can be written, in its newest shape."""
+    return catalogue.load(MSPROF, "latest").tables | catalogue.extension_tables()
+
+
+@cache
+def layout(revision: str, table: str) -> Layout | None:
+    """Return the layout of `table` in a file of `revision`, None if the revision lacks it.
+
+    Raises:
+        KeyError: `table` does not exist in any revision.
+    """
+    newest = known_tables()[table]
+    if table in catalogue.extension_tables():
+        return Layout(table, newest, newest.column_names, ())
+    spec = catalogue.load(MSPROF, revision).tables.get(table)
+    if spec is None:
+        return None
+    stored = {column: old_name(revision, table, column) for column in newest.column_names}
+    by_file_name: dict[str, str] = {}
+    for column, name in stored.items():
+        if name in spec.column_names:
+            by_file_name.setdefault(name, column)  # a renamed column goes first
+    sources = tuple(by_file_name[name] for name in spec.column_names)
+    return Layout(table, spec, sources, tuple(c for c in stored if c not in sources))
+
+
+def old_name(revision: str, table: str, column: str) -> str:
+    """Return the name in `revision` of a column of the newest schema, or None."""
+    order = catalogue.REVISIONS[MSPROF]
+    name = column
+    for rename in RENAMES:
+        same = (rename.table, rename.newest) == (table, column)
+        if same and order.index(revision) < order.index(rename.revision):
+            name = rename.old
+    return name
+
+
+def _columns_of(create_index: str) -> tuple[str, ...]:
+    match = re.search(r"\(([^()]*)\)\s*$", create_index)
+    assert match, create_index
+    return tuple(name.strip().strip('"') for name in match[1].split(","))
+
+
+_ENUM_IDS_SINCE = "1.0.0_20240521"
+_TEXT_UID_SINCE = "1.0.0_20241008"
+
+# (table, column) -> the enum to which the ids in the column refer.
+HCCL_TYPES = {
+    ("COMMUNICATION_TASK_INFO", "rdmaType"): "ENUM_HCCL_RDMA_TYPE",
+    ("COMMUNICATION_TASK_INFO", "transportType"): "ENUM_HCCL_TRANSPORT_TYPE",
+    ("COMMUNICATION_TASK_INFO", "dataType"): "ENUM_HCCL_DATA_TYPE",
+    ("COMMUNICATION_TASK_INFO", "linkType"): "ENUM_HCCL_LINK_TYPE",
+    ("COMMUNICATION_OP", "dataType"): "ENUM_HCCL_DATA_TYPE",
+}
+
+
+@cache
+def enum_names(enum: str) -> dict[int, str]:
+    """Return the newest contents of an enum table."""
+    rows: Any = catalogue.load(MSPROF, "latest").rows[enum]
+    return dict(rows)
+
+
+def to_old(revision: str, table: str, column: str, source: Source, strings: Strings) -> Source:
+    """Convert a column of the newest schema to the values of `revision`."""
+    if (enum := HCCL_TYPES.get((table, column))) and _is_before(revision, _ENUM_IDS_SINCE):
+        names = enum_names(enum)
+        return _mapped(source, lambda value: strings.intern(names.get(value, str(value))))
+    if (table, column) == ("HOST_INFO", "hostUid") and _is_before(revision, _TEXT_UID_SINCE):
+        return _mapped(source, _number)
+    return source
+
+
+def _is_before(revision: str, other: str) -> bool:
+    order = catalogue.REVISIONS[MSPROF]
+    return order.index(revision) < order.index(other)
+
+
+def _number(value: Any) -> Plain:
+    """Return a host id as a number, None if it is not a number."""
+    try:
+        number = int(value)
+    except ValueError:
+        return None
+    return int(np.uint64(number % 2**64).astype(np.int64))
+
+
+def _mapped(source: Source, convert: Callable[[Any], Plain]) -> Source:
+    """Apply `convert` to every distinct value except NULL."""
+    if isinstance(source, Constant):
+        return Constant(None if source.value is None else convert(source.value))
+    values = source.array.tolist() if isinstance(source, Numbers) else source.part(0, len(source))
+    known: dict[Any, Plain] = {
+        value: convert(value) for value in dict.fromkeys(values) if value is not None
+    }
+    return from_sequence([known.get(value) for value in values])
+
+
+def lay(db: sqlite3.Connection, statements: Iterable[str]) -> None:
+    """Create views from the statements that `over` returns."""
+    for statement in statements:
+        db.execute(statement)
+
+
+def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
+    """Return the SQL of a view for every table of `newest` that is missing or has another shape.
+
+    Views in the file that have the name of such a table are hidden. Missing tables are empty and
+    missing columns NULL; columns that the newest schema does not have come last. Views of tables
+    without a key have an additional column `rowid`, which identifies rows for the models.
+    """
+    result: list[str] = []
+    present = {name.lower(): (name, sql) for name, sql in file.statements.items()}
+    # Before the enum tables existed, the columns that refer to them had string ids.
+    enums = set(HCCL_TYPES.values())
+    by_text = "string_ids" in present and not any(enum.lower() in present for enum in enums)
+    for spec in newest.values():
+        if spec.name.lower() not in present:
+            if by_text and spec.name in enums and "communication_task_info" in present:
+                body = f"SELECT column1 AS id, column2 AS name FROM ({_enum_values(spec.name)})"
+            else:
+                body = f"SELECT {', '.join(_empty(spec))} WHERE 0"
+        else:
+            name, sql = present[spec.name.lower()]
+            found = {c.name.lower(): (c.name, c.type) for c in file.tables[name]}
+            selection = _selection(spec, found, by_text=by_text)
+            if selection is None:
+                continue
+            if not _has_key(spec) and "rowid" not in found:
+                has_row_id = "WITHOUT ROWID" not in sql.upper()
+                selection.append("rowid" if has_row_id else "row_number() OVER () AS rowid")
+            body = f"SELECT {', '.join(selection)} FROM main.{quoted(name)}"
+        result.append(f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}")
+    return result
+
+
+def _empty(spec: TableSpec) -> list[str]:
+    columns = [f"{_null(column)} AS {quoted(column.name)}" for column in spec.columns]
+    return columns if _has_key(spec) else [*columns, "CAST(NULL AS INTEGER) AS rowid"]
+
+
+def _has_key(spec: TableSpec) -> bool:
+    return any(column.primary_key for column in spec.columns)
+
+
+def _selection(
+    spec: TableSpec, found: dict[str, tuple[str, str]], *, by_text: bool
+) -> list[str] | None:
+    """Return the columns to select from a table, None if it has the newest shape.
+
+    `found` maps names in lower case to (name, declared type) of the columns in the file; `by_text`
+    is True if the file is older than the HCCL enums.
+    """
+    used: set[str] = set()
+    selection = []
+    differs = False
+    for column in spec.columns:
+        old = [r.old for r in RENAMES if (r.table, r.newest) == (spec.name, column.name)]
+        name = next(
+            (n for n in map(str.lower, (column.name, *old)) if n in found and n not in used), None
+        )
+        if name is None:
+            expression = _null(column)
+        else:
+            used.add(name)
+            actual, kind = found[name]
+            expression = quoted(actual)
+            enum = HCCL_TYPES.get((spec.name, column.name))
+            if enum and by_text:
+                expression = _enum_id(enum, expression)
+            elif column.type == "TEXT" and "INT" in kind.upper():
+                expression = f"CAST({expression} AS TEXT)"  # HOST_INFO.hostUid was a number
+        differs |= expression.lower() != quoted(column.name).lower()
+        selection.append(f"{expression} AS {quoted(column.name)}")
+    if not differs:
+        return None
+    taken = {column.name.lower() for column in spec.columns}
+    extra = [name for key, (name, _) in found.items() if key not in used and key not in taken]
+    return selection + [quoted(name) for name in extra]
+
+
+def _enum_id(enum: str, string_id: str) -> str:
+    """Return SQL for the enum id of the text with the id `string_id`.
+
+    For types without a name, msprof wrote the number as text. Other unknown texts become the
+    invalid type, as in migrations, and an id without a text becomes NULL.
+    """
+    is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
+    number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"
+    named = f"(SELECT column1 FROM ({_enum_values(enum)}) WHERE column2 = value)"
+    known = f"coalesce({named}, {number}, {TYPE_INVALID})"
+    return f"(SELECT {known} FROM main.STRING_IDS WHERE id = {string_id} LIMIT 1)"
+
+
+def _enum_values(enum: str) -> str:
+    rows = ", ".join(f"({number}, '{name}')" for number, name in enum_names(enum).items())
+    return f"VALUES {rows}"
+
+
+def _null(column: ColumnSpec) -> str:
+    return f"CAST(NULL AS {column.type})"
+
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -65,12 +324,12 @@ class Report(Displayed):
                 self.tables = tuple(
                     name for name in file.statements if not name.lower().startswith("sqlite_")
                 )
-                self.detection = detect.recognise(self._db, self.path)
+                self.detection = opening.recognise(self._db, self.path)
                 if any_revision and self.detection.family:
                     self.family, self.revision = self.detection.family, self.detection.revision
                 else:
                     self.family, self.revision = self.detection.require()
-                views.lay(self._db, _views(file, self.family, tables))
+                lay(self._db, _views(file, self.family, tables))
                 self._db.execute("PRAGMA query_only = ON")
             watch(self._db)  # from here on, the time depends on the size of the file
             self._resources = resources.pop_all()
@@ -260,7 +519,7 @@ def _views(file: Shape, family: str, tables: Collection[str] | None) -> list[str
         shapes = catalogue.load(family, "latest").tables | catalogue.extension_tables()
         if tables is not None:
             shapes = {name: shapes[name] for name in tables if name in shapes}
-        found = file.views[key] = views.over(file, shapes)
+        found = file.views[key] = over(file, shapes)
     return found
 
 

@@ -13,7 +13,7 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording.breakdown_kinds import Place
-from unified_prof.recording.stacks import Frame, Stacks
+from unified_prof.recording.breakdowns import Frame, Stacks
 
 
 def stacks(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.arrays.grouping import by_key
-from unified_prof.recording.tracks import _row_of_each
+from unified_prof.recording.timeline import _row_of_each
 
 
 @given(st.lists(st.integers(-3, 5)))

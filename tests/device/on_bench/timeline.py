@@ -15,7 +15,7 @@ from tests.tracking.workloads import Workload
 from unified_prof import open_report
 from unified_prof.backends.registry import RUN_TIME, TIMELINE, RunSpec
 from unified_prof.explain.api import open_analyses
-from unified_prof.pipeline.run import RunResult, run
+from unified_prof.pipeline.live import RunResult, run
 
 MS = 1_000_000
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.export.mindstudio import registry
-from unified_prof.export.mindstudio.recording import Recording, blocks
-from unified_prof.export.mindstudio.registry import Delivery, lines
+from unified_prof.export.mindstudio.registry import Delivery, Recording, blocks, lines
 from unified_prof.recording import recording as whole_tables
 
 TABLE = "NPU_OP_MEM"

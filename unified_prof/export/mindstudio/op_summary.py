@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.base.columns import NO_CONTEXT, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry
-from unified_prof.export.mindstudio.recording import (
+from unified_prof.export.mindstudio.registry import (
+    Delivery,
     Recording,
     blocks,
     in_order_of_text,
+    lines,
     ranks_of_texts,
 )
-from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 from unified_prof.sqlite.atomic import temporary_folder
 

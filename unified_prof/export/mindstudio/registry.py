@@ -1,8 +1,8 @@
-"""Writer of msprof's tables and timelines, and msprof's number formats.
+"""Columns that several files of the text export need, the writer of files, and number formats.
 
-Files are named `<kind>_<time>.csv|json`. Times are whole nanoseconds, written exactly as
-microseconds with three decimals. Ratios and averages are rounded; msprof uses three rounding rules,
-each implemented by one function here.
+Each table is read once. Files are named `<kind>_<time>.csv|json`. Times are whole nanoseconds,
+written exactly as microseconds with three decimals. Ratios and averages are rounded; msprof uses
+three rounding rules, each implemented by one function here.
 """
 
 from __future__ import annotations
@@ -10,17 +10,28 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING
-from unified_prof.base.columns import NOT_AVAILABLE
+from unified_prof.arrays.grouping import MISSING, Ints, Lookup
+from unified_prof.base.columns import (
+    NO_CONNECTION,
+    NO_CONTEXT,
+    NO_MODEL,
+    NOT_AVAILABLE,
+    OLD_NO_CONNECTION,
+)
 from unified_prof.base.text import guard_formula, printable
 from unified_prof.export.files import OutputFiles
+from unified_prof.recording import recording as whole_tables
+from unified_prof.recording.recording import Texts
+from unified_prof.recording.source import Findings, Source, task_counters
 
 # Larger tables are split into `<kind>_slice_<n>_<time>.csv`.
 ROWS_A_FILE = 1_000_000
@@ -223,3 +234,344 @@ def _of_thousandths(value: int) -> str:
     sign, value = ("-", -value) if value < 0 else ("", value)
     decimals = f"{value % _MILLI:03d}".rstrip("0") or "0"
     return f"{sign}{value // _MILLI}.{decimals}"
+
+
+# Rows that are converted to text at a time.
+BLOCK_ROWS = 32_768
+
+# Type of the device tasks of marks, which are not listed as tasks.
+MARK = "MsTx"
+COPY = "MEMCPY_ASYNC"
+
+# Chips that have no contexts and no MIX kernels.
+_WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
+# Chips whose text export is msprof's Python program, which writes another layout.
+_PYTHON_EXPORT = (*_WITHOUT_CONTEXTS, "Ascend310B")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Part of a file of the text export that cannot be written."""
+
+    deliverable: str
+    what: str
+    why: str
+
+
+class Recording:
+    """Msprof database, with the data that the files of the text export need."""
+
+    def __init__(self, source: Source, *, raw: bool = False) -> None:
+        self.source = source
+        # True to write names without protection from formulas.
+        self.raw = raw
+        self.findings = Findings()
+        self._left_out: dict[tuple[str, str], LeftOut] = {}
+        # Tables whose rows with invalid times were counted.
+        self._counted_tables: set[str] = set()
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Parts left out so far."""
+        return list(self._left_out.values())
+
+    def leave_out(self, deliverable: str, what: str, why: str) -> None:
+        """Record once that a part of a file is left out."""
+        self._left_out.setdefault((deliverable, what), LeftOut(deliverable, what, why))
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The texts of STRING_IDS."""
+        return Texts(self.source)
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """The rows of TASK, without the device tasks of marks."""
+        return Tasks(self, is_mark=False)
+
+    @cached_property
+    def mark_tasks(self) -> Tasks:
+        """The rows of TASK that are device tasks of marks."""
+        return Tasks(self, is_mark=True)
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The rows of COMPUTE_TASK_INFO."""
+        return Kernels(self)
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """The rows of COMMUNICATION_OP."""
+        return Collectives(self)
+
+    @property
+    def task_counters(self) -> str:
+        """Table of the AI core counters of tasks."""
+        return task_counters(self.source)
+
+    @cached_property
+    def has_contexts(self) -> bool:
+        """True if the chip has contexts; unknown chips count as having them."""
+        names = whole_tables.records(self.source, "NPU_INFO", ["name"])
+        return not any(str(name).startswith(_WITHOUT_CONTEXTS) for (name,) in names)
+
+    @cached_property
+    def python_export(self) -> bool:
+        """True if msprof exports the recordings of this chip with its Python program."""
+        names = whole_tables.records(self.source, "NPU_INFO", ["name"])
+        return any(str(name).startswith(_PYTHON_EXPORT) for (name,) in names)
+
+    @property
+    def knows_cores(self) -> bool:
+        """True if the database has the number of cores and their frequency."""
+        return False
+
+    def cube_cycles_per_us(self, device: int) -> float | None:
+        """Return the cycles per microsecond of all cube cores of a device, or None if unknown."""
+        return None
+
+    @cached_property
+    def is_copy(self) -> NDArray[np.bool_]:
+        """Mask of the rows of `tasks` that are asynchronous copies."""
+        return np.isin(self.tasks.type, self.ids([COPY]))
+
+    @property
+    def program(self) -> str | None:
+        """Name of the profiled program, or None if it was not recorded."""
+        return None
+
+    def batches(self, tasks: Ints) -> list[str]:
+        """Return the batch number of tasks as JSON members; empty if unknown."""
+        return [""] * len(tasks)
+
+    def device_types(self, tasks: Ints) -> list[str]:
+        """Return the device's names of task types as JSON; empty if unknown."""
+        return [""] * len(tasks)
+
+    @property
+    def knows_estimates(self) -> bool:
+        """True if the database has estimated durations of collective tasks."""
+        return False
+
+    def estimates(self, tasks: Ints) -> list[str]:
+        """Return the estimated durations of tasks as JSON members; empty if unknown."""
+        return [""] * len(tasks)
+
+    def older_marks(self, connections: Ints, categories: Ints, kinds: list[str]) -> list[str]:
+        """Return the arguments of marks of the older interface, as JSON."""
+        return [
+            f'{{"Category":"{category}","event_type":{kind}}}'
+            for category, kind in zip(categories.tolist(), kinds, strict=True)
+        ]
+
+    @property
+    def knows_launches(self) -> bool:
+        """True if the database has the names of launched kernels."""
+        return False
+
+    def kernel_name(self, tasks: Ints, info: Ints) -> Ints:
+        """Return the text id of each task's kernel name, or MISSING.
+
+        Args:
+            tasks: Rows of `tasks`.
+            info: Their rows of `kernels`; -1 if a task has none.
+        """
+        result = np.full(len(tasks), MISSING, np.int64)
+        if self.python_export and len(self._collective_tasks["globalTaskId"]):
+            rows = Lookup(self._collective_tasks["globalTaskId"]).rows(self.tasks.id[tasks])
+            types = self._collective_tasks["taskType"][rows].astype(np.int64)
+            result = np.where(rows >= 0, types, result)
+        if len(self.kernels):
+            name = self.kernels.columns["name"][info].astype(np.int64)
+            result = np.where(info >= 0, name, result)
+        return result
+
+    @cached_property
+    def _collective_tasks(self) -> dict[str, Ints]:
+        return whole_tables.integers(
+            self.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "taskType"]
+        )
+
+    def ids(self, wanted: Collection[str]) -> Ints:
+        """Return the ids of texts."""
+        return self.texts.ids(wanted)
+
+    def text(self, number: int) -> str:
+        """Return a text by its id, or N/A."""
+        found = self.texts.get(number)
+        return NOT_AVAILABLE if found is None else found
+
+    def cell(self, text: str) -> str:
+        """Return a text as a cell of a table."""
+        return cell(text, raw=self.raw)
+
+    def cells(self, numbers: Ints) -> list[str]:
+        """Return the table cells of texts, by their ids."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        cells = [self.cell(self.text(number)) for number in distinct.tolist()]
+        return [cells[place] for place in places.reshape(-1).tolist()]
+
+    def times(self, table: str, start: Ints, end: Ints) -> NDArray[np.bool_]:
+        """Return a mask of the rows with valid times; the others are counted."""
+        possible = (start >= 0) & (end >= start)
+        if not possible.all() and table not in self._counted_tables:
+            self._counted_tables.add(table)
+            bad = len(possible) - int(possible.sum())
+            reason = f"{bad} rows of {table} have invalid times and are left out"
+            self.findings.add("impossible_time", reason, bad)
+        return possible
+
+
+class Tasks:
+    """Rows of TASK with valid times as columns, in the order of the file."""
+
+    _COLUMNS = (
+        *("startNs", "endNs", "deviceId", "connectionId", "globalTaskId", "globalPid"),
+        *("taskType", "contextId", "streamId", "taskId", "modelId"),
+    )
+    _SMALL = ("deviceId", "globalTaskId", "taskType", "streamId", "taskId")
+
+    def __init__(self, recording: Recording, *, is_mark: bool) -> None:
+        found = whole_tables.integers(recording.source, "TASK", self._COLUMNS, narrow=self._SMALL)
+        keep = np.isin(found["taskType"], recording.ids([MARK])) == is_mark
+        keep &= recording.times("TASK", found["startNs"], found["endNs"])
+        if not keep.all():
+            found = {name: values[keep] for name, values in found.items()}
+        self.start_ns = found["startNs"]
+        self.end_ns = found["endNs"]
+        self.device = found["deviceId"]
+        connection = found["connectionId"]
+        self.connection = np.where(connection == OLD_NO_CONNECTION, NO_CONNECTION, connection)
+        self.id = found["globalTaskId"]
+        self.process = found["globalPid"]
+        self.type = found["taskType"]
+        self.context = found["contextId"]
+        self.stream = found["streamId"]
+        self.number = found["taskId"]
+        self.model = found["modelId"]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Durations of the tasks."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def launch(self) -> Ints:
+        """Number of the launch that each row belongs to.
+
+        A launch of a MIX or FFTS+ kernel has one row for itself and one per context, all with the
+        same device, stream and task number. Rows of another host call with the same numbers are
+        another launch. A context without a known host call belongs to the preceding row.
+        """
+        order = np.lexsort((self.start_ns, self.number, self.stream, self.device))
+        place = np.stack([self.device, self.stream, self.number])[:, order]
+        new_place = np.ones(len(order), np.bool_)
+        new_place[1:] = (place[:, 1:] != place[:, :-1]).any(axis=0)
+        caller = self.connection[order]
+        follows = (caller == NO_CONNECTION) & (self.context[order] != NO_CONTEXT) & ~new_place
+        leader = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
+        caller = caller[leader]
+        callers, code = np.unique(caller, return_inverse=True)
+        result = np.empty(len(order), np.int64)
+        result[order] = np.cumsum(new_place) * (len(callers) + 1) + code.reshape(-1)
+        return result
+
+    @cached_property
+    def has_context(self) -> NDArray[np.bool_]:
+        """Mask of the rows that are contexts of a task."""
+        return np.asarray(self.context != NO_CONTEXT)
+
+
+class Kernels:
+    """Rows of COMPUTE_TASK_INFO as columns of text ids."""
+
+    COLUMNS = (
+        *("name", "globalTaskId", "blockNum", "mixBlockNum", "taskType", "opType"),
+        *("inputFormats", "inputDataTypes", "inputShapes"),
+        *("outputFormats", "outputDataTypes", "outputShapes"),
+        *("opState", "hf32Eligible", "gridDim", "blockDim"),
+    )
+
+    def __init__(self, recording: Recording) -> None:
+        self.columns = whole_tables.integers(
+            recording.source, "COMPUTE_TASK_INFO", self.COLUMNS, narrow=self.COLUMNS
+        )
+        self._lookup = Lookup(self.columns["globalTaskId"])
+
+    def __len__(self) -> int:
+        return len(self.columns["globalTaskId"])
+
+    def rows_of(self, task_ids: Ints) -> Ints:
+        """Return the row of each task, or -1."""
+        return self._lookup.rows(task_ids).astype(np.int64)
+
+
+class Collectives:
+    """Rows of COMMUNICATION_OP as columns."""
+
+    _COLUMNS = (
+        *("opName", "startNs", "endNs", "connectionId", "groupName", "opId", "relay", "retry"),
+        *("dataType", "algType", "count", "opType", "deviceId", "rankSize"),
+    )
+
+    def __init__(self, recording: Recording) -> None:
+        found = whole_tables.integers(recording.source, "COMMUNICATION_OP", self._COLUMNS)
+        keep = recording.times("COMMUNICATION_OP", found["startNs"], found["endNs"])
+        self.columns = {name: values[keep] for name, values in found.items()}
+        self.start_ns = self.columns["startNs"]
+        self.end_ns = self.columns["endNs"]
+        self.device = self.columns["deviceId"]
+        self._recording = recording
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Durations of the operators."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def model(self) -> Ints:
+        """Model of each operator, taken from its tasks."""
+        members = whole_tables.integers(
+            self._recording.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "opId"]
+        )
+        tasks = self._recording.tasks
+        rows = Lookup(tasks.id).rows(members["globalTaskId"])
+        known = rows >= 0
+        of_operator = Lookup(members["opId"][known]).rows(self.columns["opId"])
+        models = tasks.model[rows[known]]
+        result = np.full(len(self), NO_MODEL, np.int64)
+        result[of_operator >= 0] = models[of_operator[of_operator >= 0]]
+        return result
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Yield slices that divide `count` rows into blocks of BLOCK_ROWS."""
+    for start in range(0, count, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, count))
+
+
+def in_order_of_text(ns: Ints) -> Ints:
+    """Return keys that sort times as decimal texts: `10` before `9`."""
+    if not len(ns) or len(str(int(ns.min()))) == len(str(int(ns.max()))):
+        return ns
+    return ranks_of_texts(ns)
+
+
+def ranks_of_texts(values: NDArray[np.integer]) -> Ints:
+    """Return keys that sort `values` as decimal texts: `10` before `9`."""
+    distinct, places = np.unique(values, return_inverse=True)
+    order = sorted(range(len(distinct)), key=[str(one) for one in distinct.tolist()].__getitem__)
+    rank = np.empty(len(distinct), np.int64)
+    rank[order] = np.arange(len(distinct))
+    return np.asarray(rank[places.reshape(-1)])
+
+
+def first_known(*columns: Iterable[int]) -> int | None:
+    """Return the first known value of the columns, or None."""
+    return next((int(v) for column in columns for v in column if v != MISSING and v >= 0), None)

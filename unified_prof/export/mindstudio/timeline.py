@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from unified_prof.base.columns import NOT_AVAILABLE
-from unified_prof.export.mindstudio import timeline_counters, timeline_device, timeline_events
-from unified_prof.export.mindstudio.recording import Recording, blocks
-from unified_prof.export.mindstudio.registry import Delivery, as_json
-from unified_prof.export.mindstudio.task_time import event_names, marks
+from unified_prof.export.mindstudio import timeline_device, timeline_events
+from unified_prof.export.mindstudio.registry import Delivery, Recording, as_json, blocks
+from unified_prof.export.mindstudio.statistics import event_names, marks
 from unified_prof.export.mindstudio.timeline_events import Blocks, Layer, Processes
 from unified_prof.recording import recording as whole_tables
 
@@ -160,7 +159,7 @@ _LAYERS: tuple[Layer, ...] = (
         timeline_device.layer_communication,
         layer,
     ),
-    *(*_MARKS, *timeline_counters.layers()),
+    *(*_MARKS, *timeline_events.layers()),
 )
 
 

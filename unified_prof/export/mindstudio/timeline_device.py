@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints, Lookup
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry, timeline_events
-from unified_prof.export.mindstudio.recording import Recording, Tasks, blocks
-from unified_prof.export.mindstudio.registry import as_json
+from unified_prof.export.mindstudio.registry import Recording, Tasks, as_json, blocks
 from unified_prof.export.mindstudio.timeline_events import Blocks, Processes
 from unified_prof.recording import recording as whole_tables
 

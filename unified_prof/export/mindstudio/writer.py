@@ -10,9 +10,8 @@ from typing import Any
 
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
-from unified_prof.export.mindstudio import memory, op_summary, statistics, task_time, timeline
-from unified_prof.export.mindstudio.recording import LeftOut, Recording
-from unified_prof.export.mindstudio.registry import Delivery
+from unified_prof.export.mindstudio import memory, op_summary, statistics, timeline
+from unified_prof.export.mindstudio.registry import Delivery, LeftOut, Recording
 from unified_prof.recording.model import Anomaly
 from unified_prof.recording.source import Source
 
@@ -38,7 +37,7 @@ DELIVERABLES = (
         "op_summary", ("COMPUTE_TASK_INFO", "COMMUNICATION_OP"), op_summary.write_op_summary
     ),
     Deliverable("op_statistic", ("COMPUTE_TASK_INFO",), statistics.write_op_statistic),
-    Deliverable("task_time", ("TASK",), task_time.write_task_time),
+    Deliverable("task_time", ("TASK",), statistics.write_task_time),
     Deliverable("api_statistic", ("CANN_API",), statistics.write_api_statistic),
     Deliverable(
         "communication_statistic", ("COMMUNICATION_OP",), statistics.write_communication_statistic
@@ -55,9 +54,9 @@ DELIVERABLES = (
     ),
     Deliverable("npu_module_mem", ("NPU_MODULE_MEM",), memory.write_npu_module_mem),
     *(Deliverable(one.name, (one.table,), one.write) for one in statistics.SAMPLED),
-    Deliverable("msprof_tx", (task_time.TABLE,), task_time.write_msprof_tx),
+    Deliverable("msprof_tx", (statistics.TABLE,), statistics.write_msprof_tx),
     Deliverable("msprof", (), timeline.write_timeline),
-    Deliverable("msprof_tx timeline", (task_time.TABLE,), timeline.write_marks),
+    Deliverable("msprof_tx timeline", (statistics.TABLE,), timeline.write_marks),
 )
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from unified_prof.integrations.pytest_uprof.session import Session
     from unified_prof.integrations.pytest_uprof.settings import Uprof
+    from unified_prof.integrations.pytest_uprof.verdicts import Session
 
 # Directory of the results until the session ends; created with the first result.
 _FOLDER = pytest.StashKey[Path]()
@@ -172,7 +172,7 @@ def _folder(config: pytest.Config) -> Path:
 
 def _session(config: pytest.Config) -> Session:
     if _SESSION not in config.stash:
-        from unified_prof.integrations.pytest_uprof.session import Session
+        from unified_prof.integrations.pytest_uprof.verdicts import Session
 
         told = getattr(config, "workerinput", {}).get(_CONTROLLER)
         one_run = config.stash.get(_ONE_RUN, False)

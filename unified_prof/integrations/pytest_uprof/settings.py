@@ -24,7 +24,7 @@ from unified_prof.compare.gate import parse_fraction
 from unified_prof.errors import UprofError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.integrations.pytest_uprof.session import Session
+    from unified_prof.integrations.pytest_uprof.verdicts import Session
 
 
 RUNS = 3

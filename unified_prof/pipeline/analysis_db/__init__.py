@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.base.text import NS_PER_US
-from unified_prof.pipeline.analysis_db import gpu
 from unified_prof.pipeline.analysis_db.collectives import (
     Collective,
     RecordingDetails,
     matrix_rows,
     read_collectives,
+    read_gpu_collectives,
+    read_ranges,
+    read_work,
 )
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.recording import steps
@@ -96,8 +98,8 @@ def write_analysis(
         collectives = read_collectives(report, details or RecordingDetails())
         placed = ((collective.start_ns, collective) for collective in collectives)
     else:
-        ranges, work = gpu.read_ranges(report), gpu.read_work(report)
-        placed = gpu.read_collectives(report)
+        ranges, work = read_ranges(report), read_work(report)
+        placed = read_gpu_collectives(report)
     rows: dict[str, Iterable[Row]] = {
         "StepTraceTime": _step_rows(report, work, ranges),
         **_rows_by_step(placed, ranges),
