@@ -138,9 +138,7 @@ _TIMEOUT_S = 10
 def query(*command: str, any_status: bool = False) -> str | None:
     """Return the output of `command`, None if it is missing, fails or takes too long.
 
-    Args:
-        command: Program and arguments.
-        any_status: If True, an exit status other than 0 is not a failure.
+    If `any_status`, an exit status other than 0 is not a failure.
     """
     try:
         done = subprocess.run(

@@ -34,8 +34,7 @@ _FAILURE = re.compile(r"\[ERROR\] *(.+)|(.+ (?:start failed|not been set up)|Exe
 class DynamicRecording:
     """One recording of this process, which starts at once.
 
-    Args:
-        place: Directory in which msprof creates PROF_*.
+    msprof creates PROF_* in `place`.
     """
 
     def __init__(self, place: Path) -> None:

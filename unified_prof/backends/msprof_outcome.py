@@ -96,11 +96,10 @@ def remove_record(folder: Path, process: int) -> None:
 def workload_exit_code(reported: int | None, observed: int | None, ended: ProcessResult) -> int:
     """Return the workload's exit code.
 
-    Args:
-        reported: Exit code according to the launcher; None if it did not get that far because of a
-            signal or `os._exit`, or if the workload is not a Python program.
-        observed: Exit code of the process; None if msprof reaped it first.
-        ended: How msprof ended; its warning contains the code as the text of an errno.
+    `reported` is the exit code according to the launcher; None if it did not get that far because
+    of a signal or `os._exit`, or if the workload is not a Python program. `observed` is that of the
+    process; None if msprof reaped it first. The warning of msprof in `ended` contains the code as
+    the text of an errno.
     """
     said = next((found[1] for one in ended.lines if (found := _APP_FAILED.search(one))), None)
     if ended.interrupted_by is not None and observed == 128 + signal.SIGTERM:
@@ -216,8 +215,7 @@ _LIMIT_S = 3600.0
 class Exporter:
     """Exports the recordings of one run; stops after the user interrupts an export.
 
-    Args:
-        relay: Called with every line that msprof writes.
+    `relay` is called with every line that msprof writes.
     """
 
     def __init__(self, relay: Callable[[str], None]) -> None:
@@ -246,12 +244,8 @@ class _InterruptedError(CaptureError):
 def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_S) -> Path:
     """Export the PROF_* directory `prof` with msprof and return the database.
 
-    A termination signal ends the export; the signal is then raised again in this process.
-
-    Args:
-        prof: Recording.
-        relay: Called with every line that msprof writes.
-        limit_s: Time limit in seconds.
+    A termination signal ends the export; the signal is then raised again in this process. `relay`
+    is called with every line that msprof writes.
 
     Raises:
         CaptureError: The export failed; all files that it created were removed.
@@ -346,8 +340,7 @@ _STATE, _EXIT_STATUS = 0, 49
 class WorkloadWatch:
     """Watches the workload process and keeps its exit status.
 
-    Args:
-        folder: Directory in which the script stores the process id.
+    The script stores the process id in `folder`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -374,9 +367,8 @@ class WorkloadWatch:
     def look(self, session: int) -> None:
         """Start watching as soon as the workload has started.
 
-        Args:
-            session: Session in which msprof was started. A process of another session is not the
-                workload: msprof ran it in another namespace.
+        A process of another session than `session`, in which msprof was started, is not the
+        workload: msprof ran it in another namespace.
         """
         if self._thread is not None:
             return

@@ -98,9 +98,7 @@ def offer_for_chip(chip: Chip) -> Offer:
 def offer_from_help(text: str, base: Offer) -> Offer | None:
     """Parse the help text of msprof; return None if `text` is not its help.
 
-    Args:
-        text: Output of `msprof --help`.
-        base: Values to use for information that is not in the help.
+    `base` has the values for information that is not in the help.
     """
     starts = [*_OPTION.finditer(text)]
     bounds = [*(start.start() for start in starts), len(text)]
@@ -186,11 +184,9 @@ class Plan:
 def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer) -> Plan:
     """Choose the arguments for msprof from a preset and the user's options.
 
-    Args:
-        options: Option name -> value, including `preset`; None means not given.
-        raw: Additional arguments for msprof, which are checked first.
-        offer: Options that msprof accepts. Other options of the preset are omitted; other options
-            of the user are an error.
+    `options` are values by name, including `preset`; None means not given. `raw` are arguments for
+    msprof, which are checked first. Options of the preset that msprof does not offer are omitted;
+    such options of the user are an error.
 
     Raises:
         UsageError: A value is invalid, or two options cannot be combined.

@@ -220,11 +220,8 @@ def workload_words(spec: RunSpec, folder: Path) -> list[str]:
 def write_job(folder: Path, spec: RunSpec, *, streams: Mapping[int, int], tracked: bool) -> None:
     """Write the JSON file that tells the launcher what to run.
 
-    Args:
-        folder: Directory for the job and its result.
-        spec: What to run.
-        streams: Output descriptor of the workload -> inherited descriptor to use instead.
-        tracked: If True, run the workload under the tracker.
+    `streams` maps output descriptors of the workload to inherited descriptors to use instead; if
+    `tracked`, the workload runs under the tracker.
     """
     job: dict[str, Any] = {
         "spec": spec.as_data(),

@@ -202,9 +202,7 @@ class Result:
 class MeasurementRelay:
     """Passes measurements that the launcher saves during the run to the callbacks of `spec`.
 
-    Args:
-        folder: Directory in which the launcher saves them.
-        spec: Specification of the run with the callbacks.
+    The launcher saves them in `folder`.
     """
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:

@@ -92,8 +92,7 @@ class TorchBackend(ABC):
     def facts(self, when: str) -> dict[str, str]:
         """Return facts about the device that explain differences between runs.
 
-        Args:
-            when: `before` or `after`; part of the names of facts that can change.
+        `when` is `before` or `after`, part of the names of facts that can change.
         """
         return {}
 

@@ -55,9 +55,7 @@ def dump(run: Run) -> bytes:
 def load(data: bytes, *, where: str) -> Run:
     """Return the run that `dump` wrote.
 
-    Args:
-        data: The bytes.
-        where: Origin of the data, for messages.
+    `where` is the origin of the data, for messages.
 
     Raises:
         StoreError: The data are damaged, too large, or of an unknown version.

@@ -67,9 +67,6 @@ def path() -> Path:
 def learn(run: Run) -> Noise:
     """Return the run-to-run variation of a workload, that of its noisiest time.
 
-    Args:
-        run: Several runs, pooled.
-
     Raises:
         UsageError: There are fewer than MIN_RUNS runs, or they have no times.
     """

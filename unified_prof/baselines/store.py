@@ -224,9 +224,8 @@ class BaselineStore:
 def engine_for(store: str) -> tuple[Engine, str]:
     """Return an engine for a store, and its name for messages.
 
-    Args:
-        store: Path of an SQLite file, or a SQLAlchemy URL such as
-            `postgresql+psycopg://user@host/database`.
+    A store is the path of an SQLite file, or a SQLAlchemy URL such as
+    `postgresql+psycopg://user@host/database`.
 
     Raises:
         UsageError: The URL is not valid.
@@ -332,9 +331,7 @@ _ADVISORY_LOCK = 0x7570726F66
 def open_store(store: str, *, create: bool) -> BaselineStore:
     """Open a store, given as a file or a URL, and upgrade its schema.
 
-    Args:
-        store: Path or URL.
-        create: Create the file and the tables if they are missing.
+    If `create`, the file and the tables are created if they are missing.
 
     Raises:
         UsageError: The URL is not valid.

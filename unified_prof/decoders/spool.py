@@ -58,11 +58,7 @@ def stacked(parts: Sequence[Rows]) -> Rows:
 def put(rows: Rows, name: str, places: Ints, records: Rows) -> None:
     """Set a structured field of some rows by copying bytes.
 
-    Args:
-        rows: rows to change.
-        name: name of the field.
-        places: distinct indexes of rows, ascending.
-        records: one record for each index.
+    `places` are distinct ascending indexes of rows, with one record each.
     """
     assert rows.dtype.fields is not None
     dtype, offset = rows.dtype.fields[name][:2]
@@ -155,14 +151,9 @@ class Spool:
     """Rows of one dtype that are read back sorted by a 64-bit integer field.
 
     Rows with equal keys keep the order in which they were appended. Use as a context manager; the
-    temporary file is removed on exit.
-
-    Args:
-        dtype: type of the rows.
-        key: field to sort by.
-        run_rows: number of rows that are collected before they are sorted and written.
-        by_column: If True, write columns separately and omit constant columns. This is 1.5 times
-            slower unless there are many constant columns.
+    temporary file is removed on exit. `run_rows` rows are collected before they are sorted and
+    written. If `by_column`, columns are written separately and constant ones omitted, which is 1.5
+    times slower unless there are many constant columns.
     """
 
     def __init__(
@@ -383,11 +374,8 @@ def _activate(
 ) -> tuple[int | None, set[Cursor]]:
     """Read blocks of the first runs; return the key below which all rows are in memory.
 
-    Args:
-        cursors: cursors sorted by their next keys.
-        wanted: number of rows of each block.
-        window_rows: number of rows to stop at if no other run overlaps them.
-        limit: number of rows to stop at in any case.
+    `cursors` are sorted by their next keys, and blocks have `wanted` rows. Reading stops at
+    `window_rows` rows if no other run overlaps them, at `limit` rows in any case.
     """
     bound: int | None = None
     active: set[Cursor] = set()

@@ -34,12 +34,7 @@ class Written:
 
 
 class OutputFiles(Block):
-    """Files of one directory that are renamed together; use in a `with` block.
-
-    Args:
-        directory: Existing directory.
-        force: Replace existing files.
-    """
+    """Files of one directory that are renamed together; use in a `with` block."""
 
     def __init__(self, directory: Path, *, force: bool) -> None:
         self.directory = directory
@@ -107,11 +102,8 @@ class OutputFiles(Block):
     ) -> None:
         """Write the rows of a table to one or more files.
 
-        Args:
-            names: Names of the files; the last one gets the remaining rows.
-            header: First line of each file.
-            blocks: Rows without line ends, in blocks of any size.
-            rows_each: Number of rows of each file except the last one.
+        Blocks of any size have rows without line ends. Each file has `rows_each` rows, the last of
+        `names` the remaining ones.
         """
         rest = _Lines(blocks)
         for name in names:

@@ -71,13 +71,8 @@ def write(
 ) -> Exported:
     """Write tables of an open report into an existing directory, one file each, or none at all.
 
-    Args:
-        report: Report of any family and revision; tables have the newest schema.
-        directory: Output directory.
-        kind: `parquet` or `arrow` (the IPC file format, which Feather 2 is).
-        only: Tables to write; empty: all that have rows.
-        ids: Keep columns of ids as numbers.
-        force: Replace existing files.
+    `kind` is `parquet` or `arrow` (the IPC file format, which Feather 2 is); an empty `only`
+    selects all tables that have rows. If `ids`, columns of ids stay numbers.
 
     Raises:
         UsageError: There is no such table, or pyarrow is not installed.

@@ -46,11 +46,8 @@ class Mark:
 class OpenFile:
     """An open Python file with its costs.
 
-    Args:
-        costs: Costs of the run.
-        name: Recorded name of the file.
-        text: Text when it was opened.
-        changed_at: Unix time of the last change of the file, s.
+    `text` is the text when it was opened, `changed_at` the Unix time of the last change of the
+    file, s.
     """
 
     def __init__(self, costs: SourceCosts, name: str, text: str, changed_at: float) -> None:
@@ -155,8 +152,7 @@ def _markdown(text: str) -> str:
 class Costs:
     """The run to show, and the open files.
 
-    Args:
-        run: Configured run; None: the newest in the workspace.
+    `run` is the configured one; None: the newest in the workspace.
     """
 
     def __init__(self, run: Path | None) -> None:

@@ -54,12 +54,7 @@ Answer = dict[str, Any]
 
 
 class ReportTools:
-    """Answers about the reports below some directories.
-
-    Args:
-        roots: The directories.
-        run_timeout_s: Limit of `run`, s.
-    """
+    """Answers about the reports below some directories."""
 
     def __init__(self, roots: Sequence[Path], run_timeout_s: float = 3600) -> None:
         self.roots = [root.resolve(strict=True) for root in roots]
@@ -436,12 +431,8 @@ def page(
 ) -> Answer:
     """Return the rows from `cursor` on, at most `limit` and about `size` bytes.
 
-    Args:
-        rows: All rows.
-        limit: Maximum number of rows to return.
-        cursor: `next_cursor` of the answer before.
-        size: Maximum size of the rows as JSON, but for the first.
-        show: Returns the fields of a row; called only for those returned.
+    `cursor` is `next_cursor` of the answer before, `size` the maximum size of the rows as JSON, but
+    for the first. `show` returns the fields of a row; it is called only for those returned.
 
     Raises:
         UsageError: The cursor is not one of an answer, or the limit is not 1 to _MAX_ROWS.

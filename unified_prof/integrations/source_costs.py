@@ -165,12 +165,7 @@ def newest_run(folder: Path) -> Path | None:
 
 
 class LineMap:
-    """Lines of a file as it ran, in its current text.
-
-    Args:
-        before: Lines as they ran.
-        now: Current lines.
-    """
+    """Lines of a file as it ran, in its current text."""
 
     def __init__(self, before: Sequence[str], now: Sequence[str]) -> None:
         head = 0

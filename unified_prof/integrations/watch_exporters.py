@@ -113,10 +113,8 @@ class Exporter:
 def open_exporters(names: Sequence[str], folder: Path, facts: Mapping[str, str]) -> list[Exporter]:
     """Start exporters.
 
-    Args:
-        names: Keys of ADAPTERS; `prometheus:DIR` and `tensorboard:DIR` write there.
-        folder: Directory for the files of exporters without one.
-        facts: rank, world_size, host and workload.
+    Names are keys of ADAPTERS; `prometheus:DIR` and `tensorboard:DIR` write there, others to
+    `folder`. Facts are rank, world_size, host and workload.
 
     Raises:
         UsageError: A name is unknown, or its client is not installed or does not start.

@@ -46,12 +46,8 @@ def migrate(
 ) -> None:
     """Migrate a database from one revision to a newer one, step by step.
 
-    Args:
-        db: A connection with `isolation_level=None`, outside a transaction.
-        family: The schema family.
-        start: The current revision, None for an empty database.
-        target: The new revision.
-        state: The state of the file at `start`.
+    The connection has `isolation_level=None` and is outside a transaction; `start` is None for an
+    empty database, and `state` is that of the file at `start`.
     """
     with _connection(db) as connection, _version_table(connection, start):
         config = config_of(family)

@@ -136,12 +136,8 @@ def create_table(table: str, *columns: sa.Column[Any], always: bool = False) -> 
     """Create a table of this revision.
 
     A table for recorded data is created only in files that have every table of their revision,
-    because other files do not have empty tables. An existing table with these columns is kept.
-
-    Args:
-        table: Name of the table.
-        *columns: The columns, in order.
-        always: True if msprof writes this table into every file.
+    because other files do not have empty tables. An existing table with these columns is kept. If
+    `always`, msprof writes this table into every file.
     """
     if found := columns_of(table):
         if {str(column.name) for column in columns} <= found.keys():
@@ -184,10 +180,7 @@ def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = (
 def add_column(table: str, column: sa.Column[Any], *, unknown: int | None = None) -> None:
     """Append a column.
 
-    Args:
-        table: Name of the table.
-        column: The column.
-        unknown: The value that exporters write for an unknown value; None leaves NULL in old rows.
+    `unknown` is what exporters write for an unknown value; None leaves NULL in old rows.
     """
     if _append(table, column) and unknown is not None:
         op.get_bind().exec_driver_sql(f'UPDATE "{table}" SET "{column.name}" = ?', (unknown,))

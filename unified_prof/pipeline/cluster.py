@@ -146,16 +146,10 @@ def build(
 ) -> ClusterOutcome:
     """Build or complete a run with all ranks that `given` specifies.
 
-    Args:
-        given: Databases, recordings, directories of them, patterns, URLs and `RANK=PATH`.
-        target: Directory or URL of the run.
-        scheduler: See `executors.open_executor`.
-        jobs: See `executors.open_executor`.
-        force: If True, create all partials and the summary again.
-        verbose: If True, Dask may log.
-        progress: Called with a short description of the current step.
-        note: Called with warnings.
-        inputs: The inputs of `given`, if they were found already.
+    `given` are databases, recordings, directories of them, patterns, URLs and `RANK=PATH`, `target`
+    is a directory or URL; see `executors.open_executor` for `scheduler` and `jobs`. If `force`, all
+    partials and the summary are created again. `progress` is called with the current step, `note`
+    with warnings; `inputs` are those of `given`, if they were found already.
 
     Raises:
         UprofError: No rank can be read; two files belong to the same rank; the target is not a run
@@ -206,13 +200,8 @@ def watch(
     """Yield the outcome of `refresh` for each change of the inputs, until all ranks are read.
 
     A file is used once its size and time were the same in two searches, so that files which are
-    still being written are left for later.
-
-    Args:
-        given: As for `build`.
-        refresh: Builds the run from these inputs.
-        interval_s: Time between two searches.
-        note: Called with the reason why nothing can be read yet.
+    still being written are left for later. Arguments are those of `build`; `refresh` builds the run
+    from the inputs, and `note` is called with the reason why nothing can be read yet.
 
     Raises:
         UprofError: As `build`, except if no rank can be read yet.
@@ -267,15 +256,8 @@ def combine(
 ) -> tuple[list[RankFile], RunSummary]:
     """Return the ranks and their summary; damaged partials are created again once.
 
-    If the run does not fit in memory, only the first steps of each rank are loaded.
-
-    Args:
-        inputs: The inputs of the partials.
-        found: The ranks.
-        folder: Directory of the partials.
-        pool: Workers that create damaged partials again.
-        lost: Inputs that could not be opened.
-        progress: Called with a short description of the current step.
+    If the run does not fit in memory, only the first steps of each rank are loaded. `pool` creates
+    damaged partials again; `lost` are inputs that could not be opened.
 
     Raises:
         UprofError: No rank can be read.

@@ -79,9 +79,7 @@ def inputs_of(
 ) -> tuple[list[Input], list[tuple[str, UprofError]]]:
     """Return all inputs, and the errors of arguments without an input.
 
-    Args:
-        given: Paths, patterns, URLs and `RANK=PATH`.
-        progress: Called with a short description of the current step.
+    `given` are paths, patterns, URLs and `RANK=PATH`.
     """
     inputs: dict[str, Input] = {}
     errors: list[tuple[str, UprofError]] = []

@@ -94,12 +94,8 @@ def map_inputs(
 ) -> list[RankFile]:
     """Create the missing partials, and return the ranks of all inputs by number.
 
-    Args:
-        inputs: Recordings and databases.
-        folder: Directory of the partials; None keeps them in memory, without pyarrow.
-        pool: Workers.
-        force: If True, create all partials again.
-        progress: Called with a short description of the current step.
+    If `folder` is None, partials are kept in memory, without pyarrow. If `force`, all are created
+    again.
 
     Raises:
         UsageError: Two inputs belong to the same rank, or pyarrow is not installed.

@@ -94,11 +94,7 @@ class Conversion:
         }
 
     def lines(self, title: str) -> Iterator[str]:
-        """Yield what was converted as indented lines of text.
-
-        Args:
-            title: Name of the format.
-        """
+        """Yield what was converted as indented lines of text."""
         if self.result.summary is not None:
             yield f"  {title}: {self.result.summary}"
         else:
@@ -128,15 +124,9 @@ def convert(
 ) -> Conversion:
     """Convert one recording to an msprof database.
 
-    Args:
-        path: The recording.
-        target: The database; by default the path that the source chooses.
-        source: Kind of the recording; by default determined by its content.
-        schema: Revision or alias of the msprof schema.
-        force: If True, existing databases may be replaced.
-        facts: Additional rows of UPROF_RUN.
-        of_own_run: If True, frames of uprof itself are omitted from call chains.
-        progress: Called with a short description of the current step.
+    By default, the source chooses `target` and is determined by the content. If `force`, existing
+    databases may be replaced; if `of_own_run`, frames of uprof itself are omitted from call chains.
+    `facts` are additional rows of UPROF_RUN.
 
     Raises:
         RawFormatError: it is not a recording, or is damaged beyond use.
@@ -336,18 +326,11 @@ def convert_all(
     """Convert all recordings in `paths`; yield each outcome as soon as it is ready.
 
     A failed recording does not stop the others. If there are several recordings, those that already
-    have a report are skipped (`Outcome.existing`), unless `force` is true.
-
-    Args:
-        paths: Recordings, directories, archives and patterns; STANDARD_INPUT.
-        output: A file if it ends in `.db` (for one recording), else a directory.
-        schema: Revision or alias of the msprof schema; None: `documented`, or in the layout of
-            torch_npu the one that its readers support best.
-        layout: `plain`, or `ascend-pt` for the names and directories of torch_npu.
-        force: If True, existing databases may be replaced.
-        jobs: Number of recordings to convert in parallel.
-        progress: Called with a short description of the current step.
-        note: Called with a note about files that were skipped.
+    have a report are skipped (`Outcome.existing`), unless `force` is true. Paths are recordings,
+    directories, archives, patterns and STANDARD_INPUT; `output` is a file if it ends in `.db` (for
+    one recording), else a directory. The schema None is `documented`, or in the layout `ascend-pt`
+    (names and directories of torch_npu) the one that its readers support best. `note` is called
+    with a note about files that were skipped.
 
     Raises:
         UsageError: the revision is unknown; `output` is a file, but several files would be written.

@@ -54,13 +54,9 @@ def find(
 
     A directory that is not a recording is searched at any depth without following links; one that
     cannot be listed does not stop the search. A path with `*`, `?` or `[` that does not exist is a
-    pattern, in which `**` matches any depth.
-
-    Args:
-        paths: As the user gave them.
-        progress: Called with a short description of the current step.
-        note: Called with a note about files that were skipped or ranks that are missing.
-        temporary: Unpacks archives; None: archives of several files are refused.
+    pattern, in which `**` matches any depth. `note` is called with a note about files that were
+    skipped or ranks that are missing. `temporary` unpacks archives; without it, archives of several
+    files are refused.
     """
     seen: set[str] = set()
     for given in paths:
@@ -362,9 +358,7 @@ def _first_of(names: Sequence[str]) -> str:
 def report_hint(path: Path, message: str) -> str | None:
     """Return a hint for a path that cannot be read as a report, or None.
 
-    Args:
-        path: Path that the user gave.
-        message: Message of the error.
+    `message` is that of the error.
     """
     from unified_prof.cluster import rank_partial
     from unified_prof.sqlite.run_spool import recovery_hint

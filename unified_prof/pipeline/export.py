@@ -89,14 +89,6 @@ def export_report(
 ) -> ExportResult:
     """Export a report, a directory of reports or a multi-rank run.
 
-    Args:
-        path: Path as the user gave it.
-        output: The file, or the directory of the files.
-        layout: What to write.
-        reader: How paths are read.
-        selected: What to export.
-        force: If True, files may be replaced.
-
     Raises:
         UprofError: Same as the functions for the kinds of layouts.
     """
@@ -174,13 +166,8 @@ def export_ranks(
 ) -> ExportResult:
     """Write the timelines of ranks of a multi-rank run, shifted to the common clock.
 
-    Args:
-        path: The run.
-        output: File to write.
-        reader: How paths are read.
-        chosen: The ranks; None selects the most informative ones of the step.
-        step: The only step, or None for all.
-        force: Overwrite the file.
+    Without `chosen`, the most informative ranks of the step are written; `step` is the only step,
+    or None for all.
 
     Raises:
         StoreError: The run or a rank's recording is missing.
@@ -241,12 +228,8 @@ def export(
 ) -> Exported:
     """Write the files of `msprof --type=text` for a report or a PROF_* directory.
 
-    Args:
-        path: An msprof database or a PROF_* directory.
-        directory: Receives the files; it is created if missing.
-        force: If True, files of the same names may be replaced.
-        raw: If True, names are written as by msprof, without protection from formulas.
-        progress: Called with a short description of the current step.
+    The directory is created if missing. If `force`, files of the same names may be replaced; if
+    `raw`, names are written as by msprof, without protection from formulas.
 
     Raises:
         UsageError: another kind of report or recording, or there is nothing to write.
@@ -338,15 +321,9 @@ def export_stacks(
 ) -> list[Part]:
     """Write the stacks of reports to one file; with several reports, each has its own root frame.
 
-    Args:
-        opened: The reports.
-        output: The file.
-        layout: Name of a stack format.
-        measure: The measure to write; None: all measures, or the first if the format supports only
-            one.
-        by: Frames above the operations; None: modules if recorded, otherwise source lines if
-            recorded.
-        force: If True, the file may be replaced.
+    If `measure` is None, all measures are written, or the first if the format supports only one.
+    `by` are the frames above the operations; None: modules if recorded, otherwise source lines if
+    recorded.
 
     Raises:
         UsageError: no report has the measure or the frames.
@@ -403,13 +380,8 @@ def export_tables(
 ) -> tables.Exported:
     """Write each table of a report to its own file; supports all kinds of reports.
 
-    Args:
-        path: The report.
-        directory: Receives the files; it is created if missing.
-        layout: Name of a table format.
-        only: Names of the tables; empty: all tables with rows.
-        ids: If True, string ids are kept; otherwise they are replaced by the strings.
-        force: If True, files of the same names may be replaced.
+    The directory is created if missing; an empty `only` selects all tables with rows. If `ids`,
+    string ids are kept; otherwise they are replaced by the strings.
 
     Raises:
         UsageError: a table does not exist, or pyarrow is not installed.

@@ -328,15 +328,10 @@ def run(
     The output directory is created, and removed if it stays empty. If measuring fails after the
     workload failed, the reason is in `RunResult.failure` and the exit code is that of the workload.
     If it fails after the workload of one of several ranks succeeded, no error is raised, because
-    other ranks depend on this one; the reports contain the reason instead.
-
-    Args:
-        backend: Runs and measures.
-        spec: What to run.
-        force: If True, reports of an earlier run may be overwritten.
-        strict: If True, failures to measure are raised even if other ranks depend on this one.
-        ranks: The measured ranks, so that `run.json` can name missing ones.
-        on_written: Called with the files that are written while the workload is running.
+    other ranks depend on this one; the reports contain the reason instead. If `strict`, failures to
+    measure are raised even if other ranks depend on this one. `ranks` are the measured ones, so
+    that `run.json` can name missing ones; `on_written` is called with the files that are written
+    while the workload is running.
 
     Raises:
         UsageError: the backend does not support a requested report or option.

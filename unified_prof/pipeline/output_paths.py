@@ -21,11 +21,8 @@ def report_names(recordings: Sequence[FoundRecording], *, ranked: bool = False) 
     Recordings with the same name get the name of a parent directory as prefix: the nearest level at
     which all differ (`rank0_trace`, `rank1_trace`), otherwise as many levels as needed. If they are
     in the same directory, the kind is appended. The same recordings in the same order always get
-    the same names.
-
-    Args:
-        recordings: All recordings that are converted together.
-        ranked: If True, names that do not contain a rank are prefixed with the recorded rank.
+    the same names. If `ranked`, names that do not contain a rank are prefixed with the recorded
+    rank.
     """
     result = [found.source.stem(found.path) for found in recordings]
     for members in _groups(
@@ -118,11 +115,8 @@ def choose(
 ) -> list[ReportPlace | OutputError]:
     """Return the place for the report of each recording.
 
-    Args:
-        recordings: All recordings that are converted together; their names are made unique.
-        output: A file if it ends in `.db` and is not a directory, else a directory; None: the
-            default place.
-        layout: PLAIN or ASCEND_PT.
+    All recordings are converted together; their names are made unique. `output` is a file if it
+    ends in `.db` and is not a directory, else a directory; None: the default place.
 
     Raises:
         UsageError: `output` is a file, but several files would be written; or a source does not

@@ -125,14 +125,8 @@ def build_databases(
     """Build the databases of all recordings; return them and notes for the user.
 
     A recording that cannot be decoded does not stop the others; the vendor's database of it is kept
-    if there is one.
-
-    Args:
-        recordings: Recordings from the backend.
-        options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
-        rank: Rank of this process, used in the database names.
-        facts: Rows of UPROF_RUN.
-        force: If True, a database of the same name may be overwritten.
+    if there is one. `options` are `exporter` (`uprof`, or `native` to keep the vendor's) and
+    `schema`; `facts` are rows of UPROF_RUN.
 
     Raises:
         OutputError: a database cannot be written.

@@ -33,13 +33,9 @@ def open_ranks(
     """Yield the ranks of a directory as one run, or None if it does not hold a multi-rank run.
 
     A run written by `uprof cluster build` is read as it is; a directory of databases is combined in
-    memory if their rank numbers differ and they share groups.
-
-    Args:
-        path: Directory or file.
-        progress: Called with a short description of the current step.
-        note: Called with a sentence if recordings do not belong to one run.
-        needed: If True, two recordings of one rank are an error.
+    memory if their rank numbers differ and they share groups. If `needed`, two recordings of one
+    rank are an error; otherwise `note` is called with a sentence if recordings do not belong to one
+    run.
 
     Raises:
         StoreError: The summary of a run is damaged.
@@ -137,9 +133,8 @@ def open_watched(location: str) -> Iterator[Overview | None]:
 def open_run_at(location: str, *, with_partials: bool = False) -> Iterator[Overview]:
     """Open a multi-rank run; the summary of a URL is copied to a temporary file while it is open.
 
-    Args:
-        location: Its directory, its summary file, a directory of watch files, or a URL of these.
-        with_partials: If True, the partials of a URL are copied too.
+    `location` is its directory, its summary file, a directory of watch files, or a URL of these. If
+    `with_partials`, the partials of a URL are copied too.
 
     Raises:
         StoreError: The run is missing or damaged.

@@ -126,11 +126,7 @@ class RecordingCheck:
         return _is_complete(self.conversion) and agree and not self.findings
 
     def fields(self, database: Path | None) -> dict[str, Any]:
-        """Return the result as plain data.
-
-        Args:
-            database: Database that was compared.
-        """
+        """Return the result as plain data."""
         conversion = self.conversion
         return {
             "recording": str(conversion.recording),

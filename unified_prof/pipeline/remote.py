@@ -308,11 +308,7 @@ class StorageDirectory:
     def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write a file, replacing an existing one; missing directories are created.
 
-        Args:
-            name: Name of the file.
-            data: Its content.
-            durable: If True, wait until the file is on disk; not needed for files that can be
-                recreated.
+        If `durable`, wait until the file is on disk; not needed for files that can be recreated.
 
         Raises:
             OutputError: it cannot be written; an existing file is kept.
@@ -369,11 +365,8 @@ def _recordings(
 ) -> list[Remote]:
     """Group files by recording; files that cannot be recordings are omitted unless named.
 
-    Args:
-        url: URL of the directory, file or pattern.
-        path: The same as a path of the file system, which may lack the host.
-        infos: Path of each file -> its properties.
-        named: Paths of the files that the URL names.
+    `url` is that of the directory, file or pattern, `path` the same as a path of the file system,
+    which may lack the host. `infos` are properties by path, `named` the paths that the URL names.
     """
     head = url.rstrip("/").removesuffix(path.rstrip("/"))
     matches = (pattern.match(path) for path in infos for pattern in _DIRECTORIES)

@@ -124,10 +124,6 @@ class Reader:
     def reports(self, path: Path, *, several: bool = True) -> ReportInput:
         """Return the reports to read for `path`, and report what was converted.
 
-        Args:
-            path: Path as the user gave it.
-            several: If True, a directory of several recordings is accepted.
-
         Raises:
             OutputError: The output is one of the recordings.
             UprofError: Same as `reports_of`.
@@ -224,13 +220,7 @@ def render_reports(
 ) -> RenderedReport:
     """Render a report, a directory of reports or a multi-rank run.
 
-    Args:
-        path: Path as the user gave it.
-        shape: Output format.
-        request: What to show.
-        reader: How paths are read, and the file that will be written.
-        rank: Rank of a multi-rank run to show.
-        capture: Report in which the replayed graphs were captured.
+    `capture` is the report in which the replayed graphs were captured.
 
     Raises:
         UprofError: Same as the command `report`.
@@ -369,11 +359,8 @@ def reports_of(
 ) -> ReportInput:
     """Return the report of a recording, or the reports of a directory of recordings.
 
-    Args:
-        path: A report, a recording, or a directory of either; other paths are returned unchanged.
-        several: If True, more than one report is accepted.
-        progress: Called with a short description of the current step.
-        note: Called with a note about files that were skipped.
+    Paths other than reports, recordings and directories of them are returned unchanged. `note` is
+    called with a note about files that were skipped.
 
     Raises:
         UsageError: the path contains several recordings, but `several` is false.

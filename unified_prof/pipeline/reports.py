@@ -30,13 +30,9 @@ _FINAL_FACTS = ("exit_code", "finished")
 class Reports:
     """Reports of one run or rank, written as early as possible.
 
-    Args:
-        spec: Specification of the run; reports are written to `output_dir`.
-        backend: Name of the backend, None if there is none.
-        force: If True, reports of an earlier run may be overwritten.
-        in_program: True if only a part of a program is measured, which has no exit code.
-        ranks: The measured ranks of a distributed run.
-        on_written: Called with the files that were written while the workload is running.
+    `in_program` means that only a part of a program is measured, which has no exit code. `ranks`
+    are the measured ones of a distributed run; `on_written` is called with the files that were
+    written while the workload is running.
 
     Raises:
         OutputError: a report of that name exists and `force` is false.
@@ -368,11 +364,8 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:
     """Write reports from spools of killed processes in `folder`; yield a result per spool.
 
     A spool is removed when its reports are written. If a rank has several spools, the reports of
-    the newest get the usual names, and those of older ones contain the process id.
-
-    Args:
-        folder: Output directory of `uprof run`, or of several runs.
-        force: If True, reports of another run may be overwritten.
+    the newest get the usual names, and those of older ones contain the process id. `folder` is the
+    output directory of `uprof run`, or of several runs.
 
     Raises:
         UsageError: `folder` is not a directory.

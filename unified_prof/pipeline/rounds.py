@@ -116,17 +116,8 @@ def until_sure(
 
     The rounds end when the verdict for all workloads is certain or one of them has regressed.
     Reports are kept in the directory of the first workload; if there are several workloads, each
-    has a subdirectory.
-
-    Args:
-        base: Checkout of the baseline.
-        new: Checkout of the candidate.
-        workloads: Workloads by name.
-        metrics: Metrics to judge; empty for the default, in which memory may not rise either.
-        limits: Limits of a change.
-        noise: Run-to-run variation given by the user.
-        most: Maximum number of rounds.
-        messages: Receivers of messages.
+    has a subdirectory. Without `metrics`, the default is judged, and memory may not rise either;
+    `noise` is the run-to-run variation given by the user, `most` the maximum number of rounds.
 
     Returns:
         The verdicts, and the measurements of each workload on both sides.
@@ -168,11 +159,7 @@ def smallest_change(pair: tuple[Run, Run], limits: Limits, rounds: int) -> float
     """Return the smallest regression that is usually detected in `rounds` rounds.
 
     A regression of this size is detected in half of the cases, a slightly larger one nearly always.
-
-    Args:
-        pair: Both sides of a workload that was run against itself.
-        limits: Limits of a change.
-        rounds: Number of rounds.
+    `pair` has both sides of a workload that was run against itself.
 
     Raises:
         UsageError: The workload has no times, or too few rounds had enough iterations.
@@ -212,13 +199,6 @@ def _rounds(
     """Run each workload in both checkouts; yield the runs so far after each round.
 
     The second value is True if all of them stepped in turn.
-
-    Args:
-        checkouts: Directories of baseline and candidate.
-        workloads: Workloads by name.
-        metrics: Metrics to compare; the first round checks that they are measured.
-        most: Maximum number of rounds.
-        messages: Receivers of messages.
     """
     if not hasattr(os, "waitid"):
         raise UsageError(
@@ -283,14 +263,9 @@ def measure(
 ) -> bool:
     """Run the workload once in each checkout, and write the reports to `targets`.
 
-    Args:
-        workload: The workload.
-        checkouts: Directories of baseline and candidate.
-        targets: Directories for the reports of baseline and candidate.
-        first: Measure exact metrics and memory too, and relay the output.
-        swapped: True if the candidate starts first.
-        timed_whole: True if times of operations are not needed.
-        together: True if both may set up at the same time, because they are known to take turns.
+    If `first` is given, exact metrics and memory are measured too, and the output is relayed. If
+    `swapped`, the candidate starts first; if `timed_whole`, times of operations are not needed.
+    `together` allows both to set up at the same time, because they are known to take turns.
 
     Returns:
         True if the runs stepped in turn. If a backend has no iterations to take turns with, they
@@ -330,9 +305,7 @@ def measure(
 def _step_in_turn(sides: tuple[_Process, _Process], unit: int) -> None:
     """Let two runs step in turn until enough was measured or one has ended.
 
-    Args:
-        sides: The runs.
-        unit: Minimum number of iterations of a turn.
+    `unit` is the minimum number of iterations of a turn.
     """
     size, longest = unit, 1e-6
     took: tuple[list[float], list[float]] = ([], [])
@@ -361,13 +334,8 @@ def _error(base_s: list[float], new_s: list[float]) -> float:
 class _Process:
     """A run in one checkout.
 
-    Args:
-        workload: The workload.
-        side: 0 for the baseline, 1 for the candidate.
-        folder: Working directory.
-        target: Directory for the reports.
-        is_first: True if exact metrics are measured, too.
-        per_sample: Number of iterations per sample.
+    `side` is 0 for the baseline, 1 for the candidate; if `is_first`, exact metrics are measured,
+    too.
     """
 
     def __init__(

@@ -81,9 +81,7 @@ class RunSummary:
 def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
     """Return the headline figures of a run's Skyline reports, as in `uprof report`.
 
-    Args:
-        files: The reports of one run; other kinds are ignored.
-        top: Maximum number of operations to include, most expensive first.
+    At most `top` operations are included, the most expensive first.
 
     Returns:
         None if there is no readable Skyline report.

@@ -108,13 +108,8 @@ class _Capture:
 class Watch:
     """Context manager that watches the program of this thread.
 
-    Args:
-        folder: Directory of the files, the same for all ranks.
-        device: torch device type.
-        settings: Triggers and captures.
-        facts: Rows of UPROF_RUN.
-        exporters: Receive all rows and events.
-        bottoms: Code objects at which the program's stack ends.
+    `folder` is the same for all ranks, `facts` are rows of UPROF_RUN; exporters receive all rows
+    and events. The program's stack ends at the code objects `bottoms`.
 
     Raises:
         OutputError: The directory or file cannot be written.

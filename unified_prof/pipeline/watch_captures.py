@@ -62,9 +62,6 @@ class Budget:
     """Limits the time spent in captures to a share of the time since the run began.
 
     The capture of healthy steps and captures that a user requests do not count.
-
-    Args:
-        share: Maximum share.
     """
 
     def __init__(self, share: float) -> None:
@@ -184,11 +181,7 @@ def follow(
 ) -> Iterator[tuple[int, WatchEvent | None]]:
     """Yield each rank of a request with its capture when that is over; None if the rank has ended.
 
-    Args:
-        folder: Directory of the watched run.
-        known: Its ranks, as read before.
-        request: A request that was written.
-        timeout_s: Longest time to wait.
+    `known` are the ranks of the watched run, as read before; `request` was written.
     """
     end_s, waiting = time.monotonic() + timeout_s, set(request.ranks or known)
     while waiting and time.monotonic() < end_s:

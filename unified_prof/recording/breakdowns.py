@@ -590,14 +590,10 @@ def path_samples(
 ) -> Iterator[Sample]:
     """Yield samples of nested ranges, from the result of `arrays.nesting.paths`.
 
-    Args:
-        number: number of each range's path.
-        above: the path above each path, as from `paths`.
-        own: the last label of each path, as from `paths`.
-        weight: weight of each range without nested ones.
-        frame: returns the frame of a label.
-        begin: returns the outer frames of a group of ranges from its number.
-        beginning: group of each range, such as its thread; None: all have number 0.
+    `above` is the path above each path, `own` its last label. `weight` is that of each range
+    without nested ones, and `frame` returns the frame of a label. `begin` returns the outer frames
+    of a group of ranges from its number in `beginning`, such as a thread; by default, all have
+    number 0.
     """
     first = np.zeros(len(number), np.int64) if beginning is None else beginning
     some = weight > 0

@@ -258,10 +258,8 @@ class Sums:
     ) -> list[Row]:
         """Return one row for each key that occurred, in descending order of time and size.
 
-        Args:
-            names: the groups' names.
-            details: key -> the group's detail, for groups that have one.
-            order: order of the keys for rows with equal time, size and name.
+        `details` are those of groups that have one, by key; `order` is that of the keys for rows
+        with equal time, size and name.
         """
         # If a row has times, only timed calls count: when a run time report and a memory report are
         # read together, each call occurs in both.
@@ -332,8 +330,7 @@ class PackedCalls:
     def windows(self, least: int = 0) -> Iterator[Calls]:
         """Yield all calls in order, in windows.
 
-        Args:
-            least: minimum number of calls per window, for callers with a high cost per window.
+        `least` is the minimum number of calls per window, for callers with a high cost per window.
         """
         size = max(WINDOW, least)
         for low in range(0, len(self), size):

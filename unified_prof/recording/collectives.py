@@ -302,9 +302,7 @@ class Labels:
     def __init__(self, groups: Groups, used: Iterable[str]) -> None:
         """Name the groups.
 
-        Args:
-            groups: the groups named in the report.
-            used: the communicators of the report's collectives, as names or numbers.
+        `used` are the communicators of the report's collectives, as names or numbers.
         """
         names = dict.fromkeys(used)
         found = {name: groups.get(name) for name in names}

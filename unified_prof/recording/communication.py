@@ -119,8 +119,7 @@ class CollectiveNames:
     def group_rows(self, compute: Mapping[int | None, IntervalSet]) -> list[Row]:
         """Return one row for each group, with the time and exposed time of its collectives.
 
-        Args:
-            compute: intervals of kernels by device; the key None is the only device.
+        `compute` has intervals of kernels by device; the key None is the only device.
         """
         texts, number = self._communicators
         types = Labels()
@@ -225,9 +224,8 @@ class Sweep:
     def __init__(self, communication: IntervalSet = EMPTY, *, parts: bool) -> None:
         """Start before all tasks.
 
-        Args:
-            communication: intervals of whole collectives.
-            parts: True if tasks of collectives count as communication too.
+        `communication` are intervals of whole collectives; if `parts`, their tasks count as
+        communication too.
         """
         self._communication = communication
         self._kinds = (KERNEL, COPY, COMMUNICATION) if parts else (KERNEL, COPY)

@@ -206,9 +206,8 @@ class Framework:
     def innermost(self, connection: Whole, among: NDArray[np.bool_] | None = None) -> Ints:
         """Return the innermost operation around the launch of each device task, or -1.
 
-        Args:
-            connection: connection ids of the tasks.
-            among: mask of the ranges to consider; default: operations.
+        `connection` are connection ids of the tasks, `among` masks the ranges to consider, by
+        default operations.
         """
         nearest = self._nested.operation if among is None else self._nearest(among)
         distinct, inverse = np.unique(connection, return_inverse=True)

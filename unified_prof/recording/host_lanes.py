@@ -93,14 +93,8 @@ def build(
 ) -> HostThreads | None:
     """Return the threads of a recording, None if nothing was recorded on the host.
 
-    Args:
-        framework: operations and annotations.
-        calls: runtime calls.
-        frames: calls of Python functions.
-        strings: texts of the recording.
-        work: device timeline, which sets the time window; None: the time of all ranges.
-        steps: name, start and end of each step.
-        limit: maximum number of ranges.
+    The device timeline `work` sets the time window; None: the time of all ranges. Steps are (name,
+    start, end), `limit` is the maximum number of ranges.
     """
     time = _time(calls, work, steps)
     tables = [_calls_table(calls, strings), _frames_table(frames, time)]
@@ -467,10 +461,7 @@ def build_idle_lanes(
 ) -> tuple[IdleLane, ...]:
     """Return a lane for each device; no lanes without host data.
 
-    Args:
-        idle_time: idle time by reason.
-        devices: names of the devices.
-        limit: maximum number of gaps, divided equally among the devices.
+    `limit` is the maximum number of gaps, divided equally among the devices.
     """
     if not idle_time.has_reasons:
         return ()

@@ -111,10 +111,8 @@ def unexplained(idle: IntervalSet) -> Segments:
 def explain(idle: IntervalSet, tasks: DeviceTasks, host: HostSide) -> Segments:
     """Split gaps of one device by reason.
 
-    Args:
-        idle: the gaps; each ends with the start of a task or at the end of the analyzed time.
-        tasks: all tasks of the device, or only those that end these gaps.
-        host: host ranges.
+    Each gap ends with the start of a task or at the end of the analyzed time; `tasks` are all tasks
+    of the device, or only those that end these gaps.
     """
     begin, end = idle.start_ns, idle.end_ns
     following = np.searchsorted(tasks.start_ns, end, side="left")

@@ -47,12 +47,8 @@ NO_MODULE, NO_CHAIN = -1, -2
 class Frames:
     """Stacks of `file:line`, outermost first, of the ranges of `framework.Framework`.
 
-    Args:
-        source: the open report, for its call chains.
-        strings: texts of the report.
-        chain: id of each range's call chain, or -1.
-        nest: nesting of the ranges.
-        python_frames: text of each range that is a Python frame.
+    `chain` is the id of each range's call chain, or -1; `python_frames` has the text of each range
+    that is a Python frame.
     """
 
     def __init__(
@@ -349,11 +345,8 @@ class AutogradColumns(NamedTuple):
 class ForwardOperations:
     """The operation that created each autograd node.
 
-    Args:
-        columns: the columns of all host ranges.
-        names: the distinct names of ranges.
-        threads: the threads with operations that may have created nodes, in ascending order.
-        nodes: the ranges that run a node.
+    `threads` are those with operations that may have created nodes, in ascending order; `nodes` are
+    the ranges that run a node.
     """
 
     def __init__(

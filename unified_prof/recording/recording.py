@@ -325,11 +325,8 @@ def integers(
 ) -> dict[str, NDArray[np.int64]]:
     """Return integer columns in the file's order of rows; empty if the table is missing.
 
-    Args:
-        source: the open report.
-        table: a table of the newest schema.
-        columns: column names in the newest schema.
-        narrow: columns that may be returned as int32, to save memory.
+    Table and columns have the names of the newest schema; columns in `narrow` may be returned as
+    int32, to save memory.
     """
     return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
 

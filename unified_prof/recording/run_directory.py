@@ -90,11 +90,7 @@ def missing(
 ) -> list[Missing]:
     """Return the unreadable reports, and the ranks without a report.
 
-    Args:
-        folder: the searched directory.
-        found: its files.
-        read: the reports that were opened.
-        refused: the other files, with reasons.
+    `read` are the reports that were opened, `refused` the other files, with reasons.
     """
     lost = [
         Missing(key_of(folder, file), str(err))

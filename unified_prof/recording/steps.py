@@ -144,12 +144,8 @@ class Work:
     ) -> None:
         """Store the columns.
 
-        Args:
-            device: Device of each task.
-            start_ns: Start of each task.
-            end_ns: End of each task.
-            at_ns: Time that decides the step of each task; None: the start.
-            receives: Mask of the waits for the previous pipeline stage; None: no such waits.
+        `at_ns` is the time that decides the step of each task, by default the start; `receives`
+        masks the waits for the previous pipeline stage.
         """
         at_ns = start_ns if at_ns is None else at_ns
         order = np.argsort(at_ns, kind="stable")

@@ -87,11 +87,9 @@ class GapEnds:
     ) -> None:
         """Start before all tasks.
 
-        Args:
-            work: all tasks, in order of start.
-            launched: returns the launch time for connection ids, -1 if unknown.
-            waits: intervals in which streams of the device waited for others.
-            awaits: the tasks that were launched after a wait, in ascending order.
+        `work` has all tasks in order of start; `launched` returns the launch time for connection
+        ids (-1: unknown). In `waits`, streams of the device waited for others; `awaits` are the
+        tasks that were launched after a wait, in ascending order.
         """
         self._coming, self._launched = work, launched
         self._waits, self._awaits = waits, awaits
@@ -143,12 +141,8 @@ def tasks_after_waits(
     """Return the tasks launched after a wait of their stream, in ascending order.
 
     The wait was enqueued between the launches of the previous task on the stream and of the task.
-
-    Args:
-        work: all tasks of a device.
-        launched: returns the launch time for connection ids, -1 if unknown.
-        stream: the stream of each wait.
-        at_ns: the time of each wait.
+    `work` has all tasks of a device, `launched` returns the launch time for connection ids (-1:
+    unknown); `stream` and `at_ns` are those of each wait.
     """
     streams = [_FirstLaunches(one, np.sort(at_ns[rows])) for one, rows in by_key(stream)]
     for some in work:
@@ -433,13 +427,8 @@ class Capture:
     ) -> Captured:
         """Attribute the device tasks of a recording's replays to the captured operations.
 
-        Args:
-            source: the recording with the replays.
-            strings: its texts.
-            calls: its runtime calls.
-            tasks: its device tasks.
-            chosen: index in TASK of each device task, -1 for whole collectives.
-            findings: counts replays whose capture was not found.
+        `chosen` is the index in TASK of each device task, -1 for whole collectives; `findings`
+        counts replays whose capture was not found.
         """
         row = calls.launching(tasks.connection)
         names = strings.texts(calls.name.tolist())

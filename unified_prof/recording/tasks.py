@@ -140,14 +140,10 @@ class TaskNames:
     ) -> None:
         """Number all names that will be looked up.
 
-        Args:
-            labels: numbers the names.
-            strings: texts of the columns.
-            columns: two columns of COMPUTE_TASK_INFO: the name of a task, and the name used if the
-                first is unknown.
-            by_type: names by task type, for tasks without either.
-            copies: globalTaskIds of copies, and their names.
-            used: yields the tasks that will be looked up, so that only their names are numbered.
+        `columns` are two of COMPUTE_TASK_INFO: the name of a task, and the name used if the first
+        is unknown; `by_type` has names by task type, for tasks without either. `copies` are
+        globalTaskIds and names. `used` yields the tasks that will be looked up, so that only their
+        names are numbered.
         """
         self._columns = columns
         self._numbers = [_Numbers.from_ids(columns[0], labels, strings)]
@@ -342,11 +338,8 @@ class Tasks(TaskColumns):
         """Return the operator types of tasks, as numbers in `labels`.
 
         The result is the operator type if the database has one, else the name of the kernel, else
-        the text of the task type; for a copy, it is the direction.
-
-        Args:
-            labels: numbers the texts.
-            among: returns a mask of the tasks of a window that will be looked up.
+        the text of the task type; for a copy, it is the direction. `among` returns a mask of the
+        tasks of a window that will be looked up.
         """
         windows = (window.where(among(window)) for window in self.windows())
         return self._names(labels, ("op_type", "name"), windows)

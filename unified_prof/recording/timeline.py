@@ -69,11 +69,8 @@ def build(
 ) -> Timeline | None:
     """Return the timeline of a report, None if it has no device tasks.
 
-    Args:
-        tasks: the device tasks.
-        comms: the collectives, which get a separate lane.
-        names: names of the collectives.
-        limit: approximate maximum number of blocks; None: no limit.
+    Collectives get a separate lane; `limit` is the approximate maximum number of blocks, None: no
+    limit.
     """
     rows = _Rows(tasks, comms, names)
     if not rows.count:
@@ -194,8 +191,7 @@ class _Rows:
     def parts(self, whole: tuple[int, int] | None) -> Iterator[_Blocks]:
         """Yield all rows, those of each lane in order of time.
 
-        Args:
-            whole: the time range in which tasks are not merged.
+        Tasks are not merged in the time range `whole`.
         """
         for rows in self._tasks.in_time():
             shown = rows.where(self._is_shown(rows))

@@ -108,13 +108,7 @@ def write_run_time(
     """Write the run time report of `run` to `path`.
 
     `run_time_entries` has the median of each operation's samples, `UPROF_RUN_TIME_SAMPLES` the
-    individual samples. Entries are numbered from 1 in forward order.
-
-    Args:
-        path: Path of the report, which appears only when complete.
-        run: The measurements.
-        facts: Rows of UPROF_RUN.
-        overwrite: True if an existing file may be replaced.
+    individual samples. Entries are numbered from 1 in forward order. `facts` are rows of UPROF_RUN.
 
     Raises:
         OutputError: `path` exists or cannot be written.
@@ -162,13 +156,7 @@ def write_memory(
     """Write the memory report of `run` to `path`.
 
     Entries are numbered from 1: weights in the order of the model, activations in forward order.
-    `misc_sizes` has a row only if the peak was measured.
-
-    Args:
-        path: Path of the report, which appears only when complete.
-        run: The measurements.
-        facts: Rows of UPROF_RUN.
-        overwrite: True if an existing file may be replaced.
+    `misc_sizes` has a row only if the peak was measured. `facts` are rows of UPROF_RUN.
 
     Raises:
         OutputError: `path` exists or cannot be written.
@@ -383,12 +371,7 @@ def write_cluster_summary(
 ) -> None:
     """Write all tables of a cluster summary; rows have the columns of the schema in order.
 
-    Args:
-        path: Path of the summary, which appears only when complete.
-        tables: Table -> rows.
-        facts: Rows of UPROF_RUN.
-        anomalies: Rows of UPROF_ANOMALIES.
-        overwrite: True if an existing file may be replaced.
+    `facts` are rows of UPROF_RUN, `anomalies` those of UPROF_ANOMALIES.
 
     Raises:
         OutputError: `path` exists or cannot be written.

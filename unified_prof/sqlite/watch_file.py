@@ -88,11 +88,7 @@ def rank_and_part(name: str) -> tuple[int, int | None] | None:
 class WatchFile:
     """Writes the file of one rank; a file of an earlier run becomes a finished part.
 
-    Args:
-        folder: Existing directory of the run.
-        rank: Global rank.
-        facts: Rows of UPROF_RUN.
-        rotate_bytes: Size from which a new part begins.
+    `facts` are rows of UPROF_RUN; from `rotate_bytes` on, a new part begins.
 
     Raises:
         OutputError: The file cannot be written; also raised by the methods.
@@ -243,10 +239,8 @@ def read_folder(
 ) -> dict[int, RankSteps]:
     """Return the ranks of the latest run in a directory, by rank.
 
-    Args:
-        folder: Directory with watch files.
-        known: Result of an earlier call; only new rows are read.
-        damaged: Receives why ranks cannot be read; by default that is an error.
+    `known` is the result of an earlier call, so that only new rows are read; `damaged` receives why
+    ranks cannot be read, which by default is an error.
 
     Raises:
         StoreError: A file cannot be read, or there is none.

@@ -127,11 +127,8 @@ class TraceReader:
         """Yield all events in file order, a few thousand at a time.
 
         If the file is truncated, all complete events are yielded and the anomaly `cut_off` is
-        counted.
-
-        Args:
-            before: Stop at the first end of an event at or after this position, if the events
-                can be divided there; the next call goes on, and `is_finished` is False.
+        counted. The events end at the first end of an event at or after the position `before`, if
+        they can be divided there; the next call goes on, and `is_finished` is False.
 
         Raises:
             RawFormatError: not a trace.

@@ -204,19 +204,11 @@ def bandwidth(
 
     An RDMA transfer consists of consecutive payloads on one plane of one operator and the tasks
     that end it, in time order. If the ending tasks are missing, each payload is a separate
-    transfer.
-
-    Args:
-        operator: number of each task's operator.
-        plane: plane of each task.
-        start: start of each task, in 1 / FINE_PARTS ns.
-        end: end of each task.
-        size: bytes, -1 if unknown.
-        payload: True for RDMA payloads.
-        closing: `closing_tasks` of each task's operator.
-        one_by_one: If True, transfers do not overlap, and payloads among the ending tasks of a
-            transfer have no bandwidth (`_SKIPPED`). If False, each sequence of payloads is ended by
-            the next tasks, even if they also end another transfer. The exporter uses both rules.
+    transfer. Times are in 1 / FINE_PARTS ns, sizes in bytes (-1: unknown); `payload` marks RDMA
+    payloads, `closing` has the `closing_tasks` of each task's operator. The exporter uses two
+    rules. If `one_by_one`, transfers do not overlap, and payloads among the ending tasks of a
+    transfer have no bandwidth (`_SKIPPED`). Otherwise, each sequence of payloads is ended by the
+    next tasks, even if they also end another transfer.
     """
     duration_ns = (end - start) / FINE_PARTS
     moved = size / np.where(duration_ns > 0, duration_ns, np.inf) * 1e9

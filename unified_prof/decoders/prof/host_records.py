@@ -88,13 +88,8 @@ def host_records(
 ) -> Iterator[Rows]:
     """Yield the valid records of one kind in chunks; records with a wrong magic number are counted.
 
-    Args:
-        host: directory of the host.
-        envelope: `compact` or `additional`.
-        kind: name of the file and the layout.
-        sink: receives the anomalies.
-        prefix: `unaging` (static) or `aging` to read only these files; by default both, in this
-            order.
+    `envelope` is `compact` or `additional`, `kind` the name of the file and the layout. `prefix` is
+    `unaging` (static) or `aging` to read only these files; by default both, in this order.
     """
     name = f"{envelope}.{kind}"
     file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")

@@ -110,10 +110,7 @@ class CoreMetrics:
     """AI core metrics of tasks.
 
     A task that ran several times, for example in a captured graph, has one record per run.
-
-    Args:
-        recording: Recording with the counters.
-        scratch: Directory for a matrix that does not fit into memory.
+    `scratch` is a directory for a matrix that does not fit into memory.
     """
 
     def __init__(self, recording: Recording, scratch: Path) -> None:

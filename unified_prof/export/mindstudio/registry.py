@@ -61,9 +61,7 @@ def lines(*columns: Sequence[str]) -> list[str]:
 class Delivery:
     """Writes the files of a text export.
 
-    Args:
-        files: Output files.
-        moment: Local time of the export, part of every file name.
+    `moment` is the local time of the export, part of every file name.
     """
 
     def __init__(self, files: OutputFiles, moment: datetime) -> None:
@@ -75,11 +73,7 @@ class Delivery:
     ) -> None:
         """Write a table; no file if it has no rows.
 
-        Args:
-            kind: Name of the table.
-            header: Names of the columns.
-            rows: Number of lines in `blocks`.
-            blocks: Lines without line ends, in blocks of any size.
+        Blocks of any size have lines without line ends, `rows` in total.
         """
         if rows <= ROWS_A_FILE:
             names = [f"{kind}_{self._time}.csv"] if rows else []
@@ -91,9 +85,7 @@ class Delivery:
     def timeline(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
         """Write a list of trace events; no file if there are no events.
 
-        Args:
-            kind: Name of the timeline.
-            blocks: Events as JSON texts, in blocks of any size.
+        Blocks of any size have events as JSON texts.
         """
         filled = (events for events in blocks if events)
         first = next(filled, None)
@@ -372,9 +364,7 @@ class Recording:
     def kernel_name(self, tasks: Ints, info: Ints) -> Ints:
         """Return the text id of each task's kernel name, or MISSING.
 
-        Args:
-            tasks: Rows of `tasks`.
-            info: Their rows of `kernels`; -1 if a task has none.
+        `info` are rows of `kernels`; -1 if a task has none.
         """
         result = np.full(len(tasks), MISSING, np.int64)
         if self.python_export and len(self._collective_tasks["globalTaskId"]):

@@ -125,13 +125,9 @@ def write(
 ) -> Exported:
     """Write the files of an open msprof database into an existing directory, or none at all.
 
-    Args:
-        source: The report.
-        directory: Output directory.
-        force: Replace existing files.
-        raw: Write names as msprof does, without protection from formulas and control characters.
-        moment: Local time in the names of the files; by default now.
-        progress: Called with the name of each file.
+    If `raw`, names are written as by msprof, without protection from formulas and control
+    characters. `moment` is the local time in the names of the files, by default now; `progress` is
+    called with the name of each file.
 
     Raises:
         UsageError: Not an msprof database, or it has no data for any file.

@@ -49,9 +49,7 @@ class Settings:
 def settings_of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
     """Return the settings of a test.
 
-    Args:
-        item: The test.
-        given: Arguments of the call; None if not given.
+    Arguments of the call (`given`) are None if not given.
 
     Raises:
         UsageError: A value is not valid.

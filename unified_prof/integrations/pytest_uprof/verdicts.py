@@ -178,9 +178,7 @@ _OFF: Mapping[str, object] = {
 class Command:
     """Command line of a session, used to repeat one of its tests.
 
-    Args:
-        config: Configuration of pytest.
-        controller: Data from the controller, in an xdist worker.
+    `controller` has data from the controller, in an xdist worker.
     """
 
     def __init__(self, config: pytest.Config, controller: Mapping[str, Any] | None) -> None:
@@ -296,11 +294,8 @@ class Record(msgspec.Struct, frozen=True):
 class Session:
     """State shared by the fixtures of one session.
 
-    Args:
-        config: Configuration of pytest.
-        folder: Directory where each process writes its results.
-        controller: Data from the controller, in an xdist worker.
-        one_run: True if this session measures one test for another session.
+    Each process writes its results to `folder`; `controller` has data from the controller, in an
+    xdist worker. If `one_run`, this session measures one test for another session.
     """
 
     def __init__(

@@ -80,12 +80,8 @@ def write_analysis(
     """Write `analysis.db` of `report` into `directory` and return its path.
 
     Values that GPU recordings do not contain, such as the waiting time in a collective, are NULL.
-
-    Args:
-        report: The database.
-        directory: Output directory, usually that of the database.
-        overwrite: If True, an existing analysis may be replaced.
-        details: Additional values from the raw recording of Ascend devices, if available.
+    `directory` is usually that of the database; `details` are values from the raw recording of
+    Ascend devices.
 
     Raises:
         OutputError: it exists and `overwrite` is false, or it cannot be written.
@@ -151,9 +147,7 @@ def _step_rows(
 def _rows_by_step(placed: Iterable[tuple[int, Collective]], ranges: list[Range]) -> Rows:
     """Return the rows of collectives with step and type; those outside all steps are omitted.
 
-    Args:
-        placed: Each collective with the time that determines its step.
-        ranges: Time ranges of the steps.
+    Each collective in `placed` has the time that determines its step.
     """
     rows: Rows = {name: [] for name in _COLLECTIVES}
     in_steps: list[tuple[Collective, str, str]] = []
@@ -209,11 +203,9 @@ def write_companions(
 ) -> None:
     """Write `analysis.db` and the description files for a report in torch_npu's layout.
 
-    Args:
-        report: The complete report in the layout's directory, under any name.
-        rank: The recorded rank, None if unknown.
-        description: Kind of the recording; None if the recording has its own description files.
-        force: If True, the report replaces that of another rank.
+    The report is complete and in the layout's directory, under any name. `description` is the kind
+    of the recording; None if it has its own description files. If `force`, the report replaces that
+    of another rank.
     """
     from unified_prof.sqlite.reader import open_report
 

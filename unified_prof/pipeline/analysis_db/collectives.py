@@ -211,12 +211,7 @@ class Collective:
 
 
 def read_collectives(report: Report, details: RecordingDetails) -> list[Collective]:
-    """Return all collectives, sorted by start; collectives without a master plane are omitted.
-
-    Args:
-        report: An msprof database.
-        details: Additional values from the raw recording.
-    """
+    """Return all collectives, sorted by start; collectives without a master plane are omitted."""
     tasks = map(Task._make, report.rows(_TASKS))
     collectives = [
         _collective(list(group), details)

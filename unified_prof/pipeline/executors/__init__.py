@@ -85,12 +85,10 @@ def open_executor(
 ) -> Iterator[WorkerPool]:
     """Context manager that yields an executor and ends its processes on exit.
 
-    Args:
-        scheduler: None for this machine; `local:N` for Dask with N processes on this machine;
-            `tcp://HOST:PORT` or `FILE.json` for a running scheduler of Dask.
-        jobs: Number of local processes; 1: run in this process; None: one per processor.
-        note: Called with a note about unusual conditions.
-        verbose: If True, Dask may log.
+    `scheduler` is None for this machine, `local:N` for Dask with N processes on this machine,
+    `tcp://HOST:PORT` or `FILE.json` for a running scheduler of Dask. `jobs` is the number of local
+    processes; 1: run in this process; None: one per processor. `note` is called about unusual
+    conditions; if `verbose`, Dask may log.
 
     Raises:
         UsageError: `scheduler` is invalid.
@@ -123,14 +121,8 @@ def map_unordered(
 
     An item whose process died is tried once more, alone, after all others; if that process dies as
     well, its result is a `Failure`. Items are consumed lazily, so `items` may be larger than
-    memory.
-
-    Args:
-        pool: Runs the function.
-        function: A module-level function; it and the items are pickled.
-        items: Arguments of the function.
-        retry: Returns the item for the second attempt. The process may have finished the first
-            attempt before it died.
+    memory. `function` is a module-level function; it and the items are pickled. `retry` returns the
+    item for the second attempt: the process may have finished the first one before it died.
 
     Raises:
         EngineError: no worker is left; results that were already yielded are valid.

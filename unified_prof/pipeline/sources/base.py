@@ -132,10 +132,8 @@ class Source(ABC):
     def report_path(self, path: Path, directory: Path | None, name: str) -> Path:
         """Return the path of the report.
 
-        Args:
-            path: The recording.
-            directory: The directory that the user chose; None: the default place.
-            name: `stem` of the recording, made unique among the recordings of the command.
+        `directory` is the one that the user chose; None: the default place. `name` is `stem` of the
+        recording, made unique among the recordings of the command.
         """
         return (directory or Path()) / f"{name}.db"
 
@@ -160,12 +158,8 @@ class Source(ABC):
         """Write the files that readers of the layout expect beside the report.
 
         Called if the source or the layout chose the path of the report. The report gets its final
-        name afterwards, so that a finished report always has its companion files.
-
-        Args:
-            path: The recording.
-            report: The complete report in its directory, under a temporary name.
-            force: If True, existing files may be replaced.
+        name afterwards, so that a finished report always has its companion files. The report is
+        complete and in its directory, under a temporary name.
         """
 
     def existing_reports(self, target: Path) -> list[Path]:

@@ -50,9 +50,7 @@ class _Sizes:
 def encode(fields: Sequence[Field], rowids: NDArray[np.int64]) -> Cells:
     """Return the cells of a block of rows, at least one.
 
-    Args:
-        fields: The table's columns in order; a column that is the row id is NULL.
-        rowids: Row id of every row.
+    `fields` are the table's columns in order; a column that is the row id is NULL.
     """
     sizes = _sizes(fields, rowids)
     flat: NDArray[np.uint8] | None = None

@@ -182,10 +182,8 @@ class Pages:
     def read(self, numbers: Int64s, *, again: bool = False) -> Bytes:
         """Return the concatenated pages, followed by SLACK zeros.
 
-        Args:
-            numbers: Page numbers, from 1.
-            again: True to reuse the array of the last call with this flag; a new large array for
-                every call would fragment the memory.
+        If `again`, the array of the last call with this flag is reused; a new large array for every
+        call would fragment the memory. Numbers begin at 1.
 
         Raises:
             Irregular: a page cannot belong to a table, or the file has changed.
@@ -260,10 +258,8 @@ class FileConnection(sqlite3.Connection):
     def hold(self, path: Path, before: os.stat_result) -> None:
         """Open the file of a new connection.
 
-        Args:
-            path: Path of the file.
-            before: File status before the connection was opened. If `path` is now another file or
-                missing, the file is not opened.
+        `before` is the file's status before the connection was opened. If `path` is now another
+        file or missing, the file is not opened.
         """
         with suppress(OSError):
             file = path.open("rb", buffering=0)

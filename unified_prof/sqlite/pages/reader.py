@@ -227,10 +227,7 @@ class Rows:
 def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
     """Find the rows of the given leaves.
 
-    Args:
-        pages: The pages of the file.
-        leaves: The leaves to read.
-        after: The last row id before these leaves, None if there is none.
+    `after` is the last row id before these leaves, None if there is none.
 
     Raises:
         Irregular: a page is not a leaf, is damaged, or its rows are not in order.

@@ -256,11 +256,8 @@ def _counted(types: NDArray[np.integer]) -> NDArray[np.integer]:
 def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> dict[int, Values]:
     """Return columns by their positions in the records.
 
-    Args:
-        rows: At least one row.
-        wanted: Positions of the columns to return.
-        absent: Positions of columns that are NULL if a record ends before them, because it was
-            written before the column was added.
+    There is at least one row. Columns in `absent` are NULL if a record ends before them, because it
+    was written before the column was added.
 
     Raises:
         Unusual: records are damaged, or values are in overflow pages.

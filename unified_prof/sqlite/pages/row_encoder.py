@@ -63,8 +63,7 @@ _MINUS = ord("-")
 def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the concatenated digits of the numbers, and the number of bytes of each number.
 
-    Args:
-        numbers: At least one integer.
+    There is at least one number.
     """
     is_negative = numbers < 0
     left = np.where(is_negative, -numbers, numbers).view(np.uint64)
@@ -122,11 +121,7 @@ def widths_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
 def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int) -> None:
     """Write a varint of `width` bytes into each row of `cells`, from byte `at` on.
 
-    Args:
-        cells: Bytes, one row per cell.
-        at: Position in each row.
-        values: One number per row, each with a varint of `width` bytes.
-        width: See `widths_of`.
+    Each row of `cells` has the bytes of a cell; for `width` see `widths_of`.
     """
     rest = values
     if width == MAX_VARINT_BYTES:

@@ -45,13 +45,9 @@ def page_of(
 ) -> NDArray[np.uint8]:
     """Return one page.
 
-    Args:
-        kind: TABLE_LEAF, TABLE_INTERIOR, or those of an index.
-        cells: The concatenated cells.
-        sizes: Number of bytes of each cell.
-        page_bytes: Page size.
-        usable: Bytes of a page that are not reserved for extensions.
-        right: The last child of an interior page.
+    `kind` is TABLE_LEAF, TABLE_INTERIOR, or one of an index; `cells` are concatenated, with `sizes`
+    bytes each. `usable` bytes of a page are not reserved for extensions; `right` is the last child
+    of an interior page.
     """
     page = np.zeros(page_bytes, np.uint8)
     header = layout.LEAF_HEADER_BYTES
@@ -70,9 +66,7 @@ def page_of(
 def breaks(sizes: NDArray[np.int64], capacity: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last cell (exclusive) of each page; the last page may not be full.
 
-    Args:
-        sizes: Bytes of each cell.
-        capacity: Bytes of a page for cells and their pointers.
+    `sizes` are bytes of cells, `capacity` those of a page for cells and their pointers.
     """
     ends = np.cumsum(sizes + layout.POINTER_BYTES)
     start, before = 0, 0
@@ -229,8 +223,7 @@ class PageFile:
     def append(self, pages: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Write new pages; return their numbers.
 
-        Args:
-            pages: Bytes, one row per page, contiguous.
+        `pages` has one row of bytes per page, contiguous.
         """
         numbers = self.next_numbers(len(pages))
         last = int(numbers[-1])
@@ -290,10 +283,8 @@ class TableTree:
     def append(self, file: PageFile, fields: Sequence[Field], rowids: NDArray[np.int64]) -> None:
         """Append a block of rows with ascending row ids, greater than those before.
 
-        Args:
-            file: The file, between `begin` and `end`.
-            fields: The columns; a column that is the table's row id is NULL in every row.
-            rowids: Row id of every row.
+        The file is between `begin` and `end`; a column that is the table's row id is NULL in every
+        row.
         """
         cells = encode(fields, rowids)
         if int(np.max(cells.payloads)) > layout.most_local(self._usable):
@@ -433,11 +424,8 @@ class IndexTree:
     ) -> bool:
         """Append the entries of a block of rows; if not possible, change nothing and return False.
 
-        Args:
-            file: The file, between `begin` and `end`.
-            keys: The columns of the index. Rows in a block need not be in the order of the index,
-                but no entry may be less than one of an earlier block.
-            rowids: Row id of every row, ascending.
+        The file is between `begin` and `end`. Rows in a block need not be in the order of the
+        index, but no entry may be less than one of an earlier block.
         """
         columns = [*keys, rowids]
         if not are_in_order(keys):
