@@ -1,9 +1,9 @@
 """Launcher that msprof starts as its application: runs the workload in this process.
 
 The workload must run in this process, because msprof samples the process by its id. The script of
-`msprof_command` starts the launcher with a JSON file that specifies what to run and where to write
-the result. Measurements are saved periodically and when they are complete, because the workload may
-run for hours and be killed; the parent process writes the reports. Measured iterations are marked
+`npu` starts the launcher with a JSON file that specifies what to run and where to write the result.
+Measurements are saved periodically and when they are complete, because the workload may run for
+hours and be killed; the parent process writes the reports. Measured iterations are marked
 for msprof (MSTX_EVENTS).
 """
 
