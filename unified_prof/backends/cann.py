@@ -29,22 +29,17 @@ UNKNOWN = "unknown"
 class Chip:
     """A chip and the options that msprof accepts on it."""
 
-    name: str
-    """Common name."""
-    platforms: tuple[int, ...]
-    """Platform numbers of msprof."""
-    full_names: str
-    """Regular expression for its names in npu-smi and CANN, without `Ascend`."""
+    name: str  # Common name.
+    platforms: tuple[int, ...]  # Platform numbers of msprof.
+    full_names: str  # Regular expression for its names in npu-smi and CANN, without `Ascend`.
+    # Unsupported options, without dashes; with one of them, msprof exits immediately.
     refuses: frozenset[str]
-    """Unsupported options, without dashes; with one of them, msprof exits immediately."""
-    metrics: tuple[str, ...]
-    """Values of `--aic-metrics`."""
+    metrics: tuple[str, ...]  # Values of `--aic-metrics`.
+    # Option -> accepted values, if they differ from other chips.
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Option -> accepted values, if they differ from other chips."""
+    # Option -> maximum, if it differs from other chips.
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Option -> maximum, if it differs from other chips."""
-    custom_events: int = _MAX_CUSTOM_EVENTS
-    """Maximum number of events in `--aic-metrics Custom:`."""
+    custom_events: int = _MAX_CUSTOM_EVENTS  # Maximum number of events in `--aic-metrics Custom:`.
 
 
 def _words(text: str) -> frozenset[str]:

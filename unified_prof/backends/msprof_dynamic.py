@@ -38,10 +38,8 @@ class DynamicRecording:
     """
 
     def __init__(self, place: Path) -> None:
-        self.failure: str | None = None
-        """Why there is no recording of the device."""
-        self.has_started = False
-        """True once msprof records, or has failed."""
+        self.failure: str | None = None  # Why there is no recording of the device.
+        self.has_started = False  # True once msprof records, or has failed.
         self._place = place
         self._stop = threading.Event()
         self._end_s = time.monotonic() + _START_S

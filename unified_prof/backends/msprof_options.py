@@ -44,17 +44,12 @@ class MsprofOption:
     """One option; names are those of msprof (`--task-time l1` becomes `--task-time=l1`)."""
 
     flag: str
-    help: str
-    """Help text; names the database tables that it fills."""
-    values: tuple[str, ...] = ()
-    """Accepted values; empty for a number or free text."""
-    range: tuple[int, int] | None = None
-    """Minimum and maximum of a number."""
-    many: bool = False
-    """True if it takes several of `values`, separated by commas."""
+    help: str  # Help text; names the database tables that it fills.
+    values: tuple[str, ...] = ()  # Accepted values; empty for a number or free text.
+    range: tuple[int, int] | None = None  # Minimum and maximum of a number.
+    many: bool = False  # True if it takes several of `values`, separated by commas.
     group: str = WORK
-    requires: str | None = None
-    """Name of the required switch, which this option turns on."""
+    requires: str | None = None  # Name of the required switch, which this option turns on.
 
     @property
     def name(self) -> str:

@@ -56,8 +56,7 @@ class ProfDirectory:
     """A PROF_* directory of a run."""
 
     path: Path
-    native: Path | None
-    """Newest database that msprof exported into the directory."""
+    native: Path | None  # Newest database that msprof exported into the directory.
     has_device_data: bool
 
 

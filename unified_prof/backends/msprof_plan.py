@@ -45,16 +45,11 @@ _WITH_LIMIT = "sys-hardware-mem-freq"
 class Offer:
     """Options and values that msprof accepts; if unknown, they count as accepted."""
 
-    chip: str | None = None
-    """Name of the chip."""
-    place: str = "here"
-    """Name of the chip in messages, such as `on a 310P`."""
-    refused: frozenset[str] = frozenset()
-    """Options that msprof rejects on this chip."""
-    options: frozenset[str] | None = None
-    """All options of msprof, None if not known."""
-    metrics: tuple[str, ...] | None = None
-    """Values of `--aic-metrics`, None if not known."""
+    chip: str | None = None  # Name of the chip.
+    place: str = "here"  # Name of the chip in messages, such as `on a 310P`.
+    refused: frozenset[str] = frozenset()  # Options that msprof rejects on this chip.
+    options: frozenset[str] | None = None  # All options of msprof, None if not known.
+    metrics: tuple[str, ...] | None = None  # Values of `--aic-metrics`, None if not known.
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     custom_events: int | None = None
@@ -164,16 +159,14 @@ _LOWER = {"task_time": ("l1", "on")}
 class Plan:
     """Arguments of msprof."""
 
-    arguments: tuple[str, ...]
-    """Checked arguments as `--name=value`."""
+    arguments: tuple[str, ...]  # Checked arguments as `--name=value`.
+    # Omitted options of the preset, which msprof does not accept here.
     left_out: tuple[MsprofOption, ...]
-    """Omitted options of the preset, which msprof does not accept here."""
+    # Values of the preset that this msprof does not have, such as `--task-time=l2`, and that a
+    # lower value replaces.
     lowered: tuple[str, ...]
-    """Values of the preset that this msprof does not have, such as `--task-time=l2`, and that a
-    lower value replaces."""
     preset: str
-    optional: frozenset[str]
-    """Options of the preset that can be omitted if msprof rejects them."""
+    optional: frozenset[str]  # Options of the preset that can be omitted if msprof rejects them.
 
     @property
     def dropped(self) -> tuple[str, ...]:

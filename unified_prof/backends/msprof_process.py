@@ -31,14 +31,11 @@ Feed = Callable[[IO[bytes], threading.Event], None]
 class ProcessResult:
     """Exit status, last output and signal of a finished msprof process."""
 
-    status: int
-    """Exit status; a negative number is the signal that killed it."""
-    lines: tuple[str, ...]
-    """Last lines of its standard output and standard error."""
+    status: int  # Exit status; a negative number is the signal that killed it.
+    lines: tuple[str, ...]  # Last lines of its standard output and standard error.
+    # First signal that this process received while msprof was running, or None.
     interrupted_by: int | None
-    """First signal that this process received while msprof was running, or None."""
-    process: int = 0
-    """Process id."""
+    process: int = 0  # Process id.
 
 
 def run_group(

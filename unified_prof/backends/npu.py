@@ -245,10 +245,8 @@ class _Attempt:
 
     ended: ProcessResult
     result: Result
-    observed: int | None
-    """Exit code of the workload process, None if unknown."""
-    started: bool
-    """True if the workload has started."""
+    observed: int | None  # Exit code of the workload process, None if unknown.
+    started: bool  # True if the workload has started.
     report_error: Exception | None = None
 
 

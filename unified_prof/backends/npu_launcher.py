@@ -144,8 +144,7 @@ class MarkIterations:
     """
 
     def __init__(self) -> None:
-        self.missing: str | None = None
-        """Reason why iterations are not marked, None if they are."""
+        self.missing: str | None = None  # Reason why iterations are not marked, None if they are.
         self._range: Any = None
         self._start: Callable[..., Any] | None = None
         self._end: Callable[[Any], Any] | None = None
@@ -209,8 +208,7 @@ class MeasurementRelay:
         self._folder, self._spec = folder, spec
         self._measured: Result | None = None
         self._partial_ns = 0
-        self.error: Exception | None = None
-        """Exception of `RunSpec.on_measured`."""
+        self.error: Exception | None = None  # Exception of `RunSpec.on_measured`.
 
     def look(self) -> None:
         """Call the callbacks if there are new measurements."""

@@ -43,8 +43,7 @@ class Backend(Protocol):
     """
 
     name: str
-    reports: tuple[str, ...]
-    """Kinds of reports that it can produce: RUN_TIME, MEMORY, TIMELINE."""
+    reports: tuple[str, ...]  # Kinds of reports that it can produce: RUN_TIME, MEMORY, TIMELINE.
 
     def unavailable_reason(self) -> str | None:
         """Return why this backend cannot run here, None if it can; accesses the device."""
@@ -77,10 +76,8 @@ class Availability:
     """Availability of a backend: whether it can run here, and why not."""
 
     name: str
-    reason: str | None
-    """Reason why it cannot run, None if it can."""
-    doubt: str | None = None
-    """Reason why `auto` does not choose it although the user can."""
+    reason: str | None  # Reason why it cannot run, None if it can.
+    doubt: str | None = None  # Reason why `auto` does not choose it although the user can.
 
 
 def names() -> tuple[str, ...]:

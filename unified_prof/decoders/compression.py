@@ -128,8 +128,8 @@ class Format:
 
     name: str
     magics: tuple[bytes, ...]
+    # Function that yields the content or raises the errors of this module; None for an archive.
     expand: Callable[[IO[bytes]], Iterator[bytes]] | None = None
-    """Function that yields the content or raises the errors of this module; None for an archive."""
 
 
 # A gzip file ends with the size of its content.
@@ -263,8 +263,7 @@ class Content:
     """Decompressed content of one file, which can be read once."""
 
     def __init__(self, path: Path) -> None:
-        self.cut_off = False
-        """True if the compressed data is truncated; set after the last block."""
+        self.cut_off = False  # True if the compressed data is truncated; set after the last block.
         self._path = path
 
     def blocks(self) -> Iterator[bytes]:

@@ -125,8 +125,7 @@ class _Run:
 
     rows: int
     first_key: int
-    place: int
-    """Offset of the rows, or of the first column."""
+    place: int  # Offset of the rows, or of the first column.
     columns: _Columns | None = None
 
 
@@ -134,10 +133,8 @@ class _Run:
 class _Columns:
     """Layout of a run that was written by columns."""
 
-    constant: Rows
-    """One row with the values of constant columns."""
-    places: dict[str, int]
-    """Offset of each of the other columns."""
+    constant: Rows  # One row with the values of constant columns.
+    places: dict[str, int]  # Offset of each of the other columns.
 
 
 def _is_constant(column: NDArray[Any]) -> bool:
@@ -262,8 +259,8 @@ class Cursor:
         self._run = run
         self._first = 0
         self._end = 0 if run is None else run.rows
+        # Smallest key that was not taken yet; invalid if finished.
         self.next_key = int(block[spool.key][0]) if run is None else run.first_key
-        """Smallest key that was not taken yet; invalid if finished."""
 
     @property
     def row_bytes(self) -> int:

@@ -27,12 +27,10 @@ class Finding:
     """A problem, or a note about something unusual that is not an error."""
 
     is_problem: bool
+    # damage, schema, incomplete, dangling, enum, interval, duplicate, anomaly or coverage.
     kind: str
-    """damage, schema, incomplete, dangling, enum, interval, duplicate, anomaly or coverage."""
-
     message: str
-    count: int
-    """Number of rows, or 1."""
+    count: int  # Number of rows, or 1.
 
     @property
     def severity(self) -> str:

@@ -98,15 +98,11 @@ def _declaration(column: Declared, *, only_key: bool) -> str:
 class FileState:
     """State of a file before its first migration step."""
 
+    # True if the file has every table of its revision; then it gets every table of later revisions.
     holds_all_tables: bool
-    """True if the file has every table of its revision; then it gets every table of later
-    revisions."""
-
+    # True if the file has recorded data; then its enum rows are part of the recording.
     holds_records: bool
-    """True if the file has recorded data; then its enum rows are part of the recording."""
-
-    columns: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Table -> its columns."""
+    columns: Mapping[str, frozenset[str]] = field(default_factory=dict)  # Table -> its columns.
 
 
 def state() -> FileState:

@@ -194,21 +194,13 @@ class Anomaly:
 class Upgrade:
     """Result of an upgrade."""
 
-    path: Path
-    """The file to upgrade."""
-
-    output: Path
-    """The upgraded file: `path`, unless another output was given."""
-
+    path: Path  # The file to upgrade.
+    output: Path  # The upgraded file: `path`, unless another output was given.
     before: str
-    after: str
-    """The revisions before and after; equal if the file was up to date."""
-
+    after: str  # The revisions before and after; equal if the file was up to date.
+    # The backup of the original, if `path` was replaced and a backup was kept.
     backup: Path | None = None
-    """The backup of the original, if `path` was replaced and a backup was kept."""
-
-    anomalies: tuple[Anomaly, ...] = ()
-    """Data that could not be converted."""
+    anomalies: tuple[Anomaly, ...] = ()  # Data that could not be converted.
 
     def fields(self) -> dict[str, Any]:
         """Return the result as plain data."""

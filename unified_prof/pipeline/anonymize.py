@@ -73,12 +73,10 @@ class Anonymized:
 
     output: Path
     files: int = 0
-    names: int = 0
-    """Different words and components of paths that were replaced."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Path within the recording -> reason."""
+    names: int = 0  # Different words and components of paths that were replaced.
+    left_out: dict[str, str] = field(default_factory=dict)  # Path within the recording -> reason.
+    # Binary parts that were copied, although text in them cannot be found.
     unsearched: list[str] = field(default_factory=list)
-    """Binary parts that were copied, although text in them cannot be found."""
 
 
 def anonymize(
@@ -141,8 +139,7 @@ class _Work:
         self.result = result
         self.names = Anonymizer()
         self._progress = progress
-        self._kinds: dict[Path, str] = {}
-        """Kinds of the raw files of PROF_* directories."""
+        self._kinds: dict[Path, str] = {}  # Kinds of the raw files of PROF_* directories.
 
     def directory(self, path: Path, target: Path, *, is_part: bool) -> None:
         """Copy a directory; if it is no part of a recording, only the recordings in it."""

@@ -65,19 +65,15 @@ _MIN_RANKS_FOR_PROCESSES = 64
 class ClusterOutcome:
     """Result of a build."""
 
-    target: str
-    """Directory or URL of the run."""
+    target: str  # Directory or URL of the run.
     world_size: int
     ranks_read: int
-    new: int
-    """Number of ranks whose partials were created by this build."""
+    new: int  # Number of ranks whose partials were created by this build.
     steps: tuple[int, ...]
     absent: tuple[int, ...]
     unread: tuple[UnreadableRecording, ...]
-    findings: tuple[str, ...]
-    """Findings, one sentence each, most expensive first."""
-    already: bool = False
-    """True if the summary existed and was up to date."""
+    findings: tuple[str, ...]  # Findings, one sentence each, most expensive first.
+    already: bool = False  # True if the summary existed and was up to date.
     world_size_is_minimum: bool = False
 
     def fields(self) -> dict[str, Any]:

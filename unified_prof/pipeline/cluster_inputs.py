@@ -46,12 +46,9 @@ _DATABASE_DIRECTORIES = ("ASCEND_PROFILER_OUTPUT", "")
 class Input:
     """One recording or database with one or more ranks."""
 
-    location: str
-    """Absolute path, or URL."""
-    stamp: str
-    """String that changes with the content."""
-    rank: int | None = None
-    """Rank given by the user, None if not given."""
+    location: str  # Absolute path, or URL.
+    stamp: str  # String that changes with the content.
+    rank: int | None = None  # Rank given by the user, None if not given.
     remote: Remote | None = None
 
     @property

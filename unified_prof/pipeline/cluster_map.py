@@ -46,18 +46,13 @@ _PARQUET_END = b"PAR1"
 class RankFile:
     """One rank of an input with its partial, or the reason why the partial is missing."""
 
-    rank: int | None
-    """None if unknown because nothing could be read."""
+    rank: int | None  # None if unknown because nothing could be read.
     location: str
-    name: str | None = None
-    """File name of the partial."""
-    why: str | None = None
-    """Reason why the input could not be read."""
+    name: str | None = None  # File name of the partial.
+    why: str | None = None  # Reason why the input could not be read.
     hint: str | None = None
-    partial: Partial | None = None
-    """The partial, if it is not stored, or is new and small."""
-    is_new: bool = False
-    """True if the partial was created by this call."""
+    partial: Partial | None = None  # The partial, if it is not stored, or is new and small.
+    is_new: bool = False  # True if the partial was created by this call.
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +60,10 @@ class _Task:
     """One input for a worker."""
 
     input: Input
-    folder: str | None
-    """Directory to which the worker writes partials; None if it returns them."""
-    as_bytes: bool
-    """True if the worker encodes partials as Parquet."""
+    folder: str | None  # Directory to which the worker writes partials; None if it returns them.
+    as_bytes: bool  # True if the worker encodes partials as Parquet.
+    # Partials with at most this many operations are also returned in memory.
     max_operations: int = 0
-    """Partials with at most this many operations are also returned in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +73,8 @@ class _Mapped:
     partials: tuple[tuple[int, bytes | None, Partial | None], ...] = ()
     why: str | None = None
     hint: str | None = None
+    # False if the input is an unrelated database in a directory of recordings.
     is_rank: bool = True
-    """False if the input is an unrelated database in a directory of recordings."""
 
 
 def map_inputs(

@@ -35,8 +35,7 @@ class CountingSink(Sink):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self.rows: dict[str, int] = {}
-        """Number of rows by table, without empty tables."""
+        self.rows: dict[str, int] = {}  # Number of rows by table, without empty tables.
         self.anomalies = Ledger()
         self.coverage: list[CoveredPart] = []
 
@@ -74,14 +73,13 @@ class Conversion:
     database: Path
     kind: str
     result: DecodeResult
+    # Number of rows by table, without empty tables, STRING_IDS and UPROF_ tables.
     rows: Mapping[str, int]
-    """Number of rows by table, without empty tables, STRING_IDS and UPROF_ tables."""
+    # Skipped or unknown data with count and first example, as in UPROF_ANOMALIES.
     anomalies: Mapping[str, tuple[int, str]]
-    """Skipped or unknown data with count and first example, as in UPROF_ANOMALIES."""
-    seconds: Mapping[str, float]
-    """CPU time by stage, in order."""
+    seconds: Mapping[str, float]  # CPU time by stage, in order.
+    # How much of each kind of data was decoded, as in UPROF_COVERAGE.
     coverage: Sequence[CoveredPart] = ()
-    """How much of each kind of data was decoded, as in UPROF_COVERAGE."""
 
     def fields(self) -> dict[str, Any]:
         """Return rows, anomalies, coverage and times as plain data."""
@@ -272,14 +270,11 @@ def _is_own_frame(frame: str) -> bool:
 class Outcome:
     """Outcome of one recording; one of `conversion`, `existing` and `error` is set."""
 
-    number: int
-    """Index of the recording, from 0; outcomes are yielded in order of completion."""
+    number: int  # Index of the recording, from 0; outcomes are yielded in order of completion.
     recording: Path
-    source: Source | None = None
-    """None: the path is not a recording."""
+    source: Source | None = None  # None: the path is not a recording.
     conversion: Conversion | None = None
-    existing: Path | None = None
-    """Report of an earlier conversion, which was kept."""
+    existing: Path | None = None  # Report of an earlier conversion, which was kept.
     error: UprofError | None = None
 
     def fields(self) -> dict[str, Any]:

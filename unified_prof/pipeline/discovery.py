@@ -37,8 +37,7 @@ class FoundRecording:
 
     path: Path
     source: Source
-    is_temporary: bool = False
-    """True for temporary files, next to which no report may be written."""
+    is_temporary: bool = False  # True for temporary files, next to which no report may be written.
 
 
 FailedPath = tuple[Path, UprofError]
@@ -218,10 +217,8 @@ class _Search:
         self._is_temporary = is_temporary
         self._links: list[Path] = []
         self._too_deep: list[Path] = []
-        self._skipped: dict[str, list[str]] = {}
-        """Other files by kind."""
-        self._ranks: dict[int, set[int]] = {}
-        """World size -> ranks found."""
+        self._skipped: dict[str, list[str]] = {}  # Other files by kind.
+        self._ranks: dict[int, set[int]] = {}  # World size -> ranks found.
 
     def run(self) -> Iterator[FoundRecording | FailedPath]:
         """Yield the recordings in order of their names, and the unreadable files and directories.

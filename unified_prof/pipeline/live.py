@@ -78,16 +78,14 @@ class Profile:
     """Result of a profiled block; its fields are set when the block ends."""
 
     directory: Path
-    files: Mapping[str, Path] = field(default_factory=dict)
-    """Kind of report -> file."""
+    files: Mapping[str, Path] = field(default_factory=dict)  # Kind of report -> file.
+    # Measurements from which the files are written.
     tracked: TrackedRun | None = field(default=None, repr=False)
-    """Measurements from which the files are written."""
-    failure: str | None = None
-    """Reason why the measurement is partial, None if it is complete."""
+    failure: str | None = None  # Reason why the measurement is partial, None if it is complete.
+    # True if all requested iterations are measured, so that a training loop can stop.
     is_finished: bool = False
-    """True if all requested iterations are measured, so that a training loop can stop."""
+    # Temporary directory that is deleted with this object.
     keep: object = field(default=None, repr=False, compare=False)
-    """Temporary directory that is deleted with this object."""
 
     @property
     def summary(self) -> RunSummary | None:
@@ -274,17 +272,14 @@ def _cell() -> tuple[str, ...]:
 class RunResult:
     """Result of a run."""
 
-    exit_code: int
-    """Exit code of the workload."""
+    exit_code: int  # Exit code of the workload.
     backend: str
     directory: Path
+    # Report kind -> files written; more than one only if there are several recordings.
     files: Mapping[str, tuple[Path, ...]]
-    """Report kind -> files written; more than one only if there are several recordings."""
     tracked: TrackedRun | None
-    failure: str | None = None
-    """Reason why results are missing or partial, None if complete."""
-    rank: Rank | None = None
-    """Rank of this process."""
+    failure: str | None = None  # Reason why results are missing or partial, None if complete.
+    rank: Rank | None = None  # Rank of this process.
 
     def fields(self) -> dict[str, Any]:
         """Return the result as plain data; times in ms, sizes in bytes, None if unknown."""

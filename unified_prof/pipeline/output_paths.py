@@ -101,13 +101,12 @@ ASCEND_PT = "ascend-pt"
 class ReportPlace:
     """Path of one report, and existing reports there."""
 
+    # Path of the report; in torch_npu's layout, the file is renamed when its rank is known.
     target: Path
-    """Path of the report; in torch_npu's layout, the file is renamed when its rank is known."""
+    # Directory that may be created for the report; None if the user named the file.
     directory: Path | None = None
-    """Directory that may be created for the report; None if the user named the file."""
     layout: str = PLAIN
-    existing: tuple[Path, ...] = ()
-    """Existing reports that it would replace or conflict with."""
+    existing: tuple[Path, ...] = ()  # Existing reports that it would replace or conflict with.
 
 
 def choose(

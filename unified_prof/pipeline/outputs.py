@@ -101,14 +101,10 @@ class Rank:
     rank: int | None
     local_rank: int | None
     world_size: int | None
-    launcher: str | None = None
-    """Launcher that set the environment variables."""
-    job: str | None = None
-    """Name of the job, the same for all ranks and hosts."""
-    one_host: bool = True
-    """True if all ranks are on this host, as far as known."""
-    restarts: int = 0
-    """Number of restarts of the job by its launcher."""
+    launcher: str | None = None  # Launcher that set the environment variables.
+    job: str | None = None  # Name of the job, the same for all ranks and hosts.
+    one_host: bool = True  # True if all ranks are on this host, as far as known.
+    restarts: int = 0  # Number of restarts of the job by its launcher.
 
     @property
     def number(self) -> int | None:
@@ -222,10 +218,8 @@ def _plain(text: str) -> str:
 class RankSelection:
     """Ranks selected by `--ranks`."""
 
-    ranges: tuple[tuple[int, int], ...] = ()
-    """First and last of each range."""
-    every: int = 1
-    """N in `every:N`; used if `ranges` is empty."""
+    ranges: tuple[tuple[int, int], ...] = ()  # First and last of each range.
+    every: int = 1  # N in `every:N`; used if `ranges` is empty.
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):

@@ -74,20 +74,17 @@ class TableCheck:
     """Comparison of one table."""
 
     table: str
-    rows: dict[str, int]
-    """Rows of each side."""
+    rows: dict[str, int]  # Rows of each side.
+    # Rows that only one side has.
     only: dict[str, int] = field(default_factory=lambda: {RECORDING: 0, DATABASE: 0})
-    """Rows that only one side has."""
+    # Columns in which rows with equal times differ.
     columns: list[str] = field(default_factory=list)
-    """Columns in which rows with equal times differ."""
     examples: dict[str, list[str]] = field(default_factory=lambda: {RECORDING: [], DATABASE: []})
-    supports: str | None = None
-    """Side that the raw data supports, None if undecided."""
+    supports: str | None = None  # Side that the raw data supports, None if undecided.
     reasons: list[str] = field(default_factory=list)
+    # Rows of the recording to which no row of the database has equal times.
     records_without_row: int = 0
-    """Rows of the recording to which no row of the database has equal times."""
-    rows_without_record: int = 0
-    """The opposite."""
+    rows_without_record: int = 0  # The opposite.
 
     @property
     def agrees(self) -> bool:
@@ -114,10 +111,9 @@ class RecordingCheck:
     """Result of a check."""
 
     conversion: Conversion
-    findings: Sequence[Finding]
-    """Problems in the converted database."""
+    findings: Sequence[Finding]  # Problems in the converted database.
+    # Tables of both databases; empty if only the recording was checked.
     tables: Sequence[TableCheck]
-    """Tables of both databases; empty if only the recording was checked."""
 
     @property
     def passes(self) -> bool:

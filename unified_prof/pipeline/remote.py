@@ -127,10 +127,9 @@ class Remote:
 
     url: str
     size_bytes: int
+    # Hash of the ETags, or of sizes and times if there are none; changes with the content.
     stamp: str
-    """Hash of the ETags, or of sizes and times if there are none; changes with the content."""
-    files: tuple[str, ...]
-    """Files relative to `url`; [""] if the recording itself is a file."""
+    files: tuple[str, ...]  # Files relative to `url`; [""] if the recording itself is a file.
 
     @property
     def name(self) -> str:

@@ -50,16 +50,15 @@ class Reports:
     ) -> None:
         self.rank: Rank = rank_here() if in_program else rank_of()
         self.directory = outputs.attempt_directory(spec.output_dir, self.rank)
+        # Directory of raw recordings.
         self.raw = outputs.raw_directory(self.directory, self.rank).absolute()
-        """Directory of raw recordings."""
         self._paths: dict[str, tuple[Path, ...]] = {}
-        self.notes: list[str] = []
-        """Notes for the user."""
+        self.notes: list[str] = []  # Notes for the user.
         self._spec, self._backend, self._force = spec, backend, force
         self._ranks, self._on_written = ranks, on_written
         self._final_facts = _FINAL_FACTS[1:] if in_program else _FINAL_FACTS
+        # Absolute, because the workload can change the directory.
         self._absolute = self.directory.absolute()
-        """Absolute, because the workload can change the directory."""
         self._facts: dict[str, str | None] = {}
         self._written: Capture | None = None
         self._owner = os.getpid()
@@ -318,21 +317,15 @@ class Recovery:
     """Result for one file of saved measurements (spool)."""
 
     spool: Path
+    # Report kind -> file; empty if no report could be made.
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Report kind -> file; empty if no report could be made."""
     rank: int | None = None
-    iterations: int = 0
-    """Complete iterations in the spool."""
-    asked: int = 0
-    """Number of requested iterations."""
-    saved: str | None = None
-    """Time of the last save, in ISO 8601."""
-    remark: str | None = None
-    """Note for the user."""
-    error: UprofError | None = None
-    """Reason why there are no reports."""
-    runs: bool = False
-    """True if the process is still running; the spool is then left unchanged."""
+    iterations: int = 0  # Complete iterations in the spool.
+    asked: int = 0  # Number of requested iterations.
+    saved: str | None = None  # Time of the last save, in ISO 8601.
+    remark: str | None = None  # Note for the user.
+    error: UprofError | None = None  # Reason why there are no reports.
+    runs: bool = False  # True if the process is still running; the spool is then left unchanged.
 
     def fields(self) -> dict[str, Any]:
         """Return the result as plain data, without its error."""

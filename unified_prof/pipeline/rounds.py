@@ -81,24 +81,21 @@ TIMEOUT_S = 600
 class Workload:
     """A workload for `uprof run`."""
 
-    command: tuple[str, ...]
-    """Options of `uprof run`, the script, and its arguments."""
-    keep: Path | None = None
-    """Directory for the reports; None: the reports are not kept."""
+    command: tuple[str, ...]  # Options of `uprof run`, the script, and its arguments.
+    keep: Path | None = None  # Directory for the reports; None: the reports are not kept.
+    # Python interpreters for baseline and candidate.
     pythons: tuple[str, str] = (sys.executable, sys.executable)
-    """Python interpreters for baseline and candidate."""
-    timeout_s: float = TIMEOUT_S
-    """Maximum time without progress of a run."""
+    timeout_s: float = TIMEOUT_S  # Maximum time without progress of a run.
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
     """Receivers of messages while runs are in progress."""
 
+    # Called with a short description of the current step.
     progress: Callable[[str], None] = lambda _: None
-    """Called with a short description of the current step."""
+    # Called with the output of each run of the first round.
     relay: Callable[[str], None] = lambda _: None
-    """Called with the output of each run of the first round."""
 
 
 def until_sure(
@@ -353,8 +350,7 @@ class _Process:
         self._what = f"`uprof run {' '.join(workload.command)}` in {folder}"
         self._received = b""
         self._code = 0
-        self.is_waiting = False
-        """True if the run waits for its turn."""
+        self.is_waiting = False  # True if the run waits for its turn.
 
     def __enter__(self) -> _Process:
         # Closed also if the system runs out of descriptors.

@@ -36,12 +36,10 @@ class OperationTotal:
     """Total of all calls of one operation from one source line in one iteration."""
 
     name: str
-    location: str | None
-    """`file:line` of the innermost project frame, None if there is none."""
+    location: str | None  # `file:line` of the innermost project frame, None if there is none.
     calls: int
     forward_ms: float
-    backward_ms: float | None
-    """Backward time in ms; None if no call has a backward pass."""
+    backward_ms: float | None  # Backward time in ms; None if no call has a backward pass.
 
     @property
     def total_ms(self) -> float:
@@ -64,11 +62,10 @@ class RunSummary:
     iteration_ms: float | None
     forward_ms: float | None
     backward_ms: float | None
-    other_ms: float | None
-    """Time outside forward and backward, including the optimizer."""
+    other_ms: float | None  # Time outside forward and backward, including the optimizer.
     wall_ms: float | None
+    # Forward time that no operation of the report accounts for.
     unattributed_forward_ms: float | None
-    """Forward time that no operation of the report accounts for."""
     unattributed_backward_ms: float | None
     peak_usage_bytes: int | None
     weights_bytes: int

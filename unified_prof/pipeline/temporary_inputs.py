@@ -72,8 +72,7 @@ class TemporaryInputs:
 
     def __init__(self) -> None:
         self._resources = ExitStack()
-        self._names: dict[str, str] = {}
-        """Temporary path -> name to show in messages."""
+        self._names: dict[str, str] = {}  # Temporary path -> name to show in messages.
         self._unpacked: list[Path] = []
 
     def __enter__(self) -> TemporaryInputs:
@@ -196,8 +195,7 @@ def _limited(entries: Iterable[_Entry], archive: Path) -> Iterator[_Entry]:
 class _TarContent(PieceReader):
     """Content of a tar archive, in which the headers of an entry have a limited size."""
 
-    header_bytes = 0
-    """Number of bytes read since the last entry."""
+    header_bytes = 0  # Number of bytes read since the last entry.
 
     def readinto(self, buffer: Any) -> int:
         """Fill the beginning of `buffer` and return its length, 0 at the end."""

@@ -64,18 +64,14 @@ class Exporter(Protocol):
 class WatchSettings:
     """Triggers of captures, and their size."""
 
-    steps: int = 5
-    """Steps per capture."""
-    slow_factor: float = 2.0
-    """A step is slow if it takes this many times the running median."""
-    drift_percent: float = 10.0
-    """Steps drift if they take this much longer for good."""
+    steps: int = 5  # Steps per capture.
+    slow_factor: float = 2.0  # A step is slow if it takes this many times the running median.
+    drift_percent: float = 10.0  # Steps drift if they take this much longer for good.
+    # Seconds between captures at fixed intervals; None: no such captures.
     every_s: float | None = None
-    """Seconds between captures at fixed intervals; None: no such captures."""
+    # Maximum share of the time that triggered captures may take; 0: no captures at all.
     share: float = 0.02
-    """Maximum share of the time that triggered captures may take; 0: no captures at all."""
-    details: tuple[str, ...] = ("shapes",)
-    """Details of captures, see `tracking.timeline.DETAILS`."""
+    details: tuple[str, ...] = ("shapes",)  # Details of captures, see `tracking.timeline.DETAILS`.
 
 
 @dataclass(slots=True)
@@ -84,17 +80,12 @@ class _Capture:
 
     event: WatchEvent
     from_step: int = 0
-    steps: int | None = None
-    """Number of steps; None: as in the settings."""
-    is_free: bool = True
-    """True if it does not count against the budget."""
+    steps: int | None = None  # Number of steps; None: as in the settings.
+    is_free: bool = True  # True if it does not count against the budget.
     recording: StepCapture | None = None
-    slowed_ns: int = 0
-    """Time that its steps took longer than usual."""
-    place: Path | None = None
-    """Its directory."""
-    on_npu: DynamicRecording | None = None
-    """Recording of msprof, which starts before the steps."""
+    slowed_ns: int = 0  # Time that its steps took longer than usual.
+    place: Path | None = None  # Its directory.
+    on_npu: DynamicRecording | None = None  # Recording of msprof, which starts before the steps.
 
     def includes_npu(self) -> bool:
         """Return True if msprof records; otherwise note in the event why it does not."""
@@ -141,20 +132,18 @@ class Watch:
         self._numbers = itertools.count()
         self._rows: deque[StepRow] = deque()
         self._events: deque[WatchEvent] = deque()
+        # Events of slow steps whose rows are not known yet, by step.
         self._slow: dict[int, WatchEvent] = {}
-        """Events of slow steps whose rows are not known yet, by step."""
         self._lost = 0
-        self._is_off = False
-        """True after the file could not be written."""
+        self._is_off = False  # True after the file could not be written.
         self._wanted: deque[_Capture] = deque()
+        # Captures for which msprof must start first.
         self._attaching: deque[_Capture] = deque() if device == "npu" else self._wanted
-        """Captures for which msprof must start first."""
         self._msprof: DynamicRecording | None = None
         self._active: _Capture | None = None
-        self._recorded: deque[_Capture] = deque()
-        """Captures that have ended."""
+        self._recorded: deque[_Capture] = deque()  # Captures that have ended.
+        # Captures whose steps are not all written, by the number of the event.
         self._counted: dict[int, _Capture] = {}
-        """Captures whose steps are not all written, by the number of the event."""
         self._was_healthy = False
         self._interval_began_s = time.monotonic()
         self._over = threading.Event()

@@ -151,11 +151,9 @@ class CaptureRequest:
     """A request of another process for a capture."""
 
     name: str
-    from_step: int
-    """First step that may be captured, so that ranks capture the same steps."""
+    from_step: int  # First step that may be captured, so that ranks capture the same steps.
     steps: int
-    ranks: tuple[int, ...] | None
-    """Global ranks; None: all."""
+    ranks: tuple[int, ...] | None  # Global ranks; None: all.
 
 
 def ask(folder: Path, request: CaptureRequest) -> Path:

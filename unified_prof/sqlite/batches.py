@@ -43,8 +43,7 @@ class Constant:
 class Numbers:
     """Signed 64-bit integers, or floats, without NULL; SQLite stores NaN as NULL."""
 
-    array: NDArray[Any]
-    """int64 or float64."""
+    array: NDArray[Any]  # int64 or float64.
 
     def __len__(self) -> int:
         return len(self.array)
@@ -58,8 +57,7 @@ class Numbers:
 class Objects:
     """Plain values of any type, including None."""
 
-    values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]
-    """An array with masked integers."""
+    values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]  # An array with masked integers.
     has_text: bool
 
     def __len__(self) -> int:

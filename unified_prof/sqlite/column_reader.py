@@ -29,8 +29,7 @@ _EXACT_IN_FLOAT = 2**53
 class _Part:
     """Values of one column in a block of rows."""
 
-    data: NDArray[Any] | None
-    """int64, float64 or objects; None: all are NULL."""
+    data: NDArray[Any] | None  # int64, float64 or objects; None: all are NULL.
     is_null: NDArray[np.bool_]
 
 
@@ -159,10 +158,9 @@ class Wanted:
     path: Path
     name: str
     expressions: tuple[str, ...]
-    narrow: tuple[bool, ...]
-    """For each expression: True if its values may be returned as int32."""
+    narrow: tuple[bool, ...]  # For each expression: True if its values may be returned as int32.
+    # A name of the row ids of the table in the file; None: it has no accessible row ids.
     row_id: str | None
-    """A name of the row ids of the table in the file; None: it has no accessible row ids."""
 
     @property
     def in_file(self) -> str:

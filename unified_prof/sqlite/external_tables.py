@@ -41,14 +41,12 @@ class Query:
     """Columns and rows to read from a table; see `columns.Tables.slices`."""
 
     table: str
-    existing: Collection[str]
-    """The columns that the table has."""
+    existing: Collection[str]  # The columns that the table has.
     numbers: Mapping[str, int]
     reals: Sequence[str]
     texts: Sequence[str]
     only: tuple[str, Collection[int] | None] | None
-    unreadable: Counter[str]
-    """Counts values of other types, by `TABLE.column`."""
+    unreadable: Counter[str]  # Counts values of other types, by `TABLE.column`.
 
     @property
     def found(self) -> list[str]:

@@ -81,26 +81,15 @@ _MASTER = (
 class Shape:
     """The schema of a file; schemas with equal texts are one cached object."""
 
-    tables: dict[str, tuple[Declared, ...]]
-    """Tables -> columns, both in the file's order."""
-
-    types: dict[str, dict[str, str]]
-    """Table -> column -> declared type in upper case."""
-
-    keys: frozenset[str]
-    """Tables with a declared primary key."""
-
-    statements: dict[str, str]
-    """Table -> its CREATE statement."""
-
-    not_tables: tuple[str, ...]
-    """Views and virtual tables."""
-
+    tables: dict[str, tuple[Declared, ...]]  # Tables -> columns, both in the file's order.
+    types: dict[str, dict[str, str]]  # Table -> column -> declared type in upper case.
+    keys: frozenset[str]  # Tables with a declared primary key.
+    statements: dict[str, str]  # Table -> its CREATE statement.
+    not_tables: tuple[str, ...]  # Views and virtual tables.
+    # Contents of small tables -> facts derived from them and the schema.
     contents: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Contents of small tables -> facts derived from them and the schema."""
-
+    # (family, wanted tables) -> SQL of the views that give them the newest shape.
     views: dict[tuple[str, frozenset[str] | None], list[str]] = field(default_factory=dict)
-    """(family, wanted tables) -> SQL of the views that give them the newest shape."""
 
 
 _shapes: OrderedDict[tuple[object, ...], Shape] = OrderedDict()
@@ -164,28 +153,18 @@ _MAX_ROWS = 4096
 class Facts:
     """Schema of a database, and the few rows that identify its revision."""
 
+    # Table -> column -> declared type in upper case, both in the file's order.
     tables: Mapping[str, Mapping[str, str]]
-    """Table -> column -> declared type in upper case, both in the file's order."""
-
+    # Views and virtual tables, which are not read because they may have endless rows.
     not_tables: tuple[str, ...]
-    """Views and virtual tables, which are not read because they may have endless rows."""
-
-    keys: frozenset[str]
-    """Tables with a declared primary key."""
-
-    enums: dict[str, dict[int, str]]
-    """The contents of the ENUM_ tables."""
-
-    meta: tuple[tuple[str, str], ...]
-    """The rows of META_DATA on the schema, in the file's order."""
-
-    run: dict[str, str]
-    """The rows of UPROF_RUN: provenance that uprof recorded."""
-
+    keys: frozenset[str]  # Tables with a declared primary key.
+    enums: dict[str, dict[int, str]]  # The contents of the ENUM_ tables.
+    meta: tuple[tuple[str, str], ...]  # The rows of META_DATA on the schema, in the file's order.
+    run: dict[str, str]  # The rows of UPROF_RUN: provenance that uprof recorded.
     user_version: int
 
+    # Results of `match` for files with the same tables and enums.
     matches: dict[tuple[object, ...], Match] = field(default_factory=dict, compare=False)
-    """Results of `match` for files with the same tables and enums."""
 
     def has(self, table: str, *columns: str) -> bool:
         """Return True if the table exists and has all these columns."""
@@ -344,20 +323,15 @@ def _enum_sign(table: str, rows: dict[int, str]) -> _Sign:
 class Match:
     """Revision of a file as determined from its contents."""
 
+    # The newest revision that has a sign in the file and all of its columns, or None.
     revision: str | None
-    """The newest revision that has a sign in the file and all of its columns, or None."""
-
-    evidence: tuple[str, ...]
-    """The signs that determined the revision."""
-
+    evidence: tuple[str, ...]  # The signs that determined the revision.
+    # Newer revisions that differ only in tables that the file does not have.
     equivalent: tuple[str, ...] = ()
-    """Newer revisions that differ only in tables that the file does not have."""
-
+    # Signs of a newer revision whose other parts are missing in the file.
     newer_parts: tuple[str, ...] = ()
-    """Signs of a newer revision whose other parts are missing in the file."""
-
+    # `TABLE.column` that the revision has and the file lacks; only when revision is None.
     missing: tuple[str, ...] = ()
-    """`TABLE.column` that the revision has and the file lacks; only when revision is None."""
 
 
 def match(facts: Facts, *, trust_version: bool = True) -> Match:

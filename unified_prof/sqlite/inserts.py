@@ -38,8 +38,8 @@ class SharedFile:
         self._file: PageFile | None = None
         self._has_pages = False
         self._db = sql.open_unfinished(path, page_bytes=page_bytes, alone=False)
+        # Maximum number of values per statement.
         self.parameter_limit = sql.parameter_limit(self._db)
-        """Maximum number of values per statement."""
 
     def statements(self) -> sqlite3.Connection:
         """Return a connection in a transaction, valid until `pages` or `rest` is called."""

@@ -123,8 +123,7 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
 class Window:
     """SQL that selects the rows of one window, for further queries."""
 
-    sql: str
-    """SQL text that follows FROM."""
+    sql: str  # SQL text that follows FROM.
     values: tuple[int, ...]
 
 
@@ -227,12 +226,9 @@ class _Term:
     first: str | None
     less: str | None
     is_difference: bool
-    default: int = MISSING
-    """Value for NULL."""
-    is_cast: bool = False
-    """True if texts of digits are numbers."""
-    from_0: bool = False
-    """True if only values that begin with a digit are numbers."""
+    default: int = MISSING  # Value for NULL.
+    is_cast: bool = False  # True if texts of digits are numbers.
+    from_0: bool = False  # True if only values that begin with a digit are numbers.
 
     @property
     def names(self) -> list[str]:

@@ -314,41 +314,21 @@ class Detection:
     """Family, revision and origin of one file."""
 
     path: Path
-    family: str | None
-    """One of `catalogue.FAMILIES`; None: not a known kind of report."""
-
-    revision: str | None
-    """The exact schema revision; None: unknown."""
-
-    description: str
-    """Description of the file, or the reason why no revision matches."""
-
-    recognised_by: tuple[str, ...]
-    """Evidence for the revision."""
-
+    family: str | None  # One of `catalogue.FAMILIES`; None: not a known kind of report.
+    revision: str | None  # The exact schema revision; None: unknown.
+    description: str  # Description of the file, or the reason why no revision matches.
+    recognised_by: tuple[str, ...]  # Evidence for the revision.
+    # Producer of the file: uprof, msprof, msprof + torch_npu, msMonitor, ...
     producer: str | None = None
-    """Producer of the file: uprof, msprof, msprof + torch_npu, msMonitor, ..."""
-
-    complete: bool = True
-    """False: the producer was stopped before it finished (no STRING_IDS)."""
-
+    complete: bool = True  # False: the producer was stopped before it finished (no STRING_IDS).
+    # Other possible revisions; they do not differ in the tables of this file.
     equivalent: tuple[str, ...] = ()
-    """Other possible revisions; they do not differ in the tables of this file."""
-
-    schema_version: str | None = None
-    """META_DATA.SCHEMA_VERSION."""
-
-    migrated_from: str | None = None
-    """Revision of the file before uprof migrated it."""
-
-    viewer: str | None = None
-    """Viewer that added tables or columns to the file."""
-
-    notes: tuple[str, ...] = ()
-    """Inconsistencies that did not prevent detection."""
-
+    schema_version: str | None = None  # META_DATA.SCHEMA_VERSION.
+    migrated_from: str | None = None  # Revision of the file before uprof migrated it.
+    viewer: str | None = None  # Viewer that added tables or columns to the file.
+    notes: tuple[str, ...] = ()  # Inconsistencies that did not prevent detection.
+    # Views and virtual tables with names of the format's tables; they are not read.
     not_tables: tuple[str, ...] = ()
-    """Views and virtual tables with names of the format's tables; they are not read."""
 
     def fields(self) -> dict[str, Any]:
         """Return the detection as plain data, without the path."""

@@ -40,22 +40,18 @@ class RankEntry:
 
     rank: int
     world_size: int
-    expected_ranks: tuple[int, ...]
-    """The ranks to profile; every rank stores the whole list."""
+    expected_ranks: tuple[int, ...]  # The ranks to profile; every rank stores the whole list.
     host: str
-    state: str
-    """`started`; `measured`: reports written, workload running; `ended`."""
+    state: str  # `started`; `measured`: reports written, workload running; `ended`.
     local_rank: int | None = None
     launcher: str | None = None
     job: str | None = None
     started: str | None = None
     finished: str | None = None
-    exit_code: int | None = None
-    """Exit code of the workload; None: unknown, or still running."""
+    exit_code: int | None = None  # Exit code of the workload; None: unknown, or still running.
+    # Kind of report -> files, relative to the directory.
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Kind of report -> files, relative to the directory."""
-    failure: str | None = None
-    """Reason for missing reports, one sentence."""
+    failure: str | None = None  # Reason for missing reports, one sentence.
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +61,7 @@ class RunFolder:
     world_size: int
     expected_ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    ranks: Mapping[int, RankEntry]
-    """Ranks with an entry, by number."""
+    ranks: Mapping[int, RankEntry]  # Ranks with an entry, by number.
 
     @property
     def without_reports(self) -> dict[int, str]:

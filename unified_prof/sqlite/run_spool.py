@@ -43,16 +43,11 @@ _INT64 = 1 << 63
 class Spooled:
     """Contents of a spool."""
 
-    reports: tuple[str, ...]
-    """The requested kinds of report: `run-time`, `memory`."""
-    rank: int | None
-    """Rank in the names of the reports; None: no rank."""
-    iterations: int
-    """Requested number of iterations."""
-    saved: str
-    """Time at which the spool was saved, ISO 8601."""
-    facts: Mapping[str, str | None]
-    """Rows of UPROF_RUN known so far."""
+    reports: tuple[str, ...]  # The requested kinds of report: `run-time`, `memory`.
+    rank: int | None  # Rank in the names of the reports; None: no rank.
+    iterations: int  # Requested number of iterations.
+    saved: str  # Time at which the spool was saved, ISO 8601.
+    facts: Mapping[str, str | None]  # Rows of UPROF_RUN known so far.
     run: TrackedRun
 
 

@@ -38,13 +38,10 @@ class Declared:
     """Declaration of a column in a file."""
 
     name: str
-    type: str
-    """Declared type; empty if there is none."""
+    type: str  # Declared type; empty if there is none.
     not_null: bool
-    default: str | None
-    """SQL of its default value."""
-    primary_key: int
-    """Position in the primary key from 1, or 0."""
+    default: str | None  # SQL of its default value.
+    primary_key: int  # Position in the primary key from 1, or 0.
 
 
 def declared(db: sqlite3.Connection, table: str) -> list[Declared]:

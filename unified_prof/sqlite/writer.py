@@ -270,8 +270,7 @@ class _Growing:
     """One index being written."""
 
     index: Index
-    columns: tuple[int, ...]
-    """Positions of the index columns in the table."""
+    columns: tuple[int, ...]  # Positions of the index columns in the table.
     tree: IndexTree
 
 
@@ -376,8 +375,7 @@ class ReportWriter(Block):
         self._spec = catalogue.load(MSPROF, self.revision)
         self._tables: dict[str, TableWriter] = {}
         self._facts: dict[str, str | None] = {}
-        self.anomalies = Ledger()
-        """Counts of anomalies; complete after the block."""
+        self.anomalies = Ledger()  # Counts of anomalies; complete after the block.
         self._dropped_rows: dict[str, int] = {}
         self._dropped_values: dict[str, int] = {}
         self._file: AtomicFile | None = None

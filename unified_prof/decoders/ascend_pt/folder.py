@@ -56,13 +56,12 @@ PARAMETERS = "torch.param_tensor_info"
 class HostClock:
     """Parameters to convert timestamps of FRAMEWORK/ to Unix time in ns, as torch_npu does."""
 
+    # True if timestamps are values of the system counter, False if they are monotonic ns.
     counts: bool
-    """True if timestamps are values of the system counter, False if they are monotonic ns."""
     mhz: float
     start_count: int
     start_monotonic_ns: int
-    offset_ns: int
-    """Offset from the monotonic clock to Unix time."""
+    offset_ns: int  # Offset from the monotonic clock to Unix time.
 
 
 class AscendFolder:
@@ -75,11 +74,11 @@ class AscendFolder:
             RawFormatError: the directory cannot be listed.
         """
         self.path = path
+        # (anomaly name, message) for each file that could not be read.
         self.problems: list[tuple[str, str]] = []
-        """(anomaly name, message) for each file that could not be read."""
         names = listed(path)
+        # First PROF_* directory, which is the one that torch_npu uses.
         self.prof = next((path / n for n in names if _PROF.match(n) and (path / n).is_dir()), None)
-        """First PROF_* directory, which is the one that torch_npu uses."""
         self._info_file = next((path / name for name in names if _INFO.fullmatch(name)), None)
         framework = path / FRAMEWORK
         self._framework = listed(framework) if framework.is_dir() else []
@@ -291,8 +290,8 @@ class Layout:
     """One version of a record's fixed part."""
 
     fixed: np.dtype[Any]
+    # True if the record length identifies the layout (no fields), False if the fields do.
     by_length: bool = False
-    """True if the record length identifies the layout (no fields), False if the fields do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +301,7 @@ class Batch:
     data: bytes
     fixed: NDArray[Any]
     fields: Fields
-    number: Ints
-    """Index of each record in the file."""
+    number: Ints  # Index of each record in the file.
 
 
 def read_records(

@@ -105,15 +105,15 @@ class Operators:
         self.names, self.types, self.shapes, self.stacks = names, types, shapes, stacks
         start, end, number = columns["start"], columns["end"], columns["number"]
         order = nesting.call_order(columns["tid"], start, end, -number)
+        # Position in the order of recording, which is the order of the ends.
         self.number = number[order]
-        """Position in the order of recording, which is the order of the ends."""
         self.start_ns, self.end_ns = start[order], end[order]
         self.sequence = columns["sequence"][order]
         self.tid, self.forward_tid = columns["tid"][order], columns["forward_tid"][order]
         self.name, self.type = columns["name"][order], columns["type"][order]
         self.shape, self.stack = columns["shape"][order], columns["stack"][order]
+        # Process of the first recorded operator, which torch_npu uses for all.
         self.pid = int(columns["pid"][np.argmin(number)]) if len(number) else None
-        """Process of the first recorded operator, which torch_npu uses for all."""
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Operators:
@@ -236,8 +236,7 @@ class Frames:
     end_ns: Ints
     tid: Ints
     pid: Ints
-    name: Ints
-    """Index into `names`."""
+    name: Ints  # Index into `names`.
     names: list[str]
 
     @staticmethod

@@ -43,10 +43,8 @@ class Intervals:
     end_ns: Ints
     tid: Ints
     correlation: Ints
-    name: Ints
-    """Index of the kernel's name in `Queue.names`."""
-    pid: int | None
-    """Process id in the first row."""
+    name: Ints  # Index of the kernel's name in `Queue.names`.
+    pid: int | None  # Process id in the first row.
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -44,8 +44,7 @@ class RecordingSink(Sink):
         self._calls: list[dict[str, Ints]] = []
         self._marks: list[dict[str, Ints]] = []
         self._allocations: list[dict[str, Ints]] = []
-        self.covered: set[str] = set()
-        """Files whose coverage was written."""
+        self.covered: set[str] = set()  # Files whose coverage was written.
 
     @property
     def strings(self) -> Strings:

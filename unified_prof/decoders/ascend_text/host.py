@@ -267,10 +267,8 @@ class Layer:
     """A process of the trace, which contains one part of the recording."""
 
     name: str
-    device: int
-    """Device number from its label or process id; only valid for layers of devices."""
-    process: int
-    """Id of the recorded process."""
+    device: int  # Device number from its label or process id; only valid for layers of devices.
+    process: int  # Id of the recorded process.
 
 
 @dataclass(slots=True)

@@ -38,8 +38,7 @@ class Decoded:
     """Rank of a decoded export, and counts of its data."""
 
     rank: int | None
-    events: int
-    """Number of slices and samples."""
+    events: int  # Number of slices and samples.
     operators: int
     connections: int
     tasks: int

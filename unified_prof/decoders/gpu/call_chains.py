@@ -27,8 +27,8 @@ class Frames(dict[Any, int]):
 
     def __init__(self, is_outside: Callable[[str], bool]) -> None:
         self.texts: list[str] = []
+        # Frames of the tool that ran the program; these frames and their callers are omitted.
         self.outside: set[int] = set()
-        """Frames of the tool that ran the program; these frames and their callers are omitted."""
         self._is_outside = is_outside
         self._numbers: dict[str, int] = {}
 

@@ -40,8 +40,7 @@ class Correlator:
         self._sink = parts.sink
         self._base_ns = base_ns
         self._next_id = parts.max_correlation + 1
-        self.joined = 0
-        """Number of tasks matched to their launch."""
+        self.joined = 0  # Number of tasks matched to their launch.
 
     def join(self, calls: Spool) -> Spool:
         """Return the device tasks with their launch and operation, sorted by time."""

@@ -28,10 +28,8 @@ class Names(dict[Any, int]):
     """Maps event names to string ids; remembers the names of steps and collectives."""
 
     def __init__(self, strings: Strings) -> None:
-        self.steps: dict[int, int] = {}
-        """String id -> number of the step."""
-        self.collectives: set[int] = set()
-        """String ids of host events that describe a collective."""
+        self.steps: dict[int, int] = {}  # String id -> number of the step.
+        self.collectives: set[int] = set()  # String ids of host events that describe a collective.
         self._strings = strings
 
     def __missing__(self, name: Any) -> int:
@@ -58,8 +56,7 @@ class Threads(dict[tuple[Any, Any], int]):
     def __init__(self, anomaly: Callable[[str, int, str], None]) -> None:
         self.process_ids: list[int] = []
         self.global_tids: list[int] = []
-        self.spellings: list[list[tuple[Any, Any]]] = []
-        """The (pid, tid) keys of each thread."""
+        self.spellings: list[list[tuple[Any, Any]]] = []  # The (pid, tid) keys of each thread.
         self.process_names: dict[Any, str] = {}
         self.process_labels: dict[Any, str] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
@@ -105,11 +102,9 @@ class Geometries(dict[tuple[bytes, bytes], int]):
     """Maps (grid, block) in JSON to consecutive numbers and the parsed values."""
 
     def __init__(self) -> None:
-        self.grids: list[str] = []
-        """`x,y,z` or N/A."""
+        self.grids: list[str] = []  # `x,y,z` or N/A.
         self.blocks: list[str] = []
-        self.block_counts: list[int] = []
-        """Number of blocks in the grid, or `MISSING`."""
+        self.block_counts: list[int] = []  # Number of blocks in the grid, or `MISSING`.
 
     def __missing__(self, key: tuple[bytes, bytes]) -> int:
         number = self[key] = len(self.grids)
@@ -142,8 +137,7 @@ class Signatures(dict[tuple[bytes, bytes, bytes], int]):
         self.kernel_types: list[int] = []
         self.kernel_shapes: list[int] = []
         self.kernel_formats: list[int] = []
-        self.elements: list[int] = []
-        """Number of elements of the first tensor, or `MISSING`."""
+        self.elements: list[int] = []  # Number of elements of the first tensor, or `MISSING`.
         self.first_type: list[str] = []
         self._intern = strings.intern
 
@@ -347,12 +341,10 @@ class Collective:
     source_rank: int = MISSING
     target_rank: int = MISSING
     sequence: int = MISSING
+    # Group rank of the peer of a send or receive, if its global rank is unknown.
     peer: int = MISSING
-    """Group rank of the peer of a send or receive, if its global rank is unknown."""
-    strided_ranks: tuple[int, ...] = ()
-    """Global ranks of a group, if recorded as start and stride."""
-    message_bytes: int = MISSING
-    """Bytes of the larger message, if recorded directly."""
+    strided_ranks: tuple[int, ...] = ()  # Global ranks of a group, if recorded as start and stride.
+    message_bytes: int = MISSING  # Bytes of the larger message, if recorded directly.
 
     @property
     def element_bytes(self) -> int:

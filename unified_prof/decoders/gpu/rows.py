@@ -110,19 +110,13 @@ DEVICE_COMPONENT = "PTA"
 class GpuRecording:
     """Counts and facts of a decoded recording."""
 
-    events: int
-    """Events of all kinds."""
-    counts: Mapping[str, int]
-    """Events by kind."""
-    tasks: int
-    """Kernels, copies, memory sets and graph replays."""
-    tasks_joined: int
-    """Tasks matched to their launch."""
+    events: int  # Events of all kinds.
+    counts: Mapping[str, int]  # Events by kind.
+    tasks: int  # Kernels, copies, memory sets and graph replays.
+    tasks_joined: int  # Tasks matched to their launch.
     operations: int
-    facts: Mapping[str, Any]
-    """Rows of UPROF_RUN."""
-    rank: int | None = None
-    """Rank of the recorded process, None if it was not recorded."""
+    facts: Mapping[str, Any]  # Rows of UPROF_RUN.
+    rank: int | None = None  # Rank of the recorded process, None if it was not recorded.
 
 
 class Counters:
@@ -209,27 +203,23 @@ class Parts:
         self.other = spool(OTHER)
         self.new_spool = spool
         self.texts = Scratch()
-        self.span: tuple[int, int] | None = None
-        """First start and last end of all events, in ns."""
-        self.counts: dict[str, int] = defaultdict(int)
-        """Events by kind."""
-        self.skipped: Counter[str] = Counter()
-        """Damaged events by kind."""
-        self.activity: Counter[int] = Counter()
-        """Number of host events by thread."""
+        self.span: tuple[int, int] | None = None  # First start and last end of all events, in ns.
+        self.counts: dict[str, int] = defaultdict(int)  # Events by kind.
+        self.skipped: Counter[str] = Counter()  # Damaged events by kind.
+        self.activity: Counter[int] = Counter()  # Number of host events by thread.
+        # (process, forward thread id of torch) -> thread number, if known.
         self.forward_threads: dict[tuple[int, int], int] = {}
-        """(process, forward thread id of torch) -> thread number, if known."""
         self._communication: dict[int, bool] = {}
         self.max_correlation = 0
+        # True if the field `external` of device tasks contains operation ids.
         self.links_to_operations = False
-        """True if the field `external` of device tasks contains operation ids."""
+        # Name of the device memory allocator in MEMORY_RECORD.
         self.memory_component = DEVICE_COMPONENT
-        """Name of the device memory allocator in MEMORY_RECORD."""
+        # True if the memory in use is computed because the recording does not contain it.
         self.adds_up_allocations = False
-        """True if the memory in use is computed because the recording does not contain it."""
         self.devices: set[int] = set()
+        # (pid, tid) -> number, for events that are not on host threads.
         self.places: dict[tuple[Any, Any], int] = {}
-        """(pid, tid) -> number, for events that are not on host threads."""
 
     def __enter__(self: Own) -> Own:
         return self

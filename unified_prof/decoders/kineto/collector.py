@@ -203,15 +203,12 @@ class Collector(Fields):
         self.collectives: TraceCollectives = TraceCollectives()
         self.labels = Labels()
         self._phases = Phases(sink.anomaly)
-        self.calling: set[int] = set()
-        """Numbers of threads with runtime calls."""
+        self.calling: set[int] = set()  # Numbers of threads with runtime calls.
         self._unpaired = 0  # begin and end events, less the complete events
-        self.unsupported = 0
-        """Number of events of phases without a table, such as counters."""
-        self.has_memory_in_use = False
-        """True if allocator events contain the memory in use."""
+        self.unsupported = 0  # Number of events of phases without a table, such as counters.
+        self.has_memory_in_use = False  # True if allocator events contain the memory in use.
+        # (thread, start) of a backward range -> thread of the forward operation.
         self.forward_of: dict[tuple[int, int], int] = {}
-        """(thread, start) of a backward range -> thread of the forward operation."""
         self._open_flows: dict[bytes, int] = {}
         self._flows_from: Counter[int] = Counter()
         self._kinds = Kinds()

@@ -290,8 +290,7 @@ class KnownSlices:
     """Decodes slices of known events in one pass; after failures, it is tried less often."""
 
     def __init__(self) -> None:
-        self.decoded = 0
-        """Number of slices decoded in one pass."""
+        self.decoded = 0  # Number of slices decoded in one pass.
         self._failures = 0
         self._skip = 0
 

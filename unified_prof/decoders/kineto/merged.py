@@ -54,8 +54,7 @@ class Labels:
     """Labels that merging tools wrote into the pids of devices and processes."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        """The labels by number."""
+        self.texts: list[str] = []  # The labels by number.
         self._numbers: dict[str, int] = {}
         self._devices: dict[tuple[str, int], int] = {}
         self._taken: set[int] = set()

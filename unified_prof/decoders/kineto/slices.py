@@ -57,15 +57,13 @@ class TraceReader:
     """Reads the events of one trace file in slices, and its other keys."""
 
     def __init__(self, path: Path, count: Count, slice_bytes: int = SLICE_BYTES) -> None:
+        # Top-level keys other than `traceEvents`; complete after the last slice.
         self.metadata: dict[str, Any] = {}
-        """Top-level keys other than `traceEvents`; complete after the last slice."""
         self.events_read = 0
-        self.cut_off = False
-        """True if the file is incomplete; set after the last slice."""
-        self.is_finished = False
-        """True if the last events were read."""
+        self.cut_off = False  # True if the file is incomplete; set after the last slice.
+        self.is_finished = False  # True if the last events were read.
+        # Unreadable events, and what follows the last complete event of a truncated file.
         self.skipped_bytes = 0
-        """Unreadable events, and what follows the last complete event of a truncated file."""
         self._path = path
         self._count = count
         self._slice_bytes = slice_bytes
@@ -76,8 +74,7 @@ class TraceReader:
         self._exhausted = False
         self._is_object: bool | None = None  # None before the events
         self._added_bytes = 0
-        self.position = 0
-        """Position of the buffer in the decompressed file."""
+        self.position = 0  # Position of the buffer in the decompressed file.
 
     @property
     def size_bytes(self) -> int:

@@ -112,12 +112,12 @@ class CallStacks:
     """Call chains of allocations; a stack shared by several allocations is decoded once."""
 
     def __init__(self, sink: Sink) -> None:
+        # Chain and name of allocations without a recorded stack.
         self.unknown = NONE, sink.strings.intern(NOT_AVAILABLE)
-        """Chain and name of allocations without a recorded stack."""
         self._sink = sink
         self._chains = CallChains(lambda frame: False)
+        # `id()` of a stack -> chain and name; the snapshot keeps the stacks alive.
         self._decoded: dict[int, tuple[int, int]] = {}
-        """`id()` of a stack -> chain and name; the snapshot keeps the stacks alive."""
         self._texts: dict[int, str | None] = {}
         self._used: set[int] = set()
 
@@ -307,10 +307,8 @@ class _Block:
     chain: int
     name: int
     allocated_ns: int | None = None
-    freed_ns: int | None = None
-    """Time when the program freed it."""
-    reusable_ns: int | None = None
-    """Time when its memory became available again."""
+    freed_ns: int | None = None  # Time when the program freed it.
+    reusable_ns: int | None = None  # Time when its memory became available again.
     totals_at_allocation: tuple[int | None, ...] = (None, None, None)
     totals_at_free: tuple[int | None, ...] = (None, None, None)
 
@@ -469,12 +467,9 @@ _ANOMALY_DETAILS = {
 class DecodedSnapshot:
     """Counts and facts of one snapshot."""
 
-    entries: int
-    """Number of allocator actions."""
-    blocks: int
-    """Number of allocations, including those before the history."""
-    facts: Mapping[str, Any]
-    """Rows of UPROF_RUN."""
+    entries: int  # Number of allocator actions.
+    blocks: int  # Number of allocations, including those before the history.
+    facts: Mapping[str, Any]  # Rows of UPROF_RUN.
 
 
 def decode(

@@ -177,8 +177,8 @@ class NcclCalls:
         self._fields = fields
         self._payloads = payloads
         self._calls: dict[_Call, int] = {}
+        # (process, communicator) -> (rank, number of ranks).
         self._communicators: dict[tuple[int, int], tuple[int, int]] = {}
-        """(process, communicator) -> (rank, number of ranks)."""
         self._threads = self._starts = self._ends = self._numbers = np.empty(0, np.int64)
         self._read()
 
@@ -383,8 +383,7 @@ class Ranges:
         self._base_ns = base_ns
         self._domains: dict[int, int] = {_DEFAULT_DOMAIN: self._parts.names[_DEFAULT_DOMAIN_NAME]}
         self._texts: dict[int, str | None] = {}
-        self.categories: dict[str, str] = {}
-        """Names of categories by `domain:number`."""
+        self.categories: dict[str, str] = {}  # Names of categories by `domain:number`.
         self.operations = 0
 
     def read(self) -> None:

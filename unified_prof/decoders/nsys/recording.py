@@ -55,12 +55,10 @@ _DESCRIPTIVE = (
 class SessionTimes:
     """Time range of a recording session."""
 
-    base_ns: int
-    """Added to times of the session to get Unix times; 0 if unknown."""
+    base_ns: int  # Added to times of the session to get Unix times; 0 if unknown.
     is_absolute: bool
     duration_ns: int | None
-    window: tuple[int, int] | None
-    """Start and end of the part selected by a tool."""
+    window: tuple[int, int] | None  # Start and end of the part selected by a tool.
 
 
 def times(tables: Tables) -> SessionTimes:

@@ -41,10 +41,8 @@ class Members:
     """Tasks of operators, sorted by end within each group; columns of equal length."""
 
     operator: Ints
-    row: Ints
-    """Row in `TaskRows`."""
-    record: Ints
-    """Row in `AicpuRecords.tasks`; NOWHERE if the tasks have no records."""
+    row: Ints  # Row in `TaskRows`.
+    record: Ints  # Row in `AicpuRecords.tasks`; NOWHERE if the tasks have no records.
     master: Bools
     plane: Ints
 
@@ -169,8 +167,8 @@ class Collectives:
 
     operators: list[Operator]
     members: Members
+    # Row in `TaskRows` for each task record; NOWHERE if the task is not in the log.
     record_row: Ints
-    """Row in `TaskRows` for each task record; NOWHERE if the task is not in the log."""
 
     def flags(self) -> dict[str, tuple[int, int]]:
         """Return full name -> (relay, retry) for operators that the host also recorded."""

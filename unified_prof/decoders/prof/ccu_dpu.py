@@ -58,8 +58,7 @@ class _Mission:
     key: _Key
     start: int
     end: int
-    peer: int | None = None
-    """Rank that the instruction waited for; None for a loop group."""
+    peer: int | None = None  # Rank that the instruction waited for; None for a loop group.
 
 
 @dataclass(slots=True)
@@ -68,8 +67,8 @@ class _HostRecords:
 
     groups: dict[_Key, Any] = field(default_factory=dict)
     waits: dict[_Key, Any] = field(default_factory=dict)
+    # Channels of all records of a wait, because devices share task numbers.
     channels: dict[_Key, list[int]] = field(default_factory=dict)
-    """Channels of all records of a wait, because devices share task numbers."""
 
 
 def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
@@ -243,8 +242,7 @@ class _DpuTask:
     stream_id: int
     task_id: int
     name: str
-    more: tuple[object, ...]
-    """Additional names and values for the column `args`."""
+    more: tuple[object, ...]  # Additional names and values for the column `args`.
 
 
 def decode_dpu(host: HostDirectory, ids: IdCounter, sink: Sink) -> None:

@@ -102,39 +102,28 @@ class Readings:
     The names in brackets are those of the formulas above.
     """
 
-    start_ns: Fraction
-    """Host monotonic time of the start [M]."""
-    begin_us: int
-    """Unix time of the start [collectionTimeBegin]."""
-    begin_monotonic_ns: int
-    """Monotonic time of the host at that Unix time [clockMonotonicRaw]."""
-    device_mhz: Decimal | None = None
-    """Frequency of the device counter [F_dev]."""
-    device_counter: int | None = None
-    """Device counter at the start [C_dev]."""
-    device_monotonic_ns: int | None = None
-    """Monotonic time of the device at the start [D]."""
+    start_ns: Fraction  # Host monotonic time of the start [M].
+    begin_us: int  # Unix time of the start [collectionTimeBegin].
+    begin_monotonic_ns: int  # Monotonic time of the host at that Unix time [clockMonotonicRaw].
+    device_mhz: Decimal | None = None  # Frequency of the device counter [F_dev].
+    device_counter: int | None = None  # Device counter at the start [C_dev].
+    device_monotonic_ns: int | None = None  # Monotonic time of the device at the start [D].
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Clocks of one host or device directory."""
 
-    host: LinearClock
-    """Clock of the host counter (api, task_track, npu_module_mem, ...)."""
-    host_origin_ticks: int
-    """Host counter at the start of the recording."""
-    monotonic: LinearClock
-    """Host monotonic nanoseconds."""
+    host: LinearClock  # Clock of the host counter (api, task_track, npu_module_mem, ...).
+    host_origin_ticks: int  # Host counter at the start of the recording.
+    monotonic: LinearClock  # Host monotonic nanoseconds.
     readings: Readings
-    device_origin_ticks: int = 0
-    """Device counter at the start of the recording."""
-    device: LinearClock | None = None
-    """Clock of the device counter (task logs, PMU, frequency)."""
+    device_origin_ticks: int = 0  # Device counter at the start of the recording.
+    device: LinearClock | None = None  # Clock of the device counter (task logs, PMU, frequency).
+    # Clock of the device's monotonic ns (HCCS, NIC, RoCE, PCIe, sampled PMU).
     device_monotonic: LinearClock | None = None
-    """Clock of the device's monotonic ns (HCCS, NIC, RoCE, PCIe, sampled PMU)."""
+    # Clock of microseconds since the device's start (HBM, LLC, DDR, NPU memory of version 1.0).
     since_start_us: LinearClock | None = None
-    """Clock of microseconds since the device's start (HBM, LLC, DDR, NPU memory of version 1.0)."""
 
 
 def build_clocks(

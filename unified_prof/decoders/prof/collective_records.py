@@ -61,12 +61,9 @@ STEP = row_type(
 class CommunicationRecords:
     """Host records of collectives with the calls they belong to."""
 
-    tasks: Rows
-    """Last hccl_info record of each (communication call, context), sorted by this key."""
-    task_key: NDArray[np.uint64]
-    """Communication call << 32 | context."""
-    operators: Rows
-    """Last hccl_op_info record of each NODE call, sorted by call."""
+    tasks: Rows  # Last hccl_info record of each (communication call, context), sorted by this key.
+    task_key: NDArray[np.uint64]  # Communication call << 32 | context.
+    operators: Rows  # Last hccl_op_info record of each NODE call, sorted by call.
     operator_node: Ints
 
 
@@ -307,15 +304,11 @@ _TASKS_OF_A_RECORD = 2
 class AicpuRecords:
     """AI CPU records of one device."""
 
+    # Tasks launched by AI CPU kernels, sorted by stream (in order of first occurrence) and time.
     tasks: Rows
-    """Tasks launched by AI CPU kernels, sorted by stream (in order of first occurrence) and
-    time."""
-    operators: Rows
-    """Operators that ran in kernels, sorted by time."""
-    bounds: Rows
-    """First and last tasks of operators, sorted by time."""
-    flips: Flips
-    """Wrap-arounds of the task ids of kernels."""
+    operators: Rows  # Operators that ran in kernels, sorted by time.
+    bounds: Rows  # First and last tasks of operators, sorted by time.
+    flips: Flips  # Wrap-arounds of the task ids of kernels.
 
     @classmethod
     def none(cls) -> AicpuRecords:
@@ -393,19 +386,14 @@ _FIRST, _LAST = 0, 1
 class Operator:
     """One collective that ran in an AI CPU kernel."""
 
-    row: int
-    """Row of the kernel task in `TaskRows`."""
+    row: int  # Row of the kernel task in `TaskRows`.
     name: str
-    op_type: int
-    """String id."""
-    group: int | None
-    """Hash of the group name, None if unknown."""
+    op_type: int  # String id.
+    group: int | None  # Hash of the group name, None if unknown.
     connection_id: int
-    start: int
-    """Start in ticks of the device counter; that of the first task if it is recorded."""
+    start: int  # Start in ticks of the device counter; that of the first task if it is recorded.
     end: int
-    of_host: bool = False
-    """True if the host recorded the collective (source HCCL)."""
+    of_host: bool = False  # True if the host recorded the collective (source HCCL).
     relay: int = -1
     retry: int = -1
 
@@ -416,8 +404,7 @@ class AicpuContext:
 
     device: DeviceDirectory
     rows: TaskRows
-    kernels: Rows
-    """Kernels that schedule communication (rows of `compute_info.KERNEL`)."""
+    kernels: Rows  # Kernels that schedule communication (rows of `compute_info.KERNEL`).
     streams: CollectiveStreams
     dictionaries: Dictionaries
     records: AicpuRecords

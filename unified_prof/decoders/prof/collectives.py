@@ -53,8 +53,8 @@ class CommunicationTimes:
 
     start_ns: Ints
     end_ns: Ints
+    # opId of each written operator in the argument `flags` of `CommunicationWriter.write`.
     id_by_name: Mapping[str, int] = field(default_factory=dict)
-    """opId of each written operator in the argument `flags` of `CommunicationWriter.write`."""
 
     @classmethod
     def none(cls) -> CommunicationTimes:
@@ -67,13 +67,11 @@ class CommunicationTimes:
 class Steps:
     """Executed tasks of collectives on one device, sorted by start; columns of equal length."""
 
-    records: Rows
-    """Rows of `collective_records.STEP`."""
+    records: Rows  # Rows of `collective_records.STEP`.
     start_ns: Ints
     end_ns: Ints
     global_task_id: Ints
-    start: NDArray[np.uint64]
-    """Device counter."""
+    start: NDArray[np.uint64]  # Device counter.
     end: NDArray[np.uint64]
 
 
@@ -274,13 +272,10 @@ def _rank_sizes(records: Rows, operators: _Operators) -> Ints:
 class _Operators:
     """Collective operators of one device; all columns but the first have equal length."""
 
-    of_task: Ints
-    """Operator of each task."""
-    records: Rows
-    """`STEP` row of the first task of each operator."""
+    of_task: Ints  # Operator of each task.
+    records: Rows  # `STEP` row of the first task of each operator.
     group: NDArray[np.uint64]
-    grouped: Bools
-    """False if neither the operator nor its tasks contain a group name."""
+    grouped: Bools  # False if neither the operator nor its tasks contain a group name.
     names: list[str] = field(default_factory=list)
     name_id: Any = None
     id: Any = None

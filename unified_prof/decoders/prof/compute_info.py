@@ -55,8 +55,7 @@ _TENSOR_COLUMNS = (
 class HostData:
     """Host records of one window from which operators are built."""
 
-    calls_items: NDArray[np.uint64]
-    """Item hashes of calls by index."""
+    calls_items: NDArray[np.uint64]  # Item hashes of calls by index.
     tree: CallTree
     types: TaskTypes
     descriptions: Descriptions
@@ -65,8 +64,7 @@ class HostData:
     captured_lists: ListTexts
     collective_streams: CollectiveStreams
     captured: CapturedOperators
-    level0: bool
-    """True at the lowest trace level, at which operators have only a name and blocks."""
+    level0: bool  # True at the lowest trace level, at which operators have only a name and blocks.
 
     def captured_rows(self, tasks: HostTasks) -> Ints:
         """Return the row of the captured operator for each launch, or -1."""
@@ -143,8 +141,8 @@ class _OperatorColumns:
 
         self.captured = host.captured_rows(self.tasks)
         self.captured[self.in_node] = -1
+        # True for tasks of captured graphs that have a description.
         self.is_captured = (self.captured >= 0) & ~np.bool_(host.level0)
-        """True for tasks of captured graphs that have a description."""
         self.record = self.captured[self.is_captured]
 
     def columns(self, sink: Sink) -> tuple[dict[str, Any], Bools, Bools]:
@@ -290,10 +288,10 @@ class Launched:
     def __init__(self, types: TaskTypes, step: np.dtype[Any], workspace: Workspace) -> None:
         self.types = types
         self._stack = ExitStack()
+        # `LAUNCHED` rows, sorted by key.
         self.rows = self._stack.enter_context(workspace.spool(LAUNCHED))
-        """`LAUNCHED` rows, sorted by key."""
+        # `host_events.COPY` rows, sorted by key.
         self.copies = self._stack.enter_context(workspace.spool(COPY))
-        """`host_events.COPY` rows, sorted by key."""
         self._steps: list[Rows] = [np.zeros(0, step)]
         self._kernels: list[Rows] = [np.zeros(0, KERNEL)]
         self._streams = [TaskStreams.none()]

@@ -40,10 +40,8 @@ class Dictionaries:
 
     hashes: Mapping[int, str] = field(default_factory=dict)
     types: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    malformed: int = 0
-    """Number of malformed lines."""
-    missing: set[int] = field(default_factory=set)
-    """Hash ids that were looked up but not found."""
+    malformed: int = 0  # Number of malformed lines.
+    missing: set[int] = field(default_factory=set)  # Hash ids that were looked up but not found.
 
     def text(self, hash_id: int) -> str:
         """Return the string of a hash id; if unknown, the id as a decimal number."""
@@ -313,8 +311,7 @@ class Session:
 
     start_ns: int
     end_ns: int
-    ended: bool
-    """False if the end was not recorded and `end_ns` is an assumption."""
+    ended: bool  # False if the end was not recorded and `end_ns` is an assumption.
 
 
 class PartDirectory:
@@ -329,6 +326,7 @@ class PartDirectory:
         self.end = None if end is None else read_json(end)
         self.data: DataFolder = scan(path / "data")
         names = {file.name for file in _regular_files(path)}
+        # Files without a `.done` file, which are still being written or were left by a crash.
         self.unfinished = [
             path / name
             for name in sorted(names)
@@ -336,7 +334,6 @@ class PartDirectory:
             and not name.endswith(".done")
             and f"{name}.done" not in names
         ]
-        """Files without a `.done` file, which are still being written or were left by a crash."""
         self.unfinished += [self.data.path / name for name in self.data.unfinished]
 
     def _control(self, name: str) -> Control:
@@ -448,8 +445,8 @@ class ProfDirectory:
             RawFormatError: `path` is not a recording, or no part can be read.
         """
         self.path = path
+        # (anomaly name, message) for each part that could not be opened.
         self.problems: list[tuple[str, str]] = []
-        """(anomaly name, message) for each part that could not be opened."""
         self.host: HostDirectory | None = None
         self.devices: list[DeviceDirectory] = []
         errors: list[RawFormatError] = []

@@ -60,22 +60,16 @@ class HostTasks:
     task_id: NDArray[np.uint32]
     batch_id: NDArray[np.uint32]
     type_index: NDArray[np.uint16]
-    kernel_name: NDArray[np.uint64]
-    """Hash."""
-    extended: Bools
-    """True if `ext` is filled."""
+    kernel_name: NDArray[np.uint64]  # Hash.
+    extended: Bools  # True if `ext` is filled.
+    # Six words: grid and block dimensions of SIMT kernels; for others the number of blocks in the
+    # first word and the mix ratio in the low bits of the third.
     ext: NDArray[np.uint16]
-    """Six words: grid and block dimensions of SIMT kernels; for others the number of blocks in the
-    first word and the mix ratio in the low bits of the third."""
-    node: NDArray[np.int32]
-    """Row of the NODE call around the launch, or -1."""
-    communication: NDArray[np.int32]
-    """Row of the communication call around the launch, or -1."""
+    node: NDArray[np.int32]  # Row of the NODE call around the launch, or -1.
+    communication: NDArray[np.int32]  # Row of the communication call around the launch, or -1.
+    # Connection id of the NODE call, or of the innermost call if there is none; -1 without a call.
     connection_id: Ints
-    """Connection id of the NODE call, or of the innermost call if there is none; -1 without a
-    call."""
-    model_id: NDArray[np.uint32]
-    """Model of the MODEL call around the launch, or NO_MODEL."""
+    model_id: NDArray[np.uint32]  # Model of the MODEL call around the launch, or NO_MODEL.
 
     @classmethod
     def from_rows(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
@@ -231,15 +225,12 @@ def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTask
 class Launches:
     """Launches of one device with their contexts, sorted by identity."""
 
-    tasks: HostTasks
-    """The launches, one row each."""
+    tasks: HostTasks  # The launches, one row each.
+    # Identity with context, ascending; the following columns have the same length.
     key: NDArray[np.uint64]
-    """Identity with context, ascending; the following columns have the same length."""
-    task: Ints
-    """Row in `tasks`."""
+    task: Ints  # Row in `tasks`.
     context_id: NDArray[np.uint32]
-    placeholder: Bools
-    """True for tasks with contexts; each context is a separate row."""
+    placeholder: Bools  # True for tasks with contexts; each context is a separate row.
 
 
 def launches_of(
@@ -508,10 +499,10 @@ def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
 class CollectiveStreams:
     """Streams of collectives on AI CPUs, by communication group (hash of its name)."""
 
+    # Stream -> group whose AI CPU kernels run on it.
     of_kernels: dict[int, int] = field(default_factory=dict)
-    """Stream -> group whose AI CPU kernels run on it."""
+    # Stream -> groups whose kernels launch tasks on it.
     of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Stream -> groups whose kernels launch tasks on it."""
 
     def kernel_streams(self) -> Ints:
         """Return the streams of AI CPU kernels, ascending."""

@@ -168,10 +168,8 @@ class Intervals:
     begin: Keys
     end: Keys
     connection_id: Ints
-    item: NDArray[np.uint32]
-    """Index into `CallNames.items`."""
-    type_index: NDArray[np.uint16]
-    """Index into `CallNames.types`."""
+    item: NDArray[np.uint32]  # Index into `CallNames.items`.
+    type_index: NDArray[np.uint16]  # Index into `CallNames.types`.
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -416,8 +414,7 @@ class HostWindow:
 
     calls: Rows
     tree: CallTree
-    others: tuple[Rows, ...]
-    """Rows of the other spools, in the order of the arguments."""
+    others: tuple[Rows, ...]  # Rows of the other spools, in the order of the arguments.
 
 
 def host_windows(

@@ -31,8 +31,8 @@ _UPTIME = re.compile(r"[\d.]{1,24}\s+[\d.]{1,24}\s*")
 class _CpuSample:
     time_ns: int
     uptime_s: Fraction | None = None
+    # Thread id -> (jiffies used so far, CPU that last ran the thread).
     threads: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Thread id -> (jiffies used so far, CPU that last ran the thread)."""
 
 
 def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
@@ -221,8 +221,8 @@ _BYTES_PER_KB = 1024.0
 @dataclass(slots=True)
 class _NetworkSample:
     time_ns: int
+    # Interface -> bytes sent and received so far.
     total_bytes: dict[str, int] = field(default_factory=dict)
-    """Interface -> bytes sent and received so far."""
 
 
 def decode_host_network(host: HostDirectory, sink: Sink) -> None:

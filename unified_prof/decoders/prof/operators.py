@@ -51,18 +51,15 @@ class Descriptions:
     """Last description of each NODE call, by row in the call tree."""
 
     described: Bools
-    name: NDArray[np.uint32]
-    """Index into `hashes`."""
+    name: NDArray[np.uint32]  # Index into `hashes`.
     op_type: NDArray[np.uint32]
     task_type: NDArray[np.uint8]
+    # Number of blocks in the low 16 bits, mix factor in the high 16 bits.
     block_dim: NDArray[np.uint32]
-    """Number of blocks in the low 16 bits, mix factor in the high 16 bits."""
     hf32: Bools
     static: Bools
-    attribute: NDArray[np.uint32]
-    """Index into `hashes`; 0 without attributes."""
-    tensors: NDArray[np.uint32]
-    """Index into `tensor_texts`; 0 without tensors."""
+    attribute: NDArray[np.uint32]  # Index into `hashes`; 0 without attributes.
+    tensors: NDArray[np.uint32]  # Index into `tensor_texts`; 0 without tensors.
     hashes: NDArray[np.uint64]
     tensor_texts: TensorTexts
 
@@ -344,10 +341,9 @@ _BEGUN = 0
 class Captures:
     """Captured streams, sorted by device, stream and batch; columns of equal length."""
 
+    # Device << 48 | stream << 32 | batch; each capture of a stream increments the batch.
     key: NDArray[np.uint64]
-    """Device << 48 | stream << 32 | batch; each capture of a stream increments the batch."""
-    start: NDArray[np.uint64]
-    """Time in ticks of the host counter."""
+    start: NDArray[np.uint64]  # Time in ticks of the host counter.
     model_id: NDArray[np.uint32]
     timeline: Timeline
 
@@ -400,21 +396,16 @@ _LENGTH_OF_HEAD = 64
 class CapturedOperators:
     """Operators of captured graphs, sorted by device, stream and task; columns of equal length."""
 
-    key: NDArray[np.uint64]
-    """Keys of `_pack_task`, ascending."""
-    name: NDArray[np.uint64]
-    """Hash."""
-    op_type: NDArray[np.uint64]
-    """Hash."""
-    attribute: NDArray[np.uint64]
-    """Hash; 0 without attributes."""
+    key: NDArray[np.uint64]  # Keys of `_pack_task`, ascending.
+    name: NDArray[np.uint64]  # Hash.
+    op_type: NDArray[np.uint64]  # Hash.
+    attribute: NDArray[np.uint64]  # Hash; 0 without attributes.
     task_type: Ints
+    # Number of blocks in the low 16 bits, mix factor in the high 16 bits.
     block_dim: NDArray[np.uint32]
-    """Number of blocks in the low 16 bits, mix factor in the high 16 bits."""
     hf32: Bools
     static: Bools
-    tensors: NDArray[np.uint32]
-    """Index of the tensor list in `TensorTexts`."""
+    tensors: NDArray[np.uint32]  # Index of the tensor list in `TensorTexts`.
 
     def find(self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]) -> Ints:
         """Return the row of each task, -1 if it has no description."""

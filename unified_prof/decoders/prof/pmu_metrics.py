@@ -36,8 +36,8 @@ class Metric:
 
     name: str
     kind: Kind
+    # (event, weight) of each term; for `rate`, of numerator and denominator.
     terms: tuple[tuple[int, float], ...]
-    """(event, weight) of each term; for `rate`, of numerator and denominator."""
 
     def events(self) -> frozenset[int]:
         """Return the events that the metric requires."""
@@ -48,8 +48,7 @@ class MetricSelection(NamedTuple):
     """Metrics of a set that can be computed, and the names of the others."""
 
     metrics: tuple[Metric, ...]
-    uncounted: tuple[str, ...]
-    """Names of metrics whose events were not counted."""
+    uncounted: tuple[str, ...]  # Names of metrics whose events were not counted.
 
 
 def _ratio(name: str, *events: int) -> Metric:

@@ -54,18 +54,14 @@ _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 class TaskCounters:
     """Counters of tasks or contexts; columns of equal length."""
 
-    task_row: Ints
-    """Row of `DeviceTasks`."""
-    block_key: NDArray[np.uint64]
-    """Identity shared with the block records of the task."""
-    core: Ints
-    """`AIC` or `AIV`; the main cores of MIX tasks."""
+    task_row: Ints  # Row of `DeviceTasks`.
+    block_key: NDArray[np.uint64]  # Identity shared with the block records of the task.
+    core: Ints  # `AIC` or `AIV`; the main cores of MIX tasks.
     is_mix: Bools
     start: NDArray[np.uint64]
     end: NDArray[np.uint64]
     cycles: Floats
-    counters: NDArray[np.uint64]
-    """One column per event."""
+    counters: NDArray[np.uint64]  # One column per event.
 
     def __len__(self) -> int:
         return len(self.task_row)
@@ -241,10 +237,9 @@ class MixBlocks:
         self._places = place[self._order]
         self._tasks = tasks
         self._left = np.asarray(limit, np.int64).copy()
-        self.cycles = np.zeros(len(tasks))
-        """Cycles of all blocks of each task."""
+        self.cycles = np.zeros(len(tasks))  # Cycles of all blocks of each task.
+        # Counters of all blocks of each task.
         self.counters: Floats = np.zeros(tasks.counters.shape)
-        """Counters of all blocks of each task."""
 
     def add(self, blocks: BlockCounters) -> None:
         """Add block records to their tasks; records without a task are ignored."""

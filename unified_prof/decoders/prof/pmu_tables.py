@@ -41,16 +41,14 @@ _NS_PER_US = 1000.0
 class CoreKind:
     """One kind of core, with its events and metrics."""
 
-    prefix: str
-    """Prefix of metric names: `aic_` or `aiv_`; empty on chips with one kind of core."""
+    prefix: str  # Prefix of metric names: `aic_` or `aiv_`; empty on chips with one kind of core.
     events: tuple[int, ...]
     metrics: tuple[Metric, ...]
     cores: int
-    frequency_mhz: float
-    """Rated frequency of the cube cores; the exporter uses it for both kinds."""
+    frequency_mhz: float  # Rated frequency of the cube cores; the exporter uses it for both kinds.
+    # True if total times are rounded to 0.01 us, as the exporter does for custom events and on
+    # chips with one kind of core.
     rounded: bool
-    """True if total times are rounded to 0.01 us, as the exporter does for custom events and on
-    chips with one kind of core."""
 
     @property
     def names(self) -> list[str]:

@@ -80,14 +80,12 @@ _NOT_BOUNDING = (
 class Decoder(NamedTuple):
     """A decoder that needs only one part of a recording."""
 
-    name: str
-    """Name of the stage in timings and anomalies."""
+    name: str  # Name of the stage in timings and anomalies.
     decode: Callable[..., None]
+    # File names as in `DataFolder`: the decoder runs if one of them has data, or always if empty.
     files: tuple[str, ...]
-    """File names as in `DataFolder`: the decoder runs if one of them has data, or always if
-    empty."""
+    # Platforms for which the exporter evaluates these files; empty: all.
     platforms: frozenset[int] = frozenset()
-    """Platforms for which the exporter evaluates these files; empty: all."""
 
 
 def _platforms(text: str) -> frozenset[int]:

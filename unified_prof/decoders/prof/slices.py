@@ -38,8 +38,7 @@ class Slice:
     path: Path
     size: int
     index: int = 0
-    recorded_size: int = 0
-    """Size in the `.done` file; larger than `size` if the end was lost."""
+    recorded_size: int = 0  # Size in the `.done` file; larger than `size` if the end was lost.
 
 
 def _runs(
@@ -166,10 +165,9 @@ class RawFile:
     """Slices of one kind of record, in reading order."""
 
     name: str
-    streams: tuple[tuple[Slice, ...], ...]
-    """Streams of consecutive slices; usually there is one."""
+    streams: tuple[tuple[Slice, ...], ...]  # Streams of consecutive slices; usually there is one.
+    # Bytes in valid records that were read so far, by file.
     read: dict[Path, int] = field(default_factory=dict, compare=False)
-    """Bytes in valid records that were read so far, by file."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -346,14 +344,12 @@ class DataFolder:
 
     path: Path
     files: dict[str, RawFile]
+    # Files without a `.done` file, which are still being written or were left by a crash.
     unfinished: tuple[str, ...]
-    """Files without a `.done` file, which are still being written or were left by a crash."""
-    links: tuple[str, ...]
-    """Symbolic links and other non-regular files, which are not read."""
-    lost: tuple[str, ...]
-    """Descriptions of lost ends of slices and of gaps between slices."""
+    links: tuple[str, ...]  # Symbolic links and other non-regular files, which are not read.
+    lost: tuple[str, ...]  # Descriptions of lost ends of slices and of gaps between slices.
+    # Bytes in valid records that were read so far, by file.
     read: dict[Path, int] = field(default_factory=dict, compare=False)
-    """Bytes in valid records that were read so far, by file."""
 
     def get(self, *names: str) -> RawFile | None:
         """Return the files with these names as one `RawFile`; None if all are missing."""
@@ -466,10 +462,9 @@ def _entries(folder: Path) -> Iterator[tuple[Path, int, int]]:
 class Workspace:
     """Limits of memory use during decoding, independent of the length of the recording."""
 
-    window_rows: int = 1 << 17
-    """Number of rows (of all kinds) to join at a time."""
+    window_rows: int = 1 << 17  # Number of rows (of all kinds) to join at a time.
+    # Bytes of rows of one kind to collect before they are sorted and written to a file.
     run_bytes: int = 4 << 20
-    """Bytes of rows of one kind to collect before they are sorted and written to a file."""
 
     def spool(self, dtype: np.dtype[Any], key: str = "key") -> Spool:
         """Return a spool that sorts rows by `key`."""

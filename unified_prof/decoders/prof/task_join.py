@@ -40,24 +40,22 @@ class DeviceTasks:
     """Logged tasks of one device by key, for decoders of other records of these tasks."""
 
     ids: IdCounter
+    # Flips recorded by the device: `flips.batch_of(stream, task, end_ticks, at_flip=True)`.
     flips: Flips
-    """Flips recorded by the device: `flips.batch_of(stream, task, end_ticks, at_flip=True)`."""
+    # True on platforms 15 and 16: task ids have 32 bits and are unique; records have no stream.
     wide_task_ids: bool
-    """True on platforms 15 and 16: task ids have 32 bits and are unique; records have no stream."""
+    # True if stream and task words of device records are in expanded format (`decode_words`).
     expanded_streams: bool
-    """True if stream and task words of device records are in expanded format (`decode_words`)."""
+    # Keys (`pack_keys`) of all tasks of the device's log, ascending, including those that ended
+    # before the session.
     key: NDArray[np.uint64]
-    """Keys (`pack_keys`) of all tasks of the device's log, ascending, including those that ended
-    before the session."""
+    # globalTaskId of each key; -1 if not assigned yet (tasks that ended before the session).
     global_task_id: Ints
-    """globalTaskId of each key; -1 if not assigned yet (tasks that ended before the session)."""
+    # Number of blocks of the compute operator; 0 without an operator.
     block_num: NDArray[np.uint32]
-    """Number of blocks of the compute operator; 0 without an operator."""
     mix_block_num: NDArray[np.uint32]
-    host: HostDirectory | None
-    """Directory of the host; None if it is missing."""
-    streams: TaskStreams
-    """Empty unless `wide_task_ids`."""
+    host: HostDirectory | None  # Directory of the host; None if it is missing.
+    streams: TaskStreams  # Empty unless `wide_task_ids`.
 
     def pack(
         self,
@@ -106,10 +104,9 @@ class TaskIdentities:
     """Distinct tasks of a device log, sorted by identity; columns of equal length."""
 
     key: NDArray[np.uint64]
-    global_task_id: Ints
-    """-1 for tasks that ended before the session."""
+    global_task_id: Ints  # -1 for tasks that ended before the session.
+    # Number of blocks of the compute operator; 0 without an operator.
     block_num: NDArray[np.uint32]
-    """Number of blocks of the compute operator; 0 without an operator."""
     mix_block_num: NDArray[np.uint32]
     count: int = 0
 
@@ -331,21 +328,18 @@ _TYPED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
 class TaskRows:
     """Tasks of a device log that ended in the session, sorted by start; columns of equal length."""
 
-    key: NDArray[np.uint64]
-    """Key of `pack_keys`."""
+    key: NDArray[np.uint64]  # Key of `pack_keys`.
     stream_id: NDArray[np.uint32]
     type_code: NDArray[np.uint8]
     connection_id: Ints
+    # Row in `Launched.kernels`; -1 for tasks that schedule no communication.
     kernel: NDArray[np.int32]
-    """Row in `Launched.kernels`; -1 for tasks that schedule no communication."""
     global_task_id: Ints
     start_ns: Ints
     end_ns: Ints
-    start: NDArray[np.uint64]
-    """Device counter."""
+    start: NDArray[np.uint64]  # Device counter.
     end: NDArray[np.uint64]
-    clock: LinearClock
-    """Clock of the device counter."""
+    clock: LinearClock  # Clock of the device counter.
 
     @classmethod
     def from_rows(cls, rows: Rows, clock: LinearClock) -> TaskRows:

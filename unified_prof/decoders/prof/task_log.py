@@ -100,8 +100,7 @@ def pack_keys(
 class TaskStreams:
     """Streams of tasks with 32-bit ids, whose device records have no stream."""
 
-    task_id: NDArray[np.uint32]
-    """Ascending."""
+    task_id: NDArray[np.uint32]  # Ascending.
     stream_id: NDArray[np.uint32]
 
     @classmethod
@@ -123,9 +122,9 @@ class Flips:
     """Flips of one device, recorded by the host or by the device; columns of equal length."""
 
     stream_id: NDArray[Any]
+    # First id after the flip. Unless it is 0 or 65535, tasks directly before the flip with a
+    # smaller id belong to the new batch, because another thread launched them concurrently.
     task_id: NDArray[Any]
-    """First id after the flip. Unless it is 0 or 65535, tasks directly before the flip with a
-    smaller id belong to the new batch, because another thread launched them concurrently."""
     ticks: NDArray[np.uint64]
 
     @classmethod
@@ -512,8 +511,7 @@ class Track:
     """Flips and marks of a ts_track file, in file order."""
 
     flips: Flips
-    marks: Rows
-    """Step records of mstx marks; `index_id` identifies the mark."""
+    marks: Rows  # Step records of mstx marks; `index_id` identifies the mark.
 
 
 def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:

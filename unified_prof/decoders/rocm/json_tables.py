@@ -176,8 +176,7 @@ class _SessionConverter:
         self.tables: defaultdict[str, list[Row]] = defaultdict(list)
         self._strings: dict[str, int] = {}
         self._events = 0
-        self._dispatches: dict[Any, int] = {}
-        """Dispatch id of the runtime -> event."""
+        self._dispatches: dict[Any, int] = {}  # Dispatch id of the runtime -> event.
         self._pid = {"pid": _get(session, "metadata", "pid")}
         self.tables["metadata"].append({"tag": "schema_version", "value": "rocprofv3 JSON"})
         self._add_agents(session.get("agents"))

@@ -35,10 +35,9 @@ class Agents:
     """Agents (CPUs and GPUs) of a session by row number."""
 
     def __init__(self, tables: SessionTables) -> None:
-        self.devices: dict[int, dict[str, Any]] = {}
-        """Device number -> properties of the GPU."""
+        self.devices: dict[int, dict[str, Any]] = {}  # Device number -> properties of the GPU.
+        # Row number -> (CPU or GPU, index among agents of this type).
         self._agents: dict[int, tuple[str, int]] = {}
-        """Row number -> (CPU or GPU, index among agents of this type)."""
         self._read(tables)
 
     def _read(self, tables: SessionTables) -> None:
@@ -193,8 +192,7 @@ class Regions:
     """Reads the regions of a session."""
 
     def __init__(self, session: Session) -> None:
-        self.operations = 0
-        """Number of operations marked by emit_nvtx."""
+        self.operations = 0  # Number of operations marked by emit_nvtx.
         self._session, self._parts = session, session.parts
 
     def read(self) -> None:

@@ -37,10 +37,9 @@ from unified_prof.sqlite.reader import Report
 class RecordingDetails:
     """Values of a raw recording that its database does not contain."""
 
+    # Hash ids of strings, including the names of communication groups.
     groups: Mapping[str, int] = field(default_factory=dict)
-    """Hash ids of strings, including the names of communication groups."""
-    offset_ns: int = 0
-    """Offset from the recording clock to Unix time."""
+    offset_ns: int = 0  # Offset from the recording clock to Unix time.
 
     def group_name(self, text: str) -> str:
         """Return the hash id of a group name, which may already be a hash id."""
@@ -134,8 +133,7 @@ class Task(NamedTuple):
 class Transfer(NamedTuple):
     """Data sent over a link: one copy, or consecutive RDMA payloads and the tasks that end them."""
 
-    transport: str | None
-    """As in CommAnalyzerMatrix."""
+    transport: str | None  # As in CommAnalyzerMatrix.
     ranks: tuple[int | None, int | None]
     size_mb: float
     ms: float
@@ -148,8 +146,8 @@ class Traffic:
 
     size_mb: float = 0.0
     ms: float = 0.0
+    # Packet size in megabytes -> (count, milliseconds).
     packets: dict[float, list[float]] = field(default_factory=dict)
-    """Packet size in megabytes -> (count, milliseconds)."""
 
     def add(self, size_mb: float, ms: float, *, packet: bool = True) -> None:
         """Add a transfer; if `packet` is true, also count it by packet size."""
@@ -166,14 +164,10 @@ class Collective:
     """One collective operation of a communication group."""
 
     name: str
-    group: str
-    """Hash id of the communication group."""
-    start_ns: int
-    """Start of the first task on the master plane."""
-    times: tuple[object, ...]
-    """Row of CommAnalyzerTime."""
-    transfers: tuple[Transfer, ...]
-    """Transfers on all planes, including on-chip transfers."""
+    group: str  # Hash id of the communication group.
+    start_ns: int  # Start of the first task on the master plane.
+    times: tuple[object, ...]  # Row of CommAnalyzerTime.
+    transfers: tuple[Transfer, ...]  # Transfers on all planes, including on-chip transfers.
 
     def bandwidth_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield rows of CommAnalyzerBandwidth: one for every transport and packet size."""

@@ -155,10 +155,9 @@ class _Rounds(Generic[Item, Result]):
     pool: WorkerPool
     function: Callable[[Item], Result]
     faults: list[str]
+    # Items of lost tasks with several items, any of which may have killed the process.
     lost_batched: list[Item] = field(default_factory=list)
-    """Items of lost tasks with several items, any of which may have killed the process."""
-    lost_single: list[Item] = field(default_factory=list)
-    """Items of lost tasks with one item."""
+    lost_single: list[Item] = field(default_factory=list)  # Items of lost tasks with one item.
 
     def finished(
         self, pairs: Iterable[tuple[Item, Item]], task_s: float = 0.0, *, last: bool = False

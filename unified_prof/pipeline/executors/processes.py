@@ -44,8 +44,7 @@ class WorkerDied(Exception):  # noqa: N818 (the task itself did not fail)
 class Failure:
     """Result of an item whose process died in both attempts; the second ran this item alone."""
 
-    why: str
-    """Completes "the process ...", for example "was terminated by SIGKILL"."""
+    why: str  # Completes "the process ...", for example "was terminated by SIGKILL".
 
     def __str__(self) -> str:
         return self.why
@@ -54,11 +53,10 @@ class Failure:
 class WorkerPool(Executor):
     """Executor with a limit of pending tasks and a check that workers are left."""
 
+    # Minimum duration of a task in seconds; shorter items are batched to reduce overhead.
     task_s: float = 0.0
-    """Minimum duration of a task in seconds; shorter items are batched to reduce overhead."""
 
-    is_distributed = False
-    """True if the workers may have more memory than this process."""
+    is_distributed = False  # True if the workers may have more memory than this process.
 
     @abstractmethod
     def max_pending(self) -> int:

@@ -70,14 +70,10 @@ def find_source(path: Path) -> Source | None:
 class UnsupportedFormat:
     """A format that is recognized by the file name or the first bytes, but not supported."""
 
-    description: str
-    """Name of the format with its article, for messages."""
-    hint: str | Callable[[Path], str]
-    """How to get a supported recording."""
-    endings: tuple[str, ...] = ()
-    """File name suffixes, in lower case."""
-    head: re.Pattern[bytes] | None = None
-    """Matches the first bytes of the decompressed content."""
+    description: str  # Name of the format with its article, for messages.
+    hint: str | Callable[[Path], str]  # How to get a supported recording.
+    endings: tuple[str, ...] = ()  # File name suffixes, in lower case.
+    head: re.Pattern[bytes] | None = None  # Matches the first bytes of the decompressed content.
 
     def hint_for(self, path: Path) -> str:
         """Return the hint for `path`."""

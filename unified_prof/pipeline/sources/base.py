@@ -22,64 +22,55 @@ class Match(Enum):
     """Certainty of a source that a file or directory is one of its recordings."""
 
     NO = "no"
-    POSSIBLE = "possible"
-    """Accepted if named by the user, skipped in a directory search."""
-    CERTAIN = "certain"
-    """Certainly a recording, complete or damaged; always accepted."""
+    POSSIBLE = "possible"  # Accepted if named by the user, skipped in a directory search.
+    CERTAIN = "certain"  # Certainly a recording, complete or damaged; always accepted.
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeContext:
     """Information about the report, and callbacks for a decoder."""
 
+    # Returns True if the revision being written has (table, column).
     has_column: Callable[[str, str], bool]
-    """Returns True if the revision being written has (table, column)."""
-    data_types: Mapping[str, int]
-    """Name -> id in ENUM_HCCL_DATA_TYPE of the schema revision."""
+    data_types: Mapping[str, int]  # Name -> id in ENUM_HCCL_DATA_TYPE of the schema revision.
+    # Returns name -> id for an ENUM_* table of the schema revision.
     enums: Callable[[str], Mapping[str, int]]
-    """Returns name -> id for an ENUM_* table of the schema revision."""
+    # Context manager that measures the CPU time of a stage; stages can be nested.
     stage: Callable[[str], AbstractContextManager[Any]]
-    """Context manager that measures the CPU time of a stage; stages can be nested."""
-    next_stage: Callable[[str], None]
-    """Ends the innermost stage and begins another."""
+    next_stage: Callable[[str], None]  # Ends the innermost stage and begins another.
+    # Returns True for a Python frame of uprof itself; None if there are none.
     is_own_frame: Callable[[str], bool] | None = None
-    """Returns True for a Python frame of uprof itself; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
     """Return value of a decoder."""
 
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Rows of UPROF_RUN."""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # Rows of UPROF_RUN.
+    # Additional keys in `--json` for this kind of recording.
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Additional keys in `--json` for this kind of recording."""
+    # One line that describes the recording; None: the rows of every table are listed.
     summary: str | None = None
-    """One line that describes the recording; None: the rows of every table are listed."""
-    rank: int | None = None
-    """Rank of the recorded process, None if it was not recorded."""
+    rank: int | None = None  # Rank of the recorded process, None if it was not recorded.
 
 
 class Source(ABC):
     """A kind of recording that is converted to an msprof database."""
 
+    # Name of the source; equals `backends.registry.Recording.kind` of recordings from a backend.
     kind: ClassVar[str]
-    """Name of the source; equals `backends.registry.Recording.kind` of recordings from a
-    backend."""
-    description: ClassVar[str]
-    """Name of the format with its article, for messages and help."""
+    description: ClassVar[str]  # Name of the format with its article, for messages and help.
+    # Value of the row `command` in UPROF_RUN; also used in hints.
     command: ClassVar[str] = "import"
-    """Value of the row `command` in UPROF_RUN; also used in hints."""
+    # Keys of the recording and its report in `--json`; scripts rely on these.
     json_keys: ClassVar[tuple[str, str]] = ("recording", "database")
-    """Keys of the recording and its report in `--json`; scripts rely on these."""
+    # Layouts of `pipeline.output_paths` that its reports support.
     layouts: ClassVar[frozenset[str]] = frozenset({"plain"})
-    """Layouts of `pipeline.output_paths` that its reports support."""
+    # True if the default place of the report is inside the recording, a directory.
     report_is_inside: ClassVar[bool] = False
-    """True if the default place of the report is inside the recording, a directory."""
-    name_fact: ClassVar[str] = "recording"
-    """Row of UPROF_RUN with the name of the recording."""
+    name_fact: ClassVar[str] = "recording"  # Row of UPROF_RUN with the name of the recording.
+    # True if default names of its reports contain the rank.
     report_names_rank: ClassVar[bool] = False
-    """True if default names of its reports contain the rank."""
 
     @property
     def title(self) -> str:

@@ -30,10 +30,8 @@ class Cells:
     """Concatenated cells of a table leaf, not yet divided into pages."""
 
     flat: NDArray[np.uint8]
-    sizes: NDArray[np.int64] | int
-    """Bytes of each cell."""
-    payloads: NDArray[np.int64] | int
-    """Bytes of the record at the end of each cell."""
+    sizes: NDArray[np.int64] | int  # Bytes of each cell.
+    payloads: NDArray[np.int64] | int  # Bytes of the record at the end of each cell.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,7 @@ class _Sizes:
     payload: NDArray[np.int64] | int
     rowid_width: NDArray[np.int64] | int
     payload_width: NDArray[np.int64] | int
-    header: NDArray[np.int64] | int
-    """Bytes of a record's header, including its length."""
+    header: NDArray[np.int64] | int  # Bytes of a record's header, including its length.
 
 
 def encode(fields: Sequence[Field], rowids: NDArray[np.int64]) -> Cells:
@@ -193,8 +190,8 @@ class _Piece:
         self._bytes: list[tuple[int, NDArray[np.uint8]]] = []
         self._numbers: list[tuple[int, NDArray[np.int64], int]] = []
         self._varints: list[tuple[int, NDArray[np.int64], int]] = []
+        # All texts, with the start and the length of each.
         self.text: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None = None
-        """All texts, with the start and the length of each."""
 
     def same(self, value: bytes) -> None:
         """Add bytes that are equal in all rows."""

@@ -65,20 +65,14 @@ class Header:
     """The file header: the first hundred bytes of a database."""
 
     page_bytes: int
-    wal: bool
-    """True if newer pages may be in a write-ahead log."""
-    usable: int
-    """Bytes per page that are not reserved for extensions."""
+    wal: bool  # True if newer pages may be in a write-ahead log.
+    usable: int  # Bytes per page that are not reserved for extensions.
     change_counter: int
-    pages: int
-    """Number of pages; valid if `version_valid_for` equals `change_counter`."""
-    first_free: int
-    """First trunk page of the list of free pages; 0: none."""
+    pages: int  # Number of pages; valid if `version_valid_for` equals `change_counter`.
+    first_free: int  # First trunk page of the list of free pages; 0: none.
     free_pages: int
-    largest_root: int
-    """Not 0 in files with auto-vacuum, which have pointer map pages."""
-    encoding: int
-    """UTF8, UTF16LE or UTF16BE."""
+    largest_root: int  # Not 0 in files with auto-vacuum, which have pointer map pages.
+    encoding: int  # UTF8, UTF16LE or UTF16BE.
     version_valid_for: int
 
     @property
@@ -252,8 +246,8 @@ class FileConnection(sqlite3.Connection):
     Closing the file earlier would release all POSIX locks of the process on it, including SQLite's.
     """
 
+    # None if the file alone is not sufficient, for example if it has a write-ahead log.
     file: FileIO | None = None
-    """None if the file alone is not sufficient, for example if it has a write-ahead log."""
 
     def hold(self, path: Path, before: os.stat_result) -> None:
         """Open the file of a new connection.

@@ -37,16 +37,11 @@ class Layout:
     """Layout of the records of a table with row ids and without generated columns."""
 
     root: int
-    places: dict[str, int]
-    """Column name in lower case -> its position in records, from 0."""
-    row_id: str | None
-    """The column (name in lower case) that is an alias of the row id."""
-    row_id_name: str
-    """A name of the row id that is not also a column: `rowid`, `oid` or `_rowid_`."""
-    nullable: frozenset[int]
-    """Positions of columns that are NULL if a record ends before them."""
-    affinities: tuple[str, ...]
-    """Affinity of each column, to which SQLite converts values."""
+    places: dict[str, int]  # Column name in lower case -> its position in records, from 0.
+    row_id: str | None  # The column (name in lower case) that is an alias of the row id.
+    row_id_name: str  # A name of the row id that is not also a column: `rowid`, `oid` or `_rowid_`.
+    nullable: frozenset[int]  # Positions of columns that are NULL if a record ends before them.
+    affinities: tuple[str, ...]  # Affinity of each column, to which SQLite converts values.
     is_utf8: bool
 
 
@@ -117,8 +112,7 @@ class Leaves:
     """Leaf pages, with the bounds of their row ids from the interior pages."""
 
     numbers: Int64s
-    upper: Int64s
-    """Maximum row id of each leaf."""
+    upper: Int64s  # Maximum row id of each leaf.
 
 
 def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
@@ -210,15 +204,11 @@ _MAX_PAYLOAD = 2**31 - 1
 class Rows:
     """Records of rows in the order of their ids."""
 
-    data: Bytes
-    """The pages of the records, and format.SLACK zeros."""
+    data: Bytes  # The pages of the records, and format.SLACK zeros.
     ids: Int64s
-    begin: Int64s
-    """Start of each record in `data`, where the size of its header is."""
-    end: Int64s
-    """End that each record would have without overflow pages."""
-    end_here: Int64s
-    """End of each record in its page."""
+    begin: Int64s  # Start of each record in `data`, where the size of its header is.
+    end: Int64s  # End that each record would have without overflow pages.
+    end_here: Int64s  # End of each record in its page.
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -77,10 +77,8 @@ class Values:
     """Values of a column in a block of rows, given by type and position."""
 
     data: Bytes
-    types: NDArray[np.integer]
-    """Serial types; the type of NULL if a record ends before the column."""
-    only: int | None
-    """The common type, if all values have the same type."""
+    types: NDArray[np.integer]  # Serial types; the type of NULL if a record ends before the column.
+    only: int | None  # The common type, if all values have the same type.
     places: Int64s
 
     def __len__(self) -> int:
@@ -284,10 +282,9 @@ class _Walk:
         self._header_end = self._places
         if (sizes < 1).any() or (self._header_end > rows.end_here).any():
             raise Unusual
+        # Minimum number of remaining type bytes over all records.
         self._surely = int((self._header_end - self._types_at).min())
-        """Minimum number of remaining type bytes over all records."""
-        self.is_short = False
-        """True if the last step went beyond the end of some records."""
+        self.is_short = False  # True if the last step went beyond the end of some records.
 
     def step(self) -> Values:
         """Return the next column."""
@@ -354,8 +351,7 @@ class Slice:
     def __init__(self, layout: Layout, rows: Rows, before: int) -> None:
         self._layout = layout
         self._rows = rows
-        self.before = before
-        """Number of rows before this slice."""
+        self.before = before  # Number of rows before this slice.
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -389,8 +385,8 @@ class Scan:
         self._db = db
         self._table = table
         self.layout = layout
+        # True if `slices` reached the end of the table; otherwise SQLite must read the rest.
         self.is_done = False
-        """True if `slices` reached the end of the table; otherwise SQLite must read the rest."""
 
     def affinity(self, name: str) -> str | None:
         """Return the affinity of a column, None for an unknown column."""

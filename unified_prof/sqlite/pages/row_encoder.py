@@ -28,8 +28,7 @@ from unified_prof.sqlite.pages import format as layout
 class Affinity(Enum):
     """Type to which SQLite converts a value before storing it."""
 
-    NUMERIC = auto()
-    """Whole real numbers become integers; treated like INTEGER here."""
+    NUMERIC = auto()  # Whole real numbers become integers; treated like INTEGER here.
     REAL = auto()
     TEXT = auto()
     NONE = auto()
@@ -164,16 +163,14 @@ class Texts:
     """Concatenated texts in UTF-8."""
 
     flat: NDArray[np.uint8]
-    lengths: NDArray[np.int64]
-    """Number of bytes of each text, 0 for rows without a text."""
+    lengths: NDArray[np.int64]  # Number of bytes of each text, 0 for rows without a text.
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
     """The same value in every row."""
 
-    type: int
-    """Serial type of the value."""
+    type: int  # Serial type of the value.
     body: bytes
 
 
@@ -181,12 +178,11 @@ class Fixed:
 class Varying:
     """Values that differ from row to row."""
 
-    kinds: NDArray[np.uint8] | int
-    """Kind of each row: NULL, or NUMBER or TEXT plus a size."""
+    kinds: NDArray[np.uint8] | int  # Kind of each row: NULL, or NUMBER or TEXT plus a size.
+    # Serial type of every number; a single one if all are equal.
     types: NDArray[np.uint8] | int = layout.NULL
-    """Serial type of every number; a single one if all are equal."""
+    # Integers, and the bits of floats; None if numbers take no bytes.
     bits: NDArray[np.int64] | None = None
-    """Integers, and the bits of floats; None if numbers take no bytes."""
     texts: Texts | None = None
 
     def kind_at(self, row: int) -> int:

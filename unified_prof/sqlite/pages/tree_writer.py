@@ -85,8 +85,7 @@ class LeafPacker:
         self._usable = usable
         self._room = usable - layout.LEAF_HEADER_BYTES
         self._cells = np.empty(0, np.uint8)
-        self._sizes = np.empty(0, np.int64)
-        """Sizes of the first cells of the next page."""
+        self._sizes = np.empty(0, np.int64)  # Sizes of the first cells of the next page.
 
     def add(self, cells: Cells, rows: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
         """Add cells; yield full pages, each with the index of its last cell among the added ones.
@@ -277,8 +276,7 @@ class TableTree:
         self._packer = LeafPacker(page_bytes, usable)
         self._leaves = array("q")
         self._last_rowids = array("q")
-        self.last_rowid: int | None = None
-        """Row id of the last row; later rows have greater ones."""
+        self.last_rowid: int | None = None  # Row id of the last row; later rows have greater ones.
 
     def append(self, file: PageFile, fields: Sequence[Field], rowids: NDArray[np.int64]) -> None:
         """Append a block of rows with ascending row ids, greater than those before.
@@ -412,11 +410,10 @@ class IndexTree:
         self._page_bytes = page_bytes
         self._usable = usable
         self._room = usable - layout.LEAF_HEADER_BYTES
+        # Entries that have not been written to a page yet, and their sizes.
         self._cells, self._sizes = np.empty(0, np.uint8), np.empty(0, np.int64)
-        """Entries that have not been written to a page yet, and their sizes."""
         self._leaves = array("q")
-        self._between: list[Bytes] = []
-        """The entry after each leaf."""
+        self._between: list[Bytes] = []  # The entry after each leaf.
         self._last: tuple[int, ...] | None = None
 
     def append(
