@@ -35,7 +35,6 @@ COUNTERS = "Counters of the AI cores"
 HARDWARE = "Caches, memory, ports and links"
 CPUS = "CPUs of device and host"
 LIMITS = "Time and amount"
-
 _FILES_ONLY = "CSV files of msprof only"
 
 

@@ -150,7 +150,6 @@ _NOT_TO_BE_PASSED = frozenset(
     ]
 )
 
-
 # Option -> values of old releases that replace the value of a preset.
 _LOWER = {"task_time": ("l1", "on")}
 

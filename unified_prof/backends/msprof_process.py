@@ -23,7 +23,6 @@ _MAX_LINES = 400
 _READER_GRACE_S = 5.0
 _TICK_S = 0.1
 _GROUP = 2  # Position in /proc/<pid>/stat after the name of the program.
-
 Feed = Callable[[IO[bytes], threading.Event], None]
 
 

@@ -60,7 +60,6 @@ class Backend(Protocol):
 
 ENTRY_POINT_GROUP = "unified_prof.backends"
 AUTO = "auto"
-
 _INSTALL_TORCH = "run `pip install 'unified-prof[torch]'`"
 
 # Name -> (module:class, how to install what it needs), in the order of `auto`.

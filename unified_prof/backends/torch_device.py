@@ -33,7 +33,6 @@ from unified_prof.tracking.device import driver_library_only, run_in_child
 from unified_prof.tracking.timeline import DETAILS, USUAL_DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
-
 TRACE_NAME = "timeline.json.gz"
 TIMELINE_DETAIL = "timeline_detail"
 _MARK_ITERATIONS = "mark the iterations with unified_prof.step()"

@@ -164,7 +164,6 @@ def _of_version_1(old: _Document1) -> Run:
 
 # Relative to the current directory.
 DEFAULT_STORE = ".uprof/baselines.sqlite"
-
 _VERSIONED = re.compile(r"(.+)@([0-9]{1,9})")
 
 

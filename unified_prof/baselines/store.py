@@ -78,7 +78,6 @@ class Baseline(BaselineBase):
 MAX_NAME = 200
 # Execution option of connections with writing transactions.
 WRITE = "uprof_write"
-
 _BUSY_SECONDS = 30
 # Maximum attempts to save if other writers take the version number first.
 _ATTEMPTS = 20

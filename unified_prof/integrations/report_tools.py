@@ -49,7 +49,6 @@ _MAX_OUTPUT = 4_000
 _MAX_CANDIDATES = 50
 _NS_PER_MS = 1e6
 _MAX_MS = 1e9
-
 Answer = dict[str, Any]
 
 
@@ -492,7 +491,6 @@ _OTHERS = ("reports", "run")
 READING_TOOLS = tuple(
     name for name in vars(ReportTools) if not name.startswith("_") and name not in _OTHERS
 )
-
 
 _INSTRUCTIONS = (
     "Performance of PyTorch training and inference, measured by uprof or recorded by other "

@@ -74,7 +74,6 @@ _CLUSTER_PROBLEMS = (
     ("figure", "COLLECTIVE WHERE complete_n > n", "COLLECTIVE.complete_n is greater than n"),
 )
 
-
 _WATCH_PROBLEMS = (
     (
         "interval",

@@ -23,7 +23,6 @@ from unified_prof.recording.run_directory import rank_near
 from unified_prof.sqlite.fingerprint import is_database
 
 DEEPEST = discovery.MAX_DEPTH
-
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 # Names of databases that do not contain a rank.
 _OTHERS = re.compile(

@@ -61,7 +61,6 @@ class CountingSink(Sink):
 
 
 Progress = Callable[[str], None]
-
 _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 

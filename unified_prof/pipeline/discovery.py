@@ -26,7 +26,6 @@ MAX_DEPTH = 64
 MAX_ENTRIES = 250_000
 # Maximum skipped files of a kind that are named.
 _MAX_NAMES = 100
-
 _SQLITE = b"SQLite format 3\0"
 _Report = Callable[[str], None]
 

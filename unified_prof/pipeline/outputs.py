@@ -89,7 +89,6 @@ _JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # Values that identify no job: torchrun's default id is `none`.
 _NO_JOB = {"none", ""}
-
 _THIS_HOST = {"localhost", "127.0.0.1", "::1"}
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 

@@ -32,7 +32,6 @@ _CREDENTIALS = (
     "AWS_PROFILE, AWS_ENDPOINT_URL) or in the files of the service's own tools"
 )
 
-
 # Names of exceptions, because their packages are not imported here.
 _UNKNOWN_USER = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
 _NO_RESPONSE = {

@@ -343,7 +343,6 @@ def _rank_or_path(path: Path) -> str:
 # Maximum size of the cache, and seconds after its last use in which a report is kept.
 MAX_BYTES = 20 << 30
 MIN_AGE_S = 3600
-
 _SCHEMA = "documented"
 _SAMPLE_BYTES = 64 << 10
 _DATABASES = (".db", ".sqlite")

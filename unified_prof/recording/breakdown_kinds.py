@@ -167,7 +167,6 @@ STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
 
 # Frames above operations in a call stack: modules or source lines.
 Place = Literal["module", "line"]
-
 PLACES: tuple[Place, ...] = ("module", "line")
 
 

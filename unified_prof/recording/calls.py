@@ -19,10 +19,8 @@ from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording.model import Row
 
 UNKNOWN = -1  # Value that was not measured or is unknown; all other values are at least 0.
-
 KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
 OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
-
 SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
 # The columns of `Calls` that are summed; they are fields of `Row` too.
 SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
@@ -301,9 +299,7 @@ def sort_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 Columns = dict[str, Packed]
-
 WINDOW = 2 * BLOCK  # Calls per window.
-
 _DTYPES = {"kind": np.int8, "name": np.int32, "module": np.int32, "line": np.int32}
 _DTYPES["stack"] = np.int32
 

@@ -32,7 +32,6 @@ RECEIVE = "receive"
 POINT_TO_POINT = frozenset({SEND, RECEIVE})
 # Kinds for which HCCL records the size of one rank's part.
 PARTED = ("all_gather", "reduce_scatter")
-
 _PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|gloo:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
 _SUFFIX = re.compile(r"(?:_base|_single|_coalesced|_into_tensor|_tensor|_vc|vc|_v|v|_oop|_)+$")
 
@@ -235,10 +234,8 @@ def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
 
 
 GroupKind = Literal["tp", "dp", "pp", "ep", "cp", "world", "other"]
-
 _KEY = "parallel_group_info"
 _DEPTH = 3  # Maximum nesting of JSON texts: `add_metadata` turns its value into a text.
-
 _NO_TITLE: Final = frozenset({"", "undefined", "none", "null"})
 _WORLD: Final = frozenset(
     {"default_group", "default_pg", "default", "world", "world_group", "hccl_world_group"}

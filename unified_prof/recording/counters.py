@@ -27,7 +27,6 @@ TORCH = "PTA"  # Components of MEMORY_RECORD that are torch's caching allocator 
 HOST = "CPU"
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
-
 MAX_BYTES = 1 << 53  # Sizes above 8 PiB are invalid.
 
 

@@ -42,10 +42,8 @@ from unified_prof.recording.python_frames import (
 from unified_prof.recording.source import Findings, Source, Strings, input_text
 
 Whole = NDArray[np.integer]
-
 NONE = nesting.NONE
 FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
-
 _OPTIMIZER_PREFIX = "Optimizer."
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 # `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,

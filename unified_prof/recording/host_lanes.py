@@ -31,10 +31,8 @@ from unified_prof.recording.source import Strings, possible
 from unified_prof.recording.timeline import Timeline
 
 Flags = NDArray[np.bool_]
-
 KINDS = ("host operation", "annotation", "runtime call", "Python function")
 OPERATION, ANNOTATION, CALL, PYTHON = range(len(KINDS))
-
 _WINDOW = 131_072
 _MAX_DEPTH = 15
 _MAX_ROWS = 64  # Maximum number of rows of all threads.

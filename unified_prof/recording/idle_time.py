@@ -38,9 +38,7 @@ from unified_prof.recording.task_order import GapEnds, tasks_after_waits
 from unified_prof.recording.tasks import WAIT, Tasks
 
 WINDOW = BLOCK  # Gaps, or tasks, per window.
-
 LONG = 0.01  # Gaps longer than this share of the analyzed time are stored.
-
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
 

@@ -19,7 +19,6 @@ from unified_prof.recording.breakdown_kinds import By
 
 # Source of `total_ns`: device tasks, host ranges, tracked operations, or none.
 Clock = Literal["device", "host", "operation", "none"]
-
 THEN = " → "  # Separator of the names in a sequence.
 
 

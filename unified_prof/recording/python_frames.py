@@ -32,7 +32,6 @@ from unified_prof.base.columns import API_PYTHON
 from unified_prof.recording.source import Source, Strings
 
 MODULE_PREFIX = "nn.Module: "
-
 _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
 # Directories of installed packages and the standard library. Profilers shorten such paths, so
 # `torch` may also be the first directory.
@@ -323,9 +322,7 @@ ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 
 # Thread ids above this are `process << 32 | thread`, those below are PyTorch's own thread ids.
 _MAX_TORCH_THREAD = 0xFFFFFFFF
-
 _FITS = 1 << 40  # Greater than any number of votes, so that a matching name outweighs all votes.
-
 _NODE_SUFFIX = re.compile(r"Backwards?\d*$")
 _CPP_NODE = re.compile(r"CppNode<(?:.*::)?(\w+)>")
 _CUSTOM_NODE = re.compile(r"CppNode<|Backward$")

@@ -34,7 +34,6 @@ from unified_prof.errors import OutputError
 
 # A writer's tag: process namespace, process id, start time.
 TAG = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)")
-
 TEMPORARY = "uprof-"
 _ENDED = ("Z", "X")  # a zombie does not write
 
@@ -123,7 +122,6 @@ def _start(process: int) -> int | None:
 
 
 _STEPS_PER_CHECK = 200_000  # virtual machine steps: a few milliseconds
-
 _interrupts: list[BaseException] = []
 
 

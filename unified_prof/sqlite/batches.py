@@ -22,7 +22,6 @@ from unified_prof.errors import UsageError
 
 # Types that the driver binds correctly.
 Plain = int | float | str | None
-
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
 _PYTHON: dict[type, type] = {np.int64: int, np.float64: float}

@@ -32,7 +32,6 @@ from unified_prof.sqlite.statements import MAX_TABLES, TABLES, declared, quoted,
 
 # Maximum number of characters of a text; names of C++ templates have up to about ten thousand.
 MAX_TEXT = 1 << 16
-
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -212,7 +211,6 @@ def _text(value: object) -> str | None:
 
 
 __all__ = ["MAX_TEXT", "foreign_tables"]
-
 _ROWS = 1 << 14
 _ROWS_WITH_TEXTS = 1 << 11
 

@@ -26,7 +26,6 @@ from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values
 from unified_prof.sqlite.statements import declared, reading, row_id_name
 
 __all__ = ["Window", "batches", "of_table", "windows"]
-
 _NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
 _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
 _WITH_DEFAULT = re.compile(rf"coalesce\(({_NAME}), (-?[0-9]{{1,18}})\)", re.ASCII)

@@ -30,7 +30,6 @@ _MAX_BYTES = 64 << 20  # maximum size of a file that is read: a million ranks ne
 _ROUNDS = 100
 # Number of ranks that merge the entries; each reads all of them.
 _MAX_MERGING_RANKS = 64
-
 STARTED, MEASURED, ENDED = "started", "measured", "ended"
 
 

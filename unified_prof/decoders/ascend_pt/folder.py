@@ -33,14 +33,12 @@ from unified_prof.errors import RawFormatError
 
 FRAMEWORK = "FRAMEWORK"
 METADATA = "profiler_metadata.json"
-
 _PROF = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
 # Prefixes of names in META_DATA that describe the database and must not be overwritten.
 _RESERVED_NAMES = ("SCHEMA_VERSION", "UPROF_")
 _NO_RANK = -1
 _MAX_RANKS = 1 << 31
-
 OPERATORS = "torch.op_range"
 MARKS = "torch.op_mark"
 MEMORY = "torch.memory_usage"
@@ -272,7 +270,6 @@ def _shifted(times: Ints, by: int) -> Ints:
 
 # Start (-1: absent) and length of the last field of a type in every record, by type.
 Fields = dict[int, tuple[Ints, Ints]]
-
 _PIECE_BYTES = 4 << 20
 # Maximum size of a record, since records are read completely.
 _MAX_RECORD_BYTES = 64 << 20
@@ -280,7 +277,6 @@ _MAX_RECORD_BYTES = 64 << 20
 _MAX_FIELDS = 1_000
 _HEAD = struct.Struct("<HI")
 _LENGTH, _LENGTH_AT = struct.Struct("<I"), 2
-
 CUT_OFF = "cut_off"
 DAMAGED = "damaged_record"
 

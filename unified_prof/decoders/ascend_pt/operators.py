@@ -71,7 +71,6 @@ def string_ids(strings: Strings, texts: Texts, numbers: Ints) -> Ints:
 
 
 Clock = Callable[[Ints], Ints]
-
 NONE = nesting.NONE
 STEP = "ProfilerStep#"
 MARK = "mstx_"
@@ -218,7 +217,6 @@ def _batches(path: Path, texts: tuple[Texts, ...], sink: Sink) -> list[dict[str,
 
 COLUMNS = "start end sequence pid tid forward_tid number name type shape stack".split()
 _NO_ROWS = np.zeros(0, np.int64)
-
 _EVENT = np.dtype([("time", "<u8"), ("tid", "<u8"), ("pid", "<u8"), ("key", "<u8"), ("tag", "u1")])
 _TAGS = 4
 HASH_LAYOUTS = (Layout(np.dtype([("key", "<u8")])),)

@@ -125,7 +125,6 @@ def _intervals(marks: dict[str, Ints], order: Ints, is_pair: Bools, category: in
 _COLUMNS = ("time", "category", "correlation", "tid", "pid", "name")
 _NO_ROWS = np.zeros(0, np.int64)
 
-
 # Added to connection numbers of the framework, so that they differ from those of CANN_API.
 FIRST_OF_FRAMEWORK = 5 << 28
 _THREAD_BITS = 0xFFFF_FFFF

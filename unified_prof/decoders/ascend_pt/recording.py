@@ -28,7 +28,6 @@ from unified_prof.errors import RawFormatError
 _NODE = 10_000
 _LAUNCH = "launch"
 _NO_RANK = -1
-
 _CALLS = ("startNs", "endNs", "globalTid", "connectionId")
 _ALLOCATIONS = tuple(
     "operatorName addr type size timestampNs totalAllocate totalReserve deviceId".split()

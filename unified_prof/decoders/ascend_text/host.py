@@ -21,7 +21,6 @@ from unified_prof.decoders.ascend_text.events import Event, read_events
 
 # Returns the numbers by name of an ENUM_* table.
 Enums = Callable[[str], Mapping[str, int]]
-
 _LIMIT = 1 << 63
 
 # Maximum absolute value of numbers in events, so that sums of ids fit into 64 bits.

@@ -28,7 +28,6 @@ _CANN_NAME = "cann::"
 # Component of the whole process, which is in the trace as well (NPU_MEM).
 _APPLICATION = "APP"
 _MAX_DIGITS = 15
-
 Row = dict[str, object]
 
 

@@ -35,7 +35,6 @@ from unified_prof.decoders.spool import Rows, row_type, windows
 
 # ENUM_MSTX_EVENT_TYPE `start/end`, the type for which msprof-analyze computes statistics.
 RANGE_EVENT = 2
-
 _PENDING = row_type("row HOST, number i8, chain i8, called i1", HOST=r.HOST)
 
 
@@ -356,7 +355,6 @@ def _write_threads(parts: Parts) -> None:
 
 
 HOST_COMPONENT = "CPU"
-
 HOST_DEVICE = MISSING
 
 _OPERATION_COLUMNS = (

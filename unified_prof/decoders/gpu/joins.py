@@ -23,7 +23,6 @@ from unified_prof.decoders.spool import Rows, Spool, row_type, selected, stacked
 
 # ENUM_API_TYPE `runtime`.
 API_TYPE_RUNTIME = 5000
-
 _FROM_CALL = ("thread", "operation_name", "signature")
 _TASK_WINDOW_ROWS = 1 << 15
 

@@ -20,7 +20,6 @@ from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Strings
 PARAMETERS_OPERATION = "record_param_comms"
 # Prefix of annotations of torch.distributed around the launch of a collective.
 ANNOTATION_PREFIX = "nccl:"
-
 _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})$")
 
 

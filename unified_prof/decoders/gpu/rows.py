@@ -167,7 +167,6 @@ class Counters:
 
 # Rows of each kind that are kept in memory before they are sorted and written to a file.
 RUN_BYTES = 4 << 20
-
 Own = TypeVar("Own", bound="Parts")
 
 

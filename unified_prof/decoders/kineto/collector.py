@@ -37,7 +37,6 @@ from unified_prof.decoders.spool import Rows, windows
 _GAP = "..."
 # Maximum size of a group whose ranks are computed from start and stride.
 _MAX_RANKS = 1 << 20
-
 Ranks = tuple[int, ...]
 
 

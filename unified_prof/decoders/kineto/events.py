@@ -32,7 +32,6 @@ Scalar = str | int | float | bool | None
 
 # Stands for a missing value in fields that stay JSON text.
 ABSENT = msgspec.Raw(b"")
-
 _SAMPLE_BYTES, _SAMPLE_LENGTH = 2_000, 120
 
 
@@ -227,7 +226,6 @@ class Kinds(dict[tuple[Any, Any], Kind]):
 
 # Maximum slices that are not tried in one pass after failures.
 _MAX_SKIPPED = 64
-
 _NO_COLLECTIVE: Any = msgspec.field(default=None, name="Collective name")
 
 
@@ -252,7 +250,6 @@ _FLOWS = ("ac2g", "async")
 FORWARD_FLOW = "fwdbwd"
 # Name of garbage collections: Python functions of torch 2.13, annotations of `uprof watch`.
 COLLECTION_NAME = "Python GC"
-
 _Fields = list[Any]
 _PLACE: _Fields = [("name", Scalar, ""), ("pid", Scalar, None), ("tid", Scalar, None)]
 _TIMES: _Fields = [("ts", msgspec.Raw, ABSENT), ("dur", msgspec.Raw, ABSENT)]
@@ -312,13 +309,11 @@ class KnownSlices:
 
 # Maximum number of open beginnings, which bounds the memory they take; more are skipped.
 MAX_OPEN = 1 << 17
-
 _NESTED_BEGIN, _NESTED_END = "B", "E"
 _BEGINS = (_NESTED_BEGIN, "b", "S")
 PHASES = frozenset((*_BEGINS, _NESTED_END, "e", "F"))
 _ASYNCHRONOUS = "async"
 _UNFINISHED = msgspec.Raw(b'{"finished": false}')
-
 
 # Complete events: nested events and asynchronous events.
 _Complete = tuple[list[Event], list[Event]]

@@ -34,7 +34,6 @@ _SUFFIX = re.compile(r"\d+([^0-9A-Za-z].*)", re.DOTALL)
 _RIVAL_FRACTION = 20
 # If others launched more than 1 of this many tasks of a device, several processes share it.
 _SHARED_FRACTION = 4
-
 _ANY, _COPY, _SET, _KERNEL = range(4)
 _MAKES = (("graph", _ANY), ("memcpy", _COPY), ("memset", _SET), ("launch", _KERNEL))
 _KINDS = np.full(r.GRAPH + 1, _KERNEL)

@@ -329,7 +329,6 @@ _KNOWN_KEYS = frozenset(
 # Times before September 2001 are not times since 1970: torch.profiler did not exist.
 _UNIX_TIMES_FROM_NS = 10**18
 _VERSION = re.compile(r"[A-Za-z0-9_]{1,60}_version")
-
 Count = Callable[[str, int, str], None]
 
 

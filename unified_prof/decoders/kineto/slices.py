@@ -27,7 +27,6 @@ from unified_prof.errors import RawFormatError
 SLICE_BYTES = 2 << 20
 # Maximum size of what precedes or follows the events, and of one event.
 MAX_OUTSIDE_BYTES = 64 << 20
-
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb",\s*\{")
 _EVENT_KEYS = rb'"(?:ph|cat|name|pid|tid|ts|id|s)"\s*:'
@@ -48,7 +47,6 @@ _OPEN, _CLOSE, _COMMA = b"[],"
 
 # Receives (name, count, first case) of each kind of defect.
 Count = Callable[[str, int, str], None]
-
 _decode_events = msgspec.json.Decoder(list[Event]).decode
 _FAILED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

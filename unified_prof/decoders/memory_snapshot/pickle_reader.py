@@ -43,9 +43,7 @@ _BYTES_PER_ALLOCATION = 3
 _FREE_ALLOCATIONS = 10_000
 # Maximum number of open marks, that is, of containers inside one another.
 _MAX_DEPTH = 1_000
-
 _PICKLE = b"\x80"
-
 _Unpickler: Any = pickle._Unpickler
 _Load = Callable[[Any], None]
 

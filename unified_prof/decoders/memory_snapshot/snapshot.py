@@ -450,8 +450,6 @@ class Replay:
 
 
 NAME = "memory_snapshot"
-
-
 _DEVICES = range(2**31)
 _ANOMALY_DETAILS = {
     "no_times": "torch before 2.2 records no times: actions are numbered by microseconds",

@@ -21,7 +21,6 @@ from unified_prof.decoders.spool import Rows
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 WAITS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
-
 _VERSION = re.compile(r"_v[0-9]+$")
 _SUCCESS = 0
 # Failures that are listed in the detail of an anomaly.

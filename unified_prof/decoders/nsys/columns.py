@@ -21,13 +21,11 @@ from unified_prof.errors import RawFormatError
 
 # Stands for NULL where -1 can be a value.
 NO_ID = NO_TIME
-
 _THREAD_BITS = 24
 _LOW_BITS = (1 << _THREAD_BITS) - 1
 _MAX_CORRELATION = 2**32
 _TEXTS_IN_MEMORY_BYTES = 32 << 20
 _INT32 = np.iinfo(np.int32)
-
 __all__ = ["NO_ID", "NO_TIME", "Fields", "ParquetTables", "Texts"]
 
 

@@ -30,7 +30,6 @@ from unified_prof.decoders.nsys.other_events import OtherEvents
 
 SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 ENUMS = "NVTX_PAYLOAD_ENUM_ENTRIES"
-
 _HEADER = struct.Struct("<IIIIQQ")
 # Maximum characters of a payload.
 _MAX_HEX = 1 << 16
@@ -364,7 +363,6 @@ _CATEGORY, _THREAD_NAME, _DOMAIN = 33, 39, 75
 _MARK_EVENT = 0
 _DEFAULT_DOMAIN = 0
 _DEFAULT_DOMAIN_NAME = "default"
-
 _INTEGER_PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 _REAL_PAYLOADS = ("doubleValue", "floatValue")
 

@@ -196,7 +196,6 @@ def name_threads(fields: Fields) -> None:
 
 
 NAME = "nsys"
-
 _ONE_OF = (calls.KERNELS, calls.COPIES, calls.GRAPHS, ranges.RANGES, calls.CALLS)
 
 

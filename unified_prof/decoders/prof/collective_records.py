@@ -37,7 +37,6 @@ _TASK_FIELDS = (
     " transport_type data_type link_type rank_size"
 ).split()
 _OPERATOR_FIELDS = "group_name alg_type flags data_type count".split()
-
 _MASTER = "master"
 
 
@@ -164,7 +163,6 @@ def _copy(steps: Rows, field: str, records: Rows, row: Ints) -> None:
 
 # Parts of a nanosecond: resolution of the times that bandwidths are computed from.
 FINE_PARTS = 1024
-
 _CLOSING_TASKS = 4
 _CLOSING_TASKS_ONE_WAY = 2
 _ONE_WAY = ("send", "receive")

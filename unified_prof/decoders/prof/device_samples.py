@@ -21,7 +21,6 @@ from unified_prof.decoders.spool import Rows
 
 _READ = 0
 _WHOLE_CHANNEL = 0xFFFFFFFF
-
 _DDR_BYTES_PER_COUNT = {7: 16}
 _DDR_BYTES_PER_COUNT_ELSEWHERE = 32
 

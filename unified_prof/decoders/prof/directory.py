@@ -300,7 +300,6 @@ DEFAULT_SESSION_NS = 30 * 60 * 1_000_000_000
 
 # Latest possible time (year 2223): its nanoseconds fit into 64 bits.
 _LATEST_US = 8 * 10**15
-
 _DEVICE = re.compile(r"device_(\d{1,4})")
 _UNFINISHED = "{first} has no .done file: the recording is being written or was interrupted"
 

@@ -26,7 +26,6 @@ from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected,
 from unified_prof.errors import RawFormatError
 
 Keys = NDArray[np.uint64]
-
 _TIME_BITS = 48
 _TIME_MASK = np.uint64((1 << _TIME_BITS) - 1)
 _BEFORE_START = 1 << 46

@@ -340,7 +340,6 @@ _SYSTEM_CALL_NAMES = frozenset(
 """.split()
 )
 
-
 # perf trace: `<ms> (<ms> ms): command/tid name(args...`
 _SYSTEM_CALL = re.compile(
     r"\s*(\d{1,12}(?:\.\d{1,9})?)\s+\(\s*(\d{1,12}(?:\.\d{1,9})?)\s*ms\s*\):"

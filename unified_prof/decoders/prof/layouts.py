@@ -26,10 +26,8 @@ ONE_CORE_KIND_PLATFORMS = (7, 8, 11)
 
 # Platforms with 32-bit task ids.
 V6_PLATFORMS = (15, 16)
-
 HOST_MAGIC = 0x5A5A
 STARS_MAGIC = 0x6BD3
-
 _HEADER = "magic u2@0, level u2@2, type u4@4, thread_id u4@8, data_len u4@12, timestamp u8@16"
 _HEADER_BYTES = 24
 

@@ -384,7 +384,6 @@ def _pack(device: Any, stream: NDArray[Any], batch: NDArray[Any]) -> NDArray[np.
 
 # Platforms whose captured operators the exporter reads.
 PLATFORMS = (2, 3, 4, 5, 15, 16)
-
 _KIND = "capture_op_info"
 _HEAD = "capture_op_head"
 _HEAD_BYTES, _TENSOR_BYTES = 88, 44

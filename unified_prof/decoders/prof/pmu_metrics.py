@@ -20,11 +20,9 @@ from unified_prof.arrays.grouping import Floats
 
 Kind = Literal["ratio", "time", "rate", "count", "bandwidth"]
 Family = Literal["two kinds", "one kind", "310P", "v6"]
-
 TOTAL_TIME = "total_time"
 TOTAL_CYCLES = "total_cycles"
 CUSTOM_PREFIX = "Custom"
-
 _HZ_PER_MHZ = 1e6
 BYTES_PER_GB = float(1 << 30)
 _BYTES_PER_KB = 1024.0

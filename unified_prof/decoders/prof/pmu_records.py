@@ -35,7 +35,6 @@ from unified_prof.decoders.spool import Rows
 
 # A record becomes up to 34 rows, so pieces are smaller than elsewhere.
 _PIECE_BYTES = 1 << 20
-
 _FUNCTION_BITS = 0x3F
 _CONTEXT, _BLOCK, _V6 = 40, 41, 42
 
@@ -46,7 +45,6 @@ _TASK_ON_AIC, _TASK_ON_AIV, _FIRST_CONTEXT_TYPE, _LAST_CONTEXT_TYPE = 0, 1, 2, 4
 # By subtask type of contexts: main cores, True for MIX.
 _SUBTASK_BITS, _OVERFLOW = 0xFF, 1 << 10
 _CONTEXT_CORE = {0: (AIC, False), 1: (AIV, False), 6: (AIC, True), 7: (AIV, True)}
-
 _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 
 

@@ -166,7 +166,6 @@ def _core_kind(
 
 
 _CORE_TYPES = ("AIC", "AIV")
-
 _STARS_FILES = (("ffts_profile", None),)
 HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
 

@@ -17,7 +17,6 @@ from unified_prof.errors import RawFormatError
 
 # Bytes per second of one MB/s of the exporter.
 BYTES_PER_MB = float(1 << 20)
-
 _MAX_INT64_DIGITS = 19
 # Latest time in microseconds that is converted; later ones are damaged.
 _LATEST_US = MAX_NS // 2000

@@ -138,9 +138,7 @@ def _is_cut(part: Slice) -> bool:
 
 # Approximate number of bytes of a file in memory.
 PIECE_BYTES = 4 << 20
-
 Records = NDArray[Any]
-
 _SAMPLE_RECORDS = 64
 # Maximum size of text files and dictionaries, which are read completely.
 _MAX_WHOLE_BYTES = 1 << 30

@@ -95,7 +95,6 @@ JOINED_TASK = np.dtype(
     ]
 )
 
-
 _COMMON_BYTES = EXECUTED_TASK.itemsize - EXECUTED_TASK["early"].itemsize
 
 

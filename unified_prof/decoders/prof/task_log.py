@@ -249,7 +249,6 @@ C_CORE = 20
 
 # Name that the exporter gives to types without a name.
 OTHER = "Other"
-
 _START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
 _CONTEXT_TYPE_BASE = 64
 
@@ -272,7 +271,6 @@ _CONTEXT_TYPES = (
     "AIC AIV NOP NOTIFY_WAIT NOTIFY_RECORD WRITE_VALUE MIX_AIC MIX_AIV SDMA DATA"
     " INVALIDATE_DATA WRITEBACK_DATA AI_CPU LOAD - DSA"
 ).split()
-
 
 # An executed task or context of an FFTS+ task: start and end in ticks of the device, its place in
 # the order of starts, True (`early`) if it ended before the session. `key` is the identity in the

@@ -23,13 +23,11 @@ from unified_prof.errors import RawFormatError
 
 # The only key of a JSON recording.
 TOOL = "rocprofiler-sdk-tool"
-
 _ROWS = 1 << 14
 _INT64 = range(-(2**63), 2**63)
 _CPU, _GPU = 1, 2
 _HOST_RECORDS = ("hip_api", "hsa_api", "marker_api", "rccl_api", "rocdecode_api", "rocjpeg_api")
 _ALLOCATIONS = ("ALLOC", "FREE")
-
 Row = dict[str, Any]
 
 

@@ -28,7 +28,6 @@ from unified_prof.sqlite.atomic import temporary_folder
 
 # Larger matrices are mapped from a temporary file.
 _IN_MEMORY_BYTES = 64 << 20
-
 _CUBE = "cube_utilization(%)"
 _MEMORY_BOUND = "memory_bound"
 
@@ -309,7 +308,6 @@ _TENSOR_COLUMNS = (
     *("outputShapes", "outputDataTypes", "outputFormats"),
 )
 _CONTEXT = "Context ID"
-
 _COLLECTIVE = "COMMUNICATION"
 # Types of tasks that are parts of other rows.
 _NO_KERNELS = ("WRITE_BACK", "INVALID", "HCCL_AI_CPU")

@@ -35,7 +35,6 @@ from unified_prof.recording.source import Findings, Source, task_counters
 
 # Larger tables are split into `<kind>_slice_<n>_<time>.csv`.
 ROWS_A_FILE = 1_000_000
-
 _NEEDS_QUOTES = re.compile(r'[",]')
 
 

@@ -384,7 +384,6 @@ SAMPLED = (
     Sampled("roce", "ROCE", _PORT_HEADER, _port_query("ROCE"), _port),
 )
 
-
 TABLE = "MSTX_EVENTS"
 # Connection ids of marks of the older interface, which does not number marks.
 _UNNUMBERED = (HOST_ONLY_CONNECTION, OLD_NO_CONNECTION)

@@ -44,7 +44,6 @@ OVERLAP = (31, "Overlap Analysis")
 
 # Device number that means the host.
 HOST = 31
-
 HOST_TO_DEVICE = "HostToDevice"
 MARK_TO_DEVICE = "MsTx"
 _UINT32 = 0xFFFFFFFF
@@ -274,7 +273,6 @@ _TABLES = (
              keys=("eventName", "dieId"), texts={"eventName": {}},
              written={"dieId": {-1: "value", 0: "die 0", 1: "die 1"}}, is_joint=True),
 )  # fmt: skip
-
 
 _LEVELS = {
     "read_bandwidth": "readBwLevel",

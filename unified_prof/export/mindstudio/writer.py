@@ -59,7 +59,6 @@ DELIVERABLES = (
     Deliverable("msprof_tx timeline", (statistics.TABLE,), timeline.write_marks),
 )
 
-
 # Files of msprof that uprof does not write, by the table that has their rows.
 NOT_WRITTEN = {
     "CPU_USAGE": "host_cpu_usage",

@@ -69,7 +69,6 @@ _COLLECTIVES = {
 _STEP_COLUMNS = ", step TEXT, type TEXT"
 _OPERATION_COLUMN = ", op_name TEXT"
 _POINT_TO_POINT = ("hcom_send", "hcom_receive", "hcom_batchsendrecv", "send", "receive")
-
 Row = tuple[object, ...]
 Rows = dict[str, list[Row]]
 

@@ -369,7 +369,6 @@ _RANKS = (
 )
 _NO_RANKS = "NULL", ""
 _UNKNOWN_RANKS = (None, NO_RANK)
-
 Ranks = tuple[int, ...]
 
 

@@ -44,7 +44,6 @@ Result = TypeVar("Result")
 _CHECK_INTERVAL_S = 2.0
 # Maximum items of one task; if its process dies, all of them are run again.
 _MAX_BATCH = 32
-
 _LOCAL = re.compile(r"local(?::(?P<count>[1-9]\d{0,3}))?\Z")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:\d{1,5}/?\Z")
 

@@ -35,7 +35,6 @@ T = TypeVar("T")
 CONNECT_S = 20.0
 # Maximum time without any worker, at the start or later.
 PATIENCE_S = 60.0
-
 _LOGGERS = ("distributed", "distributed.client", "distributed.nanny", "distributed.worker")
 _NANNY = "distributed.nanny.pre-spawn-environ"
 _INSTALL = "run `pip install 'unified-prof[cluster]'`"

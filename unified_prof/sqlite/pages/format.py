@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 MAGIC = b"SQLite format 3\0"
 # Size of the file header at the start of the first page; the page header follows.
 HEADER_BYTES = 100
-
 TABLE_LEAF = 13
 TABLE_INTERIOR = 5
 INDEX_LEAF = 10
 INDEX_INTERIOR = 2
-
 LEAF_HEADER_BYTES = 8
 INTERIOR_HEADER_BYTES = 12
 # Size of an entry in a page's array of cell pointers.
@@ -55,7 +53,6 @@ FIRST_TEXT = 13
 INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 # Size of a value by its serial type, below FIRST_BLOB; 10 and 11 are reserved.
 WIDTHS = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
-
 UTF8 = 1
 _HEADER = struct.Struct(">16sHBBBBBB12I20xII")
 

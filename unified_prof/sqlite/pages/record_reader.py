@@ -48,7 +48,6 @@ _SHIFTS = np.array([63, 56, 48, 40, 32, 16, 0, 0, 63, 63, 63, 63], np.int64)
 # Types that NumPy has.
 _NUMPY_TYPES = {1: ">i1", 2: ">i2", 4: ">i4", 6: ">i8"}
 _MAX_TYPE = 2**31
-
 _EIGHT = 8
 _MAX_DIGITS = 19
 _MAX_INT64 = np.uint64(2**63 - 1)

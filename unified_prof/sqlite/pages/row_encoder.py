@@ -143,7 +143,6 @@ NULL = 0
 NUMBER = 1
 # Kind of a text: this plus the size of its serial type, from 1.
 TEXT = NUMBER + 8
-
 _BEYOND = 2.0**63
 # Integers have their own sizes if this saves as many bytes per row: each size is a shape of rows.
 _SAVED = 0.25
