@@ -1,4 +1,4 @@
-"""Stored runs as documents: round trip, damage, earlier versions and size limits."""
+"""Stored runs as documents: round trip, damage and size limits."""
 
 from __future__ import annotations
 
@@ -88,62 +88,19 @@ def packed(raw: object) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(raw))
 
 
-def version_1(**other: object) -> dict[str, object]:
-    """Return a document as written before waits were known for each pass."""
-    places = [("linear", "net", "model.py:1", "operation"), ("relu", None, None, "operation")]
-    return {
-        "version": 1,
-        "label": "run.sqlite",
-        "families": ["skyline-run-time"],
-        "clock": "operation",
-        "facts": {"device": "cpu: some"},
-        "places": places,
-        "samples": 5,
-        "forward_ns": np.arange(10.0).tobytes(),
-        "backward_ns": np.full(10, np.nan).tobytes(),
-        "sizes": [("w", "net", None, "weight", 4)],
-        "totals": {name: np.arange(5.0).tobytes() for name in ("total", "forward")},
-        "kernels": {},
-        "steps": None,
-        "outside_steps_ns": 0.0,
-        **other,
-    }
-
-
-def test_document_of_an_earlier_version_is_read() -> None:
-    run = api.load(packed(version_1()), where="here")
-    assert [place.name for place in run.operations.places] == ["linear", "relu"]
-    assert run.operations.forward_ns.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert run.sizes == (Sized(Place("w", "net", None, "weight"), 4),)
-    # Its total excluded waits and its forward time included them: only one can be kept.
-    assert sorted(run.totals) == ["total"]
-    assert run.waited["total"].tolist() == [0] * 5
-    device = api.load(packed(version_1(facts={"device": "cuda: x"})), where="here")
-    assert sorted(device.totals) == ["forward", "total"]
+def hostile(places: int = 0, facts: int = 0) -> bytes:
+    nameless = {"name": "", "module": None, "line": None}
+    arrays = {"forward_ns": [[0], b""], "backward_ns": [[0], b""]}
+    run = {"label": "", "families": [], "clock": "", "sizes": [], "totals": {}}
+    run |= {"facts": {str(number): "" for number in range(facts)}}
+    run |= {"operations": {"places": [nameless] * places, **arrays}}
+    return packed({"version": 2, "run": run})
 
 
 HOSTILE = {
     "zeros": lambda: zlib.compress(bytes(1 << 31)),
-    "places": lambda: packed(version_1(places=[("", None, None, "")] * 20_000_000)),
-    "facts": lambda: packed(version_1(facts={str(n): "" for n in range(2_000_000)})),
-    "places of version 2": lambda: packed(
-        {
-            "version": 2,
-            "run": {
-                "label": "",
-                "families": [],
-                "clock": "",
-                "facts": {},
-                "operations": {
-                    "places": [{"name": "", "module": None, "line": None}] * 6_000_000,
-                    "forward_ns": [[0], b""],
-                    "backward_ns": [[0], b""],
-                },
-                "sizes": [],
-                "totals": {},
-            },
-        }
-    ),
+    "places": lambda: hostile(places=6_000_000),
+    "facts": lambda: hostile(facts=2_000_000),
 }
 
 

@@ -12,14 +12,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from unified_prof.baselines.store import BaselineStore, Entry, NewBaseline, open_store
 from unified_prof.compare import runs
-from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Place, Run, Sized
+from unified_prof.compare.comparable import TOTAL, Run
 from unified_prof.errors import StoreError, UsageError
 
 _VERSION = 4
@@ -63,8 +63,6 @@ def load(data: bytes, *, where: str) -> Run:
     try:
         raw = _unpacked(data)
         version = msgspec.msgpack.decode(raw, type=_Version).version
-        if version == 1:
-            return _of_version_1(msgspec.msgpack.decode(raw, type=_Document1))
         if not _SINCE <= version <= _VERSION:
             raise StoreError(
                 f"{where} has version {version}, this build reads {_VERSION}", slug="other-version"
@@ -103,63 +101,6 @@ def _array(_: type, value: Any) -> Any:
     if not (isinstance(shape, list) and all(type(one) is int and one >= 0 for one in shape)):
         raise ValueError("the shape of an array is not valid")
     return np.frombuffer(data, "<f8").astype(np.float64, copy=False).reshape(shape)
-
-
-class _Document1(msgspec.Struct, forbid_unknown_fields=True):
-    """Document of version 1, which has no waiting times."""
-
-    version: int
-    label: str
-    families: Annotated[list[str], msgspec.Meta(max_length=10)]
-    clock: str
-    facts: Annotated[dict[str, str], msgspec.Meta(max_length=100_000)]
-    places: Annotated[
-        list[tuple[str, str | None, str | None, str]], msgspec.Meta(max_length=1_000_000)
-    ]
-    samples: int
-    forward_ns: bytes
-    backward_ns: bytes
-    sizes: Annotated[
-        list[tuple[str, str | None, str | None, str, int]], msgspec.Meta(max_length=1_000_000)
-    ]
-    totals: Annotated[dict[str, bytes], msgspec.Meta(max_length=100)]
-    kernels: Annotated[
-        dict[str, Annotated[dict[str, float], msgspec.Meta(max_length=100_000)]],
-        msgspec.Meta(max_length=100_000),
-    ]
-    steps: int | None = None
-    outside_steps_ns: float = 0.0
-
-
-def _of_version_1(old: _Document1) -> Run:
-    """Return the run of a document of version 1.
-
-    Totals of host runs exclude time waiting for a processor, but forward and backward times
-    include it, so they are dropped.
-    """
-    totals = {metric: np.frombuffer(data, "<f8") for metric, data in old.totals.items()}
-    waited = {}
-    if old.clock == "operation" and old.facts.get("device", "").startswith("cpu"):
-        totals = {metric: totals[metric] for metric in (TOTAL, PEAK) if metric in totals}
-        waited = {TOTAL: np.zeros(len(totals[TOTAL]))} if TOTAL in totals else {}
-    shape = (len(old.places), old.samples)
-    return Run(
-        label=old.label,
-        families=frozenset(old.families),
-        clock=old.clock,
-        facts=old.facts,
-        operations=Operations(
-            tuple(Place(*place) for place in old.places),
-            np.frombuffer(old.forward_ns, "<f8").reshape(shape),
-            np.frombuffer(old.backward_ns, "<f8").reshape(shape),
-        ),
-        sizes=tuple(Sized(Place(*one[:4]), one[4]) for one in old.sizes),
-        totals=totals,
-        waited=waited,
-        kernels=old.kernels,
-        steps=old.steps,
-        outside_steps_ns=old.outside_steps_ns,
-    )
 
 
 # Relative to the current directory.
