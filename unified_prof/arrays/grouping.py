@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -182,6 +182,17 @@ def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np
     table = np.stack(columns, axis=1)
     _, first, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)
+
+
+def mapped(convert: Callable[..., int], *columns: Ints) -> Ints:
+    """Return `convert` of each row's values; it is called once per distinct row."""
+    if len(columns) == 1:
+        values, inverse = distinct(columns[0])
+        rows = zip(values.tolist(), strict=True)
+    else:
+        first, inverse = distinct_rows(*columns)
+        rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    return np.array([convert(*row) for row in rows], np.int64)[inverse]
 
 
 class Pool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, distinct_rows, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find, mapped
 from unified_prof.base.columns import MISSING, Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
@@ -76,13 +76,12 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
 
 def _without_versions(fields: Fields, names: Ints, plain: dict[int, int]) -> Ints:
     """Return function names without version suffixes such as `_v7000` in cudaLaunchKernel_v7000."""
-    found, inverse = distinct(names)
-    new = [number for number in found.tolist() if number not in plain]
+    new = [number for number in distinct(names)[0].tolist() if number not in plain]
     if new:
         texts = {number: str(text) for text, number in fields.parts.names.items()}
         for number in new:
             plain[number] = fields.parts.names[_VERSION.sub("", texts[number])]
-    return np.array([plain[number] for number in found.tolist()], np.int64)[inverse]
+    return mapped(plain.__getitem__, names)
 
 
 def read_waits(fields: Fields) -> None:
@@ -207,7 +206,6 @@ class Tasks:
         self._fields = fields
         self._parts = fields.parts
         self._copy_names: dict[tuple[int, int, int], int] = {}
-        self._geometries: dict[tuple[int, ...], int] = {}
 
     def read(self) -> None:
         """Read all tables of device tasks; must be called after `read_calls`."""
@@ -240,28 +238,21 @@ class Tasks:
             self._parts.add_gpu_tasks(rows[valid])
 
     def _geometry_numbers(self, cells: Cells) -> Ints:
-        first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
-        numbers = np.empty(len(first), np.int64)
-        for at, row in enumerate(first.tolist()):
-            sizes = tuple(int(cells[name][row]) for name in _GEOMETRY)
-            number = self._geometries.get(sizes)
-            if number is None:
-                number = MISSING
-                if MISSING not in sizes:
-                    grid, block = (b"[%d,%d,%d]" % part for part in (sizes[:3], sizes[3:]))
-                    number = self._parts.geometries[grid, block]
-                self._geometries[sizes] = number
-            numbers[at] = number
-        return numbers[inverse]
+
+        def number(*sizes: int) -> int:
+            if MISSING in sizes:
+                return MISSING
+            grid, block = (b"[%d,%d,%d]" % part for part in (sizes[:3], sizes[3:]))
+            return self._parts.geometries[grid, block]
+
+        return mapped(number, *(cells[name] for name in _GEOMETRY))
 
     def _copies(self) -> None:
         more = {"bytes": MISSING, "copyKind": 0, "srcKind": MISSING, "dstKind": MISSING}
         for cells in self._slices(COPIES, more):
             rows, valid = self._task(cells, "copy")
             kinds = (cells["copyKind"], cells["srcKind"], cells["dstKind"])
-            first, inverse = distinct_rows(*kinds)
-            names = [self._copy_name(*(int(kind[at]) for kind in kinds)) for at in first.tolist()]
-            rows["name"] = np.array(names, np.int64)[inverse]
+            rows["name"] = mapped(self._copy_name, *kinds)
             rows["kind"] = r.COPY
             rows["size"] = cells["bytes"]
             self._parts.add_gpu_tasks(rows[valid])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find, mapped
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Tables
 from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows
@@ -228,14 +228,14 @@ def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
 
 def _mapped(values: Ints, known: dict[int, int], make: Any) -> Ints:
     """Return the entry of `known` for each value; missing entries are created with `make`."""
-    found_values, inverse = distinct(values)
-    result = np.empty(len(found_values), np.int64)
-    for at, value in enumerate(found_values.tolist()):
+
+    def entry(value: int) -> int:
         found = known.get(value)
         if found is None:
             found = known[value] = make(value)
-        result[at] = found
-    return result[inverse]
+        return found
+
+    return mapped(entry, values)
 
 
 _ENDING = ".parquet"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct_rows, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find, mapped
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Sink, Tables
 from unified_prof.base.coverage import CountedTables, Coverage
 from unified_prof.decoders.gpu import host_tables
@@ -57,12 +57,12 @@ class Agents:
 
     def numbers_of_devices(self, agents: Ints) -> Ints:
         """Return the device number of each agent, MISSING if it is not a GPU."""
-        distinct, inverse = np.unique(agents, return_inverse=True)
-        found = []
-        for agent in distinct.tolist():
+
+        def number(agent: int) -> int:
             kind, index = self._agents.get(agent, ("", MISSING))
-            found.append(index if kind == "GPU" else MISSING)
-        return np.array(found, np.int64)[inverse]
+            return index if kind == "GPU" else MISSING
+
+        return mapped(number, agents)
 
     def direction(self, source: int, target: int) -> tuple[str, int]:
         """Return the name of a copy between two agents, and the device that it belongs to."""
@@ -137,7 +137,6 @@ class Session:
         self.schema = self._read_schema()
         self.agents = Agents(tables)
         self.events = Events(tables, number)
-        self._threads: dict[tuple[int, int], int] = {}
         self._read_thread_names()
 
     def _read_schema(self) -> str | None:
@@ -159,15 +158,12 @@ class Session:
 
     def thread_numbers(self, cells: Cells) -> Ints:
         """Return the thread number of each row, and count the events of the threads."""
-        first, inverse = distinct_rows(cells["pid"], cells["tid"])
-        numbers = []
-        for at in first.tolist():
-            key = (int(cells["pid"][at]), int(cells["tid"][at]))
-            if key not in self._threads:
-                pid, tid = self.pids.get(key[0], key[0]), self.tids.get(key[1], key[1])
-                self._threads[key] = self.parts.threads[pid, tid]
-            numbers.append(self._threads[key])
-        found = np.array(numbers, np.int64)[inverse]
+        threads, pids, tids = self.parts.threads, self.pids, self.tids
+        found = mapped(
+            lambda pid, tid: threads[pids.get(pid, pid), tids.get(tid, tid)],
+            cells["pid"],
+            cells["tid"],
+        )
         self.parts.activity.update(dict(enumerate(np.bincount(found).tolist())))
         return found
 
@@ -178,9 +174,7 @@ class Session:
     def names(self, ids: Ints, texts: Mapping[int, str]) -> Ints:
         """Convert ids of `texts` to ids of the string pool."""
         names = self.parts.names
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        found = [names[texts.get(number, NOT_AVAILABLE)] for number in distinct.tolist()]
-        return np.array(found, np.int64)[inverse]
+        return mapped(lambda number: names[texts.get(number, NOT_AVAILABLE)], ids)
 
 
 _MARK_EVENT = 0
@@ -422,7 +416,6 @@ class Tasks:
 
     def __init__(self, session: Session) -> None:
         self._session, self._parts = session, session.parts
-        self._geometries: dict[tuple[int, ...], int] = {}
         self._events: list[Ints] = [np.empty(0, np.int64)]
 
     @property
@@ -461,9 +454,7 @@ class Tasks:
             rows["name"] = self._session.names(kernels, names)
             rows["kind"] = r.KERNEL
             rows["kind"][self._parts.are_communication(rows["name"])] = r.COMMUNICATION
-            distinct, inverse = np.unique(kernels, return_inverse=True)
-            counts = [registers.get(number, MISSING) for number in distinct.tolist()]
-            rows["registers"] = np.array(counts, np.int64)[inverse]
+            rows["registers"] = mapped(lambda number: registers.get(number, MISSING), kernels)
             rows["shared_memory"] = cells["group_segment_size"]
             rows["geometry"] = self._geometry_numbers(cells)
             rows["counted"] = self._session.events.key(cells["event_id"])
@@ -472,40 +463,28 @@ class Tasks:
 
     def _geometry_numbers(self, cells: Cells) -> Ints:
         """Return the numbers of launch sizes, converted from work items to blocks."""
-        first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
-        numbers = []
-        for at in first.tolist():
-            sizes = tuple(int(cells[name][at]) for name in _GEOMETRY)
-            number = self._geometries.get(sizes)
-            if number is None:
-                number = MISSING
-                if min(sizes) > 0:
-                    items, group = sizes[:3], sizes[3:]
-                    pairs = zip(items, group, strict=True)
-                    blocks = tuple(-(-size // width) for size, width in pairs)
-                    texts = tuple(json.dumps(part).encode() for part in (blocks, group))
-                    number = self._parts.geometries[texts[0], texts[1]]
-                self._geometries[sizes] = number
-            numbers.append(number)
-        return np.array(numbers, np.int64)[inverse]
+
+        def number(*sizes: int) -> int:
+            if min(sizes) <= 0:
+                return MISSING
+            items, group = sizes[:3], sizes[3:]
+            blocks = [-(-size // width) for size, width in zip(items, group, strict=True)]
+            texts = [json.dumps(part).encode() for part in (blocks, group)]
+            return self._parts.geometries[texts[0], texts[1]]
+
+        return mapped(number, *(cells[name] for name in _GEOMETRY))
 
     def _copies(self) -> None:
         wanted = {
             **_PLACE,
             **dict.fromkeys(("src_agent_id", "dst_agent_id", "size", "name_id"), MISSING),
         }
+        direction, names = self._session.agents.direction, self._parts.names
         for cells in self._session.tables.slices("memory_copy", wanted):
             rows, valid = self._task(cells, "copy")
-            first, inverse = distinct_rows(cells["src_agent_id"], cells["dst_agent_id"])
-            names, devices = [], []
-            for at in first.tolist():
-                name, device = self._session.agents.direction(
-                    int(cells["src_agent_id"][at]), int(cells["dst_agent_id"][at])
-                )
-                names.append(self._parts.names[name])
-                devices.append(device)
-            rows["name"] = np.array(names, np.int64)[inverse]
-            rows["device"] = np.array(devices, np.int64)[inverse]
+            ends = cells["src_agent_id"], cells["dst_agent_id"]
+            rows["name"] = mapped(lambda *pair: names[direction(*pair)[0]], *ends)
+            rows["device"] = mapped(lambda *pair: direction(*pair)[1], *ends)
             rows["kind"] = r.COPY
             rows["size"] = cells["size"]
             self._parts.add_gpu_tasks(rows[valid])
@@ -515,10 +494,13 @@ class Tasks:
         stream = cells["stream_id"]
         rows["stream"] = np.where(stream == MISSING, cells["queue_id"], stream)
         rows["correlation"] = self._session.events.correlations(cells["event_id"])
-        distinct, inverse = np.unique(cells["pid"], return_inverse=True)
-        pids = [self._session.pids.get(row, row) for row in distinct.tolist()]
-        pids = [pid if pid in _INT32 else MISSING for pid in pids]
-        rows["process"] = np.array(pids, np.int64)[inverse]
+        pids = self._session.pids
+
+        def process(row: int) -> int:
+            pid = pids.get(row, row)
+            return pid if pid in _INT32 else MISSING
+
+        rows["process"] = mapped(process, cells["pid"])
         return rows, valid
 
 
