@@ -414,8 +414,7 @@ class _PaddedFile:
     """A file without the zero bytes at its end, if there are many."""
 
     def __init__(self, source: IO[bytes], size: int | None, zeros: int) -> None:
-        self.zeros = zeros
-        self._source = source
+        self.zeros, self._source = zeros, source
         self._left = size
 
     def read(self, size: int) -> bytes:

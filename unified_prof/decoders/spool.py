@@ -161,9 +161,7 @@ class Spool:
         run_rows: int = RUN_ROWS,
         by_column: bool = False,
     ) -> None:
-        self.dtype = dtype
-        self._by_column = by_column
-        self.key = key
+        self.dtype, self._by_column, self.key = dtype, by_column, key
         self.rows = 0
         self._run_rows = run_rows
         self._pending: list[Rows] = []
@@ -254,9 +252,7 @@ class Cursor:
     """Position in one sorted run; one block of the run is in memory."""
 
     def __init__(self, spool: Spool, block: Rows, run: _Run | None = None) -> None:
-        self._spool = spool
-        self._block = block
-        self._run = run
+        self._spool, self._block, self._run = spool, block, run
         self._first = 0
         self._end = 0 if run is None else run.rows
         # Smallest key that was not taken yet; invalid if finished.

@@ -37,8 +37,7 @@ class OutputFiles(Block):
     """Files of one directory that are renamed together; use in a `with` block."""
 
     def __init__(self, directory: Path, *, force: bool) -> None:
-        self.directory = directory
-        self._force = force
+        self.directory, self._force = directory, force
         self._files: list[AtomicFile] = []
         self.written: list[Written] = []
 

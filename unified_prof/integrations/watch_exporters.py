@@ -71,8 +71,7 @@ class Exporter:
     """Passes steps and events to an adapter (`write(point)`, `close()`) on a separate thread."""
 
     def __init__(self, name: str, adapter: Any) -> None:
-        self._name = name
-        self._adapter = adapter
+        self._name, self._adapter = name, adapter
         self._rows: deque[StepRow] = deque(maxlen=MAX_WAITING)
         self._events: deque[WatchEvent] = deque(maxlen=MAX_WAITING)
         self._next_event = 0

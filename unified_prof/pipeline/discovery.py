@@ -211,8 +211,7 @@ class _Search:
     """Searches a directory for recordings, but not inside recordings."""
 
     def __init__(self, directory: Path, progress: _Report, is_temporary: bool) -> None:
-        self._directory = directory
-        self._progress = progress
+        self._directory, self._progress = directory, progress
         self._is_temporary = is_temporary
         self._links: list[Path] = []
         self._too_deep: list[Path] = []

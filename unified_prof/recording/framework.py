@@ -86,9 +86,7 @@ class Framework:
         findings: Findings,
         host_calls: HostCalls | None = None,
     ) -> None:
-        self._source = source
-        self._strings = strings
-        self._host_calls = host_calls
+        self._source, self._strings, self._host_calls = source, strings, host_calls
         ranges = host_ranges.read(source, strings, findings)
         self.thread, self.start_ns = ranges["thread"], ranges["start"]
         self._duration_ns = ranges["duration"]

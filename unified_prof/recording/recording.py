@@ -57,8 +57,7 @@ class Recording:
     """
 
     def __init__(self, source: Source, captured_in: Recording | None = None) -> None:
-        self.source = source
-        self.captured_in = captured_in
+        self.source, self.captured_in = source, captured_in
         self.findings = Findings()
         self.strings = Strings(source)
 

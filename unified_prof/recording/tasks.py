@@ -236,8 +236,7 @@ class Tasks(TaskColumns):
     """
 
     def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
-        self._source = source
-        self._strings = strings
+        self._source, self._strings = source, strings
         self._kept: dict[str, NDArray[Any]] = {}
         read = _read(source, findings)
         self.is_in_order: bool = read.is_in_order  # True if the rows are in order of start.

@@ -181,8 +181,7 @@ class AtomicFile:
         self, target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
     ) -> None:
         self.target = Path(target)
-        self._durable = durable
-        self._overwrite = overwrite
+        self._durable, self._overwrite = durable, overwrite
         # The target of a symbolic link is replaced, and the link is kept.
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))

@@ -234,8 +234,7 @@ class _DatabaseTables:
     """`Tables` of a SQLite file."""
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
-        self._path = path
-        self._db = db
+        self._path, self._db = path, db
         self._most_rows = path.stat().st_size  # a row takes more than a byte
         self._unreadable: Counter[str] = Counter()
         rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MAX_TABLES}").fetchall()

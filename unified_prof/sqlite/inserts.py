@@ -208,9 +208,7 @@ class Index:
     """
 
     def __init__(self, name: str, create_sql: str, columns: tuple[str, ...]) -> None:
-        self.name = name
-        self.columns = columns
-        self._create_sql = create_sql
+        self.name, self.columns, self._create_sql = name, columns, create_sql
         self._last: tuple[int, ...] | None = None
         self._exists = False
         self._waits = False

@@ -369,9 +369,7 @@ class ReportWriter(Block):
         self.path = Path(path)
         self.revision = catalogue.resolve(MSPROF, revision)
         self._strings = StringPool()
-        self._overwrite = overwrite
-        self._empty_tables = empty_tables
-        self._enums = enums
+        self._overwrite, self._empty_tables, self._enums = overwrite, empty_tables, enums
         self._spec = catalogue.load(MSPROF, self.revision)
         self._tables: dict[str, TableWriter] = {}
         self._facts: dict[str, str | None] = {}

@@ -54,9 +54,7 @@ class Queue:
     """Enqueues and dequeues of the task queue."""
 
     def __init__(self, names: Texts, enqueues: Intervals, dequeues: Intervals) -> None:
-        self.names = names
-        self.enqueues = enqueues
-        self.dequeues = dequeues
+        self.names, self.enqueues, self.dequeues = names, enqueues, dequeues
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Queue:

@@ -169,9 +169,7 @@ class _Framework:
     def __init__(
         self, folder: AscendFolder, prof: ProfDirectory | None, sink: RecordingSink, stage: Stage
     ) -> None:
-        self._folder = folder
-        self._sink = sink
-        self._stage = stage
+        self._folder, self._sink, self._stage = folder, sink, stage
         self._device = prof.devices[0].device_id if prof and len(prof.devices) == 1 else None
         self.operators = 0
         self.connections = 0

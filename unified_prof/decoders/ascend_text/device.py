@@ -35,8 +35,7 @@ class Collectives:
     """Collects the slices of communication groups and planes, and writes their tables."""
 
     def __init__(self, texts: Names, enums: Enums) -> None:
-        self._texts = texts
-        self._enums = enums
+        self._texts, self._enums = texts, enums
         self._collectives = Columns(
             "start end device connection name group lane relay retry type algorithm count ranks"
         )
@@ -116,9 +115,7 @@ class _Parts:
         enums: Enums,
     ) -> None:
         self._parts = sorted(parts, key=lambda part: part[:5])
-        self._collectives = collectives
-        self._names = names
-        self._enums = enums
+        self._collectives, self._names, self._enums = collectives, names, enums
         self._slices: dict[tuple[int, int, int, int], int] = {}
         keys = (tasks[name].tolist() for name in ("device", "stream", "task", "start"))
         for row, key in enumerate(zip(*keys, strict=True)):
@@ -230,8 +227,7 @@ class Tasks:
     """Collects slices of streams, and writes TASK and MEMCPY_INFO."""
 
     def __init__(self, texts: Names, enums: Enums) -> None:
-        self._texts = texts
-        self._enums = enums
+        self._texts, self._enums = texts, enums
         self._tasks = Columns(
             "start end device connection process type context stream task model name is_kernel size"
             " direction"

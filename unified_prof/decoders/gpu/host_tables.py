@@ -382,11 +382,9 @@ class Allocations:
         outside operations. If `adds_up` is true, memory in use is computed, because events do not
         contain it.
         """
-        self._sink = sink
-        self._component = component
+        self._sink, self._component = sink, component
         self._in_use: dict[int, int] | None = {} if adds_up else None
-        self._base_ns = base_ns
-        self._no_name = no_name
+        self._base_ns, self._no_name = base_ns, no_name
         self._live: dict[tuple[int, int, int], _Row] = {}
         self._complete: list[_Row] = []
 

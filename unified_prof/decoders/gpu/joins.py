@@ -264,9 +264,7 @@ class _HostJoiner:
     def __init__(
         self, parts: Parts, tables: HostTables, allocations: Allocations, calls: Spool
     ) -> None:
-        self._parts = parts
-        self._tables = tables
-        self._allocations = allocations
+        self._parts, self._tables, self._allocations = parts, tables, allocations
         self._calls = calls
         self._forwards = Forwards()
         self._open = np.empty(0, dtype=INTERVAL)

@@ -74,10 +74,8 @@ class TaskTables:
     ) -> None:
         self._parts = parts
         self._sink = parts.sink
-        self._base_ns = base_ns
-        self._main_process = main_process
-        self._has_column = has_column
-        self._data_types = data_types
+        self._base_ns, self._main_process = base_ns, main_process
+        self._has_column, self._data_types = has_column, data_types
         intern = parts.sink.strings.intern
         self._no_text = intern(NOT_AVAILABLE)
         self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(r.GRAPH)])

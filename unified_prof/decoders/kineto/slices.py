@@ -62,9 +62,7 @@ class TraceReader:
         self.is_finished = False  # True if the last events were read.
         # Unreadable events, and what follows the last complete event of a truncated file.
         self.skipped_bytes = 0
-        self._path = path
-        self._count = count
-        self._slice_bytes = slice_bytes
+        self._path, self._count, self._slice_bytes = path, count, slice_bytes
         self.known = KnownSlices()
         self._file = Content(path)
         self._blocks = self._file.blocks()

@@ -268,9 +268,7 @@ class RowBatch:
     """Rows of one table, written in batches."""
 
     def __init__(self, sink: Sink, table: str, columns: list[str]) -> None:
-        self._sink = sink
-        self._table = table
-        self._columns = columns
+        self._sink, self._table, self._columns = sink, table, columns
         self._rows: list[tuple[Any, ...]] = []
         self.count = 0
 
@@ -331,10 +329,7 @@ class Replay:
     ) -> None:
         self.coverage = coverage
         self.actions: Counter[str] = Counter()
-        self._device = device
-        self._sink = sink
-        self._tables = tables
-        self._stacks = stacks
+        self._device, self._sink, self._tables, self._stacks = device, sink, tables, stacks
         self._anomalies = anomalies
         self._live: dict[int, _Block] = {}
         self._awaiting_free: dict[int, _Block] = {}

@@ -71,9 +71,7 @@ class Fields:
     """Converts the columns of one export to columns of `Parts`."""
 
     def __init__(self, parts: Parts, tables: Tables, texts: Texts) -> None:
-        self.parts = parts
-        self.tables = tables
-        self.texts = texts
+        self.parts, self.tables, self.texts = parts, tables, texts
         self._names: dict[int, int] = {}
         self._threads: dict[int, int] = {}
         self._processes: dict[int, int] = {}

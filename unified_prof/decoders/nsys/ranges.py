@@ -173,8 +173,7 @@ class NcclCalls:
     """
 
     def __init__(self, fields: Fields, payloads: Payloads) -> None:
-        self._fields = fields
-        self._payloads = payloads
+        self._fields, self._payloads = fields, payloads
         self._calls: dict[_Call, int] = {}
         # (process, communicator) -> (rank, number of ranks).
         self._communicators: dict[tuple[int, int], tuple[int, int]] = {}
@@ -376,9 +375,7 @@ class Ranges:
         self._fields = fields
         self._binary = payloads
         self._parts = fields.parts
-        self._others = others
-        self._end_ns = end_ns
-        self._base_ns = base_ns
+        self._others, self._end_ns, self._base_ns = others, end_ns, base_ns
         self._domains: dict[int, int] = {_DEFAULT_DOMAIN: self._parts.names[_DEFAULT_DOMAIN_NAME]}
         self._texts: dict[int, str | None] = {}
         self.categories: dict[str, str] = {}  # Names of categories by `domain:number`.

@@ -338,8 +338,7 @@ class SessionTables:
     """Tables of one session, whose names end in `session`."""
 
     def __init__(self, tables: Tables, session: str) -> None:
-        self._tables = tables
-        self._session = session
+        self._tables, self._session = tables, session
 
     def slices(
         self,

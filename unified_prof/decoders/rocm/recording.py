@@ -128,9 +128,7 @@ class Session:
     """One session of a recording: its tables, ids and number."""
 
     def __init__(self, parts: Parts, tables: SessionTables, number: int) -> None:
-        self.parts = parts
-        self.tables = tables
-        self.number = number
+        self.parts, self.tables, self.number = parts, tables, number
         self.strings = tables.texts("string", "string")
         self.pids = tables.numbers("info_process", "pid")
         self.tids = tables.numbers("info_thread", "tid")

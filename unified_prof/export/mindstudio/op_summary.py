@@ -113,8 +113,7 @@ class CoreMetrics:
     """
 
     def __init__(self, recording: Recording, scratch: Path) -> None:
-        self._recording = recording
-        self._scratch = scratch
+        self._recording, self._scratch = recording, scratch
         self._table = recording.task_counters
         first = next(self._windows(), None)
         self.is_empty = first is None or not len(first[0]["name"])

@@ -348,8 +348,7 @@ class Slice:
     """Consecutive rows; invalid after the next slice is read."""
 
     def __init__(self, layout: Layout, rows: Rows, before: int) -> None:
-        self._layout = layout
-        self._rows = rows
+        self._layout, self._rows = layout, rows
         self.before = before  # Number of rows before this slice.
 
     def __len__(self) -> int:
@@ -381,9 +380,7 @@ class Scan:
     """A table that can be read from its pages."""
 
     def __init__(self, db: FileConnection, table: str, layout: Layout) -> None:
-        self._db = db
-        self._table = table
-        self.layout = layout
+        self._db, self._table, self.layout = db, table, layout
         # True if `slices` reached the end of the table; otherwise SQLite must read the rest.
         self.is_done = False
 

@@ -81,8 +81,7 @@ class LeafPacker:
     """Packs cells into leaf pages of a table."""
 
     def __init__(self, page_bytes: int, usable: int) -> None:
-        self._page_bytes = page_bytes
-        self._usable = usable
+        self._page_bytes, self._usable = page_bytes, usable
         self._room = usable - layout.LEAF_HEADER_BYTES
         self._cells = np.empty(0, np.uint8)
         self._sizes = np.empty(0, np.int64)  # Sizes of the first cells of the next page.
@@ -270,9 +269,7 @@ class TableTree:
     """B-tree of one table."""
 
     def __init__(self, root: int, page_bytes: int, usable: int) -> None:
-        self._root = root
-        self._page_bytes = page_bytes
-        self._usable = usable
+        self._root, self._page_bytes, self._usable = root, page_bytes, usable
         self._packer = LeafPacker(page_bytes, usable)
         self._leaves = array("q")
         self._last_rowids = array("q")
@@ -406,9 +403,7 @@ class IndexTree:
     """B-tree of one index."""
 
     def __init__(self, root: int, page_bytes: int, usable: int) -> None:
-        self._root = root
-        self._page_bytes = page_bytes
-        self._usable = usable
+        self._root, self._page_bytes, self._usable = root, page_bytes, usable
         self._room = usable - layout.LEAF_HEADER_BYTES
         # Entries that have not been written to a page yet, and their sizes.
         self._cells, self._sizes = np.empty(0, np.uint8), np.empty(0, np.int64)
