@@ -235,10 +235,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         requires="host_sys_usage",
     ),
     MsprofOption(
-        "delay",
-        "Seconds to wait before recording (all tables).",
-        range=(1, U32_MAX),
-        group=LIMITS,
+        "delay", "Seconds to wait before recording (all tables).", range=(1, U32_MAX), group=LIMITS
     ),
     MsprofOption("duration", "Seconds to record (all tables).", range=(1, U32_MAX), group=LIMITS),
     MsprofOption(

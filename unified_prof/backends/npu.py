@@ -64,11 +64,7 @@ def check_path(path: Path, what: str) -> None:
 
 
 def command_line(
-    msprof: Path,
-    arguments: Sequence[str],
-    output: Path,
-    application: Sequence[str],
-    offer: Offer,
+    msprof: Path, arguments: Sequence[str], output: Path, application: Sequence[str], offer: Offer
 ) -> list[str]:
     """Return the command; options have the form `--name=value`, the only one that msprof accepts.
 
@@ -223,11 +219,7 @@ def write_job(folder: Path, spec: RunSpec, *, streams: Mapping[int, int], tracke
     `streams` maps output descriptors of the workload to inherited descriptors to use instead; if
     `tracked`, the workload runs under the tracker.
     """
-    job: dict[str, Any] = {
-        "spec": spec.as_data(),
-        "tracked": tracked,
-        "streams": {},
-    }
+    job: dict[str, Any] = {"spec": spec.as_data(), "tracked": tracked, "streams": {}}
     for number, inherited in streams.items():
         status = os.fstat(inherited)
         job["streams"][number] = {"fd": inherited, "file": [status.st_dev, status.st_ino]}
@@ -498,10 +490,7 @@ def _check_pid(pid: object, options: Mapping[str, object]) -> None:
     if not Path(f"/proc/{text}").is_dir() and Path("/proc").is_dir():
         raise UsageError(f"--pid {text}: no such process", slug="cannot-attach")
     if "delay" in options:
-        raise UsageError(
-            "--delay cannot be combined with --pid",
-            slug="option-without-effect",
-        )
+        raise UsageError("--delay cannot be combined with --pid", slug="option-without-effect")
 
 
 def _check_target(spec: RunSpec) -> None:

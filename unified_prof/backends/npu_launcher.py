@@ -49,12 +49,7 @@ def main(job_file: str) -> None:
         result = _run_tracked(spec, folder) if job["tracked"] else _run_plain(spec)
     except UprofError as err:
         # Printed by the parent.
-        told = {
-            "kind": type(err).__name__,
-            "message": str(err),
-            "hint": err.hint,
-            "slug": err.slug,
-        }
+        told = {"kind": type(err).__name__, "message": str(err), "hint": err.hint, "slug": err.slug}
         result = {"exit_code": err.exit_code, "error": told}
     if os.getpid() == owner:  # not in a child that the workload forked
         _write_atomic(folder / RESULT_FILE, result)

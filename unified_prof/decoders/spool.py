@@ -154,12 +154,7 @@ class Spool:
     """
 
     def __init__(
-        self,
-        dtype: np.dtype[Any],
-        key: str,
-        *,
-        run_rows: int = RUN_ROWS,
-        by_column: bool = False,
+        self, dtype: np.dtype[Any], key: str, *, run_rows: int = RUN_ROWS, by_column: bool = False
     ) -> None:
         self.dtype, self._by_column, self.key = dtype, by_column, key
         self.rows = 0

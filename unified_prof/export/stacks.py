@@ -108,11 +108,7 @@ _MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Sample": ((1, "location_id", "*uint64"), (2, "value", "*int64")),
     "Location": ((1, "id", "uint64"), (4, "line", "*Line")),
     "Line": ((1, "function_id", "uint64"), (2, "line", "int64")),
-    "Function": (
-        (1, "id", "uint64"),
-        (2, "name", "int64"),
-        (4, "filename", "int64"),
-    ),
+    "Function": ((1, "id", "uint64"), (2, "name", "int64"), (4, "filename", "int64")),
 }
 
 _SCALARS = {"int64": "TYPE_INT64", "uint64": "TYPE_UINT64", "string": "TYPE_STRING"}

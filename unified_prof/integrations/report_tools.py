@@ -238,12 +238,7 @@ class ReportTools:
         return {key: _short(value) for key, value in found.items()}
 
     def compare(
-        self,
-        base: str,
-        new: str,
-        by: str = "operation",
-        limit: int = 15,
-        cursor: str | None = None,
+        self, base: str, new: str, by: str = "operation", limit: int = 15, cursor: str | None = None
     ) -> Answer:
         """Compare two runs: whole steps with their verdict, then the largest changes.
 
@@ -545,10 +540,7 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
         notes = ToolAnnotations(read_only_hint=name != "run", open_world_hint=name == "run")
         tool = answering(getattr(tools, name), ToolError)
         described = server.tool(
-            name=name,
-            description=inspect.getdoc(tool),
-            annotations=notes,
-            structured_output=False,
+            name=name, description=inspect.getdoc(tool), annotations=notes, structured_output=False
         )
         described(tool)
         # By default, the SDK ignores arguments that a tool does not have.

@@ -166,8 +166,7 @@ def _convert_found(
     """Write one report; when it is complete, remove the reports that it replaces."""
     if place.target.exists() and place.target.samefile(found.path):
         raise OutputError(
-            f"{place.target} is the recording itself and cannot be overwritten",
-            slug="not-replaced",
+            f"{place.target} is the recording itself and cannot be overwritten", slug="not-replaced"
         )
     if not settings.force:
         output_paths.refuse_existing(place)

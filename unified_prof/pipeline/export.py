@@ -433,11 +433,7 @@ def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTi
 
 
 def _write_timeline(
-    output: Path,
-    named: list[tuple[str, OverTime]],
-    lose: OnUnreadable | None,
-    *,
-    force: bool,
+    output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
 ) -> ExportResult:
     """Write the trace atomically in the format of the file's extension."""
     write = write_chrome_trace if output.name.endswith(".json") else write_perfetto_trace

@@ -44,8 +44,7 @@ def of_run(
         "working_directory": redact(str(Path.cwd())),
         "project_root": redact(str(spec.project_root)),
         "options": json.dumps(
-            {name: _without_secrets(value) for name, value in _options(spec).items()},
-            default=str,
+            {name: _without_secrets(value) for name, value in _options(spec).items()}, default=str
         ),
         "host": redact(platform.node()),
         "platform": platform.platform(),

@@ -212,9 +212,7 @@ def not_a_run_error(path: Path, otherwise: str) -> UsageError:
     if hint is None and len(_inputs(path)) > 1 and not _databases(path):
         hint = f"build a run from its recordings: `uprof cluster build {path} -o RUN`"
     return UsageError(
-        f"{path} is not a multi-rank run",
-        hint=hint or otherwise,
-        slug="not-several-ranks",
+        f"{path} is not a multi-rank run", hint=hint or otherwise, slug="not-several-ranks"
     )
 
 

@@ -295,10 +295,7 @@ class Reports:
 def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
     """Return `spec` with the directory for raw recordings and callbacks to `reports`."""
     return replace(
-        spec,
-        output_dir=reports.raw,
-        on_measured=reports.measured,
-        on_partial=reports.partial,
+        spec, output_dir=reports.raw, on_measured=reports.measured, on_partial=reports.partial
     )
 
 

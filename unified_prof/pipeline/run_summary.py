@@ -222,8 +222,7 @@ class BatchSizes:
                 fits = None
             if fits is None:
                 raise UsageError(
-                    f"--memory {memory!r}: expected a size such as 24GiB",
-                    slug="wrong-option-value",
+                    f"--memory {memory!r}: expected a size such as 24GiB", slug="wrong-option-value"
                 )
         return cls(
             tuple(

@@ -201,31 +201,16 @@ _OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
         r"all_?reduce all_?gather reduce_?scatter all_?to_?all all_all ^hccl ^hcom ^nccl ^gloo "
         r"^record_param_comms$ multimem nvshmem tile_reduce",
     ),
-    (
-        CAST,
-        r"reshape_and_cache kv_cache_update store_cache set_kv_buffer",
-    ),
-    (
-        ELEMENT_WISE,
-        r"rotary rope",
-    ),
-    (
-        ATTENTION,
-        r"attention attn sdpa fmha mha mla paged",
-    ),
+    (CAST, r"reshape_and_cache kv_cache_update store_cache set_kv_buffer"),
+    (ELEMENT_WISE, r"rotary rope"),
+    (ATTENTION, r"attention attn sdpa fmha mha mla paged"),
     (
         NORMALISATION,
         r"q?batch_?norm layer_?norm group_?norm instance_?norm rms_?norm qk_norm response_norm "
         r"^renorm sync_batch",
     ),
-    (
-        OPTIMIZER,
-        r"optimizer adam adamw adagrad$ fused_sgd fused_lamb ^apply_adam adam_w",
-    ),
-    (
-        EMBEDDING,
-        r"embedding lookup sparse_data sparse_features permute_pooled",
-    ),
+    (OPTIMIZER, r"optimizer adam adamw adagrad$ fused_sgd fused_lamb ^apply_adam adam_w"),
+    (EMBEDDING, r"embedding lookup sparse_data sparse_features permute_pooled"),
     (
         MATMUL,
         r"^linear ^q?linear$ ^qlinear ^wrapped_quantized_linear ^wrapped_fbgemm_linear "
@@ -236,10 +221,7 @@ _OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
         r"^linalg_matrix_power moe lstm gru rnn ^cdist ^euclidean_dist ^scaled_mm ^cov ^corrcoef "
         r"int_pack_mm_with_scales",
     ),
-    (
-        CONVOLUTION,
-        r"q?conv convolution conv_depthwise im_col col_im ^conv",
-    ),
+    (CONVOLUTION, r"q?conv convolution conv_depthwise im_col col_im ^conv"),
     (
         REDUCTION,
         r"kl_div pool unpool max_?pool avg_?pool softmax log_?softmax loss cross_?entropy "

@@ -434,8 +434,7 @@ class _Counters:
         if self._task:
             names = sink.strings.intern_all(self._names.all)[self._name]
             sink.write(
-                "TASK_PMU_INFO",
-                {"globalTaskId": self._task, "name": names, "value": self._value},
+                "TASK_PMU_INFO", {"globalTaskId": self._task, "name": names, "value": self._value}
             )
 
 

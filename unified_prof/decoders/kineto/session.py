@@ -160,11 +160,7 @@ def collect(
             list(sink.strings),
             list(parts.names),
             parts.threads.spellings,
-            (
-                parts.threads.process_names,
-                parts.threads.process_labels,
-                parts.threads.thread_names,
-            ),
+            (parts.threads.process_names, parts.threads.process_labels, parts.threads.thread_names),
             list(parts.signatures),
             list(parts.geometries),
             parts.collectives.all,

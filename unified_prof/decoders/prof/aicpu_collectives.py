@@ -244,12 +244,7 @@ def _group_name(operator: Operator, context: AicpuContext) -> str:
 
 
 def _write_tasks(
-    context: AicpuContext,
-    ran: Collectives,
-    names: Ints,
-    groups: Ints,
-    ids: Ints,
-    sink: Sink,
+    context: AicpuContext, ran: Collectives, names: Ints, groups: Ints, ids: Ints, sink: Sink
 ) -> None:
     members = ran.members
     described = members.record != NOWHERE
@@ -313,12 +308,7 @@ def _bandwidth(context: AicpuContext, ran: Collectives) -> Floats:
 
 
 def _write_operators(
-    context: AicpuContext,
-    ran: Collectives,
-    names: Ints,
-    groups: Ints,
-    ids: Ints,
-    sink: Sink,
+    context: AicpuContext, ran: Collectives, names: Ints, groups: Ints, ids: Ints, sink: Sink
 ) -> CommunicationTimes:
     """Write the operators that the host did not record, from the first to the last master task."""
     start, end, has_master = _extent(context, ran.members, len(ran.operators))

@@ -138,10 +138,7 @@ def _wait(key: _Key, record: Any) -> _Mission:
 
 def _read_host_records(host: HostDirectory, sink: Sink) -> _HostRecords:
     result = _HostRecords()
-    for kind, found in (
-        ("ccu_group_info", result.groups),
-        (_WAIT_KIND, result.waits),
-    ):
+    for kind, found in (("ccu_group_info", result.groups), (_WAIT_KIND, result.waits)):
         for records in host_records(host, "additional", kind, sink):
             used = (records["channels"] != _NO_CHANNEL) & (records["remote_ranks"] != NO_RANK)
             for record in records[used.any(axis=1)]:

@@ -266,12 +266,7 @@ def bandwidth_in_order(
     return np.asarray(moved, np.float64)
 
 
-def _one_by_one(
-    first: Ints,
-    last: Ints,
-    closing: Ints,
-    lane_end: Ints,
-) -> tuple[Ints, Ints, Ints]:
+def _one_by_one(first: Ints, last: Ints, closing: Ints, lane_end: Ints) -> tuple[Ints, Ints, Ints]:
     """Shorten sequences of payloads so that each starts after the tasks that end the previous one.
 
     Returns:

@@ -26,13 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints, Runs
-from unified_prof.base.columns import (
-    NO_RANK,
-    NOT_AVAILABLE,
-    TYPE_INVALID,
-    TYPE_NOT_AVAILABLE,
-    Sink,
-)
+from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, TYPE_INVALID, TYPE_NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth, closing_tasks
 from unified_prof.decoders.prof.directory import HostDirectory

@@ -287,8 +287,7 @@ def _read(path: Path) -> bytes:
             raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
         if status.st_size > _MAX_BYTES:
             raise RawFormatError(
-                f"{path} is larger than {_MAX_BYTES >> 20} MiB",
-                slug="damaged-recording",
+                f"{path} is larger than {_MAX_BYTES >> 20} MiB", slug="damaged-recording"
             )
         return path.read_bytes()
     except OSError as err:

@@ -391,10 +391,5 @@ def decode_frequency(device: DeviceDirectory, sink: Sink) -> None:
         freq, time_ns = np.r_[freq, freq[-1]], np.r_[time_ns, session.end_ns]
     sink.write(
         "AICORE_FREQ",
-        {
-            "deviceId": device.device_id,
-            "timestampNs": time_ns,
-            "freq": freq,
-            "dieId": _UNKNOWN_DIE,
-        },
+        {"deviceId": device.device_id, "timestampNs": time_ns, "freq": freq, "dieId": _UNKNOWN_DIE},
     )

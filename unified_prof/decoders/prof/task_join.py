@@ -242,9 +242,7 @@ def join(
         )
 
 
-def _rank_keys(
-    *keys: NDArray[np.uint64],
-) -> tuple[NDArray[np.uint64], list[Ints]]:
+def _rank_keys(*keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], list[Ints]]:
     """Return the sorted distinct values of all columns, and the index into them for each column."""
     values = np.concatenate(keys)
     order = order_of_keys(values)
@@ -273,11 +271,7 @@ def _last_operators(launches: Rows) -> tuple[Ints, int]:
 
 
 def _with_launches(
-    rows: Rows,
-    launches: Rows,
-    launch: Ints,
-    operators: Ints,
-    global_task_id: Ints,
+    rows: Rows, launches: Rows, launch: Ints, operators: Ints, global_task_id: Ints
 ) -> Rows:
     """Return `JOINED_TASK` rows for executed tasks and their launches.
 

@@ -173,11 +173,7 @@ class Rounds:
         return bool(self._limit.any())
 
     def observe(
-        self,
-        stream_id: NDArray[Any],
-        task_id: NDArray[Any],
-        ticks: NDArray[Any],
-        place: Ints,
+        self, stream_id: NDArray[Any], task_id: NDArray[Any], ticks: NDArray[Any], place: Ints
     ) -> None:
         """Record the tasks that show that earlier tasks belong to the batch before a flip."""
         rows, flip, _ = self._next_flip(stream_id, ticks)
@@ -196,11 +192,7 @@ class Rounds:
         self._other_place[flip[later]] = place[rows[later]]
 
     def batch_of(
-        self,
-        stream_id: NDArray[Any],
-        task_id: NDArray[Any],
-        ticks: NDArray[Any],
-        place: Ints,
+        self, stream_id: NDArray[Any], task_id: NDArray[Any], ticks: NDArray[Any], place: Ints
     ) -> NDArray[np.uint32]:
         """Return the batch of each task."""
         batches = np.zeros(len(stream_id), np.uint32)

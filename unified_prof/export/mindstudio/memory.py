@@ -148,12 +148,7 @@ def _pairs(recording: Recording, found: Allocations) -> tuple[Ints, Ints]:
     is_release = np.isin(found.type, recording.ids([_RELEASE]))
     held: dict[tuple[int, int, int], int] = {}
     pairs: list[tuple[int, int]] = []
-    keys = zip(
-        found.operator.tolist(),
-        found.address.tolist(),
-        found.device.tolist(),
-        strict=True,
-    )
+    keys = zip(found.operator.tolist(), found.address.tolist(), found.device.tolist(), strict=True)
     overwritten = 0
     for row, (key, releases) in enumerate(zip(keys, is_release.tolist(), strict=True)):
         if not releases:

@@ -157,7 +157,5 @@ def write(
                 slug="empty-recording",
             )
     return Exported(
-        tuple(files.written),
-        tuple(recording.left_out),
-        tuple(recording.findings.anomalies()),
+        tuple(files.written), tuple(recording.left_out), tuple(recording.findings.anomalies())
     )

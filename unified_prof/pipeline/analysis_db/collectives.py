@@ -312,9 +312,7 @@ class _Link(NamedTuple):
     bandwidth: float
 
 
-def matrix_rows(
-    placed: Iterable[tuple[Collective, str, str]],
-) -> Iterator[tuple[object, ...]]:
+def matrix_rows(placed: Iterable[tuple[Collective, str, str]]) -> Iterator[tuple[object, ...]]:
     """Yield rows of CommAnalyzerMatrix as torch_npu writes them."""
     links: dict[tuple[str, str, str, str, tuple[str, str]], list[_Link]] = {}
     for collective, step, kind in placed:

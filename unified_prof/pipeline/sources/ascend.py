@@ -103,11 +103,7 @@ class Prof(Source):
                 return
             details = read_details(path)
             for write, name, is_wanted in (
-                (
-                    analysis_db.write_communication,
-                    analysis_db.COMMUNICATION_FILE,
-                    has_collectives,
-                ),
+                (analysis_db.write_communication, analysis_db.COMMUNICATION_FILE, has_collectives),
                 (analysis_db.write_analysis, analysis_db.FILE_NAME, True),
             ):
                 if is_wanted and (force or not (directory / name).exists()):

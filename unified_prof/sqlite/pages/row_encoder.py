@@ -222,9 +222,7 @@ def _from_objects(source: Objects, affinity: Affinity) -> Field:
 
 
 def _from_numbers(
-    array: NDArray[Any],
-    nulls: NDArray[np.bool_] | None,
-    affinity: Affinity,
+    array: NDArray[Any], nulls: NDArray[np.bool_] | None, affinity: Affinity
 ) -> Field:
     if affinity is Affinity.TEXT:
         if array.dtype == np.int64:
