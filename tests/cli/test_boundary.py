@@ -156,9 +156,9 @@ def test_names_that_are_not_utf_8_work(place: Path, command: str) -> None:
 
 # A command that fails unexpectedly.
 BUG = (
-    "import sys; from unified_prof.sqlite import detect\n"
+    "import sys; from unified_prof.sqlite import opening\n"
     "def broken(path): raise KeyError('token=abc\\x1b[2J of ' + str(path))\n"
-    "detect.detect = broken\n"
+    "opening.detect = broken\n"
     "from unified_prof.cli.app import main\nmain(sys.argv[1:])\n"
 )
 

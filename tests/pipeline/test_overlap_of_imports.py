@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoders.kineto.builders import call, copy, kernel, operation, write
 from unified_prof.pipeline.convert import convert, convert_all
-from unified_prof.pipeline.output_paths import ASCEND_PT
+from unified_prof.pipeline.discovery import ASCEND_PT
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 # The viewer queries every kind but total communication, and expects three rows.

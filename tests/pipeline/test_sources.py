@@ -33,7 +33,7 @@ from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
 from unified_prof.migrate.check import check
-from unified_prof.pipeline import discovery, output_paths, sources, temporary_inputs
+from unified_prof.pipeline import discovery, sources, temporary_inputs
 from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.discovery import FoundRecording
 from unified_prof.pipeline.sources import SOURCES, Match, Source
@@ -132,7 +132,7 @@ def test_recordings_of_every_source_are_found_at_any_depth_with_unique_names(
     recordings = [MAKERS[source.kind](place) for place in places]
     found = [item for item in discovery.find([tmp_path]) if isinstance(item, FoundRecording)]
     assert [item.path for item in found] == recordings
-    names = output_paths.report_names(found)
+    names = discovery.report_names(found)
     assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
 
 
@@ -299,16 +299,16 @@ def test_possible_recordings_are_accepted_if_named_explicitly(tmp_path: Path) ->
 def test_names_are_stable_and_unique(tmp_path: Path) -> None:
     paths = [kineto(tmp_path / a / b) for a in "xy" for b in ("n0", "n1")]
     found = [FoundRecording(path, sources.by_kind("kineto")) for path in paths]
-    assert output_paths.report_names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
-    assert output_paths.report_names(found) == output_paths.report_names(found)
-    assert output_paths.report_names(found[:1]) == ["run"]
+    assert discovery.report_names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
+    assert discovery.report_names(found) == discovery.report_names(found)
+    assert discovery.report_names(found[:1]) == ["run"]
 
 
 def names_with_ranks(*paths: Path) -> list[str]:
     found = [
         FoundRecording(path, source) for path in paths if (source := sources.find_source(path))
     ]
-    return output_paths.report_names(found, ranked=True)
+    return discovery.report_names(found, ranked=True)
 
 
 def test_names_contain_the_rank_of_the_recording(tmp_path: Path) -> None:
@@ -347,9 +347,9 @@ def test_equal_names_of_different_kinds_get_the_kind(tmp_path: Path) -> None:
         FoundRecording(path, sources.by_kind(kind))
         for path, kind in ((trace, "kineto"), (export, "nsys"))
     ]
-    assert output_paths.report_names(found) == ["run_kineto", "run_nsys"]
+    assert discovery.report_names(found) == ["run_kineto", "run_nsys"]
     found.append(FoundRecording(packed, sources.by_kind("kineto")))
-    assert len(set(output_paths.report_names(found))) == 3
+    assert len(set(discovery.report_names(found))) == 3
 
 
 def test_names_differ_on_case_insensitive_file_systems(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_names_differ_on_case_insensitive_file_systems(tmp_path: Path) -> None:
         write_trace(tmp_path / f"{name}.json", [operation("aten::mm", 1, 2)])
         for name in ("Run", "rUN", "run")
     ]
-    names = output_paths.report_names(
+    names = discovery.report_names(
         [FoundRecording(path, sources.by_kind("kineto")) for path in paths]
     )
     assert len({name.casefold() for name in names}) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unified_prof.pipeline.convert import convert_all
-from unified_prof.pipeline.output_paths import ASCEND_PT
+from unified_prof.pipeline.discovery import ASCEND_PT
 
 pytestmark = pytest.mark.clients
 

@@ -15,7 +15,7 @@ from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
 from tests.viewers.contract import violations
 from unified_prof.pipeline.convert import convert_all
-from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN
+from unified_prof.pipeline.discovery import ASCEND_PT, PLAIN
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)"
 

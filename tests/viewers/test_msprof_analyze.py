@@ -22,7 +22,7 @@ from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
 from tests.viewers.contract import violations
 from tests.viewers.test_contract import convert_reports, write_npu_training, write_training
-from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN
+from unified_prof.pipeline.discovery import ASCEND_PT, PLAIN
 
 pytestmark = pytest.mark.clients
 

@@ -1,8 +1,8 @@
 """Converts recordings to msprof databases, several at a time in parallel processes.
 
-`uprof convert` and `uprof run` use this module. `pipeline.sources` decides what a
-recording is and decodes it; `pipeline.output_paths` decides where its report is written. A
-recording that fails does not stop the others; each recording has an `Outcome`.
+`uprof convert` and `uprof run` use this module. `pipeline.sources` decides what a recording is and
+decodes it; `pipeline.discovery` decides where its report is written. A recording that fails does
+not stop the others; each recording has an `Outcome`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from unified_prof.base import coverage
 from unified_prof.base.columns import Column, Ledger, Sink, Strings
 from unified_prof.base.coverage import CoveredPart, anomaly_fields, anomaly_lines, coverage_text
 from unified_prof.errors import OutputError, RawFormatError, UprofError
-from unified_prof.pipeline import analysis_db, discovery, output_paths, outputs
-from unified_prof.pipeline.discovery import FoundRecording
-from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN, ReportPlace
+from unified_prof.pipeline import analysis_db, discovery, outputs
+from unified_prof.pipeline.discovery import ASCEND_PT, PLAIN, FoundRecording, ReportPlace
 from unified_prof.pipeline.sources import DecodeContext, DecodeResult, Source, find_source
 from unified_prof.pipeline.sources.base import Stages
 from unified_prof.pipeline.temporary_inputs import STANDARD_INPUT, TemporaryInputs
@@ -137,13 +136,13 @@ def convert(
     if target is not None:
         place = ReportPlace(target)
     else:
-        (default,) = output_paths.choose([found], None)
+        (default,) = discovery.choose([found], None)
         if isinstance(default, OutputError):
             raise default
         place = default
     settings = Settings(catalogue.resolve(catalogue.MSPROF, schema), force, facts, of_own_run)
     if not force:
-        output_paths.refuse_existing(place)
+        discovery.refuse_existing(place)
     with ExitStack() as directories:
         if place.directory is not None:
             directories.enter_context(outputs.output_directory(place.directory))
@@ -169,7 +168,7 @@ def _convert_found(
             f"{place.target} is the recording itself and cannot be overwritten", slug="not-replaced"
         )
     if not settings.force:
-        output_paths.refuse_existing(place)
+        discovery.refuse_existing(place)
     conversion = _write(found, place, settings, progress)
     for old in place.existing:
         if old != conversion.database:
@@ -330,8 +329,8 @@ def convert_all(
     """
     schema = schema or (analysis_db.SCHEMA if layout == ASCEND_PT else "documented")
     settings = Settings(catalogue.resolve(catalogue.MSPROF, schema), force)
-    if output is not None and output_paths.is_file(output):
-        output_paths.refuse_sharing(output, len(paths), layout)
+    if output is not None and discovery.is_file(output):
+        discovery.refuse_sharing(output, len(paths), layout)
     with TemporaryInputs() as temporary:
         named = list(paths)
         for index, path in enumerate(paths):
@@ -384,7 +383,7 @@ def _convert_all(
             recordings[number] = found
         else:
             yield Outcome(number, found[0], error=found[1])
-    chosen = output_paths.choose(list(recordings.values()), output, layout)
+    chosen = discovery.choose(list(recordings.values()), output, layout)
     tasks: list[_Task] = []
     for (number, found), place in zip(recordings.items(), chosen, strict=True):
         outcome = Outcome(number, found.path, found.source)
@@ -393,7 +392,7 @@ def _convert_all(
         elif (
             len(recordings) > 1
             and not settings.force
-            and (existing := output_paths.existing_report(found, place, settings.revision))
+            and (existing := discovery.existing_report(found, place, settings.revision))
         ):
             yield replace(outcome, existing=existing)
         else:
@@ -403,7 +402,7 @@ def _convert_all(
         for task in tasks:
             try:
                 if not settings.force:
-                    output_paths.refuse_existing(task.place)
+                    discovery.refuse_existing(task.place)
                 if task.place.directory is not None:
                     directories.enter_context(outputs.output_directory(task.place.directory))
             except OutputError as err:
@@ -450,8 +449,8 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
 
 def _retried(task: _Task) -> _Task:
     """Return the task for a second attempt; the first attempt may have written the report."""
-    place = output_paths.with_existing(task.found, task.place)
-    if output_paths.existing_report(task.found, place, task.settings.revision) is None:
+    place = discovery.with_existing(task.found, task.place)
+    if discovery.existing_report(task.found, place, task.settings.revision) is None:
         return task
     return replace(task, place=place, settings=replace(task.settings, force=True))
 

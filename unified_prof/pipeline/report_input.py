@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofError, UsageError
-from unified_prof.pipeline import discovery, output_paths, outputs, sources
+from unified_prof.pipeline import discovery, outputs, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import FoundRecording
 from unified_prof.pipeline.rank_runs import open_ranks, rank_report
@@ -377,7 +377,7 @@ def reports_of(
             slug="several-recordings",
         )
     converted: list[tuple[FoundRecording, Path]] = []
-    names = output_paths.report_names(found, ranked=True)
+    names = discovery.report_names(found, ranked=True)
     for number, (recording, name) in enumerate(zip(found, names, strict=True), start=1):
         at = f"{number} of {len(found)}, " if len(found) > 1 else ""
         try:

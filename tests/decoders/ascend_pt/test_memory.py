@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.ascend_pt.builders import EPOCH, Framework
 from tests.decoders.ascend_pt.rows import RowSink, decode
-from unified_prof.decoders.ascend_pt import memory
+from unified_prof.decoders.ascend_pt import recording
 
 MALLOC, FREE, BLOCK_FREE = range(3)
 TOTALS = ("totalAllocated", "totalReserved", "totalActive", "streamPtr")
@@ -119,11 +119,11 @@ def test_totals_of_both_allocators_are_summed_by_device(tmp_path: Path) -> None:
     framework.memory(10, 1, 8, totals=(1, 2, 3), stream=0, device=0)
     framework.memory(20, 2, 8, totals=(4, 5, 6), stream=9, device=1)
     path = framework.write(tmp_path) / "FRAMEWORK" / "torch.memory_usage"
-    records = memory.read_memory(path, lambda raw: raw + EPOCH, None, sink)
+    records = recording.read_memory(path, lambda raw: raw + EPOCH, None, sink)
     rows = cann_rows(
         sink, (5, "allocate", 1, 100, 1), (10, "allocate", 2, 200, 0), (30, "release", 1, 50, 1)
     )
-    memory.write_totals(records, rows, sink)
+    recording.write_totals(records, rows, sink)
     found = sink.table("MEMORY_RECORD", "timestamp", "component", *TOTALS, "deviceId")
     both = [row for row in found if row[1] == "PTA+GE"]
     assert both == [
@@ -146,7 +146,7 @@ def test_cann_operators_are_paired_by_name_address_and_device() -> None:
         (5, "allocate", 2, 14, 0),
         (6, "release", 9, 15, 0),
     )
-    memory.write_cann_allocations(rows, sink)
+    recording.write_cann_allocations(rows, sink)
     columns = ("allocationTime", "releaseTime", "duration", "releaseTotalAllocated", "deviceId")
     assert sink.table("OP_MEMORY", *columns) == [
         (1, 2, 1, 11, 0),

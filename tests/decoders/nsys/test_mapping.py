@@ -30,7 +30,7 @@ from tests.decoders.nsys.builders import (
     write,
 )
 from unified_prof.decoders import nsys
-from unified_prof.decoders.gpu.call_chains import as_operation
+from unified_prof.decoders.gpu.rows import as_operation
 from unified_prof.sqlite.external_tables import foreign_tables
 
 BASE = 1_700_000_000_000_000_000

@@ -1,4 +1,7 @@
-"""Decodes a `*_ascend_pt` directory: joins the operators of FRAMEWORK/ with PROF_*."""
+"""Decodes a `*_ascend_pt` directory: joins the operators of FRAMEWORK/ with PROF_*, adds memory.
+
+Memory allocated by PyTorch and CANN on devices is written to MEMORY_RECORD and OP_MEMORY.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,338 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints, Runs
 from unified_prof.base import coverage
 from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Stage, Strings
 from unified_prof.decoders.ascend_pt import folder as files
-from unified_prof.decoders.ascend_pt import memory
 from unified_prof.decoders.ascend_pt import queue as links
-from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of, epoch_ns, read_flat
-from unified_prof.decoders.ascend_pt.operators import Operators, read_frames, string_ids
-from unified_prof.decoders.ascend_pt.queue import Queue
+from unified_prof.decoders.ascend_pt.folder import (
+    DAMAGED,
+    AscendFolder,
+    Layout,
+    clock_of,
+    epoch_ns,
+    read_flat,
+    read_records,
+)
+from unified_prof.decoders.ascend_pt.operators import (
+    NO_NAME,
+    NONE,
+    Clock,
+    Operators,
+    read_frames,
+    string_ids,
+)
+from unified_prof.decoders.ascend_pt.queue import Queue, dequeue_begun, enqueue_of
 from unified_prof.decoders.prof.coverage import report_coverage, write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
+
+_TOTALS = [
+    *((name, "<i8") for name in "ptr time size allocated reserved active stream".split()),
+    ("device_type", "i1"),
+]
+_THREAD = [("tid", "<u8"), ("pid", "<u8")]
+# Files since June 2025 have a component, files before May 2024 no allocator.
+_LAYOUTS = tuple(
+    Layout(np.dtype([*_TOTALS, *extra, *_THREAD]), by_length=True)
+    for extra in (
+        [("device", "i1"), ("component", "u1"), ("kind", "u1"), ("allocator", "u1")],
+        [("device", "i1"), ("kind", "u1"), ("allocator", "u1")],
+        [("device", "i1"), ("kind", "u1")],
+    )
+)
+_KIND = 3
+_NPU = 20
+_WORKSPACE = 1
+_MALLOC, _FREE, _BLOCK_FREE = 0, 1, 2
+_INNER = 0
+_RELEASE = "release"
+_COLUMNS = (
+    "ptr time size allocated reserved active stream device component kind allocator tid pid"
+).split()
+_NOT_CANDIDATES = ("empty_tensor", "malloc_workspace")
+_REAL = ("aten", "npu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """Records of PyTorch's device allocators, sorted by time."""
+
+    columns: dict[str, Ints]
+
+    def __len__(self) -> int:
+        return len(self.columns["time"])
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    def take(self, rows: Bools | Ints) -> Records:
+        """Return the records at the given rows."""
+        return Records({name: values[rows] for name, values in self.columns.items()})
+
+
+def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink) -> Records:
+    """Read the allocator records; return no records if the file is missing.
+
+    If only one device was recorded, `device` replaces PyTorch's number.
+
+    Raises:
+        RawFormatError: the file cannot be read.
+    """
+    parts: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}
+    for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (), sink):
+        on_npu = batch.fixed[batch.fixed["device_type"] == _NPU]
+        for name in _COLUMNS:
+            values = np.zeros(len(on_npu), np.int64)
+            if name in (on_npu.dtype.names or ()):
+                values = on_npu[name].astype(np.int64)
+            parts[name].append(values)
+    columns = {name: np.concatenate([_NO_ROWS, *values]) for name, values in parts.items()}
+    columns["time"] = clock(columns["time"])
+    if device is not None:
+        columns["device"][:] = device
+    records = Records(columns)
+    return records.take(np.argsort(records["time"], kind="stable"))
+
+
+def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> None:
+    """Write MEMORY_RECORD: the totals of each allocator and of both together, after each change."""
+    pytorch = records.take(records["component"] != _WORKSPACE)
+    workspace = records.take(records["component"] == _WORKSPACE)
+    by_time = np.argsort(allocations["timestampNs"], kind="stable")
+    cann = {name: values[by_time] for name, values in allocations.items()}
+    time, device = cann["timestampNs"], cann["deviceId"]
+    # At equal times, PyTorch's record is first.
+    before = _last_before(time, device, pytorch["time"], pytorch["device"], "left")
+    beside = _last_before(pytorch["time"], pytorch["device"], time, device, "right")
+    _write_totals(sink, "PTA", pytorch)
+    _write_totals(
+        sink,
+        "PTA+GE",
+        pytorch,
+        allocated=_with(pytorch["allocated"], cann["totalAllocate"], before),
+        reserved=_with(pytorch["reserved"], cann["totalReserve"], before),
+        # NULL if it is 0 and CANN has a record.
+        stream=np.ma.MaskedArray(pytorch["stream"], (pytorch["stream"] == 0) & (before != NONE)),
+    )
+    _write_totals(sink, "WORKSPACE", workspace)
+    if not len(time):
+        return
+    common = {"timestamp": time, "deviceId": device}
+    sink.write(
+        "MEMORY_RECORD",
+        {
+            **common,
+            "component": sink.strings.intern("GE"),
+            "totalAllocated": cann["totalAllocate"],
+            "totalReserved": cann["totalReserve"],
+            "totalActive": 0,
+            "streamPtr": None,
+        },
+    )
+    stream = np.append(pytorch["stream"], 0)[beside]
+    sink.write(
+        "MEMORY_RECORD",
+        {
+            **common,
+            "component": sink.strings.intern("PTA+GE"),
+            "totalAllocated": _with(cann["totalAllocate"], pytorch["allocated"], beside),
+            "totalReserved": _with(cann["totalReserve"], pytorch["reserved"], beside),
+            "totalActive": _with(np.zeros(len(time), np.int64), pytorch["active"], beside),
+            "streamPtr": np.ma.MaskedArray(stream, beside == NONE),
+        },
+    )
+
+
+def _write_totals(sink: Sink, component: str, records: Records, **other: Column) -> None:
+    if not len(records):
+        return
+    names = ("allocated", "reserved", "active", "stream")
+    columns: dict[str, Column] = {**{name: records[name] for name in names}, **other}
+    sink.write(
+        "MEMORY_RECORD",
+        {
+            "component": sink.strings.intern(component),
+            "timestamp": records["time"],
+            "totalAllocated": columns["allocated"],
+            "totalReserved": columns["reserved"],
+            "totalActive": columns["active"],
+            "streamPtr": columns["stream"],
+            "deviceId": records["device"],
+        },
+    )
+
+
+def _with(values: Ints, others: Ints, place: Ints) -> Ints:
+    return np.asarray(values + np.append(others, 0)[place])
+
+
+def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: str) -> Ints:
+    """Return for each of `at_ns` the index of the last earlier `time` on the same device, or NONE.
+
+    `time` is ascending. Equal times count as earlier if `side` is `right`, not if it is `left`.
+    """
+    found = np.full(len(at_ns), NONE, np.int64)
+    for number in np.unique(device).tolist():
+        rows, chosen = np.flatnonzero(device == number), np.flatnonzero(at_device == number)
+        slot = np.searchsorted(time[rows], at_ns[chosen], side) - 1  # type: ignore[call-overload]
+        found[chosen] = np.where(slot >= 0, rows[slot], NONE)
+    return found
+
+
+def write_allocations(
+    records: Records, operators: Operators, names: Ints, queue: Queue, sink: Sink
+) -> None:
+    """Write the rows of OP_MEMORY for PyTorch: allocations paired with their releases.
+
+    `names` are the string ids of the names of the operators. With the task queue, the operators for
+    launching threads are found.
+    """
+    records = records.take(records["allocator"] == _INNER)
+    odd = records["kind"] > _BLOCK_FREE
+    if odd.any():
+        sink.anomaly(DAMAGED, int(odd.sum()), "a memory record that is neither malloc nor free")
+        records = records.take(~odd)
+    if not len(operators) or not len(records):
+        if len(records):
+            detail = "operators not recorded: allocations are missing in OP_MEMORY"
+            sink.anomaly("memory_without_operators", len(records), detail)
+        return
+    records = records.take(np.lexsort((records["time"], records["ptr"], records["pid"])))
+    first, free, block_free, unused = _groups(records)
+    if unused:
+        detail = "a free without an allocation, or a repeated free"
+        sink.anomaly("unmatched_free", unused, detail)
+    order = np.argsort(records["time"][first], kind="stable")
+    first, free, block_free = first[order], free[order], block_free[order]
+    by = _allocating(records.take(first), operators, queue)
+    released = np.where(free != NONE, free, block_free)
+    time = records["time"]
+
+    def at(values: Ints, place: Ints) -> Column:
+        return np.ma.MaskedArray(values[place], place == NONE)
+
+    sink.write(
+        "OP_MEMORY",
+        {
+            "name": np.append(names, NO_NAME)[by],
+            "size": records["size"][first],
+            "allocationTime": time[first],
+            "releaseTime": at(time, free),
+            "activeReleaseTime": at(time, block_free),
+            "duration": np.ma.MaskedArray(time[free] - time[first], free == NONE),
+            "activeDuration": np.ma.MaskedArray(time[block_free] - time[first], block_free == NONE),
+            "allocationTotalAllocated": records["allocated"][first],
+            "allocationTotalReserved": records["reserved"][first],
+            "allocationTotalActive": records["active"][first],
+            "releaseTotalAllocated": at(records["allocated"], released),
+            "releaseTotalReserved": at(records["reserved"], released),
+            "releaseTotalActive": at(records["active"], released),
+            "streamPtr": records["stream"][first],
+            "deviceId": records["device"][first],
+        },
+    )
+
+
+def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
+    """Return for each malloc its free and block free (or NONE), and the number of unmatched frees.
+
+    The records are sorted by process, address and time. A free or block free belongs to the
+    preceding malloc. If that malloc already has one, the free and all following frees are
+    unmatched.
+    """
+    kind = records["kind"]
+    is_malloc = kind == _MALLOC
+    group = np.cumsum(is_malloc) - 1
+    places = Runs(records["pid"], records["ptr"])
+    start = np.flatnonzero(is_malloc)
+    # Frees before the first malloc of their address follow a malloc of another address.
+    of_address = places.number()
+    matched = group >= 0
+    matched[matched] = of_address[start[group[matched]]] == of_address[matched]
+    rank = np.arange(len(kind)) - np.append(start, 0)[group]
+    nothing = np.full(len(start), NONE, np.int64)
+    free, block_free = nothing.copy(), nothing
+    second = np.flatnonzero(matched & (rank == 1) & ~is_malloc)
+    third = np.flatnonzero(matched & (rank == 2) & ~is_malloc)
+    third = third[kind[third] != kind[third - 1]]
+    for rows in (second, third):
+        for wanted, side in ((_FREE, free), (_BLOCK_FREE, block_free)):
+            chosen = rows[kind[rows] == wanted]
+            side[group[chosen]] = chosen
+    unused = len(kind) - len(start) - len(second) - len(third)
+    return start, free, block_free, unused
+
+
+def _allocating(mallocs: Records, operators: Operators, queue: Queue) -> Ints:
+    """Return the operator that made each allocation, or NONE."""
+    time, tid = mallocs["time"], mallocs["tid"]
+    candidates = operators.match(lambda name: name not in _NOT_CANDIDATES)
+    result = operators.not_ended(operators.begun(tid, time, candidates), time)
+    held = dequeue_begun(queue.dequeues, tid, time)
+    inside = np.flatnonzero(held != NONE)
+    inside = inside[time[inside] < queue.dequeues.end_ns[held[inside]]]
+    enqueue = enqueue_of(queue, held[inside])
+    inside, enqueue = inside[enqueue != NONE], enqueue[enqueue != NONE]
+    side = queue.enqueues
+    operator = operators.begun(side.tid[enqueue], side.end_ns[enqueue], candidates)
+    real = operators.match(lambda name: name.startswith(_REAL))
+    result[inside] = operators.nearest(operator, real)
+    return result
+
+
+def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
+    """Write the rows of OP_MEMORY for CANN operators: allocations paired with their releases."""
+    is_release = allocations["type"] == sink.strings.intern(_RELEASE)
+    size = allocations["size"]
+    usable = size != 0
+    rows = np.flatnonzero(usable)
+    keys = [allocations[name][rows] for name in ("operatorName", "addr", "deviceId")]
+    order = rows[np.lexsort((rows, *keys))]
+    if not len(order):
+        return
+    runs = Runs(*(allocations[name][order] for name in ("operatorName", "addr", "deviceId")))
+    release = is_release[order]
+    first = np.zeros(len(order), bool)
+    first[runs.starts] = True
+    # A release ends the allocation directly before it; an allocation before another is lost.
+    ends = release & ~first & ~np.append(True, release[:-1])
+    allocated = np.flatnonzero(~release)
+    following = np.append(ends, False)[allocated + 1]
+    last = np.zeros(len(order), bool)
+    last[runs.last] = True
+    kept = following | last[allocated]
+    if lost := int((~kept).sum()) + int((release & ~ends).sum()):
+        detail = "an allocation whose address was reused, or a release without an allocation"
+        sink.anomaly("unmatched_allocation", lost, f"NPU_OP_MEM: {detail}")
+    begin, has_end = order[allocated[kept]], following[kept]
+    end = np.append(order, 0)[np.where(has_end, allocated[kept] + 1, len(order))]
+
+    def at_end(name: str) -> Column:
+        return np.ma.MaskedArray(allocations[name][end], ~has_end)
+
+    time = allocations["timestampNs"]
+    sink.write(
+        "OP_MEMORY",
+        {
+            "name": allocations["operatorName"][begin],
+            "size": size[begin],
+            "allocationTime": time[begin],
+            "releaseTime": at_end("timestampNs"),
+            "duration": np.ma.MaskedArray(time[end] - time[begin], ~has_end),
+            "allocationTotalAllocated": allocations["totalAllocate"][begin],
+            "allocationTotalReserved": allocations["totalReserve"][begin],
+            "releaseTotalAllocated": at_end("totalAllocate"),
+            "releaseTotalReserved": at_end("totalReserve"),
+            "deviceId": allocations["deviceId"][begin],
+        },
+    )
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+
 
 # ENUM_API_TYPE `node`.
 _NODE = 10_000
@@ -223,16 +545,16 @@ class _Framework:
     def _write_memory(self, operators: Operators, names: Ints, queue: Queue) -> None:
         sink = self._sink
 
-        def read(path: Path, clock: Any, to: Sink) -> memory.Records:
-            return memory.read_memory(path, clock, self._device, to)
+        def read(path: Path, clock: Any, to: Sink) -> Records:
+            return read_memory(path, clock, self._device, to)
 
         records = self._part(files.MEMORY, read)
         if records is None:
-            records = memory.read_memory(None, self._times, self._device, sink)
+            records = read_memory(None, self._times, self._device, sink)
         allocations = sink.allocations()
-        memory.write_totals(records, allocations, sink)
-        memory.write_allocations(records, operators, names, queue, sink)
-        memory.write_cann_allocations(allocations, sink)
+        write_totals(records, allocations, sink)
+        write_allocations(records, operators, names, queue, sink)
+        write_cann_allocations(allocations, sink)
 
     def _write_frames(self, path: Path, clock: Any, sink: Sink) -> bool:
         calls = read_frames(path, self._folder.file(files.CALL_NAMES), clock, sink)

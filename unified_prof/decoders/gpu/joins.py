@@ -15,9 +15,8 @@ from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find
 from unified_prof.arrays.nesting import NONE, call_order, containing, inherit
 from unified_prof.base.columns import MISSING
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.call_chains import Forwards
 from unified_prof.decoders.gpu.host_tables import Allocations, HostTables
-from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.gpu.rows import Forwards, Parts
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter, Spans
 from unified_prof.decoders.spool import Rows, Spool, row_type, selected, stacked, windows
 

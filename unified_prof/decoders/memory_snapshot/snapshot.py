@@ -21,8 +21,7 @@ from unified_prof.base.columns import NOT_AVAILABLE, Sink
 from unified_prof.base.coverage import Coverage
 from unified_prof.base.text import NS_PER_US
 from unified_prof.decoders.gpu import host_tables
-from unified_prof.decoders.gpu.call_chains import CallChains
-from unified_prof.decoders.gpu.rows import DEVICE_COMPONENT
+from unified_prof.decoders.gpu.rows import DEVICE_COMPONENT, CallChains
 from unified_prof.decoders.memory_snapshot import pickle_reader
 from unified_prof.decoders.memory_snapshot.pickle_reader import (
     ALIVE,

@@ -22,9 +22,9 @@ import numpy as np
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells, Tables, ints
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.call_chains import as_operation
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.pools import Collective, Collectives
+from unified_prof.decoders.gpu.rows import as_operation
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.other_events import OtherEvents
 

@@ -20,9 +20,8 @@ from unified_prof.base.coverage import CountedTables, Coverage
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
-from unified_prof.decoders.gpu.call_chains import as_operation
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
-from unified_prof.decoders.gpu.rows import INTERVAL, NO_TIME, GpuRecording, Parts
+from unified_prof.decoders.gpu.rows import INTERVAL, NO_TIME, GpuRecording, Parts, as_operation
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.json_tables import PREFIX, SessionTables, sessions_of
 from unified_prof.decoders.spool import Rows

@@ -64,7 +64,7 @@ class Source(ABC):
     command: ClassVar[str] = "import"
     # Keys of the recording and its report in `--json`; scripts rely on these.
     json_keys: ClassVar[tuple[str, str]] = ("recording", "database")
-    # Layouts of `pipeline.output_paths` that its reports support.
+    # Layouts of `pipeline.discovery` that its reports support.
     layouts: ClassVar[frozenset[str]] = frozenset({"plain"})
     # True if the default place of the report is inside the recording, a directory.
     report_is_inside: ClassVar[bool] = False
