@@ -157,11 +157,13 @@ def test_signal_during_a_callback_is_sent_again(
 
     def run() -> None:
         targets.clear()
-        time.sleep(10)
+        time.sleep(20)
 
+    begin_s = time.monotonic()
     with signals.ended_by_signals(), pytest.raises(raised):
         run()
     assert reference() is None
+    assert time.monotonic() - begin_s < 15, "the signal did not end the blocking call"
 
 
 def test_signal_waits_until_the_hook_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def test_signal_waits_until_the_hook_has_ended(monkeypatch: pytest.MonkeyPatch) 
 
     def run() -> None:
         targets.clear()
-        time.sleep(2)
+        time.sleep(20)
 
     with signals.ended_by_signals(), pytest.raises(SystemExit):
         run()

@@ -116,7 +116,10 @@ def _send_after_the_hook(number: int) -> None:
             inside = inside.f_back
         if inside is None:
             break
-    signal.raise_signal(number)
+    if hasattr(signal, "pthread_kill"):  # ends a blocking call of the main thread
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
 
 
 _watches_forks = False
