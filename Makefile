@@ -64,7 +64,7 @@ contracts:
 # Prints the CPU time of the tests, and those that belong to `make test` only. Two workers wait a
 # third of the time, for processes and timeouts, so three use two processors.
 unit:
-	$(BIN)/python -m pytest -n 3 --dist worksteal --costs 190
+	$(BIN)/python -m pytest -n 3 --dist worksteal --costs 150
 
 # Build wheel and sdist in dist/.
 dist:

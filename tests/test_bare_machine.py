@@ -36,6 +36,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_torch() -> None:
     names = [
         ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))

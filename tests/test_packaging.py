@@ -63,6 +63,7 @@ EXTRAS = {
 }
 
 
+@pytest.mark.slow
 def test_every_requirement_is_imported() -> None:
     assert REQUIRED - imported() == set()
 

@@ -221,6 +221,7 @@ def test_device_figures_do_not_depend_on_window_size(
     check_windows(path, monkeypatch, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "in_order", "steps", "launches", "most_calls"),
     [

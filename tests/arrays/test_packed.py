@@ -36,7 +36,7 @@ def _columns() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.quick(cases=6)
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("name", _columns())
 @pytest.mark.parametrize("hole", [NOWHERE, LEAST])
 def test_packed_column_has_the_original_values(name: str, hole: int) -> None:

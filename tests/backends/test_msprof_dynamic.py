@@ -46,6 +46,7 @@ def test_this_process_is_recorded(tmp_path: Path) -> None:
     assert msprof_outcome.inspect(prof).has_device_data
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [

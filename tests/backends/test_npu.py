@@ -333,6 +333,7 @@ def test_path_that_msprof_rejects_is_refused_before_the_run(tmp_path: Path) -> N
         run(tmp_path, INIT, output_dir=tmp_path / "this & that")
 
 
+@pytest.mark.slow
 def test_script_runs_in_the_same_environment_as_without_uprof(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("")
     script = f"""{INIT}
@@ -346,6 +347,7 @@ assert os.environ["UPROF_DEVICE"] == "npu"
     assert run(tmp_path, script).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

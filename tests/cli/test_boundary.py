@@ -209,7 +209,7 @@ ENDED = (
 )
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_end_a_command_with_the_code_of_sys_exit(
     tmp_path: Path, number: signal.Signals, code: int

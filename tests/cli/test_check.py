@@ -218,6 +218,7 @@ def test_database_that_is_no_report_is_refused(recording: Path, tmp_path: Path) 
     assert "x.db" in str(result.exception)
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("case", ["prof/16_everything", "prof/15_chip15", "prof/39_kfc"])
 def test_goldens_equal_a_second_conversion(case: str, shared: Path, tmp_path: Path) -> None:
     """Times of the whole path: labels, joins and rules on tables of every kind."""

@@ -378,6 +378,7 @@ def test_former_name_of_schema_still_works() -> None:
     assert "--to" not in help_of("db upgrade")
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script_completes_commands_in_each_shell(shell: str) -> None:
     script = CliRunner().invoke(app, ["--show-completion", shell])

@@ -217,6 +217,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.quick(cases=12)
 @pytest.mark.parametrize("setting", [one for one in settings_of(uprof) if one[-1] in REFUSED])
 def test_command_in_a_hostile_project_ends_before_it_writes_runs_or_connects(
     setting: tuple[str, ...], project: Path, capfd: pytest.CaptureFixture[str]

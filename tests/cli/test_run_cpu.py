@@ -76,7 +76,7 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return db.execute(sql).fetchall()
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "train"])
 def test_every_example_runs_unchanged(name: str, place: Path) -> None:
     project = ("--project-root", str(ROOT / "examples"))
@@ -109,6 +109,7 @@ def test_every_file_name_contains_the_rank(place: Path, monkeypatch: pytest.Monk
     assert names == ["memory_rank3.sqlite", "run_time_rank3.sqlite"]
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [

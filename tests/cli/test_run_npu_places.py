@@ -180,6 +180,7 @@ def dry_run(*options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     "options",
     [

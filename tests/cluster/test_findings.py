@@ -179,6 +179,7 @@ def test_slow_rank_of_three_with_equal_work_is_identified() -> None:
     assert [one.ranks for one in summarize_run(found).findings] == [(6,)]
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_healthy_run_of_many_steps_has_no_finding(seed: int, noise: float) -> None:

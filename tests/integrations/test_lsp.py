@@ -205,6 +205,7 @@ def test_lines_functions_and_classes_have_their_costs_until_they_are_edited(tmp_
     edit(tmp_path, session)
 
 
+@pytest.mark.slow
 def test_findings_are_diagnostics_at_their_lines(tmp_path: Path) -> None:
     rms_norm = [("pow", 3.0), ("mean", 3.0), ("add", 1.0), ("rsqrt", 1.0), ("mul", 4.0)]
     run = tmp_path / "run_time.sqlite"
@@ -229,6 +230,7 @@ def test_findings_are_diagnostics_at_their_lines(tmp_path: Path) -> None:
     assert "RMSNorm" in finding.message
 
 
+@pytest.mark.slow
 def test_missing_damaged_and_stale_runs_do_not_end_the_server(tmp_path: Path) -> None:
     async def session(client: Any, uri: str) -> None:
         async def reload() -> str:

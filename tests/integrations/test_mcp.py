@@ -224,6 +224,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_hostile_paths_and_malformed_arguments_are_refused(root: Path) -> None:
     secret = training_step(root.parent / "secret.db")
     (root / "linked").mkdir()

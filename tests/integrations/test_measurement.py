@@ -144,6 +144,7 @@ def test_summary_before_the_end_says_not_yet(recorder: Recorder) -> None:
     assert "yet" not in measured.summary()
 
 
+@pytest.mark.slow
 def test_watched_training_has_the_steps_of_its_trainer(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Linear(8, 8)

@@ -239,6 +239,7 @@ def test_statement_is_measured(shell: Shell) -> None:
     assert shell.variables["q"].summary.operations == 2
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     ("cell", "words"),
     [

@@ -552,6 +552,7 @@ class OtherMachines(InlinePool):
         return super().submit(lambda: pickle.loads(pickle.dumps(called())))
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("change", [{}, {"buckets": 3, "setup_ns": 500_000}, {"pp": 4, "tp": 1}])
 def test_reduce_by_group_on_other_machines_equals_that_of_one_process(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def test_ascend_pt_goldens(tmp_path: Path, shared: Path) -> None:
         assert total(found, "bytes") == framework + control + prof
 
 
+@pytest.mark.slow
 def test_recorded_traces(tmp_path: Path, shared: Path) -> None:
     for name in ("nccl_parser_config__nccl_data", "mi300_vit", "torch_compile_triton"):
         path = shared / "samples" / "kineto" / f"{name}.json.gz"

@@ -222,6 +222,7 @@ def test_notebook_after_a_reset_can_start_processes(monkeypatch: pytest.MonkeyPa
         assert dict(map_unordered(pool, double, range(3))) == {0: 0, 1: 2, 2: 4}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is new in Python 3.11")
 def test_spawned_processes_import_nothing_from_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -147,7 +147,7 @@ def test_figures_of_an_export_without_most_tables_and_columns(
     assert set(found.anomalies) == {"relative_times"}
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_accept_converted_exports(
     name: str, conversion: dict[str, Conversion], tmp_path: Path

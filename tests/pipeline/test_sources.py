@@ -431,6 +431,7 @@ STREAMS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.quick(cases=7)
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".zip"])
 def test_every_source_is_imported_from_an_archive(
     source: Source, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -449,6 +450,7 @@ def test_every_source_is_imported_from_an_archive(
     assert again.error is None
 
 
+@pytest.mark.quick(cases=7)
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".gz.xz", ".bz2.gz"])
 @pytest.mark.parametrize("kind", ["kineto", "nsys", "memory_snapshot", "rocm", "ascend_text"])
 def test_every_single_file_source_is_imported_compressed(

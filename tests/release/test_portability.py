@@ -58,6 +58,7 @@ def opens_text(call: ast.Call) -> bool:
     return "b" not in (mode := mode_of(call)) and set(mode) <= set("rwxat+")
 
 
+@pytest.mark.slow
 def test_text_files_are_opened_with_an_explicit_encoding() -> None:
     without_encoding = [
         f"{path.relative_to(ROOT)}:{call.lineno}"

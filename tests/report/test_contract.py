@@ -73,6 +73,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in COMMANDS))
 def test_documents_are_as_their_schema_says_and_changed_ones_are_refused(
     name: str, inputs: Path, monkeypatch: pytest.MonkeyPatch

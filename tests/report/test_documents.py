@@ -29,6 +29,7 @@ class Word(str, Enum):
     ONE = "one"
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_json_equals_that_of_python(document: object) -> None:
     assert dump_json(document) == json.dumps(document, indent=2) + "\n"

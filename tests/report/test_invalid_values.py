@@ -125,6 +125,7 @@ def memory(path: Path) -> None:
 BUILDERS = {"msprof": full_database, "run_time": skyline, "memory": memory}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["memory", *(pytest.param(one, marks=pytest.mark.slow) for one in ("msprof", "run_time"))],

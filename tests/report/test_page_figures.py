@@ -151,6 +151,7 @@ def test_no_format_prints_an_invalid_figure(report: Path) -> None:
         assert NO_FIGURE.search(printed) is None, produce.__name__
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", ["cuda", "cuda-graph", "rocm", "cpu"])
 def test_gpu_recordings_have_no_ascend_terms(tmp_path: Path, shared: Path, name: str) -> None:
     path = RECORDINGS[name](tmp_path, lambda: shared)

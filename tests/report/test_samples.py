@@ -94,6 +94,7 @@ def test_forward_and_backward_time_of_a_recorded_training_are_separated(
     assert sum(part or 0 for part in parts) == totals.total_ns
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", ["h100_bert-small", "b200_eager", "mi300_vit"])
 def test_kernel_names_of_real_devices_fit_a_table_and_stay_distinct(
     shared: Path, tmp_path: Path, name: str

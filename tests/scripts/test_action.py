@@ -126,6 +126,7 @@ def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None
     assert "pip" in done.stdout
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize(
     "ref",
     [

@@ -175,6 +175,7 @@ exit 1
 """
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("name", _HOSTILE)
 def test_hostile_branches_titles_and_paths_run_nothing(
     server: Forge, tmp_path: Path, name: str

@@ -11,7 +11,7 @@ from tests.simulated.programs import PROGRAMS, judge
 HOLDING = [program for program in PROGRAMS if " / ".join(program) not in TABLES["open"]]
 
 
-@pytest.mark.quick(cases=3)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(("name", "base"), HOLDING)
 def test_findings_name_the_fault_and_its_gain(name: str, base: str) -> None:
     result = judge(name, base)

@@ -102,7 +102,7 @@ SIZES: dict[str, Callable[[Random, int], Values]] = {
 }
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("model", LENGTHS)
 def test_healthy_lengths_are_no_drift(model: str) -> None:
     for seed in range(20):
@@ -140,7 +140,7 @@ def test_the_first_slow_steps_and_those_after_a_longer_time_are_reported() -> No
     assert slow_steps(rows(lengths)) == [200, 400, 4500, 8000]
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("model", SIZES)
 def test_healthy_memory_does_not_grow(model: str) -> None:
     for seed in range(20):

@@ -85,7 +85,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end_s
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def captures_of(folder: Path) -> list[str]:
@@ -100,6 +100,7 @@ def assert_requests_are_refused(folder: Path) -> None:
     assert sorted(folder.glob("out/requests/*")) == before
 
 
+@pytest.mark.slow
 def test_slow_data_loading_is_captured_and_named(tmp_path: Path) -> None:
     child = start(tmp_path, "1500", "1300")
     stdout, stderr = child.communicate(timeout=120)

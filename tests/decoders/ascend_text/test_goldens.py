@@ -38,6 +38,7 @@ def test_export_tables_equal_those_of_the_database(case: str, shared: Path, tmp_
         assert not difference(canon, expected, conversion.database, ignored, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_real_export_keeps_every_slice(shared: Path, tmp_path: Path) -> None:
     with tarfile.open(shared / SAMPLE) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -211,6 +211,7 @@ SNAPSHOT = b"\x80\x04}\x94(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_tra
 SHARED_TUPLES = b"K\x01\x85\x94" + b"".join(b"h%c\x86\x94" % (1 + i) for i in range(40))
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
     "rest",
     [

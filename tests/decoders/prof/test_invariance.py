@@ -68,6 +68,7 @@ def assert_same(expected: Rows, found: Rows) -> None:
         assert found[name] == expected[name], name
 
 
+@pytest.mark.slow
 @settings(
     max_examples=3,
     deadline=None,

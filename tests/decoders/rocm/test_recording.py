@@ -176,6 +176,7 @@ _ODD: tuple[Any, ...] = (
 )
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_values_are_refused_or_decoded(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -195,6 +196,7 @@ def test_random_values_are_refused_or_decoded(tmp_path: Path, seed: int) -> None
             assert decode(path).tables["SESSION_TIME_INFO"]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_json_is_refused_or_decoded(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

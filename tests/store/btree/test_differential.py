@@ -217,6 +217,7 @@ def test_index_does_not_change_the_order_of_rows(
         assert [value for (value,) in db.execute(query)] == expected
 
 
+@pytest.mark.slow
 def test_a_live_writer_is_never_seen_halfway(tmp_path: Path) -> None:
     """Each transaction gives all rows one value, with a write-ahead log and without."""
     for mode in ("WAL", "DELETE"):

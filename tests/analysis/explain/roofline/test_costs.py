@@ -35,6 +35,7 @@ def bf16(*shape: int) -> Tensor:
 # Matrix products, against torch.utils.flop_counter
 
 
+@pytest.mark.slow
 @given(m=SIZE, k=SIZE, n=SIZE, batch=st.lists(SIZE, max_size=2))
 @settings(max_examples=30, deadline=None)
 def test_matmul_flops_equal_those_of_torch_forward_and_backward(
