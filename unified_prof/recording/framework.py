@@ -92,13 +92,11 @@ class Framework:
         self._duration_ns = ranges["duration"]
         self._connection, self._chain = ranges["connection"], ranges["chain"]
         self._sequence, self._forward_thread = ranges["sequence"], ranges["forward_thread"]
-        self._type = ranges["type"]
-        self._row = ranges["row"]
+        self._type, self._row = ranges["type"], ranges["row"]
         self._nest = Nest(self.thread, self.start_ns, self._duration_ns)
         self._ids = ranges["name"].distinct()
         self._name_code = recoded(ranges.pop("name"), self._ids)
-        texts: list[str] = [strings.get(int(number)) or "" for number in self._ids]
-        self._names = texts
+        self._names: list[str] = [strings.get(int(number)) or "" for number in self._ids]
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -115,8 +113,7 @@ class Framework:
 
     def name_ids(self, ranges: Whole) -> Ints:
         """Return the string ids of the names of ranges."""
-        result: Ints = self._ids[self._name_code[ranges]]
-        return result
+        return np.asarray(self._ids[self._name_code[ranges]])
 
     def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
         """Return the distinct names, and the index of each range's name (-1 is the last range)."""
@@ -207,11 +204,7 @@ class Framework:
         """
         nearest = self._nested.operation if among is None else self._nearest(among)
         distinct, inverse = np.unique(connection, return_inverse=True)
-        launcher = self._launcher(distinct)
-        found = launcher != NONE
-        result = np.full(len(distinct), NONE, np.int64)
-        result[found] = nearest[launcher[found]]
-        return result[inverse]
+        return values_at(nearest, self._launcher(distinct))[inverse]
 
     def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
         """Return the innermost of the masked ranges that enclose each range, or -1."""
@@ -286,13 +279,8 @@ class Framework:
     @property
     def is_annotation(self) -> NDArray[np.bool_]:
         """Mask of the ranges that are not operations: modules, marks, steps, Python frames."""
-
-        def drawn(rows: slice) -> NDArray[np.bool_]:
-            is_engine = self._name_kinds.engine[self._name_code[rows]]
-            result: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
-            return result
-
-        return self._mask(drawn)
+        engine = self._name_kinds.engine
+        return self._mask(lambda rows: ~(self._is_operation(rows) | engine[self._name_code[rows]]))
 
     @cached_property
     def recorded(self) -> NDArray[np.bool_]:
@@ -349,8 +337,7 @@ class Framework:
 
     def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
         """Return a mask of the ranges that are operations; False for -1."""
-        result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation(ranges)
-        return result
+        return np.not_equal(ranges, NONE) & self._is_operation(ranges)
 
     @property
     def is_python(self) -> NDArray[np.bool_]:
@@ -395,7 +382,7 @@ class Framework:
         """
         chosen = self._mask(
             lambda rows: (
-                np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
+                self._is_outermost(rows)
                 | (self.recorded[rows] & np.equal(self._nested.operation[rows], NONE))
             )
         )
@@ -422,13 +409,13 @@ class Framework:
     @cached_property
     def calls(self) -> Ints:
         """Outermost operations outside backward passes, in call order."""
+        return self._ranges_where(lambda rows: self._is_outermost(rows) & ~self._in_backward(rows))
 
-        def is_forward(rows: slice) -> NDArray[np.bool_]:
-            own = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
-            result: NDArray[np.bool_] = own & ~self._in_backward(rows)
-            return result
-
-        return self._ranges_where(is_forward)
+    def _is_outermost(self, rows: slice) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = np.equal(
+            self._nested.top[rows], np.arange(*rows.indices(len(self)))
+        )
+        return result
 
     def steps(self) -> list[tuple[str, int, int]]:
         """Return the profiler's steps as (number, start_ns, end_ns)."""
@@ -460,11 +447,7 @@ class Framework:
 
     def _ranges_where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
         """Return the ranges selected by a function that returns a mask for each window."""
-        result = [np.zeros(0, np.int64)]
-        for low in range(0, len(self), WINDOW):
-            rows = slice(low, min(low + WINDOW, len(self)))
-            result.append(low + np.flatnonzero(chosen(rows)))
-        return np.concatenate(result)
+        return np.flatnonzero(self._mask(chosen))
 
     def _nearest(self, among: NDArray[np.bool_]) -> Distances:
         """Return the range itself if it is in the mask, else the innermost such range around it."""
@@ -480,8 +463,8 @@ class Framework:
         )
 
     def _is_module(self, rows: slice) -> NDArray[np.bool_]:
-        named: NDArray[np.bool_] = self._name_kinds.module[self._name_code[rows]]
-        result: NDArray[np.bool_] = named | (self._type[rows] == host_ranges.MODULE_RANGE)
+        of_module = np.equal(self._type[rows], host_ranges.MODULE_RANGE)
+        result: NDArray[np.bool_] = of_module | self._name_kinds.module[self._name_code[rows]]
         return result
 
     def _is_operation(self, rows: slice | Whole) -> NDArray[np.bool_]:
@@ -558,21 +541,22 @@ class Framework:
         )
 
         def may_create(rows: slice) -> NDArray[np.bool_]:
-            recorded = (self._type[rows] == API_OPERATION) & ~self._is_module(rows)
-            result: NDArray[np.bool_] = (self._sequence[rows] >= 0) & ~self._in_backward(rows)
-            result &= recorded
+            recorded = np.equal(self._type[rows], API_OPERATION) & ~self._is_module(rows)
+            result: NDArray[np.bool_] = (
+                recorded & (self._sequence[rows] >= 0) & ~self._in_backward(rows)
+            )
             return result
 
-        def runs_node(rows: slice) -> NDArray[np.bool_]:
-            nodes: NDArray[np.bool_] = np.greater_equal(self._sequence[rows], 0)
-            nodes &= self._forward_thread[rows] > 0
-            return nodes
-
         ranges = self._ranges_where(may_create)
+        nodes = self._ranges_where(
+            lambda rows: (
+                np.greater_equal(self._sequence[rows], 0) & (self._forward_thread[rows] > 0)
+            )
+        )
         threads = np.zeros(0, np.int64)
         for low in range(0, len(ranges), WINDOW):
             threads = np.union1d(threads, self.thread[ranges[low : low + WINDOW]])
-        result = ForwardOperations(columns, self._names, threads, self._ranges_where(runs_node))
+        result = ForwardOperations(columns, self._names, threads, nodes)
         for low in range(0, len(ranges), WINDOW):
             result.add(ranges[low : low + WINDOW])
         return result
@@ -608,12 +592,9 @@ class Framework:
             self._host_calls = calls
             row = calls.row_of_connection(connection[open_ones])
             open_ones, row = open_ones[row >= 0], row[row >= 0]
-            result[open_ones] = self._around(calls.thread[row], calls.start_ns[row])
+            around = self._innermost_at(calls.thread[row], calls.start_ns[row])
+            result[open_ones] = values_at(self._nested.operation, around)
         return result
-
-    def _around(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the innermost operation that is open on each thread at each time, or -1."""
-        return values_at(self._nested.operation, self._innermost_at(thread, at_ns))
 
     def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the innermost range that is open on each thread at each time, or -1."""
