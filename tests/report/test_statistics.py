@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import Device, run_time_report, training_step
 from unified_prof.cli.app import app
 from unified_prof.explain.api import open_reports
-from unified_prof.recording.breakdowns import _by_key
+from unified_prof.recording.calls import _by_key
 from unified_prof.recording.model import Totals
 from unified_prof.report import report_formats
 from unified_prof.report.figures import peak_parts

@@ -23,11 +23,19 @@ from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.arguments import SIZES, dtype_of, split
 from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, schedule_of, select, without
-from unified_prof.recording import breakdowns, counters, host_lanes, timeline
+from unified_prof.recording import counters, host_lanes, timeline
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
 from unified_prof.recording.breakdowns import Stacks
-from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, PackedCalls
+from unified_prof.recording.calls import (
+    COMMUNICATION,
+    COPY,
+    KERNEL,
+    SUMMED,
+    Calls,
+    PackedCalls,
+    kernel_statistics,
+)
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.idle import IdleReasons
@@ -180,7 +188,7 @@ class MsprofAnalysis(Analysis):
             return super().statistics(by)
         work = self.recording.work
         if by == "kernel":
-            return breakdowns.kernel_statistics(work.by_kernel())
+            return kernel_statistics(work.by_kernel())
         launches = work.launches_of_operations() if by == "operation" else {}
         found = super().statistics(by)
         return {

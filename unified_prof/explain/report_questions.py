@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
-from unified_prof.recording import breakdowns
 from unified_prof.recording.breakdown_kinds import By, Place
-from unified_prof.recording.calls import AnyCalls, Calls
+from unified_prof.recording.calls import AnyCalls, Calls, operation_statistics
 from unified_prof.recording.model import (
     Advice,
     Breakdown,
@@ -147,7 +146,7 @@ class Analysis(ABC):
 
         Empty for other breakdowns. It needs another pass over all of them.
         """
-        return breakdowns.operation_statistics(self.calls) if by == "operation" else {}
+        return operation_statistics(self.calls) if by == "operation" else {}
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return a row for each pair of operation and kernel launched by it, as (operation, row).

@@ -294,7 +294,8 @@ class _Search:
             ),
         ):
             if paths:
-                yield f"{what}: {_first_of(sorted(map(str, paths)))}"
+                first, *more = sorted(map(str, paths))
+                yield f"{what}: {first}" + (f" and {len(more):,} more" if more else "")
         kinds = sorted(self._skipped.items(), key=lambda item: -len(item[1]))
         if kinds:
             count = sum(len(files) for _, files in kinds)
@@ -348,10 +349,6 @@ class _Search:
             hint="pass the directories of the recordings",
             slug="input-too-long",
         )
-
-
-def _first_of(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
 
 
 def report_hint(path: Path, message: str) -> str | None:

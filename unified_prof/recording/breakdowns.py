@@ -1,7 +1,7 @@
-"""Breakdowns of calls by operation, module and line, statistics of their times, and call stacks.
+"""Breakdowns of calls by operation, module and line, and weighted call stacks.
 
 The module also sums times by key, builds the calls of framework operations with their modules,
-source lines and allocations, and computes weighted call stacks for flame graphs.
+source lines and allocations, and computes call stacks for flame graphs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.errors import UsageError
 from unified_prof.recording import calls
@@ -261,83 +261,6 @@ class TimeSums:
     def known_ns(self, rows: slice) -> Ints:
         """Return the sums of some keys, UNKNOWN if nothing was added."""
         return np.where(self._known[rows], self.total_ns(rows), UNKNOWN)
-
-
-StatisticsInts = NDArray[np.integer]
-Figures = dict[tuple[str, str], Mapping[str, float | None]]
-
-
-def operation_statistics(calls: Calls) -> Figures:
-    """Return the time statistics of each operation's calls, by name and kind."""
-    if calls.total_ns is None:
-        return {}
-    texts = calls.labels.texts
-    result = _by_key(calls.name.astype(np.int64) * len(KINDS) + calls.kind, calls.total_ns)
-    return {(texts[key // len(KINDS)], KINDS[key % len(KINDS)]): one for key, one in result.items()}
-
-
-def kernel_statistics(calls: Calls) -> Figures:
-    """Return the time statistics of each kernel, by name and by the kind of its first execution."""
-    if calls.total_ns is None:
-        return {}
-    texts = calls.labels.texts
-    kind = np.zeros(len(texts), np.int8)
-    kind[calls.name[::-1]] = calls.kind[::-1]
-    result = _by_key(calls.name.astype(np.int64), calls.total_ns)
-    return {(texts[key], KINDS[kind[key]]): one for key, one in result.items()}
-
-
-def _by_key(key: StatisticsInts, times_ns: StatisticsInts) -> dict[int, Mapping[str, float | None]]:
-    """Return minimum, median, p99, maximum and standard deviation of the times of each key."""
-    known = np.flatnonzero(times_ns != UNKNOWN)
-    key, times = key[known], times_ns[known]
-    order = np.lexsort((times, key))
-    key, times = key[order], times[order].astype(np.int64)
-    runs = Runs(key)
-    first, count = runs.starts, runs.sizes
-    columns = {
-        "min_ns": times[first].tolist(),
-        "median_ns": _percentiles(times, first, count, 50),
-        "p99_ns": _percentiles(times, first, count, 99),
-        "max_ns": times[first + count - 1].tolist(),
-        "stddev_ns": _deviations(times, first, count),
-    }
-    return {
-        one: dict(zip(columns, values, strict=True))
-        for one, values in zip(
-            key[first].tolist(), zip(*columns.values(), strict=True), strict=True
-        )
-    }
-
-
-def _percentiles(
-    times: StatisticsInts, first: StatisticsInts, count: StatisticsInts, percent: int
-) -> list[int]:
-    """Return a percentile of each group, interpolated linearly between two times.
-
-    Without interpolation, the p99 of two times would be the smaller one.
-    """
-    if not len(first):
-        return []
-    place, hundredths = np.divmod((count - 1) * percent, 100)
-    low, high = times[first + place], times[first + np.minimum(place + 1, count - 1)]
-    between: StatisticsInts = low + np.rint((high - low) * hundredths / 100).astype(np.int64)
-    return [int(one) for one in between]
-
-
-def _deviations(
-    times: StatisticsInts, first: StatisticsInts, count: StatisticsInts
-) -> list[float | None]:
-    """Return the sample standard deviation of each group, None for a single time."""
-    if not len(first):
-        return []
-    mean = np.add.reduceat(times, first) / count
-    away = np.add.reduceat((times - np.repeat(mean, count)) ** 2, first)
-    deviation = np.sqrt(away / np.maximum(count - 1, 1)).tolist()
-    return [
-        value if number > 1 else None
-        for value, number in zip(deviation, count.tolist(), strict=True)
-    ]
 
 
 def allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:

@@ -1,4 +1,4 @@
-"""Table of operation calls in program order, used for both report families.
+"""Table of operation calls in program order, used for both report families, and their statistics.
 
 Breakdowns sum the rows of a table; comparisons match two tables call by call. `Calls` has plain
 columns. `PackedCalls` packs them, which takes a third of the memory.
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts
+from unified_prof.arrays.grouping import AnyInts, Runs
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording.model import Row
 
@@ -421,3 +421,75 @@ def _in_order(column: Packed, order: NDArray[np.int32]) -> Packed:
     for low in range(0, len(order), WINDOW):
         packing.add(column.at(order[low : low + WINDOW]))
     return packing.done()
+
+
+Figures = dict[tuple[str, str], Mapping[str, float | None]]
+
+
+def operation_statistics(calls: Calls) -> Figures:
+    """Return the time statistics of each operation's calls, by name and kind."""
+    if calls.total_ns is None:
+        return {}
+    texts = calls.labels.texts
+    result = _by_key(calls.name.astype(np.int64) * len(KINDS) + calls.kind, calls.total_ns)
+    return {(texts[key // len(KINDS)], KINDS[key % len(KINDS)]): one for key, one in result.items()}
+
+
+def kernel_statistics(calls: Calls) -> Figures:
+    """Return the time statistics of each kernel, by name and by the kind of its first execution."""
+    if calls.total_ns is None:
+        return {}
+    texts = calls.labels.texts
+    kind = np.zeros(len(texts), np.int8)
+    kind[calls.name[::-1]] = calls.kind[::-1]
+    result = _by_key(calls.name.astype(np.int64), calls.total_ns)
+    return {(texts[key], KINDS[kind[key]]): one for key, one in result.items()}
+
+
+def _by_key(key: AnyInts, times_ns: AnyInts) -> dict[int, Mapping[str, float | None]]:
+    """Return minimum, median, p99, maximum and standard deviation of the times of each key."""
+    known = np.flatnonzero(times_ns != UNKNOWN)
+    key, times = key[known], times_ns[known]
+    order = np.lexsort((times, key))
+    key, times = key[order], times[order].astype(np.int64)
+    runs = Runs(key)
+    first, count = runs.starts, runs.sizes
+    columns = {
+        "min_ns": times[first].tolist(),
+        "median_ns": _percentiles(times, first, count, 50),
+        "p99_ns": _percentiles(times, first, count, 99),
+        "max_ns": times[first + count - 1].tolist(),
+        "stddev_ns": _deviations(times, first, count),
+    }
+    return {
+        one: dict(zip(columns, values, strict=True))
+        for one, values in zip(
+            key[first].tolist(), zip(*columns.values(), strict=True), strict=True
+        )
+    }
+
+
+def _percentiles(times: AnyInts, first: AnyInts, count: AnyInts, percent: int) -> list[int]:
+    """Return a percentile of each group, interpolated linearly between two times.
+
+    Without interpolation, the p99 of two times would be the smaller one.
+    """
+    if not len(first):
+        return []
+    place, hundredths = np.divmod((count - 1) * percent, 100)
+    low, high = times[first + place], times[first + np.minimum(place + 1, count - 1)]
+    between: AnyInts = low + np.rint((high - low) * hundredths / 100).astype(np.int64)
+    return [int(one) for one in between]
+
+
+def _deviations(times: AnyInts, first: AnyInts, count: AnyInts) -> list[float | None]:
+    """Return the sample standard deviation of each group, None for a single time."""
+    if not len(first):
+        return []
+    mean = np.add.reduceat(times, first) / count
+    away = np.add.reduceat((times - np.repeat(mean, count)) ** 2, first)
+    deviation = np.sqrt(away / np.maximum(count - 1, 1)).tolist()
+    return [
+        value if number > 1 else None
+        for value, number in zip(deviation, count.tolist(), strict=True)
+    ]

@@ -2,8 +2,7 @@
 
 A table gets few rows by statements, many as pages. Thousands of rows are written as pages without
 SQLite, which is several times as fast (docs/performance.md). This requires a table with only plain
-columns, and rows in the order of their row ids. Otherwise SQLite inserts the rows, and the page
-writer is not imported.
+columns, and rows in the order of their row ids. Otherwise SQLite inserts the rows.
 
 Indexes are written as pages too, as long as the rows are in the order of the index. Otherwise
 SQLite creates the index at the end.
@@ -19,7 +18,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,14 +53,10 @@ from unified_prof.sqlite.inserts import (
     integers,
     text_size,
 )
-from unified_prof.sqlite.pages.row_encoder import Affinity, affinity_of
-from unified_prof.sqlite.pages.tree_writer import IndexTree
+from unified_prof.sqlite.pages.row_encoder import Affinity, affinity_of, field_of
+from unified_prof.sqlite.pages.tree_writer import IndexTree, TableTree
 from unified_prof.sqlite.reader import Layout
 from unified_prof.sqlite.statements import Block
-
-if TYPE_CHECKING:
-    from unified_prof.sqlite.pages.tree_writer import TableTree
-
 
 # Minimum number of rows to write as pages.
 ROWS_WORTH_PAGES = 4_000
@@ -191,8 +185,6 @@ class TableWriter:
                 return False
             rowids = keys
             ordered[self._key] = Constant(None)
-        from unified_prof.sqlite.pages.row_encoder import field_of
-
         if self._tree is None:
             self._tree = self._new_tree()
         fields = [
@@ -205,8 +197,6 @@ class TableWriter:
         return True
 
     def _new_tree(self) -> TableTree:
-        from unified_prof.sqlite.pages.tree_writer import TableTree
-
         if self._inserts.indexes:
             self._index_pages = IndexPages(self._file, self._columns, self._inserts.indexes)
         root = self._file.statements().execute(
