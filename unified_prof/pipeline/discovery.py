@@ -352,10 +352,7 @@ class _Search:
 
 
 def report_hint(path: Path, message: str) -> str | None:
-    """Return a hint for a path that cannot be read as a report, or None.
-
-    `message` is that of the error.
-    """
+    """Return a hint for a path that cannot be read as a report (with this message), or None."""
     from unified_prof.cluster import rank_partial
     from unified_prof.sqlite.run_spool import recovery_hint
 
@@ -376,21 +373,18 @@ def report_hint(path: Path, message: str) -> str | None:
         return hint
     if path.is_dir() and (hint := recovery_hint(path)) is not None:
         return hint
+    convert = f"run `uprof convert {path}` first, or use --convert"
     # A damaged database can be of any kind; only certain recordings get the hint.
     of = sources.certain_source if path.suffix in (".db", ".sqlite") else sources.find_source
     if (source := of(path)) is not None:
-        return f"it is {source.description}; {_converted(source, path)}"
+        return f"it is {source.description}; {convert}"
     if (unsupported := sources.unsupported_format(path)) is not None:
         return f"it is {unsupported.description}; {unsupported.hint_for(path)}"
     if path.is_dir() and "no readable report" in message:
         inside = next((one for one in sorted(path.iterdir()) if sources.certain_source(one)), None)
         if inside is not None and (source := sources.certain_source(inside)) is not None:
-            return f"{inside.name} is {source.description}; {_converted(source, path)}"
+            return f"{inside.name} is {source.description}; {convert}"
     return None
-
-
-def _converted(source: Source, path: Path) -> str:
-    return f"run `uprof convert {path}` first, or use --convert"
 
 
 _RANK_IN_NAME = re.compile(r"(?<![a-z0-9])rank[_-]?\d", re.IGNORECASE)
