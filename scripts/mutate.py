@@ -1,12 +1,16 @@
-"""Sample mutants of the package, run the nearest quick tests on each, and list the survivors.
+"""Sample mutants of the package, run the quick tests of each, and list the survivors.
 
-    python scripts/mutate.py --sample 100 --since 466e6e4 [--seed 1] [unified_prof/cluster ...]
+    pip install coverage
+    python scripts/mutate.py --record   # which lines each quick test runs, in .cache/mutate
+    python scripts/mutate.py --sample 100 [--seed 1] [--since REV] [unified_prof/cluster ...]
 
 A mutant is one changed expression: a comparison, an arithmetic or boolean operator, a constant, a
 condition or a statement that is a call. Mutants are made in a copy of the checkout. For each, the
-`--files` test files that most likely run the line are run, without tests marked slow; the first
-failure that the unchanged checkout does not have kills the mutant. mutmut and cosmic-ray run the
-whole suite, or need a session per module, which takes days for a package of this size.
+quick tests that run its line are run, cheapest first, up to `--seconds` of CPU time; the first
+failure that the unchanged checkout does not have kills the mutant. `mutate_plugin.py` tests mutants
+in forks of a process that has collected all tests, so that most take a second. mutmut and
+cosmic-ray run the whole suite, or need a session per module, which takes days for a package of this
+size.
 
 The exit code is 1 if fewer than `--at-least` percent of the mutants are killed.
 """
@@ -15,7 +19,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import math
+import itertools
+import json
 import os
 import random
 import re
@@ -23,12 +28,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import mutate_plugin
+
 ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / ".cache" / "mutate"
+COSTS = RECORD / "costs.json"
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -43,8 +53,8 @@ SYMBOLS = {
     ast.BitAnd: "&", ast.BitOr: "|",
 }  # fmt: skip
 # Longest time of one test, and of the tests of one mutant: an endless loop counts as killed.
-TEST_TIMEOUT_S = 120
-TIMEOUT_S = 1800
+TEST_TIMEOUT_S = 60
+TIMEOUT_S = 900
 
 
 class Mutant(NamedTuple):
@@ -69,23 +79,40 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=30, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--since", help="only lines changed since this revision")
-    parser.add_argument("--files", type=int, default=12, help="test files per mutant")
+    parser.add_argument("--record", action="store_true", help="record what each quick test runs")
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU time of tests per mutant")
+    parser.add_argument(
+        "--line", action="append", default=[], metavar="PATH:LINE", help="only mutants of this line"
+    )
     parser.add_argument("--at-least", type=float, default=85.0, help="percent to kill")
     options = parser.parse_args()
+    if options.record:
+        return record()
     found = list(mutants(options.paths, options.since))
+    if options.line:
+        found = [mutant for mutant in found if f"{mutant.path}:{mutant.line}" in options.line]
     chosen = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     print(f"{len(found):,} mutants, {len(chosen)} sampled with seed {options.seed}", flush=True)
-    survivors, tests = 0, TestFiles()
+    survivors, coverage = 0, Coverage()
     with tempfile.TemporaryDirectory() as folder:
-        checkout = Checkout(Path(folder) / "checkout")
+        checkout = Checkout(Path(folder))
         for mutant in chosen:
             source = checkout.source(mutant.path)
-            nearest = tests.near(mutant.path, mutant.line)[: options.files]
-            killer = checkout.killer(mutant, nearest)
+            covering, how = coverage.tests(mutant.path, mutant.line)
+            costs_s = itertools.accumulate(coverage.costs_s[test] for test in covering)
+            tests = [
+                test
+                for test, cost_s in zip(covering, costs_s, strict=True)
+                if cost_s <= options.seconds
+            ]
+            killer = checkout.killer(mutant, tests) if tests else None
             survivors += killer is None
             verdict = "SURVIVED" if killer is None else "killed  "
             print(f"{verdict} {mutant.describe(source)}", flush=True)
-            print(f"         {killer or ' '.join(map(str, nearest))}", flush=True)
+            print(
+                f"         {killer or f'{len(tests)} of {len(covering)} tests {how}'}", flush=True
+            )
+        checkout.close()
     share = 100 * (1 - survivors / max(len(chosen), 1))
     print(f"{len(chosen) - survivors} of {len(chosen)} killed ({share:.0f} %)")
     return int(share < options.at_least)
@@ -154,9 +181,9 @@ def _of_module(path: Path, source: str) -> Iterator[Mutant]:
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a module that run: no docstrings, annotations, decorators or imports."""
-    decorators = getattr(tree, "decorator_list", [])
+    skipped = [*getattr(tree, "decorator_list", []), getattr(tree, "returns", None)]
     for child in ast.iter_child_nodes(tree):
-        if child in decorators:
+        if child in skipped:
             continue
         if isinstance(child, ast.Import | ast.ImportFrom | ast.JoinedStr):
             continue
@@ -173,129 +200,206 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _code(child)
 
 
-class TestFiles:
-    """Test files by how likely they run a given line."""
+class Coverage:
+    """Which tests run a line, and the CPU time of each, as `--record` found."""
 
     def __init__(self) -> None:
-        self._texts = {
-            file: file.read_text(encoding="utf-8")
-            for file in sorted((ROOT / "tests").rglob("test_*.py"))
-            if file.relative_to(ROOT).parts[1] not in ("device", "wild")
-        }
-        self._sources = {
-            file.relative_to(ROOT): file.read_text(encoding="utf-8")
-            for file in sorted((ROOT / "unified_prof").rglob("*.py"))
-        }
-        self._words = {file: _words(text) for file, text in self._texts.items()}
-        count = Counter(word for words in self._words.values() for word in words)
-        self._rarity = {word: math.log(len(self._texts) / n) for word, n in count.items()}
+        try:
+            from coverage import CoverageData
+        except ImportError:
+            sys.exit("mutate.py needs coverage: pip install coverage")
+        if not COSTS.is_file():
+            sys.exit("no coverage is recorded: python scripts/mutate.py --record")
+        records = json.loads(COSTS.read_text(encoding="utf-8"))
+        self.costs_s: dict[str, float] = {test: cost for test, (cost, _) in records.items()}
+        users: dict[str, list[str]] = defaultdict(list)
+        for test, (_, fixtures) in records.items():
+            for name in fixtures:
+                users[name].append(test)
+        self._users = users
+        self._data = CoverageData(str(RECORD / "data"))
+        self._data.read()
+        self._tests: dict[Path, dict[int, set[str]]] = {}
 
-    def near(self, path: Path, line: int) -> list[Path]:
-        """Return the test files, those that most likely run `line` of a module first.
+    def tests(self, path: Path, line: int) -> tuple[list[str], str]:
+        """Return the tests that run a line, those of the cheapest files first, and how they run it.
 
-        Most tests use a module through a package or a command, so that imports alone find few of
-        them. Tests that import the module count most, then those that share rare words (names,
-        tables, options, titles) with the function and with the module, then the tests of its
-        package and of the modules that import it.
+        A line that runs at import (a constant, a table, a default) is run by the tests that run
+        the lines that name it. If no test runs the line in its own process: all of the module.
         """
-        imports, (package, name) = _import_of(path), _module(path)
-        imports_package = re.compile(rf"{re.escape(package)}\b")
-        users = [file for file, text in self._sources.items() if imports.search(text)]
-        imports_user = [_import_of(file) for file in users]
-        user_names = {file.stem for file in users}
-        source = self._sources[path]
-        in_function = _words(_function_at(source, line))
-        in_module = _words(source)
-        folders = {part for part in (*path.parts[1:-1], *name.split("_")) if len(part) > 2}
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        lines, names = _statement(tree, line)
+        found = set().union(*(self._of_module(path).get(number, ()) for number in lines))
+        how = "of the line"
+        if names:
+            how = "of its names"
+            pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+            modules = [path]
+            if not all(name.startswith("_") for name in names):
+                modules = [file.relative_to(ROOT) for file in (ROOT / "unified_prof").rglob("*.py")]
+            found |= set().union(*(self._that_match(module, pattern) for module in modules))
+        if not found:
+            found, how = set().union(*self._of_module(path).values()), "of the module"
+        files: dict[str, list[str]] = defaultdict(list)
+        for test in sorted(found, key=lambda test: (self.costs_s[test], test)):
+            files[test.partition("::")[0]].append(test)
+        by_cost = sorted(
+            files.values(), key=lambda tests: sum(self.costs_s[test] for test in tests)
+        )
+        return [test for tests in by_cost for test in tests], how
 
-        def score(file: Path) -> float:
-            text, words = self._texts[file], self._words[file]
-            parts = {*file.parts, *file.stem.split("_")}
-            return (
-                2 * bool(imports.search(text))
-                + bool(imports_package.search(text)) / 2
-                + any(pattern.search(text) for pattern in imports_user) / 2
-                + 0.75 * len(folders & parts)
-                + 0.75 * bool(user_names & {*parts, file.stem.removeprefix("test_")})
-                + 4 * self._likeness(in_function, words)
-                + 4 * self._likeness(in_module, words)
+    def _that_match(self, path: Path, pattern: re.Pattern[str]) -> set[str]:
+        of_line = self._of_module(path)
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        return set().union(
+            *(of_line.get(n, ()) for n, text in enumerate(lines, 1) if pattern.search(text))
+        )
+
+    def _of_module(self, path: Path) -> dict[int, set[str]]:
+        if path not in self._tests:
+            contexts = self._data.contexts_by_lineno(str(ROOT / path))
+            self._tests[path] = {
+                line: {test for name in names for test in self._of_context(name)}
+                for line, names in contexts.items()
+            }
+        return self._tests[path]
+
+    def _of_context(self, name: str) -> list[str]:
+        if mutate_plugin.FIXTURE not in name:
+            return [name] if name in self.costs_s else []
+        scope, _, fixture = name.partition(mutate_plugin.FIXTURE)
+        return [test for test in self._users[fixture] if test.startswith(scope)]
+
+
+def _statement(tree: ast.Module, line: int) -> tuple[range, set[str]]:
+    """Return the lines of the statement at `line`; the names it defines if it runs at import."""
+    body: list[ast.stmt] = tree.body
+    names: set[str] = set()
+    in_function = False
+    while True:
+        node = next(node for node in body if _first_line(node) <= line <= (node.end_lineno or 0))
+        inner = [
+            child
+            for field in ("body", "orelse", "finalbody", "handlers", "cases")
+            for child in getattr(node, field, [])
+        ]
+        inner = [part for child in inner for part in _blocks(child)]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if line < node.body[0].lineno:  # a default
+                return range(node.body[0].lineno, (node.end_lineno or 0) + 1), set()
+            in_function, names = True, set()
+        elif isinstance(node, ast.ClassDef) and not in_function:
+            names = {node.name}
+        if not any(_first_line(child) <= line <= (child.end_lineno or 0) for child in inner):
+            header_end = (
+                min([child.lineno for child in inner if child.lineno > line], default=0) - 1
             )
-
-        ranked = sorted(self._texts, key=score, reverse=True)
-        return [file.relative_to(ROOT) for file in ranked]
-
-    def _likeness(self, words: set[str], others: set[str]) -> float:
-        shared = sum(self._rarity[word] for word in words & others)
-        whole = sum(self._rarity.get(word, 0.0) for word in words)
-        return shared / max(whole, 1.0)
+            last = header_end if header_end >= line else node.end_lineno or line
+            if not in_function:
+                names = names or _targets(node)
+            return range(_first_line(node), last + 1), names
+        body = inner
 
 
-def _module(path: Path) -> tuple[str, str]:
-    """Return the package and the name of a module, such as `unified_prof.cli` and `run`."""
-    package, _, name = (
-        ".".join(path.with_suffix("").parts).removesuffix(".__init__").rpartition(".")
-    )
-    return package, name
+def _blocks(child: ast.AST) -> list[ast.stmt]:
+    return [child] if isinstance(child, ast.stmt) else child.body  # type: ignore[attr-defined]
 
 
-def _import_of(path: Path) -> re.Pattern[str]:
-    """Return a pattern that finds imports of a module."""
-    package, name = map(re.escape, _module(path))
-    return re.compile(rf"{package}\.{name}\b|from {package} import [^\n]*\b{name}\b")
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[a-z]\w{3,}", text.lower()))
-
-
-def _function_at(source: str, line: int) -> str:
-    """Return the innermost function or class around a line, or the line itself."""
-    lines, span = source.splitlines(), (line, line)
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            last = node.end_lineno or node.lineno
-            if node.lineno <= line <= last and (span[0] == span[1] or node.lineno >= span[0]):
-                span = (node.lineno, last)
-    return "\n".join(lines[span[0] - 1 : span[1]])
+def _targets(node: ast.stmt) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {
+        name.id
+        for target in targets
+        if target
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
 
 
 class Checkout:
     """A copy of the checkout in which mutants are tested."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder / "checkout"
+        self._temporary = folder / "temporary"
+        self._changed_s = int(time.time())
         self._failing: set[str] = set()  # tests that fail without a mutant
         ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
+        shutil.copytree(ROOT, self._folder, ignore=ignored, symlinks=True)
+        read_requests, requests = os.pipe()
+        answers, write_answers = os.pipe()
+        self._env = {**os.environ, "PYTHONPATH": str(self._folder), "COLUMNS": "400"}
+        self._server = subprocess.Popen(
+            [*self._pytest(), "-p", "mutate_plugin"],
+            cwd=self._folder,
+            env={
+                **self._env,
+                "PYTHONPATH": os.pathsep.join([str(self._folder), str(Path(__file__).parent)]),
+                mutate_plugin.PIPES: f"{read_requests},{write_answers}",
+            },
+            stdout=subprocess.DEVNULL,
+            pass_fds=(read_requests, write_answers),
+        )
+        os.close(read_requests)
+        os.close(write_answers)
+        self._requests = os.fdopen(requests, "w")
+        self._answers = os.fdopen(answers)
+        if self._answers.readline() != "ready\n":
+            sys.exit("pytest cannot collect the tests")
+
+    def close(self) -> None:
+        """End the process that has collected the tests."""
+        self._requests.close()
+        self._server.wait()
 
     def source(self, path: Path) -> str:
         """Return the source of a module without mutants."""
         return (self._folder / path).read_text(encoding="utf-8")
 
-    def killer(self, mutant: Mutant, tests: list[Path]) -> str | None:
+    def killer(self, mutant: Mutant, tests: list[str]) -> str | None:
         """Return the test that fails, or runs endlessly, only with the mutant; None: no test."""
         path = self._folder / mutant.path
         source = self.source(mutant.path)
         mutated = source[: mutant.start] + mutant.new + source[mutant.end :]
         while True:
-            path.write_text(mutated, encoding="utf-8")
+            chosen = [test for test in tests if test not in self._failing]
+            self._write(path, mutated)  # for processes that tests start
             try:
-                failed = self._first_failure([str(test) for test in tests])
+                failed = self._first_failure(chosen, path, source, mutated)
+                if failed == mutate_plugin.IMPORTED:
+                    failed = self._first_failure_of_new_process(chosen)
             finally:
-                path.write_text(source, encoding="utf-8")
-            if failed is None or "::" not in failed or self._first_failure([failed]) is None:
+                self._write(path, source)
+            if failed not in chosen or self._first_failure([failed], path, source, source) is None:
                 return failed
             self._failing.add(failed)
 
-    def _first_failure(self, tests: list[str]) -> str | None:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-        command += [f"--timeout={TEST_TIMEOUT_S}"]
-        command += [f"--deselect={test}" for test in self._failing]
+    def _write(self, path: Path, source: str) -> None:
+        """Write a module; a new time of change, because Python keeps bytecode by it, in seconds."""
+        path.write_text(source, encoding="utf-8")
+        self._changed_s += 1
+        os.utime(path, (self._changed_s, self._changed_s))
+
+    def _first_failure(self, tests: list[str], path: Path, old: str, new: str) -> str | None:
+        request = {"path": str(path), "old": old, "new": new, "tests": tests}
+        request |= {"folder": str(self._temporary), "limit_s": TIMEOUT_S}
+        print(json.dumps(request), file=self._requests, flush=True)
+        answer = self._answers.readline()
+        return json.loads(answer) if answer else sys.exit("pytest ended")
+
+    def _first_failure_of_new_process(self, tests: list[str]) -> str | None:
+        listed = self._folder.parent / "tests.txt"
+        listed.write_text("\n".join(tests), encoding="utf-8")
         try:
             done = subprocess.run(
-                [*command, *tests],
+                [*self._pytest(), "-x", f"@{listed}"],
                 cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": str(self._folder), "COLUMNS": "400"},
+                env=self._env,
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -306,6 +410,32 @@ class Checkout:
             return None
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
         return failed[1] if failed else f"pytest exits with {done.returncode}"
+
+    def _pytest(self) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
+        return [*command, f"--timeout={TEST_TIMEOUT_S}"]
+
+
+def record() -> int:
+    """Run the quick tests and record which lines each runs."""
+    shutil.rmtree(RECORD, ignore_errors=True)
+    RECORD.mkdir(parents=True)
+    settings = RECORD / "rc"
+    settings.write_text(
+        f"[run]\nsource = unified_prof\ndata_file = {RECORD / 'data'}\nparallel = true\n"
+        "patch = fork, _exit\n",
+        encoding="utf-8",
+    )
+    coverage = [sys.executable, "-m", "coverage"]
+    command = [*coverage, "run", f"--rcfile={settings}", "-m", "pytest", "-n", "0"]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, "-p", "mutate_plugin"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, mutate_plugin.COSTS: str(COSTS)},
+    )
+    subprocess.run([*coverage, "combine", "-q", f"--rcfile={settings}"], cwd=ROOT, check=True)
+    return done.returncode
 
 
 if __name__ == "__main__":
