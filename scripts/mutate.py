@@ -105,7 +105,8 @@ def main() -> int:
                 for test, cost_s in zip(covering, costs_s, strict=True)
                 if cost_s <= options.seconds
             ]
-            killer = checkout.killer(mutant, tests) if tests else None
+            at_import = coverage.runs_at_import(mutant.path, mutant.line)
+            killer = checkout.killer(mutant, tests, at_import=at_import) if tests else None
             survivors += killer is None
             verdict = "SURVIVED" if killer is None else "killed  "
             print(f"{verdict} {mutant.describe(source)}", flush=True)
@@ -220,6 +221,10 @@ class Coverage:
         self._data = CoverageData(str(RECORD / "data"))
         self._data.read()
         self._tests: dict[Path, dict[int, set[str]]] = {}
+
+    def runs_at_import(self, path: Path, line: int) -> bool:
+        """Return True if no test, or not only tests, run the line."""
+        return "" in self._data.contexts_by_lineno(str(ROOT / path)).get(line, [""])
 
     def tests(self, path: Path, line: int) -> tuple[list[str], str]:
         """Return the tests that run a line, those of the cheapest files first, and how they run it.
@@ -361,7 +366,7 @@ class Checkout:
         """Return the source of a module without mutants."""
         return (self._folder / path).read_text(encoding="utf-8")
 
-    def killer(self, mutant: Mutant, tests: list[str]) -> str | None:
+    def killer(self, mutant: Mutant, tests: list[str], *, at_import: bool) -> str | None:
         """Return the test that fails, or runs endlessly, only with the mutant; None: no test."""
         path = self._folder / mutant.path
         source = self.source(mutant.path)
@@ -371,7 +376,7 @@ class Checkout:
             self._write(path, mutated)  # for processes that tests start
             try:
                 failed = self._first_failure(chosen, path, source, mutated)
-                if failed == mutate_plugin.IMPORTED:
+                if failed == mutate_plugin.IMPORTED or (failed is None and at_import):
                     failed = self._first_failure_of_new_process(chosen)
             finally:
                 self._write(path, source)

@@ -81,13 +81,14 @@ def _conv(
     return cost
 
 
-def _conv_backward(args: Arguments) -> Cost:
+def _conv_backward(args: Arguments, transposed: int = 7) -> Cost:
     """Return the cost of the requested gradients of input, weight and bias.
 
-    Each of the first two takes as many operations as the convolution itself.
+    Each of the first two takes as many operations as the convolution itself. `transposed` is the
+    position of that flag; the mask of gradients is three further.
     """
     dy, x, w = (args.tensor(place) for place in range(3))
-    mask, is_transposed = args.flags(10), args.flag(7) is True
+    mask, is_transposed = args.flags(transposed + 3), args.flag(transposed) is True
     of_x, of_weight, of_bias = (*(mask or (True, True)), False, False, False)[:3]
     dtype, times = costs.real_parts(costs.wider_dtype(dy.dtype, w.dtype))
     once = 2 * (x if is_transposed else dy).elements * prod(w.shape[1:]) * times
@@ -143,7 +144,7 @@ _CONVOLUTIONS: dict[str, Formula] = {
         _conv(4, 5, 6, bias=3),
     ),
     "convolution_backward": _conv_backward,
-    "convolution_backward_overrideable": _conv_backward,
+    "convolution_backward_overrideable": partial(_conv_backward, transposed=6),
     "cudnn_convolution_backward_input": _conv_input_gradient,
 }
 

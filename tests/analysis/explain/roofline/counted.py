@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unified_prof.explain.roofline.arguments import parsed
+from unified_prof.explain.roofline.arguments import Arguments, parsed
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import formula_of
 
@@ -39,16 +39,20 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
         values = [arguments.get(one.name, one.default_value) for one in func._schema.arguments]
         name = func._schema.name
         if (formula := formula_of(name)) is not None:
-            recorded = [_recorded_text(one) for one in values]
-            texts = [";\r\n".join(part) for part in list(zip(*recorded, strict=True))[:3]]
-            concrete = json.dumps([one[3] for one in recorded])
-            self.costs.append((name, formula(parsed(texts[1], texts[0], texts[2], concrete))))
+            self.costs.append((name, formula(arguments_of(values))))
         return func(*args, **(kwargs or {}))
 
     @property
     def flops(self) -> int:
         """FLOPs of the matrix units."""
         return sum(cost.flops for _, cost in self.costs if cost.unit == "matrix")
+
+
+def arguments_of(values: Sequence[object]) -> Arguments:
+    """Return the arguments of a call as a recording has them."""
+    recorded = [_recorded_text(one) for one in values]
+    texts = [";\r\n".join(part) for part in list(zip(*recorded, strict=True))[:3]]
+    return parsed(texts[1], texts[0], texts[2], json.dumps([one[3] for one in recorded]))
 
 
 def _recorded_text(value: Any) -> tuple[str, str, str, str]:

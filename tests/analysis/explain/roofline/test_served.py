@@ -305,18 +305,6 @@ def test_replays_count_in_self_shape_and_class_breakdowns(tmp_path: Path) -> Non
         assert classes["attention"] == (2, 40_000)
 
 
-HALF = "c10::Half"
-
-
-def test_attention_bias_is_read() -> None:
-    qkv = [("4,32,2048,64", HALF)] * 3
-    name = "aten::_scaled_dot_product_efficient_attention"
-    plain = flops_and_bytes(name, *qkv)
-    biased = flops_and_bytes(name, *qkv, ("4,32,2048,2048", HALF))
-    assert plain[1] == 4 * 2 * 4 * 32 * 2048 * 64
-    assert biased == [plain[0], plain[1] + 2 * 4 * 32 * 2048 * 2048]
-
-
 def test_grouped_fp8_matmul_has_a_16_bit_result() -> None:
     factors = [("64,128", FP8), ("4,128,256", FP8)]
     read = 64 * 128 + 4 * 128 * 256
