@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.decoders.memory_snapshot.builders import (
     INNER,
@@ -467,10 +469,48 @@ def test_advice_names_the_report_of_a_snapshot(tmp_path: Path) -> None:
     assert "a memory snapshot has no times (`uprof report --by line` shows" in done.stdout
 
 
-def test_block_that_awaits_its_free_is_active(tmp_path: Path) -> None:
-    waiting = block(0x1000, 64, "active_awaiting_free")
-    history = [entry("alloc", 0x1000, 64, 1, INNER), entry("free_requested", 0x1000, 64, 2)]
-    sink = decode_snapshot(
-        tmp_path, {"segments": [segment(64, waiting)], "device_traces": [history]}
-    )
-    assert sink.rows("MEMORY_RECORD", "totalAllocated", "totalActive") == [(64, 64), (0, 64)]
+ACTIONS = "alloc free_requested free_completed segment_alloc segment_map segment_free segment_unmap"
+
+
+@given(
+    begin=st.lists(st.integers(1, 99), max_size=3),
+    steps=st.lists(st.tuples(st.sampled_from(ACTIONS.split()), st.integers(1, 99)), min_size=1),
+)
+def test_totals_are_those_of_the_allocator(
+    tmp_path_factory: pytest.TempPathFactory, begin: list[int], steps: list[tuple[str, int]]
+) -> None:
+    """Replay a simple allocator, of which the snapshot has only the actions and the end."""
+    reserved, live = [1000], {0x10 * (at + 1): size for at, size in enumerate(begin)}
+    awaiting: dict[int, int] = {}
+    history: list[Any] = []
+    expected: list[tuple[int, int, int]] = []
+    for time_us, (action, size) in enumerate(steps, 1):
+        address = 0x1000 * time_us
+        if action == "alloc":
+            live[address] = size
+        elif action == "free_requested":
+            if not live:
+                continue
+            address = min(live)
+            size = awaiting[address] = live.pop(address)
+        elif action == "free_completed":
+            if not awaiting:
+                continue
+            address = min(awaiting)
+            size = awaiting.pop(address)
+        elif action in ("segment_alloc", "segment_map"):
+            reserved.append(size)
+        elif len(reserved) > 1:
+            size = reserved.pop()
+        else:
+            continue
+        history.append(entry(action, address, size, time_us))
+        allocated = sum(live.values())
+        expected.append((allocated, sum(reserved), allocated + sum(awaiting.values())))
+    blocks = [block(address, size) for address, size in live.items()]
+    blocks += [block(address, size, "active_awaiting_free") for address, size in awaiting.items()]
+    segments = [segment(reserved[0], *blocks), *(segment(size) for size in reserved[1:])]
+    snapshot = {"segments": segments, "device_traces": [history]}
+    sink = decode_snapshot(tmp_path_factory.mktemp("snapshot"), snapshot)
+    columns = ("totalAllocated", "totalReserved", "totalActive")
+    assert (sink.rows("MEMORY_RECORD", *columns) if expected else []) == expected
