@@ -1,7 +1,7 @@
 """Sample mutants of the package, run the quick tests of each, and list the survivors.
 
     pip install coverage
-    python scripts/mutate.py --record   # which lines each quick test runs, in .cache/mutate
+    python scripts/mutate.py --record [tests/...]  # lines of each quick test, in .cache/mutate
     python scripts/mutate.py --sample 100 [--seed 1] [--since REV] [unified_prof/cluster ...]
 
 A mutant is one changed expression: a comparison, an arithmetic or boolean operator, a constant, a
@@ -75,7 +75,7 @@ class Mutant(NamedTuple):
 def main() -> int:
     """Run the sample and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="*", type=Path, default=[Path("unified_prof")])
+    parser.add_argument("paths", nargs="*", type=Path, help="modules, or tests to record again")
     parser.add_argument("--sample", type=int, default=30, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--since", help="only lines changed since this revision")
@@ -87,8 +87,9 @@ def main() -> int:
     parser.add_argument("--at-least", type=float, default=85.0, help="percent to kill")
     options = parser.parse_args()
     if options.record:
-        return record()
-    found = list(mutants(options.paths, options.since))
+        return record(options.paths)
+    paths = options.paths or [Path("unified_prof")]
+    found = list(mutants(paths, options.since))
     if options.line:
         found = [mutant for mutant in found if f"{mutant.path}:{mutant.line}" in options.line]
     chosen = random.Random(options.seed).sample(found, min(options.sample, len(found)))
@@ -421,10 +422,11 @@ class Checkout:
         return [*command, f"--timeout={TEST_TIMEOUT_S}"]
 
 
-def record() -> int:
-    """Run the quick tests and record which lines each runs."""
-    shutil.rmtree(RECORD, ignore_errors=True)
-    RECORD.mkdir(parents=True)
+def record(paths: list[Path]) -> int:
+    """Run the quick tests, or some of them again, and record which lines each runs."""
+    if not paths:
+        shutil.rmtree(RECORD, ignore_errors=True)
+    RECORD.mkdir(parents=True, exist_ok=True)
     settings = RECORD / "rc"
     settings.write_text(
         f"[run]\nsource = unified_prof\ndata_file = {RECORD / 'data'}\nparallel = true\n"
@@ -435,11 +437,12 @@ def record() -> int:
     command = [*coverage, "run", f"--rcfile={settings}", "-m", "pytest", "-n", "0"]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, "-p", "mutate_plugin"],
+        [*command, "-p", "mutate_plugin", *map(str, paths)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path, mutate_plugin.COSTS: str(COSTS)},
     )
-    subprocess.run([*coverage, "combine", "-q", f"--rcfile={settings}"], cwd=ROOT, check=True)
+    command = [*coverage, "combine", "-q", "--append", f"--rcfile={settings}"]
+    subprocess.run(command, cwd=ROOT, check=True)
     return done.returncode
 
 

@@ -78,7 +78,9 @@ def pytest_fixture_setup(
 def pytest_sessionfinish() -> None:
     """Write the CPU time and the fixtures of all tests."""
     if COSTS in os.environ:
-        Path(os.environ[COSTS]).write_text(json.dumps(_records), encoding="utf-8")
+        file = Path(os.environ[COSTS])
+        earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps(earlier | _records), encoding="utf-8")
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
