@@ -213,17 +213,20 @@ def test_backward_operations_have_their_sequence_number_and_shapes(tmp_path: Pat
     ) == [("aten::mm", 4, 0, "2,3;\r\n3,4"), ("MmBackward0", 4, 1, "N/A")]
 
 
-def test_ranges_have_domain_kind_and_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pushes", "starts", "marks"), [(59, 60, 34), (70, 71, 65)])
+def test_ranges_have_domain_kind_and_thread(
+    tmp_path: Path, pushes: int, starts: int, marks: int
+) -> None:
     text_of_string = {"text": None, "textId": 1}
     ranges = [
         {**pushed(0, None, "NCCL"), "eventType": 75, "domainId": 3},
         {**pushed(0, None, "main loop"), "eventType": 39},
         pushed(1_000, 1_500, "aten::mm, op_id = 3"),
-        pushed(10, 20, "ncclAllReduce", domainId=3),
+        pushed(10, 20, "ncclAllReduce", domainId=3, eventType=pushes),
         pushed(10, 30, "ProfilerStep#12"),
         {**pushed(40, 50, None), **text_of_string},
-        {**pushed(60, 90, "async", rangeId=44, endGlobalTid=packed(PID, 102)), "eventType": 60},
-        {**pushed(70, None, "mark"), "eventType": 34},
+        {**pushed(60, 90, "async", rangeId=44, endGlobalTid=packed(PID, 102)), "eventType": starts},
+        {**pushed(70, None, "mark"), "eventType": marks},
         pushed(95, None, "open"),
     ]
     sink = decode_tables(tmp_path, small(**{RANGES: ranges}))
