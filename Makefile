@@ -32,7 +32,7 @@ demo: $(STAMP)-run
 
 test: $(STAMP)-dev
 	$(MAKE) --no-print-directory -j 2 lint types contracts
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not clients and not timing'
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not clients and not timing'
 
 # Needs an otherwise idle machine.
 timing: $(STAMP)-dev

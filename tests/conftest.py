@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from tests import forkserver
 from tests.report.browser import Browser
 from unified_prof.cli import config
 
@@ -43,6 +44,13 @@ os.environ["XDG_STATE_HOME"] = str(ROOT / ".cache" / "no state of tests")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
 )
+
+forkserver.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    forkserver.Popen.enabled = item.get_closest_marker("fresh_interpreter") is None
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -13,6 +13,8 @@ import unified_prof
 from tests.conftest import ROOT
 from tests.costs import processor_s
 
+pytestmark = pytest.mark.fresh_interpreter
+
 CALLBACKS = ("integrations/lightning.py", "integrations/transformers.py")
 HEAVY = {"torch", "numpy", "sqlalchemy", "alembic"}
 PACKAGE = Path(unified_prof.__file__).parent

@@ -18,6 +18,8 @@ from unified_prof.baselines import api
 from unified_prof.compare.comparable import Operations, Place, Run, Sized
 from unified_prof.errors import StoreError, UsageError
 
+pytestmark = pytest.mark.fresh_interpreter
+
 text = st.text(max_size=8)
 maybe = st.none() | text
 places = st.builds(Place, text, maybe, maybe, text)

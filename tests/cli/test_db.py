@@ -171,6 +171,7 @@ def test_create_refuses_unknown_revisions(
     assert not (tmp_path / "new.db").exists()
 
 
+@pytest.mark.fresh_interpreter
 def test_detection_imports_neither_sqlalchemy_nor_alembic(old: Path) -> None:
     program = (
         "import sys; from unified_prof.cli.app import main\n"

@@ -12,6 +12,8 @@ import pytest
 
 from unified_prof.base import process_tuning
 
+pytestmark = pytest.mark.fresh_interpreter
+
 _FAULTS = """
 import resource, sys
 import numpy as np

@@ -137,6 +137,7 @@ def test_limited_terminal_still_gets_the_report(tmp_path: Path) -> None:
     assert r"\xb5-op" in done.stdout
 
 
+@pytest.mark.fresh_interpreter
 def test_help_imports_no_large_package() -> None:
     code = (
         "import sys, unified_prof.cli.app; "

@@ -16,6 +16,8 @@ from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
 from unified_prof.base import process_tuning
 
+pytestmark = pytest.mark.fresh_interpreter
+
 HEAVY = ("pyarrow", "sqlalchemy", "torch")
 
 

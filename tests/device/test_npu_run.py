@@ -14,6 +14,8 @@ from tests.backends import stand_in_msprof
 from tests.device import bench, build
 from unified_prof import open_report
 
+pytestmark = pytest.mark.fresh_interpreter
+
 PROGRAM = """
 import torch
 from tests.backends import stand_in_acl

@@ -11,6 +11,8 @@ import pytest
 
 from tests.device import bench, build
 
+pytestmark = pytest.mark.fresh_interpreter
+
 FOLDER = Path(__file__).with_name("on_bench")
 _NO_TESTS = {"__init__", "conftest", "models", "workloads"}
 FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in _NO_TESTS)

@@ -15,7 +15,10 @@ from tests.faults.commands import COMMANDS, Command, damage
 from tests.faults.kinds import FAULTS, Fault
 from tests.faults.trial import Outcome, Session
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses /proc, /dev/full and mounts")
+pytestmark = [
+    pytest.mark.fresh_interpreter,
+    pytest.mark.skipif(sys.platform != "linux", reason="uses /proc, /dev/full and mounts"),
+]
 
 TRIALS = 40
 

@@ -29,6 +29,7 @@ from unified_prof.integrations.pytest_uprof import verdicts
 from unified_prof.integrations.pytest_uprof.settings import Settings
 from unified_prof.integrations.pytest_uprof.verdicts import stored_name
 
+pytestmark = pytest.mark.fresh_interpreter
 pytest_plugins = ["pytester"]
 
 MODULE = "unified_prof.integrations.pytest_uprof"

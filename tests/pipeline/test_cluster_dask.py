@@ -24,6 +24,7 @@ from unified_prof.pipeline.remote import StorageDirectory
 pytest.importorskip("distributed")
 pytest.importorskip("pyarrow")
 pytestmark = [
+    pytest.mark.fresh_interpreter,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"),
 ]

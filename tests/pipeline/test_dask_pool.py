@@ -21,6 +21,8 @@ from unified_prof.errors import EngineError, SystemLimitError
 from unified_prof.pipeline.executors import Failure, dask_pool, map_unordered, open_executor
 from unified_prof.version import VERSION
 
+pytestmark = pytest.mark.fresh_interpreter
+
 distributed = pytest.importorskip("distributed")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 

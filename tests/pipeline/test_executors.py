@@ -38,6 +38,8 @@ from unified_prof.pipeline.executors import (
 from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.sqlite import atomic
 
+pytestmark = pytest.mark.fresh_interpreter
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 

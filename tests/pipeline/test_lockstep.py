@@ -16,7 +16,11 @@ import pytest
 
 from unified_prof.errors import CaptureError
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs pipes")]
+pytestmark = [
+    pytest.mark.fresh_interpreter,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="needs pipes"),
+]
 
 SCRIPT = """
 import subprocess, sys, time, torch

@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 from tests.source_trees import nodes
 from unified_prof.sqlite import atomic
 
+pytestmark = pytest.mark.fresh_interpreter
+
 POSIX_MODULES = {
     *("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 }

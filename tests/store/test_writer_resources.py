@@ -12,6 +12,8 @@ import pytest
 from unified_prof.errors import OutputError
 from unified_prof.sqlite.writer import ReportWriter
 
+pytestmark = pytest.mark.fresh_interpreter
+
 FILL_THE_DISK = """
 import resource, sys
 import numpy as np

@@ -16,6 +16,8 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import Breakdown, Row
 
+pytestmark = pytest.mark.fresh_interpreter
+
 
 def breakdown(path: Path, by: str) -> Breakdown:
     with open_analyses(path) as (analysis,):

@@ -10,6 +10,8 @@ import pytest
 
 from tests.prof_generator import Recipe, generate
 
+pytestmark = pytest.mark.fresh_interpreter
+
 DECODE = """
 import sys
 from pathlib import Path

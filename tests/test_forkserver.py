@@ -1,0 +1,101 @@
+"""Commands that are forks behave as new interpreters do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.forkserver import Popen, imported
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+
+STATE = """
+import atexit, os, pickle, sys, __main__
+import unified_prof.base.text
+atexit.register(print, "ended")
+class Known: pass
+print(sys.argv, __name__, sys.path[0], getattr(__main__, "__file__", None), os.environ["X"])
+print(os.getcwd(), os.getppid(), os.getpgid(0) == os.getpid(), pickle.loads(pickle.dumps(Known)))
+print(sys.stdin.read(), sys.stdin.name, sys.stdout.encoding, sys.stderr.line_buffering)
+print("error", file=sys.stderr)
+"""
+ENDS = {
+    "returns": "",
+    "exit code": "sys.exit(7)",
+    "text": "sys.exit('a text')",
+    "exception": "def fails(): 1 / 0\nfails()",
+    "killed": "os.kill(os.getpid(), 9)",
+    "threads": "import threading; threading.Timer(0.1, print, ['late']).start()",
+}
+
+
+@pytest.mark.quick(cases=2)
+@pytest.mark.parametrize("how", ["-c", "-m", "script"])
+@pytest.mark.parametrize("end", ENDS)
+def test_fork_has_the_state_and_output_of_a_new_interpreter(
+    how: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work.py").write_text(STATE + ENDS[end])
+    words = {"-c": ["-c", STATE + ENDS[end]], "-m": ["-m", "work"], "script": ["work.py"]}[how]
+    made = []
+    for enabled in (True, False):
+        monkeypatch.setattr(Popen, "enabled", enabled)
+        child = subprocess.run(
+            [sys.executable, *words, "unified_prof", "b c"], cwd=tmp_path, capture_output=True,
+            env=os.environ | {"X": "y"}, input="typed", text=True, start_new_session=end == "text",
+        )  # fmt: skip
+        made.append((child.returncode, child.stdout, child.stderr))
+    assert made[0] == made[1]
+
+
+def test_fork_is_interrupted_as_a_child_of_this_process() -> None:
+    code = "import time, unified_prof\nprint('x', flush=True)\ntime.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert b"forkserver" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-c", "unified_prof"], ["-u", "-c", "import unified_prof"], ["absent.py", "unified_prof"]],
+)
+@pytest.mark.parametrize("change", [{}, {"PYTHONHASHSEED": "7"}])
+def test_what_a_fork_cannot_do_is_a_new_interpreter(
+    words: list[str], change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked: list[int] = []
+
+    def fork(*_: object) -> int:
+        forked.append(1)
+        return os.spawnlp(os.P_NOWAIT, "true", "true")
+
+    monkeypatch.setattr(Popen, "fork", fork)
+    subprocess.run([sys.executable, *words], env=os.environ | change, stderr=-3, check=False)
+    assert bool(forked) == (words[0] == "-c" and not change)
+
+
+def test_command_runs_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, other = socket.socketpair()
+    other.close()
+    with ended:
+        monkeypatch.setattr(Popen, "servers", {"unified_prof": (ended, None)})
+        code = "import unified_prof; print(7)"
+        assert subprocess.check_output([sys.executable, "-c", code], text=True) == "7\n"
+
+
+def test_preloaded_package_follows_from_code_and_scripts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch")
+    assert imported(["-m", "unified_prof", "run", "train.py"], str(tmp_path)) == "torch"
+    assert imported(["-m", "unified_prof", "run", "absent.py"], str(tmp_path)) == "unified_prof"
+    assert imported(["-c", "pass"], str(tmp_path)) is None
