@@ -281,7 +281,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
         return made
     _remove_new(prof, before)
     if ended.interrupted_by is not None:
-        if _is_main_thread():
+        if threading.current_thread() is threading.main_thread():
             signal.raise_signal(ended.interrupted_by)
         raise _InterruptedError(why, slug="export-failed")
     raise CaptureError(why, slug="export-failed")
@@ -323,10 +323,6 @@ def _is_database(path: Path) -> bool:
             return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except sqlite3.Error:
         return False
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 # File to which the workload's script writes its process id first of all.

@@ -394,7 +394,8 @@ class NpuBackend:
             )
         streams = {1: os.dup(1), 2: os.dup(2)}
         try:
-            write_job(folder, spec, streams=streams, tracked=_needs_tracker(spec))
+            tracked = spec.asks_for_operations or has_providers(spec)
+            write_job(folder, spec, streams=streams, tracked=tracked)
             words = workload_words(spec, folder)
             write_script(folder, words, {DEVICE_VARIABLE: self.name})
             return run_group(
@@ -508,11 +509,6 @@ def _check_target(spec: RunSpec) -> None:
             hint="omit --report",
             slug="not-a-python-script",
         )
-
-
-def _needs_tracker(spec: RunSpec) -> bool:
-    """Return True if the tracker runs the workload, False if it runs without tracking."""
-    return spec.asks_for_operations or has_providers(spec)
 
 
 def _start_and_stop(duration_s: int | None) -> Feed:

@@ -255,7 +255,7 @@ def _rebatch(pieces: Iterator[dict[str, NDArray[Any]]]) -> Iterator[dict[str, ND
     rows = 0
     for piece in pieces:
         waiting.append(piece)
-        rows += _rows(piece)
+        rows += len(next(iter(piece.values())))
         if rows >= ROWS:
             whole = _concatenate(waiting)
             first = 0
@@ -265,10 +265,6 @@ def _rebatch(pieces: Iterator[dict[str, NDArray[Any]]]) -> Iterator[dict[str, ND
             waiting, rows = [{name: one[first:] for name, one in whole.items()}], rows - first
     if rows:
         yield _concatenate(waiting)
-
-
-def _rows(columns: dict[str, NDArray[Any]]) -> int:
-    return len(next(iter(columns.values())))
 
 
 def _concatenate(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:

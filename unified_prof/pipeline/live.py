@@ -161,7 +161,8 @@ def profile(
         )
     target, arguments = _program()
     if command is None:
-        command = _cell() if target == NOTEBOOK else sys.argv
+        of_cell = (notebook_name() or NOTEBOOK, *filter(None, (running_cell(),)))
+        command = of_cell if target == NOTEBOOK else sys.argv
     directory = Path(output) if output else outputs.default_directory(target, False, rank_here())
     spec = RunSpec(
         target=target,
@@ -261,11 +262,6 @@ def _program() -> tuple[str, tuple[str, ...]]:
     if not target or Path(target).name in _KERNELS:
         return NOTEBOOK, ()
     return target, tuple(sys.argv[1:])
-
-
-def _cell() -> tuple[str, ...]:
-    """Return the names of the notebook and of the running cell, as far as known."""
-    return (notebook_name() or NOTEBOOK, *filter(None, (running_cell(),)))
 
 
 @dataclass(frozen=True, slots=True)

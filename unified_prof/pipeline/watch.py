@@ -308,7 +308,8 @@ class Watch:
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         for row in rows:
             if row.event is not None and (capture := self._counted.get(row.event)) is not None:
-                capture.slowed_ns += max(0, row.length_ns - self._usual_ns())
+                usual_ns = round(self._changes.slow_limit_ns / self.settings.slow_factor)
+                capture.slowed_ns += max(0, row.length_ns - usual_ns)
             if (event := self._slow.pop(row.step, None)) is not None:
                 event.text = self._changes.slow(row).text
                 self._events.append(event)
@@ -341,9 +342,6 @@ class Watch:
             except Exception as error:  # a server must not disturb the program
                 self._exporters.remove(exporter)
                 streams.tell(f"uprof: an exporter failed and is off: {printable(repr(error))}")
-
-    def _usual_ns(self) -> int:
-        return round(self._changes.slow_limit_ns / self.settings.slow_factor)
 
     def _look_for_reasons(self) -> None:
         """Request the captures that are due."""

@@ -398,9 +398,6 @@ class Tasks(TaskColumns):
         by_type = [text or "(unnamed task)" for text in self.type_texts]
         return TaskNames(labels, self._strings, (first, second), by_type, self.copies, wanted)
 
-    def _identities(self, table: str) -> Ints:
-        return self._source.integers(table, {"id": "globalTaskId"})["id"]
-
     def _kinds(self) -> Packed:
         """Return the kind of each task, from the tables that describe it, else from its type."""
         described = self.packed["info"].most >= 0 and len(self.packed["info"]) > 0
@@ -416,7 +413,7 @@ class Tasks(TaskColumns):
                 ("COMMUNICATION_SCHEDULE_TASK_INFO", COMMUNICATION),
                 ("COMMUNICATION_TASK_INFO", COMMUNICATION),
             )
-            if len(ids := self._identities(table))
+            if len(ids := self._source.integers(table, {"id": "globalTaskId"})["id"])
         ]
         kinds = Packing(np.int8)
         columns = (self.packed[name].blocks() for name in ("type", "info", "identity"))

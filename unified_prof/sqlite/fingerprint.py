@@ -281,7 +281,9 @@ def _signs(revision: str) -> tuple[_Sign, ...]:
     signs: list[_Sign] = []
     version = catalogue.version_of(revision)
     if version is not None and version != catalogue.version_of(revisions[number - 1]):
-        signs.append(_version_sign(version))
+        row = ("SCHEMA_VERSION", version)
+        words = f"META_DATA has version {version}"
+        signs.append(_Sign(words, lambda facts: row in facts.meta, from_meta=True))
     for name, columns in now.columns.items():
         if name in _ADDED_BY_OTHERS:
             continue
@@ -296,13 +298,6 @@ def _signs(revision: str) -> tuple[_Sign, ...]:
         elif rows := now.constants.get(name, {}).items() - before.constants.get(name, {}).items():
             signs.append(_enum_sign(name, dict(sorted(rows))))
     return (*signs, *_FURTHER_SIGNS.get(revision, ()))
-
-
-def _version_sign(version: str) -> _Sign:
-    def found(facts: Facts) -> bool:
-        return ("SCHEMA_VERSION", version) in facts.meta
-
-    return _Sign(f"META_DATA has version {version}", found, from_meta=True)
 
 
 def _column_sign(table: str, columns: tuple[str, ...], *, is_new: bool) -> _Sign:

@@ -471,7 +471,8 @@ def _msprof(path: Path, facts: Facts) -> Detection:
         words = f"it is older than {catalogue.REVISIONS[catalogue.MSPROF][0]}, the first one"
         signs = tuple(f"has table {name}" for name in sorted(old))
         return replace(known, description=words, recognised_by=signs)
-    if unknown := [version for version in versions if version not in _known_versions()]:
+    known_versions = {r.partition("_")[0] for r in catalogue.REVISIONS[catalogue.MSPROF]} - {"pre"}
+    if unknown := [version for version in versions if version not in known_versions]:
         words = f"META_DATA has SCHEMA_VERSION {unknown[0]!r}, which is unknown"
         return replace(known, description=words)
     if (stated := _values(facts, REVISION_ROW)) and (found := _stated(known, facts, stated)):
@@ -526,10 +527,6 @@ def _by_contents(known: Detection, facts: Facts, *, trust_version: bool) -> Dete
 
 def _values(facts: Facts, name: str) -> list[str]:
     return [value for row, value in facts.meta if row == name]
-
-
-def _known_versions() -> set[str]:
-    return {r.partition("_")[0] for r in catalogue.REVISIONS[catalogue.MSPROF]} - {"pre"}
 
 
 def _meta_notes(facts: Facts) -> list[str]:

@@ -524,7 +524,9 @@ class Ranges:
                 RANGES, numbers, reals=reals, texts=texts, only=(name, None)
             )
             for cells in slices:
-                values = [self._payload(name, value) for value in _as_list(cells[name])]
+                column = cells[name]
+                values = column.tolist() if isinstance(column, np.ndarray) else column
+                values = [self._payload(name, value) for value in values]
                 self._others.write_payloads(cells, self._messages(cells), values)
         if "binaryData" in existing:
             self._binary_payloads(wanted)
@@ -562,7 +564,3 @@ def _selected(cells: Cells, chosen: Any) -> Cells:
         name: column[chosen] if isinstance(column, np.ndarray) else list(compress(column, mask))
         for name, column in cells.items()
     }
-
-
-def _as_list(column: Any) -> list[Any]:
-    return list(column.tolist()) if isinstance(column, np.ndarray) else list(column)

@@ -172,7 +172,8 @@ def _block(recording: Recording, found: Allocations, taken: Ints, released: Ints
     duration = np.where(was_released, found.time_ns[released] - found.time_ns[taken], 0)
     return lines(
         registry.integers(found.device[taken]),
-        [_name_or_empty(name) for name in recording.cells(found.operator[taken])],
+        # Empty if only the hash of a name was recorded.
+        ["" if name.isdecimal() else name for name in recording.cells(found.operator[taken])],
         registry.kilobytes(found.size_bytes[taken]),
         registry.tabbed(registry.microseconds(found.time_ns[taken])),
         [str(round(ns / 1000, 3)) for ns in duration.tolist()],
@@ -182,8 +183,3 @@ def _block(recording: Recording, found: Allocations, taken: Ints, released: Ints
         registry.kilobytes(np.where(was_released, found.reserved_bytes[released], 0)),
         npu(found.device[taken]),
     )
-
-
-def _name_or_empty(name: str) -> str:
-    """Return a name, or an empty text if only its hash was recorded."""
-    return "" if name.isdecimal() else name
