@@ -5,7 +5,7 @@ tables, and `uprof convert` fills the same tables from a Kineto trace. They give
 pass, module and source line of each kernel.
 
 Work below an `autograd::engine::evaluate_function` range, or below a range with a forward thread,
-is backward; `autograd.ForwardOperations` finds its forward operation.
+is backward; `python_frames.ForwardOperations` finds its forward operation.
 """
 
 from __future__ import annotations
