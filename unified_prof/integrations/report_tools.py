@@ -29,7 +29,7 @@ from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis, Change
 from unified_prof.explain.what_if import WITHOUT
 from unified_prof.integrations.source_costs import file_and_line, names_line
-from unified_prof.pipeline import rank_runs, report_input
+from unified_prof.pipeline import cache, rank_runs
 from unified_prof.recording import run_directory
 from unified_prof.recording.breakdown_kinds import KINDS
 from unified_prof.recording.model import Row
@@ -323,7 +323,7 @@ class ReportTools:
         Reports are written to uprof's cache; nothing is written beside the recording.
         """
         notes: list[str] = []
-        made = report_input.reports_of(self._inside(path), note=notes.append)
+        made = cache.reports_of(self._inside(path), note=notes.append)
         if made.converted:
             self._converted |= {made.path.resolve(), *(one.resolve() for _, one in made.converted)}
         return {
