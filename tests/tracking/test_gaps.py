@@ -102,3 +102,28 @@ for _ in range(6):
 """,
     )
     assert operations_after_a_sleep(workload.tracked(iterations=2)) == []
+
+
+AFTER_THE_STEP = """
+import time
+
+def log(probabilities):
+    time.sleep(0.005)
+
+def train(net, optimizer):
+    for step in range(12):
+        loss = net(torch.ones(4, 8)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        log(loss.detach().exp())
+
+net = nn.Linear(8, 8)
+train(net, torch.optim.SGD(net.parameters(), lr=0.1))
+"""
+
+
+def test_pause_at_the_end_of_a_loop_is_found_at_its_line(workload: Workload) -> None:
+    workload.write("main.py", AFTER_THE_STEP)
+    paused = operations_after_a_sleep(workload.tracked("main.py", scope="project"))
+    assert [one.gap and (one.gap.first_line, one.gap.last_line) for one in paused] == [(16, 16)]

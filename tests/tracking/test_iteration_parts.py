@@ -108,6 +108,15 @@ def test_work_of_some_iterations_is_a_part_of_its_own(
     assert all((record.forward_ms or 0) > 0 for record in tracked.iterations)
 
 
+@pytest.mark.parametrize("every", [2, 4])
+def test_periodic_work_has_its_share_of_the_samples(workload: Workload, every: int) -> None:
+    work = "torch.save(net.state_dict(), 'net.pt')"
+    source = SOMETIMES.format(before="", work=work).replace("% 3", f"% {every}")
+    workload.write("main.py", source)
+    records = workload.tracked("main.py", iterations=8).iterations
+    assert sum("saving" in record.parts_ms for record in records) == 8 / every
+
+
 def test_forward_pass_of_an_inference_loop_is_no_evaluation(workload: Workload) -> None:
     loop = "for _ in range(12):\n    with torch.no_grad(): net(torch.randn(4, 8))"
     workload.write("main.py", f"net = nn.Linear(8, 8)\n{loop}")

@@ -155,14 +155,14 @@ class SkylineAnalysis(Analysis):
 
     def advice(self, *, quick: bool = False) -> Advice:
         """Return the findings, most expensive first."""
-        from unified_prof.explain.advice import tracked
+        from unified_prof.explain.advice.tracked import Tracked
+        from unified_prof.explain.advice.tracked_operations import advise
 
-        return tracked.advise(
-            tracked.Tracked(
+        return advise(
+            Tracked(
                 steps=self.steps(),
                 calls=self.calls,
                 gaps=self.gaps(),
-                peak_bytes=self.summary.totals.peak_bytes,
                 facts=dict(self.summary.facts),
                 parts_ns=self.summary.totals.iteration_parts_ns,
             )

@@ -11,7 +11,8 @@ from unified_prof.report import names
 from unified_prof.report.document import Document
 from unified_prof.report.figures import Figures
 
-_PARENTHESES = re.compile(r" \([^()]*\)")
+# Clauses that may be left out, but for the basis of a share that differs from the one of the cost.
+_PARENTHESES = re.compile(r" \((?!CPU wait excluded)[^()]*\)")
 # Number of findings shown above the figures of a report.
 _MAX_FINDINGS = 3
 # Findings are shortened to this many characters if clauses can be left out.

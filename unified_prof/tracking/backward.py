@@ -236,7 +236,7 @@ def run_backward(
     """Run the autograd engine from `roots`; time the pass and its nodes; return the result."""
     iteration, internals = recorder.iteration, recorder.internals
     create_graph = bool(args[2]) if len(args) > 2 else bool(kwargs.get("create_graph"))
-    run = Backward(iteration.count, internals.sequence_number())
+    run = Backward(iteration.count, internals.sequence_number(), create_graph)
     # With `inputs`, torch calls the hooks of some nodes without running them.
     part = bool(args[_INPUTS]) if len(args) > _INPUTS else bool(kwargs.get("inputs"))
     timers: _HostTimers | _DeviceTimers

@@ -59,16 +59,19 @@ def _between(
     """Yield functions and the lines that may have run in between, most likely first.
 
     The order is: the function that both stacks share, the first lines of the functions called next,
-    the last lines of the functions called before, each from the innermost call outwards.
+    the last lines of the functions called before, each from the innermost call outwards. If the
+    shared function went back to an earlier line, the line of the call before it comes last.
     """
     depth = 0
     while depth < min(len(before), len(after)) and before[depth] == after[depth]:
         depth += 1
     started, left = depth, depth
+    end_of_loop: list[tuple[CodeEntry, set[int]]] = []
     if depth < min(len(before), len(after)) and before[depth][0] is after[depth][0]:
         entry = after[depth][0]
         first, last = entry.line(before[depth][1]), entry.line(after[depth][1])
         yield entry, {line for line in entry.lines() if first < line < last}
+        end_of_loop = [(entry, {first})] * (first > last)
         started = left = depth + 1
     for entry, at in reversed(after[started:]):
         head = entry.line(at)
@@ -76,6 +79,7 @@ def _between(
     for entry, at in reversed(before[left:]):
         tail = entry.line(at)
         yield entry, {line for line in entry.lines() if line > tail}
+    yield from end_of_loop
 
 
 def _outermost_first(stack: Stack) -> Iterator[tuple[CodeEntry, int]]:

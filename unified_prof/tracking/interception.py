@@ -76,6 +76,8 @@ class Interception:
         """Optimizers that stepped."""
         self.loader_workers: int | None = None
         """Largest number of workers of a data loader that was read; None if none was."""
+        self.loader_starts = self.loader_batches = 0
+        """How often workers started that end with their epoch; batches of all loaders."""
         self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
         """Runs a call of compiled code (of a module, or of a function: None) without patches that
         the compiler would treat as part of the program."""
@@ -447,6 +449,10 @@ class Interception:
         def next_batch(iterator: Any) -> Any:
             workers = getattr(iterator, "_num_workers", 0)
             self.loader_workers = max(workers, self.loader_workers or 0)
+            starts = workers and not getattr(iterator, "_persistent_workers", True)
+            if starts and getattr(iterator, "_rcvd_idx", 1) == 0:
+                self.loader_starts += 1
+            self.loader_batches += 1
             batch = timed(iterator)
             passes = self._passes
             if passes is not None and passes.thread == get_ident():

@@ -37,6 +37,7 @@ from unified_prof.tracking.regions import RegionWatch
 from unified_prof.tracking.stack_walker import StackWalker
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, leaf_of
+from unified_prof.tracking.wasted_work import WastedWork
 
 # Number of recorded calls and autograd nodes, about a megabyte, at which they are converted to
 # times. A conversion takes as long as thirty operations of a small iteration.
@@ -120,14 +121,19 @@ class OperationTracker:
         self._set_callbacks(recorder)
         if self.device.is_cpu:  # the time of a device does not depend on the host's processor
             self._waiting = recorder.waiting = WaitingTime()
-        self._run = make_runner(recorder, self._walker, self.modules, self._sites)
+        run = make_runner(recorder, self._walker, self.modules, self._sites)
         if self.on_call is not None:
-            self._run = _with_callback(self._run, self.on_call)
+            run = _with_callback(run, self.on_call)
+        self._run = self._wrapped(run, recorder)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
 
     def _set_callbacks(self, recorder: Recorder) -> None:
         """Set further callbacks of the recorder."""
+
+    def _wrapped(self, run: Runner, recorder: Recorder) -> Runner:
+        """Return `run`, or a function that calls it."""
+        return run
 
     def begin_iteration(self, index: int) -> None:
         """Begin an iteration."""
@@ -349,6 +355,8 @@ class ActivationTracker(OperationTracker):
         """Bytes of the optimizer state at the end of the last iteration."""
         self.program_settings: dict[str, str] = {}
         """Settings of optimizers and data loaders at the end of the last iteration."""
+        self.wasted: WastedWork | None = None
+        """Finds operations that compute known values, if set."""
         self.irregularities = Anomalies()
         """Anomalies of these weights."""
         self.devices: set[str] = set()
@@ -358,6 +366,29 @@ class ActivationTracker(OperationTracker):
         recorder.on_call = self._on_call
         recorder.on_node = self._on_node
         recorder.on_engine = self._on_engine
+
+    def _wrapped(self, run: Runner, recorder: Recorder) -> Runner:
+        wasted = self.wasted
+        if wasted is None:
+            return run
+        failures = self._internals.anomalies.recording_failures
+        what = "wasted_work_not_looked_for", "repeated values and padding"
+
+        def numbered(
+            label: Any, func: Any, frame: FrameType, args: Any, kwargs: Any, *more: Any
+        ) -> Any:
+            if more or recorder.in_engine:
+                return run(label, func, frame, args, kwargs, *more)
+            key, iteration = None, recorder.iteration
+            with failures(*what):
+                key = wasted.key(label, args, kwargs)
+            call = iteration.count
+            result = run(label, func, frame, args, kwargs)
+            with failures(*what):
+                wasted.note(key, result, call if iteration.count > call else None)
+            return result
+
+        return numbered
 
     def begin_iteration(self, index: int) -> None:
         """Start measuring saved bytes."""
@@ -370,6 +401,8 @@ class ActivationTracker(OperationTracker):
         ):
             self._saved.start(self._weights.parameters(), self.modules.members(self._roots))
         self._used.clear()
+        if self.wasted is not None:
+            self.wasted.begin()
         super().begin_iteration(index)
 
     def end_iteration(self, index: int) -> None:

@@ -209,6 +209,8 @@ class Backward:
     calls_before: int
     last_sequence: int
     """Number of autograd nodes created on this thread before the run."""
+    creates_graph: bool = False
+    """True if the result can be differentiated again, which needs the graph of this run."""
     start: Mark = 0
     end: Mark = 0
     numbers: list[int] = field(default_factory=list)
@@ -416,6 +418,8 @@ class MeasuredIteration:
     losses: tuple[float, ...]
     foreign_nodes: int
     """Number of executed nodes that another thread or an earlier iteration created."""
+    repeated_ms: float
+    """Time of nodes in further passes through the same graph, but for derivatives of gradients."""
     dropped_calls: int
     doubtful: NDArray[np.bool_]
     """True if the forward or backward time of the call may contain other time."""
@@ -467,7 +471,7 @@ def measure(
             losses.append(float(loss))
     clock = iteration.clock
     numbers, first, last, starts, ends = iteration.columns()
-    backward_ms, foreign_nodes, doubtful, untimed = _backward(iteration, len(numbers))
+    backward_ms, foreign_nodes, repeated_ms, doubtful, untimed = _backward(iteration, len(numbers))
     forward_ms = _work_ms(iteration, starts, ends)
     begin, end = _first(iteration, starts), iteration.end
     previous_calls = np.concatenate([np.array([begin], np.int64), ends])
@@ -505,6 +509,7 @@ def measure(
         begins_with_forward=iteration.begins_with_forward,
         losses=tuple(losses),
         foreign_nodes=foreign_nodes,
+        repeated_ms=repeated_ms,
         dropped_calls=iteration.dropped_calls,
         doubtful=doubtful | clock.is_doubtful(starts),
         untimed=untimed | np.isnan(forward_ms),
@@ -577,11 +582,12 @@ def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
 
 def _backward(
     iteration: Iteration, calls: int
-) -> tuple[Floats, int, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return backward times, number of foreign nodes, and masks of doubtful and untimed calls."""
+) -> tuple[Floats, int, float, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return backward times, foreign nodes, repeated time, and doubtful and untimed calls."""
     total = np.full(calls, np.nan)
     doubtful, untimed = np.zeros(calls, np.bool_), np.zeros(calls, np.bool_)
-    foreign = 0
+    foreign, repeated_ms = 0, 0.0
+    ran_before = np.zeros(0, np.int64)
     for one in iteration.backwards:
         numbers = np.array(one.numbers, np.int64)
         times = _work_ms(iteration, one.starts, one.ends)
@@ -590,10 +596,13 @@ def _backward(
         doubtful[owners[owned & iteration.clock.is_doubtful(one.starts)]] = True
         untimed[owners[owned & np.isnan(times)]] = True
         times = np.nan_to_num(times)
+        if not one.creates_graph:
+            repeated_ms += float(times[np.isin(numbers, ran_before)].sum())
+            ran_before = np.concatenate([ran_before, numbers[numbers >= 0]])
         summed = np.bincount(owners[owned], weights=times[owned], minlength=calls)
         ran = np.bincount(owners[owned], minlength=calls) > 0
         total[ran] = np.nan_to_num(total[ran]) + summed[ran]
         unknown = (owners == NO_CALL) & (numbers >= 0)
         elsewhere = (numbers < iteration.first_sequence) | (numbers >= one.last_sequence)
         foreign += int((unknown & elsewhere).sum())
-    return total, foreign, doubtful, untimed
+    return total, foreign, repeated_ms, doubtful, untimed

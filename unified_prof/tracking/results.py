@@ -7,11 +7,13 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from unified_prof.base.run_spec import (
     MEMORY,
@@ -96,6 +98,12 @@ class Results:
         self._note_device()
         if lines := {part: line for part, line in session.run_time.part_lines.items() if line}:
             self._facts["part_lines"] = json.dumps(lines)
+        if repeated_ms := np.median([one.repeated_ms for one in times] or [0.0]):
+            self._facts["repeated_backward_ns"] = str(ms_to_ns(float(repeated_ms)))
+        if (starts := session.interception.loader_starts) > 1:
+            self._facts["batches_per_worker_start"] = str(
+                session.interception.loader_batches // starts
+            )
         if session.run_time.detects_anomalies:
             self._facts["detect_anomaly"] = "on"
         if any(samples := session.run_time.samples):
@@ -219,6 +227,11 @@ class Results:
                 activations, other_bytes = build_activations(iteration, saved_bytes, table)
                 self._facts["saved_bytes_of_no_operation"] = str(other_bytes)
                 self._facts["most_saved_bytes_at_once"] = str(memory.most_saved_bytes)
+        if memory.wasted is not None:
+            self._facts |= memory.wasted.facts
+            with anomalies.recording_failures("repeated_work_not_listed", "repeated work"):
+                known = _repeated_work(iteration, memory.wasted.calls, table)
+                self._facts |= {"repeated_work": json.dumps(known)} if known else {}
         if not is_same_kind(select_calls(iteration, table), usual):
             anomalies.add(
                 "activations_of_another_sequence",
@@ -317,6 +330,23 @@ class Results:
                 "work_beside_main_streams",
                 f"{untimed}: neither are collectives; --report timeline shows them",
             )
+
+
+def _repeated_work(
+    iteration: MeasuredIteration, calls: Mapping[int, str], table: SiteTable
+) -> list[dict[str, str | int]]:
+    """Return the calls that computed known values, by operation and line."""
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for index, number in enumerate(iteration.sites.tolist()):
+        site = table.site(number, with_setup=iteration.with_setup)
+        if site.kept and site.frames:
+            line = f"{site.frames[0].file_path}:{site.frames[0].line_number}"
+            rows.setdefault((site.name, line), Counter())[calls.get(index, "new")] += 1
+    return [
+        {"name": name, "line": line, "calls": count.total(), **count}
+        for (name, line), count in rows.items()
+        if count.keys() != {"new"}
+    ]
 
 
 def _processors() -> int:

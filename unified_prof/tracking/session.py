@@ -36,11 +36,16 @@ from unified_prof.tracking.results import Results
 from unified_prof.tracking.stack_walker import StackWalker
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies
+from unified_prof.tracking.wasted_work import WastedWork
 
 NOTHING_MARKED = (
     "no iterations were found (no optimizer step, no repeated backward pass or model call): the "
     "whole workload is reported as one; call unified_prof.step() after each iteration"
 )
+
+
+# Minimum number of run-time samples of which half are of even iterations.
+_MIN_SHIFTED = 8
 
 
 class Session:
@@ -87,6 +92,8 @@ class Session:
         self.first_iteration = ActivationTracker(*parts, self.weights)
         self.first_iteration.with_setup = True
         """Tracks a script up to its first step, or all of it if it never steps."""
+        if self.device.is_cpu:
+            self.memory.wasted = self.first_iteration.wasted = WastedWork(self.internals)
         self.peak: PeakMeter = (
             ProfiledPeak(self.internals, self.regions)
             if self.device.is_cpu
@@ -150,8 +157,18 @@ class Session:
         each = self.run_time.iterations_per_sample = ITERATIONS_PER_SAMPLE
         if remaining:
             stages.append(Stage("run time", (self.run_time,), each))
-        stages += self._memory_stages()
-        stages.append(Stage("run time", (self.run_time,), each * (remaining - 1)))
+        memory = self._memory_stages()
+        stages += memory
+        # As many even as odd iterations are timed, so that work of every second or fourth one is
+        # in half or a quarter of the samples: one iteration is left out in the middle.
+        first = remaining - 1
+        if remaining >= _MIN_SHIFTED:
+            is_odd = sum(stage.iterations for stage in memory) % 2
+            first = (remaining - 1 + is_odd) // 2
+        stages.append(Stage("run time", (self.run_time,), each * first))
+        if remaining - 1 > first:
+            stages.append(Stage("iteration that is not measured", (), 1))
+            stages.append(Stage("run time", (self.run_time,), each * (remaining - 1 - first)))
         if self.instruments:
             lead_in = max(getattr(one, "lead_in", 0) for one in self.instruments)
             stages.append(Stage("timeline", self.instruments, lead_in + asked.iterations))

@@ -216,6 +216,22 @@ def test_host_only_optimizer_costs_the_time_between_updates(tmp_path: Path) -> N
     assert saving_ns(finding) == 100 * 5 * US
 
 
+@pytest.mark.parametrize(("name", "cost_ms"), [("aten::sort", 3), ("aten::topk", None)])
+def test_host_only_operation_with_a_cheaper_alternative(
+    tmp_path: Path, name: str, cost_ms: int | None
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 10 * MS
+            run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
+            run.call(begin + US, begin + US + 3 * MS, name)
+            run.call(begin + 4 * MS, begin + 9 * MS, "aten::linear")
+    found = findings_by_kind(tmp_path / "run.db")
+    assert found.keys() == ({"costly_operation"} if cost_ms else set())
+    if cost_ms:
+        assert saving_ns(found["costly_operation"]) == cost_ms * MS
+
+
 def write_queued_optimizer(path: Path, *, name: str, kernels: int = 800) -> Path:
     """Write five 6 ms steps whose launches are all queued before the device starts them."""
     with FaultyRun(path) as run:

@@ -11,22 +11,16 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import MS, saving_ns
 from tests.analysis.builders import memory_report, run_time_report
-from unified_prof.explain.advice.tracked import Tracked, advise
+from unified_prof.explain.advice.tracked import Tracked
+from unified_prof.explain.advice.tracked_operations import advise
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.calls import Calls, Labels
 from unified_prof.recording.model import Finding, Gaps, Step
 
 
-def calls(sizes: list[int] | None = None) -> Calls:
-    labels = Labels()
-    lines = [f"model.py:{number}" for number in range(len(sizes or []))]
-    return Calls(
-        labels=labels,
-        name=labels.numbers(["linear"] * len(lines)),
-        kind=np.zeros(len(lines), np.int8),
-        activation_bytes=np.array(sizes, np.int64) if sizes else None,
-        line=labels.numbers(lines) if sizes else None,
-    )
+def calls() -> Calls:
+    none = np.zeros(0, np.int8)
+    return Calls(labels=Labels(), name=none, kind=none)
 
 
 def steps(*lengths: int, waited: int | None = None) -> tuple[Step, ...]:
@@ -41,14 +35,14 @@ def findings_of(run: Tracked) -> dict[str, Finding]:
 
 
 def test_wait_for_a_processor_costs_its_time() -> None:
-    findings = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None, None))
+    findings = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None))
     assert saving_ns(findings["waiting_for_processor"]) == 2 * MS
     assert "other processes" in findings["waiting_for_processor"].text
     facts = {"torch_threads": "16", "processors": "2"}
-    own = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None, None, facts))
+    own = findings_of(Tracked(steps(10, 10, 10, waited=2), calls(), None, facts))
     assert "because torch runs 16 threads on 2 cores" in own["waiting_for_processor"].text
     assert "at most 2 threads" in own["waiting_for_processor"].advice
-    healthy = findings_of(Tracked(steps(100, 100, 100, waited=2), calls(), None, None))
+    healthy = findings_of(Tracked(steps(100, 100, 100, waited=2), calls(), None))
     assert healthy == {}
 
 
@@ -59,7 +53,7 @@ def test_time_between_operations_is_listed_by_line(gap: float, fires: bool) -> N
         lines=("train.py:3", "train.py:9", "train.py:3"),
         gap_ns=np.array([[gap * MS] * 3, [gap / 2 * MS] * 3, [gap * MS] * 3]),
     )
-    findings = findings_of(Tracked(steps(20, 20, 20), calls(), gaps, None))
+    findings = findings_of(Tracked(steps(20, 20, 20), calls(), gaps))
     assert ("time_between_operations" in findings) == fires
     if fires:
         finding = findings["time_between_operations"]
@@ -68,33 +62,8 @@ def test_time_between_operations_is_listed_by_line(gap: float, fires: bool) -> N
         assert finding.evidence[0] == expected
 
 
-MIB = 1 << 20
-
-
-def test_lines_that_keep_most_activations_are_listed() -> None:
-    findings = findings_of(
-        Tracked(steps(10), calls([300 * MIB, *[10 * MIB] * 12]), None, 600 * MIB)
-    )
-    finding = findings["activation_heavy_lines"]
-    assert finding.evidence[0]["line"] == "model.py:0"
-    assert finding.cost_ms_per_step == 0
-
-
-@pytest.mark.parametrize(
-    ("sizes", "peak"),
-    [
-        ([30 * MIB] * 13, 600 * MIB),  # even
-        ([3 * MIB, *[MIB // 10] * 12], 6 * MIB),  # small
-        ([300 * MIB, 10 * MIB], 600 * MIB),  # few lines
-        ([300 * MIB, *[10 * MIB] * 12], 8000 * MIB),  # minor part of the peak
-    ],
-)
-def test_even_small_few_or_minor_activations_are_no_finding(sizes: list[int], peak: int) -> None:
-    assert findings_of(Tracked(steps(10), calls(sizes), None, peak)) == {}
-
-
 def test_slow_iteration_costs_the_time_above_the_median() -> None:
-    findings = findings_of(Tracked(steps(10, 10, 10, 10, 30, 10, 10), calls(), None, None))
+    findings = findings_of(Tracked(steps(10, 10, 10, 10, 30, 10, 10), calls(), None))
     assert saving_ns(findings["slow_iterations"]) == round(20 * MS / 6)
     assert findings["slow_iterations"].steps == (4,)
     assert findings["slow_iterations"].sure == "possible"
@@ -111,7 +80,7 @@ def test_periodic_work_is_not_in_the_typical_iteration() -> None:
     ]
     mixed = tuple(replace(one, name=str(n)) for n, one in enumerate([*evaluating, *others]))
     lines = json.dumps({"forward_without_gradients": "train.py:17"})
-    run = Tracked(mixed, calls(), None, None, {"part_lines": lines}, {"forward": 6 * MS})
+    run = Tracked(mixed, calls(), None, {"part_lines": lines}, {"forward": 6 * MS})
     assert run.median_ns == 10 * MS
     finding = findings_of(run)["slow_iterations"]
     assert finding.steps == (1, 2, 3)
@@ -132,20 +101,22 @@ def test_periodic_work_is_not_in_the_typical_iteration() -> None:
 
 def test_iterations_of_unknown_time_are_not_averaged() -> None:
     unknown = Step("9", None)
-    assert Tracked((*steps(10, 20), unknown), calls(), None, None).median_ns == 15 * MS
+    assert Tracked((*steps(10, 20), unknown), calls(), None).median_ns == 15 * MS
 
 
-def test_anomaly_detection_is_found() -> None:
-    run = Tracked(steps(10, 10, 10), calls(), None, None, {"part_lines": "{}"}, {"backward": MS})
-    assert "anomaly_detection" not in findings_of(run)
-    found = findings_of(replace(run, facts={**run.facts, "detect_anomaly": "on"}))
-    assert "10 % of an iteration" in found["anomaly_detection"].text
+def test_slow_modes_are_found() -> None:
+    run = Tracked(steps(10, 10, 10), calls(), None, {"part_lines": "{}"})
+    assert findings_of(run) == {}
+    slow = {"detect_anomaly": "on", "slow_autocast": "float16"}
+    found = findings_of(replace(run, facts={**run.facts, **slow}))
+    assert found.keys() == {"anomaly_detection", "slow_autocast"}
+    assert "autocast to float16" in found["slow_autocast"].text
 
 
 def test_iteration_that_waited_for_a_processor_is_not_slow() -> None:
     slow = Step("4", 30 * MS, waited_ns=20 * MS)
     others = steps(10, 10, 10, 10, 10, 10, waited=0)
-    assert findings_of(Tracked((*others[:4], slow, *others[4:]), calls(), None, None)) == {}
+    assert findings_of(Tracked((*others[:4], slow, *others[4:]), calls(), None)) == {}
 
 
 def test_rules_without_data_name_the_missing_table(tmp_path: Path) -> None:
@@ -156,4 +127,4 @@ def test_rules_without_data_name_the_missing_table(tmp_path: Path) -> None:
     assert result.findings == ()
     missing = {one.kind: one.why for one in result.not_judged}
     assert "UPROF_GAPS" in missing["time_between_operations"]
-    assert "activation_heavy_lines" in result.judged
+    assert "repeated_work" in result.judged

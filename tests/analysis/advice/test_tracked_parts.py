@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from tests.analysis.advice.faulty_runs import MS
 from tests.analysis.builders import run_time_report
 from unified_prof.cli.app import app
-from unified_prof.explain.advice.tracked import Tracked, advise
+from unified_prof.explain.advice.tracked import Tracked
+from unified_prof.explain.advice.tracked_operations import advise
 from unified_prof.recording.calls import UNKNOWN, Calls, Labels
 from unified_prof.recording.model import Finding, Gaps, Step
 
@@ -58,7 +59,6 @@ def tracked(
         steps=tuple(Step(str(number), ITERATION_MS * MS) for number in range(3)),
         calls=calls,
         gaps=gaps,
-        peak_bytes=None,
         facts={"part_lines": json.dumps({"data_loading": "train.py:8"}), **(facts or {})},
         parts_ns={"forward": rest, "other": 0, **found},
     )
@@ -172,6 +172,14 @@ GELU += [("add", 2.0), ("mul", 3.0)]
         # From `pow` to the `mul` after `tanh`, but for the most expensive operation.
         ("tanh GELU", GELU, 4 + 2 + 2 + 2 + 6 + 2 + 3 - 6),
         ("RMSNorm", [("pow", 3.0), ("mean", 3.0), ("add", 1.0), ("rsqrt", 1.0), ("mul", 4.0)], 8),
+        (
+            "LayerNorm",
+            [
+                *(("mean", 2.0), ("sub", 1.0), ("pow", 1.0), ("mean", 2.0), ("sub", 1.0)),
+                *(("add", 1.0), ("sqrt", 1.0), ("truediv", 1.0), ("mul", 1.0)),
+            ],
+            9,
+        ),
         (
             "softmax attention",
             [("matmul", 20.0), ("truediv", 3.0), ("softmax", 6.0), ("__matmul__", 20.0)],
@@ -312,3 +320,58 @@ def test_damaged_facts_of_a_report_are_unknown(tmp_path: Path, command: str) -> 
         db.execute("INSERT INTO UPROF_ITERATION_PARTS VALUES (0, 'optimizer', 0.1)")
     done = CliRunner().invoke(app, [command, *[str(path)] * (1 + (command == "diff"))])
     assert done.exit_code == 0, done.output
+
+
+def known(**counts: int) -> dict[str, str]:
+    """Return the fact that calls of `unique` at one line compute known values."""
+    return {"repeated_work": json.dumps([{"name": "unique", "line": "gnn.py:4", **counts}])}
+
+
+def test_known_values_cost_the_time_of_their_operations() -> None:
+    operations = [("unique", "gnn.py:4", 30)] * 2 + [("linear", "gnn.py:9", 20)]
+    found = findings(tracked(*operations, facts=known(calls=2, earlier=2)))["repeated_work"]
+    assert found.cost_ms_per_step == 60
+    assert "an earlier iteration" in found.text
+    assert "mostly at gnn.py:4" in found.text
+    found = findings(tracked(*operations, facts=known(calls=2, same=1)))["repeated_work"]
+    assert found.cost_ms_per_step == 30
+    assert "the same iteration" in found.text
+    few = [("unique", "gnn.py:4", 3), ("linear", "gnn.py:9", 20)]
+    assert "repeated_work" not in findings(tracked(*few, facts=known(calls=1, earlier=1)))
+    # A benchmark whose inputs never change.
+    whole = tracked(("unique", "gnn.py:4", 80), facts=known(calls=1, earlier=1))
+    assert "repeated_work" not in findings(whole)
+
+
+def test_repeated_backward_passes_cost_their_time() -> None:
+    facts = {"repeated_backward_ns": str(20 * MS), "part_lines": '{"backward": "gan.py:7"}'}
+    found = findings(tracked(parts={"backward": 60}, facts=facts))["repeated_backward"]
+    assert found.cost_ms_per_step == 20
+    assert "20 % of an iteration at gan.py:7" in found.text
+    few = {"repeated_backward_ns": str(2 * MS)}
+    assert findings(tracked(parts={"backward": 60}, facts=few)) == {}
+
+
+def test_padding_costs_its_share_of_the_passes() -> None:
+    parts = {"forward": 30, "backward": 50, "other": 5}
+    found = findings(tracked(parts=parts, facts={"padding": "[192, 256]"}))["padding"]
+    assert found.cost_ms_per_step == 60
+    for none in ("[0, 256]", "[9, 256]", "[3]", '["a", 2]', "{}"):
+        assert findings(tracked(parts=parts, facts={"padding": none})) == {}
+
+
+@pytest.mark.parametrize("name", ["sort", "argsort", "tensor", "as_tensor", "unique", "one_hot"])
+def test_operation_with_a_cheaper_alternative_is_found(name: str) -> None:
+    found = findings(tracked((name, "a.py:3", 30), (name, "a.py:9", 4), parts={"other": 35}))
+    assert found.keys() == {"costly_operation"}  # which is not other code, too
+    assert found["costly_operation"].cost_ms_per_step == 30
+    run = tracked((name, "a.py:3", 30))
+    in_backward = replace(run, calls=replace(run.calls, backward_ns=np.array([MS])))
+    assert findings(in_backward) == {}
+
+
+def test_many_embedding_tables_at_one_line_are_a_loop() -> None:
+    run = tracked(*[("embedding", "net.py:9", 1.0)] * 40)
+    modules = run.calls.labels.numbers([f"tables.{number}" for number in range(40)])
+    found = findings(replace(run, calls=replace(run.calls, module=modules)))["loops"]
+    assert "embedding runs 40 times" in found.text

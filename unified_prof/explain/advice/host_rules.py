@@ -13,11 +13,13 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.explain.advice.device_context import COVERED_SHARE, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
+    COSTLY,
     EVIDENCE_ROWS,
     NO_IDLE,
     WARN_SHARE,
     Flags,
     IdleSegments,
+    costly_name,
     duration,
     evidence_row,
     percent,
@@ -221,6 +223,7 @@ def _short_kernels(context: DeviceContext) -> str:
     )
 
 
+COSTLY_SHARE = 0.10  # Minimum share of the time, as for tracked workloads.
 WAIT_SHARE = 0.10  # Minimum share of a step (TraceML's threshold).
 # A single wait of this length is reported (MindStudio advisor's threshold) if waits take at least
 # WARN_SHARE of the time.
@@ -294,6 +297,28 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
             )
         )
     return rows
+
+
+def costly_operations(context: DeviceContext) -> Iterator[Cause]:
+    """Find operations on a CPU with a cheaper alternative that take much of the time."""
+    framework = context.recording.framework
+    assert framework is not None
+    if context.device is not None:
+        return
+    calls = context.ranges(lambda text: costly_name(text) is not None)
+    texts, number = framework.names(calls)
+    for name, (what, advice) in COSTLY.items():
+        rows = calls[np.array([costly_name(text) == name for text in [*texts, ""]])[number]]
+        cost = context.clip(framework.start_ns[rows], framework.end_ns[rows]).total_ns
+        if (share := context.share(cost)) >= COSTLY_SHARE:
+            yield context.finding(
+                cost,
+                f"{name}: {what} takes {percent(share)} of the time",
+                kind="costly_operation",
+                advice=advice,
+                sure="possible",
+                figures={"operation": name, "share": round(share, 4)},
+            )
 
 
 # The device runs unrecorded work if a blocking call covers this share of a gap and returns within

@@ -70,6 +70,29 @@ PAUSE_SHARE = 0.10
 EVIDENCE_ROWS = 5  # Rows of evidence per finding.
 
 
+# Operations outside of backward passes that often do more than is needed: what they do, and a
+# cheaper way.
+COSTLY = {
+    "tensor": ("conversion of Python objects", "keep tensors or NumPy arrays, and index them"),
+    "stack": ("stacking of many tensors", "keep the data in one tensor, and index it"),
+    "sort": ("a full sort", "use torch.topk if only the largest or smallest values are used"),
+    "unique": ("a sort for distinct values", "compute it once if its input stays the same"),
+    "one_hot": ("one-hot vectors", "index, or use an embedding: x[index] is one_hot(index) @ x"),
+}
+_COSTLY_NAMES = {
+    "as_tensor": "tensor",
+    "argsort": "sort",
+    **dict.fromkeys(("unique_consecutive", "unique_dim", "_unique2"), "unique"),
+}
+
+
+def costly_name(operation: str) -> str | None:
+    """Return the key of an operation in COSTLY; None if it has none."""
+    name = operation.removeprefix("aten::")
+    name = _COSTLY_NAMES.get(name, name)
+    return name if name in COSTLY else None
+
+
 def evidence_row(
     name: str,
     count: int,

@@ -239,7 +239,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     compiles = 2 * compile_ns >= length[longest] - median
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
     gaps = np.unique(np.diff(slow))
-    regular = len(slow) > 2 and len(gaps) == 1
+    regular = len(slow) > 2 and len(gaps) == 1 and gaps[0] > 1
     unexplained = context.device is None and not compiles and not regular
     if regular:
         more = f" (one of {gaps[0]} steps is slow)"

@@ -149,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
     Rule(wait_rules.compile_stalls, host_in_steps, cheap=True),
     Rule(host_rules.input_wait, framework, cheap=True),
+    Rule(host_rules.costly_operations, framework),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
     Rule(kernel_rules.unfused_optimizer, framework),

@@ -1,15 +1,13 @@
-"""Advice rules for tracked workloads (Skyline reports): parts of a step, chains, memory by line."""
+"""Advice rules for tracked workloads (Skyline reports): the parts of an iteration."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.base.text import parsed_fact, part_lines
 from unified_prof.explain.advice.idle_segments import (
@@ -19,14 +17,12 @@ from unified_prof.explain.advice.idle_segments import (
     duration,
     percent,
 )
-from unified_prof.recording.calls import UNKNOWN, Calls
+from unified_prof.recording.calls import Calls
 from unified_prof.recording.model import (
     PERIODIC_PARTS,
-    Advice,
     Evidence,
     Finding,
     Gaps,
-    NotJudged,
     Step,
     Sureness,
     timed_steps,
@@ -35,18 +31,13 @@ from unified_prof.recording.model import (
 
 WAITED_SHARE = 0.10  # Minimum share of an iteration; an otherwise idle machine stays far below.
 PART_SHARE = 0.10  # Minimum share of an iteration that a part takes, as for host-bound devices.
-CHAIN_SHARE = 0.05  # Minimum share of an iteration that an unfused chain takes.
+PASS_SHARE = 0.05  # Minimum share of an iteration that repeated backward passes take.
 # Time that a fused implementation saves per parameter on a CPU: the calls of a Python loop, not the
 # traffic of large tensors. It is at most half of the time of the loop.
 LOOP_NS = {"SGD": 3_000, "Adagrad": 6_000, "Adam": 13_000, "AdamW": 15_000}
 FUSED_GAIN = 0.5
-# Three lines with half of the activations, if at least ten lines have some.
-MAX_LINES, HEAVY_SHARE, MIN_LINES = 3, 0.5, 10
-HEAVY_BYTES = 256 << 20  # Smaller amounts do not limit the batch size.
-PEAK_SHARE = 0.3  # Minimum share of the peak that activations take.
 # An iteration is slow above this many medians, with at least this many iterations.
 SLOW_MEDIANS, MIN_ITERATIONS = 1.5, 5
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,6 @@ class Tracked:
     steps: tuple[Step, ...]
     calls: Calls
     gaps: Gaps | None
-    peak_bytes: int | None
     facts: Mapping[str, str] = field(default_factory=dict)
     parts_ns: Mapping[str, int] = field(default_factory=dict)
     """Parts of the median iteration; see `Totals.iteration_parts_ns`."""
@@ -140,81 +130,21 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     )
 
 
-def _between(run: Tracked) -> tuple[dict[str, float], float, float]:
-    """Return the median time between operations by line, of all lines, and without tracking."""
-    if run.gaps is None:
-        return {}, 0.0, 0.0
-    loading = run.line_of("data_loading").removeprefix(" at ")
-    sums: dict[str, NDArray[np.float64]] = {}
-    for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
-        if line != loading:
-            sums[line] = sums.get(line, np.zeros(len(times))) + times
-    medians = {line: float(np.median(times)) for line, times in sums.items() if len(times)}
-    if not medians:
-        return {}, 0.0, 0.0
-    between = float(np.median(np.sum(list(sums.values()), axis=0)))
-    # Tracking makes gaps longer: without it, they take no more than the rest of the iteration.
-    return medians, between, min(between, run.parts_ns.get("other", between))
-
-
-def other_code(run: Tracked) -> Iterator[Finding]:
-    """Find time before the first and after the last operation of an iteration."""
-    other_ns = run.parts_ns.get("other", 0) - _between(run)[2]
-    share = run.share(other_ns)
-    if share < PART_SHARE:
-        return
-    yield run.finding(
-        other_ns,
-        f"other code: {run.of_iteration(share)} is neither forward, backward, optimizer nor data "
-        "loading",
-        advice="look for callbacks, logging, metrics and preparation of data: `uprof run --scope "
-        "project` shows torch operations in them, cProfile everything else",
-        sure="likely",
-        figures={"other_ns": round(other_ns), "share": round(share, 4)},
-    )
-
-
-def time_between_operations(run: Tracked) -> Iterator[Finding]:
-    """Find time outside operations, passes and other parts, by the lines around it."""
-    assert run.gaps is not None
-    medians, between, whole = _between(run)
-    share = run.share(whole)
-    if share < PART_SHARE:
-        return
-    counts = {line: run.gaps.lines.count(line) for line in medians}
-    heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
-    yield run.finding(
-        whole,
-        f"between operations: {run.of_iteration(share)}, mostly around {heaviest[0]}",
-        advice="check these lines for work outside torch: Python loops, logging, conversion to "
-        "lists or NumPy, reading data",
-        sure="likely",
-        figures={"between_ns": round(whole), "share": round(share, 4), "lines": len(medians)},
-        evidence=[
-            {
-                "name": line,
-                "line": line,
-                "count": counts[line],
-                "total_ns": round(medians[line] * whole / between),
-            }
-            for line in heaviest
-        ],
-    )
-
-
 def data_loading(run: Tracked) -> Iterator[Finding]:
     """Find iterations that wait for the DataLoader."""
     workers = run.facts.get("data_loader_workers", "")
-    in_process = workers == "0"
-    where = ", in the main process" if in_process else f", with {workers} workers" * bool(workers)
-    yield from _part(
-        run,
-        "data_loading",
-        f"data loading{where}",
-        "load in worker processes: DataLoader(..., num_workers=N, persistent_workers=True)"
-        if in_process
-        else "use more workers or a larger prefetch_factor, or make the transforms cheaper",
-    )
+    where = f", with {workers} workers" * bool(workers)
+    advice = "use more workers or a larger prefetch_factor, or make the transforms cheaper"
+    if workers == "0":
+        where = ", in the main process"
+        advice = (
+            "make loading of a sample cheaper: open files once, store decoded and resized data; or "
+            "load in worker processes: DataLoader(..., num_workers=N, persistent_workers=True)"
+        )
+    elif batches := run.facts.get("batches_per_worker_start"):
+        where += f" that start again every {batches} batches"
+        advice = "keep the workers between epochs: DataLoader(..., persistent_workers=True)"
+    yield from _part(run, "data_loading", f"data loading{where}", advice)
 
 
 def synchronizing_reads(run: Tracked) -> Iterator[Finding]:
@@ -251,7 +181,13 @@ def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
 
 
 def _part(
-    run: Tracked, part: str, text: str, advice: str, *, gain_ns: float | None = None
+    run: Tracked,
+    part: str,
+    text: str,
+    advice: str,
+    *,
+    gain_ns: float | None = None,
+    sure: Sureness = "likely",
 ) -> Iterator[Finding]:
     """Yield a finding about a part of the iteration if the part takes PART_SHARE of it."""
     part_ns = run.parts_ns.get(part, 0)
@@ -261,207 +197,26 @@ def _part(
             part_ns if gain_ns is None else gain_ns,
             f"{text}: {run.of_iteration(share)}{run.line_of(part)}",
             advice=advice,
-            sure="likely",
+            sure=sure,
             figures={f"{part}_ns": part_ns, "share": round(share, 4)},
         )
 
 
-def recomputation(run: Tracked) -> Iterator[Finding]:
-    """Find the cost of activation checkpointing, by operation."""
-    calls = run.calls
-    assert calls.recomputed_ns is not None
-    known = np.flatnonzero(calls.recomputed_ns != UNKNOWN)
-    names, number, count = np.unique(calls.name[known], return_inverse=True, return_counts=True)
-    times = np.bincount(number, weights=calls.recomputed_ns[known])
-    whole = float(times.sum())
-    share = run.share(whole)
-    if share < PART_SHARE:
-        return
-    yield run.finding(
-        whole,
-        f"recomputation: activation checkpointing runs {len(known)} operations again, "
-        f"{run.of_iteration(share)}",
-        advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
-        "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
-        sure="certain",
-        figures={"recomputed_ns": round(whole), "share": round(share, 4)},
-        evidence=[
-            {
-                "name": calls.labels.texts[int(names[at])],
-                "count": int(count[at]),
-                "total_ns": round(float(times[at])),
-            }
-            for at in np.argsort(-times, kind="stable")[:EVIDENCE_ROWS].tolist()
-        ],
-    )
+PERIODIC_ADVICE = {
+    "forward_without_gradients": "if this is evaluation, run it less often or on fewer batches; "
+    "run rollouts, teachers and target networks on large batches",
+    "compilation": "compile for all shapes with torch.compile(dynamic=True), or pad inputs to few "
+    "shapes; TORCH_LOGS=recompiles shows why code was compiled again",
+    "saving": "save less often, or in the background (torch.distributed.checkpoint.async_save)",
+}
 
 
-class Chain(NamedTuple):
-    """Operations written by hand that torch has as one function."""
-
-    name: str
-    # Operations that identify the chain, in order; others may come in between.
-    operations: tuple[str, ...]
-    # Operations that fusing removes; None: all but the most expensive one.
-    removed: frozenset[str] | None
-    replacement: str
-
-
-CHAINS = (
-    Chain(
-        "softmax attention",
-        ("matmul", "softmax", "matmul"),
-        frozenset({"softmax", "div", "truediv", "mul", "masked_fill", "add", "dropout"}),
-        "torch.nn.functional.scaled_dot_product_attention",
-    ),
-    Chain("tanh GELU", ("pow", "tanh", "mul"), None, "gelu(x, approximate='tanh')"),
-    Chain("RMSNorm", ("pow", "mean", "rsqrt", "mul"), None, "torch.nn.functional.rms_norm"),
-)
-# Operations that may be part of a chain, by other names of the same operation.
-_SAME = {"__matmul__": "matmul", "bmm": "matmul", "square": "pow", "rmul": "mul", "radd": "add"}
-_LINKS = frozenset(
-    "matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
-    "transpose float to contiguous "
-    # A mask that is built between the product and softmax.
-    "ones zeros full arange tril triu ones_like zeros_like full_like where masked_fill_ bool type "
-    "lt le gt ge eq ne invert logical_not logical_and logical_or unsqueeze expand view reshape "
-    "permute getitem repeat".split()
-)
-
-
-def unfused_chains(run: Tracked) -> Iterator[Finding]:
-    """Find functions written as chains of operations for which torch has one function."""
-    calls = run.calls
-    assert calls.total_ns is not None
-    assert calls.line is not None
-    rows = np.flatnonzero(calls.total_ns != UNKNOWN).tolist()
-    texts = calls.labels.texts
-    names = [_SAME.get(texts[calls.name[row]], texts[calls.name[row]]) for row in rows]
-    files = [texts[calls.line[row]].rpartition(":")[0] for row in rows]
-    for chain in CHAINS:
-        found = _chains(names, files, chain.operations)
-        cost = 0.0
-        for first, last in found:
-            times = np.array([max(0, int(calls.total_ns[row])) for row in rows[first : last + 1]])
-            if chain.removed is None:
-                cost += float(times.sum() - times.max())
-            else:
-                removed = [name in chain.removed for name in names[first : last + 1]]
-                cost += float(times[removed].sum())
-        share = run.share(cost)
-        if share < CHAIN_SHARE:
-            continue
-        lines = Counter(texts[calls.line[rows[first]]] for first, _ in found)
-        many = "once" if len(found) == 1 else f"{len(found)} times"
-        yield run.finding(
-            cost,
-            f"{chain.name} written as single operations {many}, "
-            f"{run.of_iteration(share)}, at {lines.most_common(1)[0][0]}",
-            kind="unfused_chain",
-            advice=f"use {chain.replacement}, or torch.compile",
-            sure="likely",
-            figures={"chains": len(found), "share": round(share, 4), "fused": chain.replacement},
-            evidence=[
-                {"name": chain.name, "line": line, "count": count}
-                for line, count in lines.most_common(EVIDENCE_ROWS)
-            ],
-        )
-
-
-def _chains(
-    names: Sequence[str], files: Sequence[str], operations: tuple[str, ...]
-) -> list[tuple[int, int]]:
-    """Return first and last index of each run of `operations` within one file."""
-    found, start = [], 0
-    while start < len(names):
-        if names[start] != operations[0]:
-            start += 1
-            continue
-        at, done = start, 0
-        while at < len(names) and names[at] in _LINKS and files[at] == files[start]:
-            done += names[at] == operations[done]
-            if done == len(operations):
-                found.append((start, at))
-                break
-            at += 1
-        start = at + 1 if done == len(operations) else start + 1
-    return found
-
-
-# Minimum share of an iteration of operations on double-precision weights. Processors compute
-# float32 in half of the time, and it has half of the bytes.
-DOUBLE_SHARE, DOUBLE_GAIN = 0.2, 0.5
-
-
-def double_precision(run: Tracked) -> Iterator[Finding]:
-    """Find models in double precision."""
-    types = parsed_fact(run.facts, "weight_types", dict).items()
-    sizes = {name: size for name, size in types if isinstance(size, int) and size >= 0}
-    assert run.calls.total_ns is not None
-    operations_ns = float(run.calls.total_ns[run.calls.total_ns > 0].sum())
-    share = run.share(operations_ns)
-    doubled = sizes.get("float64", 0)
-    if 2 * doubled < sum(sizes.values()) or not doubled or share < DOUBLE_SHARE:
-        return
-    yield run.finding(
-        DOUBLE_GAIN * operations_ns,
-        f"double precision: {percent(doubled / sum(sizes.values()))} of the weights are float64; "
-        f"operations are {run.of_iteration(share)}",
-        advice="use float32 (module.float(), torch.set_default_dtype) unless the result needs more "
-        "than 7 digits; NumPy arrays and Python floats become float64",
-        sure="likely",
-        figures={"share": round(share, 4), "weight_bytes": sizes},
-    )
-
-
-# Minimum calls of one operation by one module at one line, and share of an iteration of all such
-# operations there.
-LOOP_CALLS, LOOP_SHARE = 32, 0.2
-
-
-def loops(run: Tracked) -> Iterator[Finding]:
-    """Find lines that run the same operations many times in each iteration, as in a loop."""
-    calls = run.calls
-    assert calls.total_ns is not None
-    assert calls.line is not None
-    rows = np.flatnonzero((calls.total_ns > 0) & (calls.line != UNKNOWN))
-    module = np.full(len(calls), UNKNOWN) if calls.module is None else calls.module
-    keys = np.stack([calls.line[rows], module[rows], calls.name[rows]])
-    groups, of_row, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    repeated = np.flatnonzero(count >= LOOP_CALLS)
-    if not len(repeated):
-        return
-    group_ns = np.bincount(of_row, weights=calls.total_ns[rows], minlength=len(count))[repeated]
-    places, place = np.unique(groups[:2, repeated], axis=1, return_inverse=True)
-    place_ns = np.bincount(place, weights=group_ns)
-    worst = int(place_ns.argmax())
-    if run.share(float(place_ns[worst])) < LOOP_SHARE:
-        return
-    texts = calls.labels.texts
-    own = np.flatnonzero(place == worst)
-    own = own[np.argsort(-group_ns[own], kind="stable")]
-    line, name = texts[int(places[0, worst])], texts[int(groups[2, repeated[own[0]]])]
-    yield run.finding(
-        float(place_ns[worst]),
-        f"loop at {line}: {name} runs {int(count[repeated[own[0]]]):,} times in each iteration; "
-        f"the repeated operations are {run.of_iteration(run.share(float(place_ns[worst])))}",
-        advice="replace the loop by operations on larger tensors: nn.LSTM for nn.LSTMCell, "
-        "batched indexing, torch.vmap, a larger batch in place of many",
-        sure="possible",
-        figures={
-            "calls": int(count[repeated[own]].sum()),
-            "share": round(run.share(float(place_ns[worst])), 4),
-        },
-        evidence=[
-            {
-                "name": texts[int(groups[2, repeated[at]])],
-                "line": line,
-                "count": int(count[repeated[at]]),
-                "total_ns": round(float(group_ns[at])),
-            }
-            for at in own[:EVIDENCE_ROWS].tolist()
-        ],
-    )
+def periodic_work(run: Tracked) -> Iterator[Finding]:
+    """Find evaluation, compilation and checkpoints in each measured iteration."""
+    for part in PERIODIC_PARTS:
+        # Forward passes without gradients may be what the program needs, such as rollouts.
+        sure: Sureness = "possible" if part == "forward_without_gradients" else "likely"
+        yield from _part(run, part, part.replace("_", " "), PERIODIC_ADVICE[part], sure=sure)
 
 
 # Minimum duration of an operation that several threads make faster; they start in about 10 us.
@@ -489,67 +244,63 @@ def single_thread(run: Tracked) -> Iterator[Finding]:
     )
 
 
-def activation_heavy_lines(run: Tracked) -> Iterator[Finding]:
-    """Find lines that save most of the activations."""
-    calls = run.calls
-    assert calls.activation_bytes is not None
-    assert calls.line is not None
-    kept = np.flatnonzero((calls.activation_bytes > 0) & (calls.line != UNKNOWN))
-    lines, number, count = np.unique(calls.line[kept], return_inverse=True, return_counts=True)
-    size = np.bincount(number, weights=calls.activation_bytes[kept])
-    order = np.argsort(-size, kind="stable")
-    whole = int(calls.activation_bytes[calls.activation_bytes > 0].sum())
-    most = float(size[order[:MAX_LINES]].sum()) / max(whole, 1)
-    small = whole < HEAVY_BYTES or whole < PEAK_SHARE * (run.peak_bytes or 0)
-    if len(lines) < MIN_LINES or most < HEAVY_SHARE or small:
-        return
-    texts = calls.labels.texts
-    yield run.finding(
-        0,
-        f"{MAX_LINES} of {len(lines)} lines save {percent(most)} of the activations "
-        f"({whole / _MIB:,.0f} "
-        "MiB)",
-        advice="use torch.utils.checkpoint around these lines, a fused operation or a smaller "
-        "dtype, so that a larger batch fits",
-        sure="certain",
-        figures={"activation_bytes": whole, "share": round(most, 4), "lines": len(lines)},
-        evidence=[
-            {
-                "name": texts[int(lines[at])],
-                "line": texts[int(lines[at])],
-                "count": int(count[at]),
-                "total_bytes": int(size[at]),
-            }
-            for at in order[:EVIDENCE_ROWS].tolist()
-        ],
-    )
-
-
-PERIODIC_ADVICE = {
-    "forward_without_gradients": "if this is evaluation, run it less often or on fewer batches",
-    "compilation": "compile for all shapes with torch.compile(dynamic=True), or pad inputs to few "
-    "shapes; TORCH_LOGS=recompiles shows why code was compiled again",
-    "saving": "save less often, or in the background (torch.distributed.checkpoint.async_save)",
+# Facts about modes that make operations slow: kind and text of the finding, and what to do.
+MODES = {
+    "detect_anomaly": (
+        "anomaly_detection",
+        "anomaly detection is on (torch.autograd.set_detect_anomaly): operations record their "
+        "stacks, backward passes check gradients for NaN",
+        "turn it off, except to find the cause of NaN",
+    ),
+    "slow_autocast": (
+        "slow_autocast",
+        "autocast to {}, in which this processor does not compute: operations convert to float32 "
+        "and back, or use slow code",
+        "use float32, or bfloat16 where the processor supports it",
+    ),
 }
 
 
-def periodic_work(run: Tracked) -> Iterator[Finding]:
-    """Find evaluation, compilation and checkpoints in each measured iteration."""
-    for part in PERIODIC_PARTS:
-        yield from _part(run, part, part.replace("_", " "), PERIODIC_ADVICE[part])
+def slow_modes(run: Tracked) -> Iterator[Finding]:
+    """Find debug modes and data types that make operations slow; their cost is unknown."""
+    for fact, (kind, text, advice) in MODES.items():
+        if fact in run.facts:
+            text = text.format(run.facts[fact])
+            yield run.finding(0, text, kind=kind, advice=advice, sure="certain", figures={})
 
 
-def anomaly_detection(run: Tracked) -> Iterator[Finding]:
-    """Find a debug mode of the backward pass."""
-    if "detect_anomaly" in run.facts:
-        share = run.share(run.parts_ns.get("backward", 0))
+def repeated_backward(run: Tracked) -> Iterator[Finding]:
+    """Find backward passes that go through the same graph again."""
+    repeated_ns = parsed_fact(run.facts, "repeated_backward_ns", int)
+    share = run.share(repeated_ns)
+    if share >= PASS_SHARE:
         yield run.finding(
-            0,
-            "anomaly detection is on (torch.autograd.set_detect_anomaly): operations record their "
-            f"stacks, backward passes ({run.of_iteration(share)}) check gradients for NaN",
-            advice="turn it off, except to find the cause of NaN",
-            sure="certain",
-            figures={"backward_share": round(share, 4)},
+            repeated_ns,
+            "repeated backward: passes with retain_graph=True go through the same part of the "
+            f"graph more than once, {run.of_iteration(share)}{run.line_of('backward')}",
+            advice="add the losses and call backward once; detach results in which other losses "
+            "need no gradient, as in loss(discriminator(fake.detach()))",
+            sure="likely",
+            figures={"repeated_backward_ns": repeated_ns, "share": round(share, 4)},
+        )
+
+
+def padding(run: Tracked) -> Iterator[Finding]:
+    """Find batches that are longer than their longest sequence."""
+    counts = parsed_fact(run.facts, "padding", list)
+    if len(counts) != 2 or not all(isinstance(one, int) and one > 0 for one in counts):
+        return
+    padded = min(counts[0] / counts[1], 1.0)
+    cost = padded * (run.parts_ns.get("forward", 0) + run.parts_ns.get("backward", 0))
+    if run.share(cost) >= PART_SHARE:
+        yield run.finding(
+            cost,
+            f"padding: {counts[0]:,} of {counts[1]:,} positions are padding in all sequences of a "
+            "batch",
+            advice="pad to the longest sequence of each batch, and put sequences of similar length "
+            "into one batch",
+            sure="likely",
+            figures={"padded": counts[0], "positions": counts[1]},
         )
 
 
@@ -591,94 +342,4 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
             {"name": f"iteration {one.name}", "count": 1, "total_ns": one.total_ns} for one in slow
         ][:EVIDENCE_ROWS],
         steps=tuple(int(one.name) for one in slow if one.name.isdecimal()),
-    )
-
-
-_PASSES = frozenset({"forward", "backward", "other", "waiting_for_cpu"})
-_NO_PARTS = "parts of iterations not recorded (table UPROF_ITERATION_PARTS)"
-# Rule, whether a run has the data for it, and what is missing otherwise.
-RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], bool], str], ...] = (
-    (
-        waiting_for_processor,
-        lambda run: any(one.waited_ns is not None for one in run.timed),
-        "processor wait not measured",
-    ),
-    (
-        time_between_operations,
-        lambda run: run.gaps is not None and run.median_ns > 0,
-        "time between operations not recorded (table UPROF_GAPS)",
-    ),
-    *(
-        (
-            rule,
-            lambda run: "part_lines" in run.facts or bool(set(run.parts_ns) - _PASSES),
-            _NO_PARTS,
-        )
-        for rule in (
-            data_loading,
-            synchronizing_reads,
-            unfused_optimizer,
-            periodic_work,
-            anomaly_detection,
-            other_code,
-        )
-    ),
-    (
-        recomputation,
-        lambda run: run.calls.recomputed_ns is not None and run.median_ns > 0,
-        "no activation checkpointing recorded",
-    ),
-    *(
-        (
-            rule,
-            lambda run: run.calls.total_ns is not None and run.calls.line is not None,
-            "times by line not recorded (run time report)",
-        )
-        for rule in (unfused_chains, loops)
-    ),
-    (
-        double_precision,
-        lambda run: "weight_types" in run.facts and run.calls.total_ns is not None,
-        "types of weights not recorded (memory report)",
-    ),
-    (
-        single_thread,
-        lambda run: run.facts.get("device", "").startswith("cpu") and "processors" in run.facts,
-        "number of processors not recorded, or not a CPU run",
-    ),
-    (
-        activation_heavy_lines,
-        lambda run: run.calls.activation_bytes is not None and run.calls.line is not None,
-        "activations by line not recorded (memory report)",
-    ),
-    (
-        slow_iterations,
-        lambda run: len(timed_steps(run.steps)) > MIN_ITERATIONS,
-        f"fewer than {MIN_ITERATIONS + 1} iterations recorded",
-    ),
-)
-
-
-def advise(run: Tracked) -> Advice:
-    """Evaluate the rules and return the findings, most expensive first."""
-    by_rule = {
-        rule.__name__: [replace(one, kind=one.kind or rule.__name__) for one in rule(run)]
-        if has_data(run)
-        else None
-        for rule, has_data, _ in RULES
-    }
-    findings = [finding for result in by_rule.values() for finding in result or ()]
-    return Advice(
-        findings=tuple(
-            sorted(findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind))
-        ),
-        not_judged=tuple(
-            NotJudged(rule.__name__, why)
-            for rule, _, why in RULES
-            if by_rule[rule.__name__] is None
-        ),
-        judged=tuple(kind for kind, result in by_rule.items() if result == []),
-        steps=len(run.timed),
-        step_ms=round(run.median_ns / 1e6, 6) if run.median_ns else None,
-        statistic="median",
     )

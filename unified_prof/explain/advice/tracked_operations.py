@@ -1,0 +1,507 @@
+"""Advice rules for tracked workloads (Skyline reports): operations, and the evaluation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.text import parsed_fact
+from unified_prof.explain.advice import tracked
+from unified_prof.explain.advice.idle_segments import COSTLY, EVIDENCE_ROWS, costly_name, percent
+from unified_prof.explain.advice.tracked import PART_SHARE, Tracked
+from unified_prof.recording.calls import UNKNOWN, Calls
+from unified_prof.recording.model import Advice, Finding, NotJudged, timed_steps
+
+# Minimum share of an iteration of the forward pass without its operations, which were timed in
+# another iteration.
+FORWARD_SHARE = 0.25
+CALL_NS = 5_000  # Time of Python and torch around each operation, which is not waste.
+CHAIN_SHARE = 0.05  # Minimum share of an iteration that an unfused chain takes.
+
+
+def _between(run: Tracked) -> tuple[dict[str, float], float, float]:
+    """Return the median time between operations by line, of all lines, and without tracking."""
+    if run.gaps is None:
+        return {}, 0.0, 0.0
+    loading = run.line_of("data_loading").removeprefix(" at ")
+    sums: dict[str, NDArray[np.float64]] = {}
+    for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
+        if line != loading:
+            sums[line] = sums.get(line, np.zeros(len(times))) + times
+    medians = {line: float(np.median(times)) for line, times in sums.items() if len(times)}
+    if not medians:
+        return {}, 0.0, 0.0
+    between = float(np.median(np.sum(list(sums.values()), axis=0)))
+    # Tracking makes gaps longer: without it, they take no more than the rest of the iteration.
+    return medians, between, min(between, run.parts_ns.get("other", between))
+
+
+def other_code(run: Tracked) -> Iterator[Finding]:
+    """Find time before the first and after the last operation of an iteration."""
+    other_ns = run.parts_ns.get("other", 0) - _between(run)[2]
+    lines: Counter[str] = Counter()
+    for one in loops(run) if run.calls.module is not None and run.calls.line is not None else ():
+        other_ns -= one.cost_ms_per_step * 1e6  # which has another finding
+    if run.calls.total_ns is not None and run.calls.line is not None:
+        other_ns -= sum(ns for ns in _costly(run).values() if run.share(ns) >= PART_SHARE)
+        if run.calls.module is not None:
+            outside = (run.calls.module == UNKNOWN) & _without_backward(run.calls)
+            for row in np.flatnonzero(outside & (run.calls.line != UNKNOWN)).tolist():
+                line = run.calls.labels.texts[run.calls.line[row]]
+                lines[line] += max(int(run.calls.total_ns[row]), 0)
+    share = run.share(other_ns)
+    if share < PART_SHARE:
+        return
+    where = ""
+    if 2 * lines.total() > other_ns:
+        where = f", mostly in operations at {lines.most_common(1)[0][0]}"
+    yield run.finding(
+        other_ns,
+        f"other code: {run.of_iteration(share)} is neither forward, backward, optimizer nor data "
+        f"loading{where}",
+        advice="look for callbacks, logging, metrics and preparation of data: `uprof run --scope "
+        "project` shows torch operations in them, cProfile everything else",
+        sure="likely",
+        figures={"other_ns": round(other_ns), "share": round(share, 4)},
+        evidence=[
+            {"name": line, "line": line, "total_ns": ns}
+            for line, ns in lines.most_common(EVIDENCE_ROWS * bool(where))
+        ],
+    )
+
+
+def time_between_operations(run: Tracked) -> Iterator[Finding]:
+    """Find time outside operations, passes and other parts, by the lines around it."""
+    assert run.gaps is not None
+    medians, between, other_ns = _between(run)
+    forward_ns = _forward_between(run)
+    whole = other_ns + forward_ns - CALL_NS * len(run.calls)
+    share = run.share(whole)
+    if share < PART_SHARE:
+        return
+    counts = {line: run.gaps.lines.count(line) for line in medians}
+    heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
+    where = f"around {heaviest[0]}" if heaviest else ""
+    if 2 * between < whole:  # before the first operation of a pass
+        where, heaviest = f"in the forward pass{run.line_of('forward')}", []
+    yield run.finding(
+        whole,
+        f"between operations: {run.of_iteration(share)}, mostly {where}",
+        advice="check these lines for work outside torch: Python loops, logging, conversion to "
+        "lists or NumPy, reading data",
+        sure="likely",
+        figures={"between_ns": round(whole), "share": round(share, 4), "lines": len(medians)},
+        evidence=[
+            {
+                "name": line,
+                "line": line,
+                "count": counts[line],
+                "total_ns": round(medians[line] * whole / between),
+            }
+            for line in heaviest
+        ],
+    )
+
+
+def _forward_between(run: Tracked) -> float:
+    """Return the time of forward passes that is in no operation."""
+    if run.calls.forward_ns is None:
+        return 0.0
+    parts = ("forward", "forward_without_gradients")
+    passes_ns = sum(run.parts_ns.get(part, 0) for part in parts)
+    between_ns = passes_ns - float(run.calls.forward_ns[run.calls.forward_ns > 0].sum())
+    return between_ns if run.share(between_ns) >= FORWARD_SHARE else 0.0
+
+
+def recomputation(run: Tracked) -> Iterator[Finding]:
+    """Find the cost of activation checkpointing, by operation."""
+    calls = run.calls
+    assert calls.recomputed_ns is not None
+    known = np.flatnonzero(calls.recomputed_ns != UNKNOWN)
+    names, number, count = np.unique(calls.name[known], return_inverse=True, return_counts=True)
+    times = np.bincount(number, weights=calls.recomputed_ns[known])
+    whole = float(times.sum())
+    share = run.share(whole)
+    if share < PART_SHARE:
+        return
+    yield run.finding(
+        whole,
+        f"recomputation: activation checkpointing runs {len(known)} operations again, "
+        f"{run.of_iteration(share)}",
+        advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
+        "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
+        sure="certain",
+        figures={"recomputed_ns": round(whole), "share": round(share, 4)},
+        evidence=[
+            {
+                "name": calls.labels.texts[int(names[at])],
+                "count": int(count[at]),
+                "total_ns": round(float(times[at])),
+            }
+            for at in np.argsort(-times, kind="stable")[:EVIDENCE_ROWS].tolist()
+        ],
+    )
+
+
+class Chain(NamedTuple):
+    """Operations written by hand that torch has as one function."""
+
+    name: str
+    # Operations that identify the chain, in order; others may come in between.
+    operations: tuple[str, ...]
+    # Operations that fusing removes; None: all but the most expensive one.
+    removed: frozenset[str] | None
+    replacement: str
+
+
+CHAINS = (
+    Chain(
+        "softmax attention",
+        ("matmul", "softmax", "matmul"),
+        frozenset({"softmax", "div", "truediv", "mul", "masked_fill", "add", "dropout"}),
+        "torch.nn.functional.scaled_dot_product_attention",
+    ),
+    Chain("tanh GELU", ("pow", "tanh", "mul"), None, "gelu(x, approximate='tanh')"),
+    Chain(
+        "LayerNorm",
+        ("mean", "sub", "pow", "mean", "sqrt", "mul"),
+        None,
+        "torch.nn.functional.layer_norm",
+    ),
+    Chain("RMSNorm", ("pow", "mean", "sqrt", "mul"), None, "torch.nn.functional.rms_norm"),
+)
+# Operations that may be part of a chain, by other names of the same operation.
+_SAME = {
+    "__matmul__": "matmul",
+    "bmm": "matmul",
+    "square": "pow",
+    "rmul": "mul",
+    "radd": "add",
+    "rsqrt": "sqrt",
+}
+_LINKS = frozenset(
+    "matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
+    "transpose sqrt float to contiguous "
+    # A mask that is built between the product and softmax.
+    "ones zeros full arange tril triu ones_like zeros_like full_like where masked_fill_ bool type "
+    "lt le gt ge eq ne invert logical_not logical_and logical_or unsqueeze expand view reshape "
+    "permute getitem repeat".split()
+)
+
+
+def unfused_chains(run: Tracked) -> Iterator[Finding]:
+    """Find functions written as chains of operations for which torch has one function."""
+    calls = run.calls
+    assert calls.total_ns is not None
+    assert calls.line is not None
+    rows = np.flatnonzero(calls.total_ns != UNKNOWN).tolist()
+    texts = calls.labels.texts
+    names = [_SAME.get(texts[calls.name[row]], texts[calls.name[row]]) for row in rows]
+    files = [texts[calls.line[row]].rpartition(":")[0] for row in rows]
+    for chain in CHAINS:
+        found = _chains(names, files, chain.operations)
+        cost = 0.0
+        for first, last in found:
+            times = np.array([max(0, int(calls.total_ns[row])) for row in rows[first : last + 1]])
+            if chain.removed is None:
+                cost += float(times.sum() - times.max())
+            else:
+                removed = [name in chain.removed for name in names[first : last + 1]]
+                cost += float(times[removed].sum())
+            names[first : last + 1] = [""] * len(times)  # of no other chain
+        share = run.share(cost)
+        if share < CHAIN_SHARE:
+            continue
+        lines = Counter(texts[calls.line[rows[first]]] for first, _ in found)
+        many = "once" if len(found) == 1 else f"{len(found)} times"
+        yield run.finding(
+            cost,
+            f"{chain.name} written as single operations {many}, "
+            f"{run.of_iteration(share)}, at {lines.most_common(1)[0][0]}",
+            kind="unfused_chain",
+            advice=f"use {chain.replacement}, or torch.compile",
+            sure="likely",
+            figures={"chains": len(found), "share": round(share, 4), "fused": chain.replacement},
+            evidence=[
+                {"name": chain.name, "line": line, "count": count}
+                for line, count in lines.most_common(EVIDENCE_ROWS)
+            ],
+        )
+
+
+def _chains(
+    names: Sequence[str], files: Sequence[str], operations: tuple[str, ...]
+) -> list[tuple[int, int]]:
+    """Return first and last index of each run of `operations` within one file."""
+    found, start = [], 0
+    while start < len(names):
+        if names[start] != operations[0]:
+            start += 1
+            continue
+        at, done = start, 0
+        while at < len(names) and names[at] in _LINKS and files[at] == files[start]:
+            done += names[at] == operations[done]
+            if done == len(operations):
+                found.append((start, at))
+                break
+            at += 1
+        start = at + 1 if done == len(operations) else start + 1
+    return found
+
+
+# Minimum share of an iteration of operations on double-precision weights. Processors compute
+# float32 in half of the time, and it has half of the bytes.
+DOUBLE_SHARE, DOUBLE_GAIN = 0.2, 0.5
+
+
+def double_precision(run: Tracked) -> Iterator[Finding]:
+    """Find models in double precision."""
+    types = parsed_fact(run.facts, "weight_types", dict).items()
+    sizes = {name: size for name, size in types if isinstance(size, int) and size >= 0}
+    assert run.calls.total_ns is not None
+    operations_ns = float(run.calls.total_ns[run.calls.total_ns > 0].sum())
+    share = run.share(operations_ns)
+    doubled = sizes.get("float64", 0)
+    if 2 * doubled < sum(sizes.values()) or not doubled or share < DOUBLE_SHARE:
+        return
+    yield run.finding(
+        DOUBLE_GAIN * operations_ns,
+        f"double precision: {percent(doubled / sum(sizes.values()))} of the weights are float64; "
+        f"operations are {run.of_iteration(share)}",
+        advice="use float32 (module.float(), torch.set_default_dtype) unless the result needs more "
+        "than 7 digits; NumPy arrays and Python floats become float64",
+        sure="likely",
+        figures={"share": round(share, 4), "weight_bytes": sizes},
+    )
+
+
+# Minimum calls of one operation by one module at one line, and share of an iteration of all such
+# operations there.
+LOOP_CALLS, LOOP_SHARE = 32, 0.2
+
+
+def loops(run: Tracked) -> Iterator[Finding]:
+    """Find lines that run the same operations many times in each iteration, as in a loop."""
+    calls = run.calls
+    assert calls.total_ns is not None
+    assert calls.line is not None
+    texts = calls.labels.texts
+    rows = np.flatnonzero((calls.total_ns > 0) & (calls.line != UNKNOWN))
+    module = np.full(len(calls), UNKNOWN) if calls.module is None else calls.module.copy()
+    # Tables do not depend on each other, as other layers at one line may.
+    module[calls.name == calls.labels.number("embedding")] = UNKNOWN
+    keys = np.stack([calls.line[rows], module[rows], calls.name[rows]])
+    groups, of_row, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    group_ns = np.bincount(of_row, weights=calls.total_ns[rows], minlength=len(count))
+    places: dict[str, list[int]] = {}
+    for at in np.flatnonzero(count >= LOOP_CALLS).tolist():
+        line = texts[int(groups[0, at])]
+        # Outside of modules, a loop of several lines is one.
+        is_outside = calls.module is not None and groups[1, at] == UNKNOWN
+        places.setdefault(line.rpartition(":")[0] if is_outside else line, []).append(at)
+    own = max(places.values(), key=lambda some: group_ns[some].sum(), default=[])
+    cost = float(group_ns[own].sum())
+    share = run.share(cost)
+    if share < LOOP_SHARE:
+        return
+    own.sort(key=lambda at: -group_ns[at])
+    rows_of_own = [
+        {
+            "name": texts[int(groups[2, at])],
+            "line": texts[int(groups[0, at])],
+            "count": int(count[at]),
+            "total_ns": round(float(group_ns[at])),
+        }
+        for at in own[:EVIDENCE_ROWS]
+    ]
+    yield run.finding(
+        cost,
+        f"loop at {rows_of_own[0]['line']}: {rows_of_own[0]['name']} runs "
+        f"{rows_of_own[0]['count']:,} times in each iteration; the repeated operations are "
+        f"{run.of_iteration(share)}",
+        advice="replace the loop by operations on larger tensors: nn.LSTM for nn.LSTMCell, "
+        "batched indexing, torch.vmap, one embedding table with an offset per column, foreach "
+        "functions, a larger batch in place of many",
+        sure="possible",
+        figures={"calls": int(count[own].sum()), "share": round(share, 4)},
+        evidence=rows_of_own,
+    )
+
+
+def _without_backward(calls: Calls) -> NDArray[np.bool_]:
+    """Return a mask of the calls that took no part in a backward pass."""
+    if calls.backward_ns is None:
+        return np.ones(len(calls), np.bool_)
+    return calls.backward_ns <= 0
+
+
+def _costly(run: Tracked) -> Counter[tuple[str, str]]:
+    """Return the time of COSTLY operations by name and line."""
+    calls, texts, found = run.calls, run.calls.labels.texts, Counter[tuple[str, str]]()
+    assert calls.total_ns is not None
+    assert calls.line is not None
+    known = (calls.total_ns > 0) & (calls.line != UNKNOWN) & _without_backward(calls)
+    for row in np.flatnonzero(known).tolist():
+        name = costly_name(texts[calls.name[row]])
+        if name is not None:
+            found[name, texts[calls.line[row]]] += int(calls.total_ns[row])
+    return found
+
+
+def costly_operations(run: Tracked) -> Iterator[Finding]:
+    """Find operations with a cheaper alternative that take much of an iteration at one line."""
+    known = {
+        row.get("line")
+        for row in parsed_fact(run.facts, "repeated_work", list)
+        if isinstance(row, dict) and costly_name(str(row.get("name")))
+    }
+    for (name, line), cost in _costly(run).items():
+        what, advice = COSTLY[name]
+        # `repeated_work` tells more about known values.
+        if line not in known and (share := run.share(cost)) >= PART_SHARE:
+            yield run.finding(
+                cost,
+                f"{name}: {what} at {line} takes {run.of_iteration(share)}",
+                kind="costly_operation",
+                advice=advice,
+                sure="possible",
+                figures={"operation": name, "share": round(share, 4)},
+            )
+
+
+# Which iteration computed the value of an operation first: the text of a finding, and what to do.
+REPEATED = {
+    "earlier": (
+        "that an earlier iteration computed from the same tensors",
+        "compute them once before the loop, and keep the results",
+    ),
+    "same": (
+        "that the same iteration computed before from the same tensors",
+        "keep the results: for example, compute loss and metrics from one forward pass",
+    ),
+}
+INVARIANT_SHARE = 0.98  # With a larger share of repeated operations, all inputs are fixed.
+
+
+def repeated_work(run: Tracked) -> Iterator[Finding]:
+    """Find operations that compute known values."""
+    calls, texts = run.calls, run.calls.labels.texts
+    assert calls.line is not None
+    times_ns = calls.total_ns if calls.forward_ns is None else calls.forward_ns
+    assert times_ns is not None
+    total_ns = Counter[tuple[str, str]]()
+    for row in np.flatnonzero((times_ns > 0) & (calls.line != UNKNOWN)).tolist():
+        total_ns[texts[calls.name[row]], texts[calls.line[row]]] += int(times_ns[row])
+    for kind, (where, advice) in REPEATED.items():
+        found = Counter[str]()
+        for row in parsed_fact(run.facts, "repeated_work", list):
+            if isinstance(row, dict) and all(isinstance(row.get(k), int) for k in (kind, "calls")):
+                part = row[kind] / max(row["calls"], row[kind], 1)
+                line = str(row.get("line"))
+                found[line] += round(part * total_ns[str(row.get("name")), line])
+        cost = found.total()
+        share = run.share(cost)
+        if share < PART_SHARE or cost > INVARIANT_SHARE * total_ns.total():
+            continue
+        lines = found.most_common(EVIDENCE_ROWS)
+        yield run.finding(
+            cost,
+            f"repeated work: operations compute values {where}, {run.of_iteration(share)}, mostly "
+            f"at {lines[0][0]}",
+            advice=advice,
+            sure="likely",
+            figures={"share": round(share, 4), "lines": len(found)},
+            evidence=[{"name": line, "line": line, "total_ns": ns} for line, ns in lines],
+        )
+
+
+_PASSES = frozenset({"forward", "backward", "other", "waiting_for_cpu"})
+_NO_PARTS = "parts of iterations not recorded (table UPROF_ITERATION_PARTS)"
+# Rule, whether a run has the data for it, and what is missing otherwise.
+RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], bool], str], ...] = (
+    (
+        tracked.waiting_for_processor,
+        lambda run: any(one.waited_ns is not None for one in run.timed),
+        "processor wait not measured",
+    ),
+    (
+        time_between_operations,
+        lambda run: run.gaps is not None and run.median_ns > 0,
+        "time between operations not recorded (table UPROF_GAPS)",
+    ),
+    *(
+        (
+            rule,
+            lambda run: "part_lines" in run.facts or bool(set(run.parts_ns) - _PASSES),
+            _NO_PARTS,
+        )
+        for rule in (
+            tracked.data_loading,
+            tracked.synchronizing_reads,
+            tracked.unfused_optimizer,
+            tracked.periodic_work,
+            tracked.slow_modes,
+            other_code,
+            tracked.repeated_backward,
+            tracked.padding,
+        )
+    ),
+    (
+        recomputation,
+        lambda run: run.calls.recomputed_ns is not None and run.median_ns > 0,
+        "no activation checkpointing recorded",
+    ),
+    *(
+        (
+            rule,
+            lambda run: run.calls.total_ns is not None and run.calls.line is not None,
+            "times by line not recorded (run time report)",
+        )
+        for rule in (unfused_chains, loops, costly_operations, repeated_work)
+    ),
+    (
+        double_precision,
+        lambda run: "weight_types" in run.facts and run.calls.total_ns is not None,
+        "types of weights not recorded (memory report)",
+    ),
+    (
+        tracked.single_thread,
+        lambda run: run.facts.get("device", "").startswith("cpu") and "processors" in run.facts,
+        "number of processors not recorded, or not a CPU run",
+    ),
+    (
+        tracked.slow_iterations,
+        lambda run: len(timed_steps(run.steps)) > tracked.MIN_ITERATIONS,
+        f"fewer than {tracked.MIN_ITERATIONS + 1} iterations recorded",
+    ),
+)
+
+
+def advise(run: Tracked) -> Advice:
+    """Evaluate the rules and return the findings, most expensive first."""
+    by_rule = {
+        rule.__name__: [replace(one, kind=one.kind or rule.__name__) for one in rule(run)]
+        if has_data(run)
+        else None
+        for rule, has_data, _ in RULES
+    }
+    findings = [finding for result in by_rule.values() for finding in result or ()]
+    return Advice(
+        findings=tuple(
+            sorted(findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind))
+        ),
+        not_judged=tuple(
+            NotJudged(rule.__name__, why)
+            for rule, _, why in RULES
+            if by_rule[rule.__name__] is None
+        ),
+        judged=tuple(kind for kind, result in by_rule.items() if result == []),
+        steps=len(run.timed),
+        step_ms=round(run.median_ns / 1e6, 6) if run.median_ns else None,
+        statistic="median",
+    )
