@@ -36,7 +36,7 @@ def facts(workload: Workload, body: str = "", before: str = "") -> dict[str, str
     """Return the facts of a training loop with a line in the model and one before the backward."""
     source = LOOP.format(body=body or "pass", before=before or "pass")
     workload.write("main.py", f"import numpy as np\n{source}")
-    return workload.tracked("main.py").facts
+    return dict(workload.tracked("main.py").facts)
 
 
 def repeated(found: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -102,3 +102,10 @@ def test_autocast_to_a_type_in_which_the_processor_does_not_compute(
     assert facts(workload, f"\n        {body}").get("slow_autocast") == (
         None if is_native else "float16"
     )
+
+
+def test_operations_outside_of_the_scope_are_noted(workload: Workload) -> None:
+    rows = json.loads(facts(workload, before="torch.sort(loss.detach())")["operations_outside"])
+    assert [tuple(row[:3]) for row in rows if row[0] == "sort"] == [("sort", "main.py:20", 1)]
+    assert all(row[3] > 0 for row in rows)
+    assert not {"linear", "sum"} & {row[0] for row in rows}  # of the module

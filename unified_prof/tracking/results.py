@@ -38,13 +38,14 @@ from unified_prof.tracking.assemble import (
 from unified_prof.tracking.call_sites import ReportRegions, SiteTable
 from unified_prof.tracking.lockstep import note_compiled
 from unified_prof.tracking.operations import ActivationTracker
-from unified_prof.tracking.raw_calls import MeasuredIteration
+from unified_prof.tracking.raw_calls import CallSites, MeasuredIteration
 from unified_prof.tracking.stack_walker import Scope
 from unified_prof.tracking.torch_names import OPERATIONS, Anomalies
 
 if TYPE_CHECKING:
     from unified_prof.tracking.session import Session
 
+_MAX_OUTSIDE = 8  # Number of operations outside of the report's scope that are noted.
 # Limits of the source files whose hash is noted.
 _MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 4 << 20
 
@@ -104,6 +105,8 @@ class Results:
             self._facts["batches_per_worker_start"] = str(
                 session.interception.loader_batches // starts
             )
+        if times and (outside := _operations_outside(times[-1], table, session.sites)):
+            self._facts["operations_outside"] = json.dumps(outside)
         if session.run_time.detects_anomalies:
             self._facts["detect_anomaly"] = "on"
         if any(samples := session.run_time.samples):
@@ -330,6 +333,27 @@ class Results:
                 "work_beside_main_streams",
                 f"{untimed}: neither are collectives; --report timeline shows them",
             )
+
+
+def _operations_outside(
+    iteration: MeasuredIteration, table: SiteTable, sites: CallSites
+) -> list[tuple[str, str, int, int]]:
+    """Return the longest operations of the project that the report does not show, such as metrics.
+
+    Each has its name, line, number of calls and time in ns; those of backward passes are left out.
+    """
+    project = SiteTable(sites, Scope("project"))
+    count: Counter[tuple[str, str]] = Counter()
+    times_ns: Counter[tuple[str, str]] = Counter()
+    in_backward = (~np.isnan(iteration.backward_ms)).tolist()
+    for index, number in enumerate(iteration.sites.tolist()):
+        site = project.site(number, with_setup=iteration.with_setup)
+        shown = table.site(number, with_setup=iteration.with_setup).kept
+        if site.kept and site.frames and not (shown or in_backward[index]):
+            key = site.name, f"{site.frames[0].file_path}:{site.frames[0].line_number}"
+            count[key] += 1
+            times_ns[key] += ms_to_ns(float(np.nan_to_num(iteration.forward_ms[index])))
+    return [(*key, count[key], ns) for key, ns in times_ns.most_common(_MAX_OUTSIDE)]
 
 
 def _repeated_work(

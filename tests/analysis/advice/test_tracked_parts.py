@@ -375,3 +375,33 @@ def test_many_embedding_tables_at_one_line_are_a_loop() -> None:
     modules = run.calls.labels.numbers([f"tables.{number}" for number in range(40)])
     found = findings(replace(run, calls=replace(run.calls, module=modules)))["loops"]
     assert "embedding runs 40 times" in found.text
+
+
+def outside(*rows: tuple[str, str, int, float]) -> dict[str, str]:
+    """Return the fact of operations outside of the report: name, line, calls, ms."""
+    listed = [(name, line, calls, round(ms * MS)) for name, line, calls, ms in rows]
+    return {"operations_outside": json.dumps(listed)}
+
+
+def test_operations_outside_of_the_report_explain_other_code() -> None:
+    facts = outside(("norm", "clip.py:5", 150, 15), ("clamp_", "clip.py:9", 150, 10))
+    found = findings(tracked(parts={"other": 26}, facts=facts))
+    assert found.keys() == {"loops"}
+    facts = outside(("sort", "top.py:5", 1, 30))
+    found = findings(tracked(parts={"other": 35}, facts=facts))
+    assert found.keys() == {"costly_operation"}
+    facts = outside(("cumsum", "a.py:5", 1, 30))
+    found = findings(tracked(parts={"other": 35}, facts=facts))
+    assert "mostly in operations at a.py:5" in found["other_code"].text
+    damaged = {"operations_outside": '[["sort", 3], 4, ["sort", "a.py:1", "x", 5]]'}
+    assert findings(tracked(parts={"other": 5}, facts=damaged)) == {}
+
+
+def test_workers_that_start_every_epoch_are_kept() -> None:
+    facts = {"data_loader_workers": "2", "batches_per_worker_start": "4"}
+    found = findings(tracked(parts={"data_loading": 40}, facts=facts))["data_loading"]
+    assert "with 2 workers that start again every 4 batches" in found.text
+    assert "persistent_workers=True" in found.advice
+    del facts["batches_per_worker_start"]
+    found = findings(tracked(parts={"data_loading": 40}, facts=facts))["data_loading"]
+    assert "persistent_workers" not in found.advice

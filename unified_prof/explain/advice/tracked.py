@@ -130,6 +130,9 @@ def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     )
 
 
+KEEP_WORKERS = "keep the workers between epochs: DataLoader(..., persistent_workers=True)"
+
+
 def data_loading(run: Tracked) -> Iterator[Finding]:
     """Find iterations that wait for the DataLoader."""
     workers = run.facts.get("data_loader_workers", "")
@@ -143,7 +146,7 @@ def data_loading(run: Tracked) -> Iterator[Finding]:
         )
     elif batches := run.facts.get("batches_per_worker_start"):
         where += f" that start again every {batches} batches"
-        advice = "keep the workers between epochs: DataLoader(..., persistent_workers=True)"
+        advice = KEEP_WORKERS
     yield from _part(run, "data_loading", f"data loading{where}", advice)
 
 
@@ -327,16 +330,19 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
     parts = {part: ns - run.parts_ns.get(part, 0) for part, ns in _parts_of(worst).items()}
     part = max(parts, key=parts.__getitem__)
     named = "other code" if part == "other" else part.replace("_", " ")
+    advice = PERIODIC_ADVICE.get(part)
+    if part == "data_loading" and (batches := run.facts.get("batches_per_worker_start")):
+        named, advice = f"data loading, whose workers start every {batches} batches,", KEEP_WORKERS
     is_cause = bool(run.parts_ns) and 2 * parts[part] > worst.run_ns - usual_ns
     cause = f", {duration(parts[part])} of it in {named}{run.line_of(part)}" if is_cause else ""
     yield run.finding(
         cost,
         f"iteration {worst.name} takes {duration(worst.run_ns)}, median {duration(usual_ns)}"
         f"{cause} ({len(slow)} of {len(timed)} iterations)",
-        advice=PERIODIC_ADVICE.get(part if cause else "")
+        advice=(cause and advice)
         or "check what else this iteration did: logging, checkpoint, evaluation, other shapes",
         # Threads of other programs delay single passes, too.
-        sure="certain" if cause and part in PERIODIC_ADVICE else "possible",
+        sure="certain" if cause and advice else "possible",
         figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(median)},
         evidence=[
             {"name": f"iteration {one.name}", "count": 1, "total_ns": one.total_ns} for one in slow

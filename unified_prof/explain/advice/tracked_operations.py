@@ -45,15 +45,12 @@ def other_code(run: Tracked) -> Iterator[Finding]:
     """Find time before the first and after the last operation of an iteration."""
     other_ns = run.parts_ns.get("other", 0) - _between(run)[2]
     lines: Counter[str] = Counter()
-    for one in loops(run) if run.calls.module is not None and run.calls.line is not None else ():
-        other_ns -= one.cost_ms_per_step * 1e6  # which has another finding
     if run.calls.total_ns is not None and run.calls.line is not None:
         other_ns -= sum(ns for ns in _costly(run).values() if run.share(ns) >= PART_SHARE)
-        if run.calls.module is not None:
-            outside = (run.calls.module == UNKNOWN) & _without_backward(run.calls)
-            for row in np.flatnonzero(outside & (run.calls.line != UNKNOWN)).tolist():
-                line = run.calls.labels.texts[run.calls.line[row]]
-                lines[line] += max(int(run.calls.total_ns[row]), 0)
+        # Time that has another finding.
+        other_ns -= sum(one.ns for one in _repeated(run) if one.is_outside)
+        for group in _outside(run):
+            lines[group.line] += group.ns
     share = run.share(other_ns)
     if share < PART_SHARE:
         return
@@ -285,52 +282,90 @@ def double_precision(run: Tracked) -> Iterator[Finding]:
 LOOP_CALLS, LOOP_SHARE = 32, 0.2
 
 
-def loops(run: Tracked) -> Iterator[Finding]:
-    """Find lines that run the same operations many times in each iteration, as in a loop."""
+def _repeated(run: Tracked) -> list[_Group]:
+    """Return the repeated operations of the most expensive loop; none if it takes little."""
     calls = run.calls
     assert calls.total_ns is not None
     assert calls.line is not None
     texts = calls.labels.texts
-    rows = np.flatnonzero((calls.total_ns > 0) & (calls.line != UNKNOWN))
+    known = (calls.total_ns > 0) & (calls.line != UNKNOWN)
+    if calls.module is not None:  # the others are in `_outside`
+        known &= (calls.module != UNKNOWN) | ~_without_backward(calls)
+    rows = np.flatnonzero(known)
     module = np.full(len(calls), UNKNOWN) if calls.module is None else calls.module.copy()
     # Tables do not depend on each other, as other layers at one line may.
     module[calls.name == calls.labels.number("embedding")] = UNKNOWN
     keys = np.stack([calls.line[rows], module[rows], calls.name[rows]])
     groups, of_row, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     group_ns = np.bincount(of_row, weights=calls.total_ns[rows], minlength=len(count))
-    places: dict[str, list[int]] = {}
-    for at in np.flatnonzero(count >= LOOP_CALLS).tolist():
-        line = texts[int(groups[0, at])]
-        # Outside of modules, a loop of several lines is one.
-        is_outside = calls.module is not None and groups[1, at] == UNKNOWN
-        places.setdefault(line.rpartition(":")[0] if is_outside else line, []).append(at)
-    own = max(places.values(), key=lambda some: group_ns[some].sum(), default=[])
-    cost = float(group_ns[own].sum())
-    share = run.share(cost)
-    if share < LOOP_SHARE:
-        return
-    own.sort(key=lambda at: -group_ns[at])
-    rows_of_own = [
-        {
-            "name": texts[int(groups[2, at])],
-            "line": texts[int(groups[0, at])],
-            "count": int(count[at]),
-            "total_ns": round(float(group_ns[at])),
-        }
-        for at in own[:EVIDENCE_ROWS]
+    found = [
+        _Group(
+            texts[int(groups[2, at])],
+            texts[int(groups[0, at])],
+            int(count[at]),
+            round(float(group_ns[at])),
+            is_outside=False,
+        )
+        for at in np.flatnonzero(count >= LOOP_CALLS).tolist()
     ]
+    places: dict[str, list[_Group]] = {}
+    for one in (*found, *(one for one in _outside(run) if one.runs >= LOOP_CALLS)):
+        # Outside of modules, a loop of several lines is one.
+        place = one.line.rpartition(":")[0] if one.is_outside else one.line
+        places.setdefault(place, []).append(one)
+    own = max(places.values(), key=lambda some: sum(one.ns for one in some), default=[])
+    own.sort(key=lambda one: -one.ns)
+    return own if run.share(sum(one.ns for one in own)) >= LOOP_SHARE else []
+
+
+def loops(run: Tracked) -> Iterator[Finding]:
+    """Find lines that run the same operations many times in each iteration, as in a loop."""
+    own = _repeated(run)
+    cost = sum(one.ns for one in own)
+    if not own:
+        return
+    share = run.share(cost)
     yield run.finding(
         cost,
-        f"loop at {rows_of_own[0]['line']}: {rows_of_own[0]['name']} runs "
-        f"{rows_of_own[0]['count']:,} times in each iteration; the repeated operations are "
-        f"{run.of_iteration(share)}",
+        f"loop at {own[0].line}: {own[0].name} runs {own[0].runs:,} times in each iteration; the "
+        f"repeated operations are {run.of_iteration(share)}",
         advice="replace the loop by operations on larger tensors: nn.LSTM for nn.LSTMCell, "
         "batched indexing, torch.vmap, one embedding table with an offset per column, foreach "
         "functions, a larger batch in place of many",
         sure="possible",
-        figures={"calls": int(count[own].sum()), "share": round(share, 4)},
-        evidence=rows_of_own,
+        figures={"calls": sum(one.runs for one in own), "share": round(share, 4)},
+        evidence=[
+            {"name": one.name, "line": one.line, "count": one.runs, "total_ns": one.ns}
+            for one in own[:EVIDENCE_ROWS]
+        ],
     )
+
+
+class _Group(NamedTuple):
+    """Calls of one operation at one line."""
+
+    name: str
+    line: str
+    runs: int
+    ns: int
+    is_outside: bool = True
+    """True if they are outside of modules."""
+
+
+def _outside(run: Tracked) -> list[_Group]:
+    """Return operations that the report does not show, and those outside of modules."""
+    calls, found = run.calls, dict[tuple[str, str], _Group]()
+    for row in parsed_fact(run.facts, "operations_outside", list):
+        if isinstance(row, list) and [*map(type, row)] == [str, str, int, int]:
+            found[row[0], row[1]] = _Group(*row)
+    if calls.module is None or calls.line is None or calls.total_ns is None:
+        return [*found.values()]
+    outside = (calls.module == UNKNOWN) & _without_backward(calls) & (calls.line != UNKNOWN)
+    for at in np.flatnonzero(outside & (calls.total_ns > 0)).tolist():
+        key = calls.labels.texts[calls.name[at]], calls.labels.texts[calls.line[at]]
+        known = found.get(key, _Group(*key, 0, 0))
+        found[key] = known._replace(runs=known.runs + 1, ns=known.ns + int(calls.total_ns[at]))
+    return [*found.values()]
 
 
 def _without_backward(calls: Calls) -> NDArray[np.bool_]:
@@ -346,10 +381,14 @@ def _costly(run: Tracked) -> Counter[tuple[str, str]]:
     assert calls.total_ns is not None
     assert calls.line is not None
     known = (calls.total_ns > 0) & (calls.line != UNKNOWN) & _without_backward(calls)
+    if calls.module is not None:
+        known &= calls.module != UNKNOWN
     for row in np.flatnonzero(known).tolist():
-        name = costly_name(texts[calls.name[row]])
-        if name is not None:
+        if (name := costly_name(texts[calls.name[row]])) is not None:
             found[name, texts[calls.line[row]]] += int(calls.total_ns[row])
+    for group in _outside(run):
+        if (name := costly_name(group.name)) is not None:
+            found[name, group.line] += group.ns
     return found
 
 
