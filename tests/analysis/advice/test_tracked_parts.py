@@ -333,7 +333,9 @@ def test_known_values_cost_the_time_of_their_operations() -> None:
     assert found.cost_ms_per_step == 60
     assert "an earlier iteration" in found.text
     assert "mostly at gnn.py:4" in found.text
-    found = findings(tracked(*operations, facts=known(calls=2, same=1)))["repeated_work"]
+    both = findings(tracked(*operations, facts=known(calls=2, same=1, new=1)))
+    assert "costly_operation" in both
+    found = both["repeated_work"]
     assert found.cost_ms_per_step == 30
     assert "the same iteration" in found.text
     few = [("unique", "gnn.py:4", 3), ("linear", "gnn.py:9", 20)]

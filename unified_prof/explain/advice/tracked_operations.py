@@ -397,7 +397,7 @@ def costly_operations(run: Tracked) -> Iterator[Finding]:
     known = {
         row.get("line")
         for row in parsed_fact(run.facts, "repeated_work", list)
-        if isinstance(row, dict) and costly_name(str(row.get("name")))
+        if isinstance(row, dict) and "new" not in row and costly_name(str(row.get("name")))
     }
     for (name, line), cost in _costly(run).items():
         what, advice = COSTLY[name]
