@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mutate_plugin
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".cache" / "mutate"
@@ -414,6 +415,8 @@ class Checkout:
             return f"more than {TIMEOUT_S} s"
         if done.returncode in (0, 5):
             return None
+        if done.returncode == pytest.ExitCode.USAGE_ERROR and "not found:" in done.stderr:
+            sys.exit("tests are missing: record coverage again")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
         return failed[1] if failed else f"pytest exits with {done.returncode}"
 

@@ -80,7 +80,9 @@ def pytest_sessionfinish() -> None:
     if COSTS in os.environ:
         file = Path(os.environ[COSTS])
         earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        file.write_text(json.dumps(earlier | _records), encoding="utf-8")
+        files = {test.partition("::")[0] for test in _records}
+        kept = {test: one for test, one in earlier.items() if test.partition("::")[0] not in files}
+        file.write_text(json.dumps(kept | _records), encoding="utf-8")
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
