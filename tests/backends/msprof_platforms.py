@@ -50,6 +50,7 @@ _OPTIONS: dict[str, list[str] | tuple[int, int] | None] = {
     "delay": (1, 4294967295),
     "duration": (1, 4294967295),
 }
+LIMITS = {flag: values for flag, values in _OPTIONS.items() if isinstance(values, tuple)}
 _AIV = ["ai-vector-core", "aiv-mode"]
 _LINKS = ["sys-interconnection-profiling", "sys-interconnection-freq"]
 _PORTS = ["sys-io-profiling", "sys-io-sampling-freq"]

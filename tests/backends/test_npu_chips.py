@@ -125,6 +125,11 @@ def test_counters_are_checked_by_chip_before_the_run(platform: int) -> None:
                 plan({"aic_metrics": name}, offer=offer)
 
 
+def test_limits_of_numbers_are_those_of_msprof() -> None:
+    limits = {option.flag: option.range for option in OPTIONS if option.range}
+    assert limits == {flag: msprof_platforms.LIMITS[flag] for flag in limits}
+
+
 def test_values_that_differ_by_chip_are_checked() -> None:
     assert plan({"llc_profiling": "capacity"}, offer=by_table(0)).arguments
     with pytest.raises(UsageError, match="expected one of capacity, bandwidth"):

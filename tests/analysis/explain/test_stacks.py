@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.analysis.explain.test_replayed import ADD, MM, write_capture, write_replay
@@ -13,7 +16,7 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording.breakdown_kinds import Place
-from unified_prof.recording.breakdowns import Frame, Stacks
+from unified_prof.recording.breakdowns import Frame, Stacks, path_samples
 
 
 def stacks(
@@ -30,6 +33,37 @@ def weight_by_stack(found: Stacks) -> dict[str, int]:
 def query(path: Path, question: Callable[[Analysis], object]) -> object:
     with open_reports(path) as opened:
         return question(opened.analyses[0])
+
+
+@given(
+    tree=st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 3)), min_size=1, max_size=6),
+    ranges=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 2)), max_size=9),
+)
+def test_paths_of_nested_ranges_are_summed(
+    tree: list[tuple[int, int]], ranges: list[tuple[int, int, int]]
+) -> None:
+    """Compare with paths that are followed one by one; a path is above those after it."""
+    above = [min(up, at - 1) for at, (up, _) in enumerate(tree)]
+    labels = [label for _, label in tree]
+    columns = [(number % len(tree), weight, group) for number, weight, group in ranges]
+    number, weight, group = np.array(columns, np.int64).reshape(-1, 3).T
+    expected: dict[tuple[int, int], list[int]] = {}
+    for node, own, begin in columns:
+        if own:
+            expected.setdefault((begin, node), []).append(own)
+    found = path_samples(
+        *(number, np.array(above), np.array(labels), weight),
+        frame=lambda label: Frame(str(label), "line"),
+        begin=lambda group: (Frame(f"thread {group}", "thread"),),
+        beginning=group,
+    )
+    for sample, ((begin, node), weights) in zip(found, sorted(expected.items()), strict=True):
+        names = []
+        while node >= 0:
+            names.append(str(labels[node]))
+            node = above[node]
+        assert [one.name for one in sample.frames] == [f"thread {begin}", *reversed(names)]
+        assert (sample.weight, sample.count) == (sum(weights), len(weights))
 
 
 def test_device_time_is_stacked_by_module_operation_and_kernel(tmp_path: Path) -> None:

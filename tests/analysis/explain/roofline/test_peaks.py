@@ -114,16 +114,23 @@ def test_recorded_clock_has_priority_unless_it_belongs_to_another_device() -> No
     assert peaks.find("Ascend910B", mhz=1800) is None
 
 
-def test_mig_slice_has_its_part_of_the_peak() -> None:
-    found = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb", units=14, memory_bytes=int(4.75 * 2**30))
+@pytest.mark.parametrize(
+    ("name", "units", "gib", "eighths"),
+    [("1g.5gb", 14, 4.75, 1), ("3g.20gb", 42, 19.5, 4), ("7g.40gb", 98, 39.25, 8)],
+)
+def test_mig_slice_has_its_part_of_the_peak(
+    name: str, units: int, gib: float, eighths: int
+) -> None:
+    slice_name, memory_bytes = f"NVIDIA A100-SXM4-40GB MIG {name}", int(gib * 2**30)
+    found = peaks.find(slice_name, units=units, memory_bytes=memory_bytes)
     assert found is not None
     peak, memory = found.matrix("bf16"), found.memory_peak()
     assert peak is not None
     assert memory is not None
-    assert peak.rate == pytest.approx(312e12 * 14 / 108)
-    assert memory.rate == pytest.approx(1555e9 / 8)
-    assert "14 of 108 units" in found.source
-    whole = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert peak.rate == pytest.approx(312e12 * units / 108)
+    assert memory.rate == pytest.approx(1555e9 * eighths / 8)
+    assert f"{units} of 108 units" in found.source
+    whole = peaks.find(slice_name)
     assert whole is not None
     assert whole.matrix("bf16") is None
 
