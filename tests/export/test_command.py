@@ -219,3 +219,23 @@ def test_failed_export_leaves_no_files(tmp_path: Path, error: type[BaseException
     with pytest.raises((error, OutputError)), OutputFiles(tmp_path, force=False) as output:
         output.tables(["a.csv"], "head", (lines() for _ in range(1)), rows_each=10)  # type: ignore[misc]
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_of_operators_is_exported(database: DatabaseBuilder, tmp_path: Path) -> None:
+    with database:
+        database.op(0, 10)
+        database.memory(3_000, "allocate", 1024, name="a", total=5120)
+        database.memory(1_000, "allocate", 4096, name="a", address=2, total=4096)
+        database.memory(7_500, "release", -4096, name="a", address=2, total=1024)
+        database.memory(9_000, "release", -1, name="b", total=1024)
+    export(database.path, tmp_path / "files")
+    totals = [row["Total Allocated(KB)"] for row in table(tmp_path / "files", "memory_record")]
+    assert list(map(float, totals)) == [4, 5, 1, 1]
+    rows = table(tmp_path / "files", "operator_memory")
+    columns = ("Size(KB)", "Duration(us)", "Allocation Total Allocated(KB)")
+    more = ("Release Total Allocated(KB)", "Release Total Reserved(KB)")
+    # What was released, then what was not.
+    assert [tuple(float(row[name]) for name in (*columns, *more)) for row in rows] == [
+        (4, 6.5, 4, 1, 2),
+        (1, 0, 5, 0, 0),
+    ]

@@ -322,6 +322,7 @@ def test_allocations_are_paired_and_named_after_their_operation(tmp_path: Path) 
         memory(40, -512, 1000, 0),
         memory(50, 64, 1000, 64),
         memory(60, -32, 7777, 32),
+        memory(65, 0, 7777, 32),
         memory(70, 16, 1000, 16, device=-1),
     )
     assert sink.rows(
@@ -339,7 +340,7 @@ def test_allocations_are_paired_and_named_after_their_operation(tmp_path: Path) 
         ("N/A", 64, 50_000, None, None),
         ("N/A", 16, 70_000, None, None),
     ]
-    assert sink.anomalies == {"release_without_allocation": 1}
+    assert sink.anomalies == {"release_without_allocation": 1, "memory_event_without_size": 1}
 
 
 def test_base_time_after_the_events_is_added_to_times(tmp_path: Path) -> None:
