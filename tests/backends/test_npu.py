@@ -206,6 +206,29 @@ def test_exit_codes_in_msprofs_messages_are_parsed(words: str, code: int) -> Non
     assert msprof_outcome.workload_exit_code(None, 0, ProcessResult(0, (), None)) == 0
 
 
+@pytest.mark.parametrize(
+    ("reported", "observed", "status", "interrupted_by", "code"),
+    [
+        (None, 143, 0, 2, 130),  # msprof forwards Ctrl-C as SIGTERM
+        (None, 143, 0, None, 143),
+        (None, 139, 0, 2, 139),
+        (5, None, 0, 2, 5),
+        (None, None, 0, 2, 130),
+        (None, None, -9, None, 137),
+        (None, None, 0, None, 0),
+    ],
+)
+def test_exit_code_of_a_workload_that_a_signal_ends(
+    reported: int | None,
+    observed: int | None,
+    status: int,
+    interrupted_by: int | None,
+    code: int,
+) -> None:
+    ended = ProcessResult(status, (), interrupted_by)
+    assert msprof_outcome.workload_exit_code(reported, observed, ended) == code
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workload_is_awaited_while_it_handles_a_signal(
