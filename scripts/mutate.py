@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mutate_plugin
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".cache" / "mutate"
@@ -356,8 +355,10 @@ class Checkout:
         os.close(write_answers)
         self._requests = os.fdopen(requests, "w")
         self._answers = os.fdopen(answers)
-        if self._answers.readline() != "ready\n":
+        if not (collected := self._answers.readline()):
             sys.exit("pytest cannot collect the tests")
+        # The copy lacks tests of recordings that are kept beside the checkout.
+        self._collected = frozenset(json.loads(collected))
 
     def close(self) -> None:
         """End the process that has collected the tests."""
@@ -374,7 +375,7 @@ class Checkout:
         source = self.source(mutant.path)
         mutated = source[: mutant.start] + mutant.new + source[mutant.end :]
         while True:
-            chosen = [test for test in tests if test not in self._failing]
+            chosen = [test for test in tests if test in self._collected - self._failing]
             self._write(path, mutated)  # for processes that tests start
             try:
                 failed = self._first_failure(chosen, path, source, mutated)
@@ -415,8 +416,6 @@ class Checkout:
             return f"more than {TIMEOUT_S} s"
         if done.returncode in (0, 5):
             return None
-        if done.returncode == pytest.ExitCode.USAGE_ERROR and "not found:" in done.stderr:
-            sys.exit("tests are missing: record coverage again")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
         return failed[1] if failed else f"pytest exits with {done.returncode}"
 

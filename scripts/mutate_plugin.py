@@ -93,7 +93,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     for module in pkgutil.walk_packages(unified_prof.__path__, "unified_prof."):
         with suppress(ImportError):  # an optional package is missing
             importlib.import_module(module.name)
-    os.write(answers, b"ready\n")
+    collected = [item.nodeid for item in session.items]
+    os.write(answers, (json.dumps(collected) + "\n").encode())
     with os.fdopen(asked, encoding="utf-8") as lines:
         for line in lines:
             request = json.loads(line)
