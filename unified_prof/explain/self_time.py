@@ -161,7 +161,7 @@ class CallTree:
         self.launches: Ints = np.bincount(call[known], minlength=size)
         own = np.bincount(call[known], duration_ns[known], minlength=size).astype(np.int64)
         self.self_device_ns, self.device_ns = own, self._summed(own)
-        self.recomputed = _recomputed(framework, self.ranges)
+        self.recomputed = recomputed(framework, self.ranges)
         self.replayed = replay is not None
         self.count: Ints = np.ones(size, np.int64)
         if replay is not None:
@@ -269,7 +269,7 @@ _REENTRANT, _ENGINE = "CheckpointFunctionBackward", "autograd::engine::evaluate_
 _RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
 
 
-def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
+def recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
     """Return a mask of calls that activation checkpointing repeats.
 
     Reentrant checkpoints are an operation, which also runs a backward pass; others are a Python

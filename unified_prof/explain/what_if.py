@@ -111,7 +111,7 @@ class Replay:
     def __init__(self, recording: Recording, scheduled: Scheduled) -> None:
         self._recording, self._scheduled = recording, scheduled
         schedule = scheduled.schedule
-        self._task_ns = schedule.takes_ns.astype(np.float64)
+        self._saved_ns = np.zeros(len(schedule.takes_ns))
         self._lag = schedule.edges.lag_ns.astype(np.float64)
 
     def change(self, selection: Selection, factor: float = WITHOUT) -> None:
@@ -128,7 +128,9 @@ class Replay:
         edges, moments = scheduled.schedule.edges, scheduled.task_moments[: scheduled.tasks.work]
         if selection.work is not None:
             share = selection.work[scheduled.tasks.row].astype(np.float64)
-            self._task_ns[moments] -= scheduled.schedule.takes_ns[moments] * share * saved
+            # Two changes of one task do not save more than its time.
+            saved_ns = scheduled.schedule.takes_ns[moments] * share * saved
+            self._saved_ns[moments] = np.maximum(self._saved_ns[moments], saved_ns)
         self._lag -= _host_ns(self._recording, scheduled, selection) * saved
         if selection.gaps:
             begin = scheduled.schedule.time_ns[edges.source]
@@ -144,7 +146,7 @@ class Replay:
         """Return the time saved by all changes so far."""
         scheduled, schedule = self._scheduled, self._scheduled.schedule
         edges = schedule.edges
-        task_ns: Ints = np.rint(self._task_ns).astype(np.int64)
+        task_ns: Ints = schedule.takes_ns - np.rint(self._saved_ns).astype(np.int64)
         removed = np.isneginf(self._lag)
         lag: Ints = np.rint(np.where(removed, 0, np.maximum(self._lag, 0))).astype(np.int64)
         # A removed dependency never decides, however late its source is.

@@ -141,8 +141,11 @@ def add_advice(
     document.fact("analyzed", _analyzed_part(advice))
     if advice.together_ms and sum(bool(one.cost_ms_per_step) for one in advice.findings) > 1:
         saved = names.format_duration(advice.together_ms * 1e6)
-        share = names.format_share(advice.together_ms, advice.step_ms or 0.0)
-        document.fact("all together", f"save up to {saved}{_unit(advice)} ({share})")
+        step_ms = advice.step_ms or 0.0
+        # Steps that are not analyzed, such as slow ones, may cost more than an analyzed step.
+        share = names.format_share(advice.together_ms, step_ms)
+        shown = f" ({share})" if advice.together_ms <= step_ms else ""
+        document.fact("all together", f"save up to {saved}{_unit(advice)}{shown}")
     if not advice.findings:
         document.line("; ".join([_NO_FINDINGS, *said]))
     for place, found in enumerate(advice.findings[:top], start=1):

@@ -28,6 +28,19 @@ def test_grid_smaller_than_the_device_costs_the_idle_part(tmp_path: Path) -> Non
     assert finding.sure == "possible"
 
 
+def test_grids_of_amd_devices_give_the_share_of_their_compute_units(tmp_path: Path) -> None:
+    """ROCm records no blocks per multiprocessor."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.row("UPROF_GPU_DEVICES", deviceId=0, name="numSms", value="304")
+        for at in range(100):
+            task = run.kernel(at * 10 * US, (at + 1) * 10 * US)
+            texts = {"name": run.text("small_kernel"), "operation": run.text("aten::add")}
+            grid = run.text("2,19,2" if at < 50 else "4096,1,1")
+            run.row("UPROF_GPU_TASKS", globalTaskId=task, **texts, gridDim=grid, blockDim=0)
+    finding = findings_by_kind(tmp_path / "run.db")["low_occupancy"]
+    assert saving_ns(finding) == 50 * 10 * US * 0.75
+
+
 def test_full_grids_matmuls_and_few_kernels_are_no_finding(tmp_path: Path) -> None:
     assert "low_occupancy" not in findings_by_kind(write_grids(tmp_path / "a.db", blocks=1.5))
     assert "low_occupancy" not in findings_by_kind(

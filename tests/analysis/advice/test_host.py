@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import US, FaultyRun, advice, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 from unified_prof.explain.advice.device_context import analyzed_steps
 
 
@@ -87,13 +87,21 @@ LONG_STEP = 20_000 * US
 
 
 def write_slow_host(
-    path: Path, *, frame: str | None = None, thread: int = 1, covered: float = 1.0
+    path: Path,
+    *,
+    frame: str | None = None,
+    thread: int = 1,
+    covered: float = 1.0,
+    step_thread: int | None = None,
 ) -> Path:
     """Write steps in which the host works for 9 ms before one of its launches."""
     with FaultyRun(path) as run:
         for step in range(6):
             begin = step * LONG_STEP
             run.step(step, begin, begin + LONG_STEP)
+            if step_thread is not None:
+                name = f"ProfilerStep#{step}"
+                run.call(begin, begin + LONG_STEP, name, thread=step_thread)
             run.kernel(begin + 10 * US, begin + 9_000 * US, launched=begin)
             launched = begin + 18_000 * US
             connection = run.api(launched, launched + 2 * US, "cudaLaunchKernel")
@@ -129,6 +137,37 @@ def test_other_threads_and_short_functions_are_not_named(
     row, *_ = findings_by_kind(path)["host_bound"].evidence
     assert row["name"] == "before aten::to"
     assert "next" not in row
+
+
+def test_function_of_the_thread_that_runs_the_steps_is_named(tmp_path: Path) -> None:
+    """For example work between the forward pass and the backward pass of another thread."""
+    path = write_slow_host(tmp_path / "run.db", frame="a.py(1): f", thread=2, step_thread=2)
+    row, *_ = findings_by_kind(path)["host_bound"].evidence
+    assert (row["name"], row["line"]) == ("f", "a.py:1")
+
+
+@pytest.mark.parametrize(
+    ("frame", "sure"),
+    [("queue.py(171): get", None), ("server.py(9): detokenize", "certain"), (None, "possible")],
+)
+def test_gaps_in_which_a_server_may_wait_for_requests(
+    tmp_path: Path, frame: str | None, sure: str | None
+) -> None:
+    """The gaps of 4 ms are too short for a pause unless the program waits in a queue."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for at in range(20):
+            begin = at * 10 * MS
+            for number in range(6):
+                run.kernel(
+                    *(begin + number * MS + 5 * US, begin + (number + 1) * MS),
+                    launched=begin + number * 10 * US,
+                )
+            if frame is not None:
+                row = {"globalTid": 1, "name": run.text(frame)}
+                times = {"startNs": begin + 5 * MS, "endNs": begin + 10 * MS - US}
+                run.row("UPROF_PYTHON_FRAMES", **times, **row)
+    finding = findings_by_kind(tmp_path / "run.db").get("host_bound")
+    assert (None if finding is None else finding.sure) == sure
 
 
 @pytest.mark.parametrize("compiled", [True, False])

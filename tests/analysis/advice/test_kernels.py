@@ -232,7 +232,9 @@ def test_host_only_operation_with_a_cheaper_alternative(
         assert saving_ns(found["costly_operation"]) == cost_ms * MS
 
 
-def write_queued_optimizer(path: Path, *, name: str, kernels: int = 800) -> Path:
+def write_queued_optimizer(
+    path: Path, *, name: str, kernels: int = 800, operation: str = "aten::mul_"
+) -> Path:
     """Write five 6 ms steps whose launches are all queued before the device starts them."""
     with FaultyRun(path) as run:
         for step in range(5):
@@ -242,9 +244,10 @@ def write_queued_optimizer(path: Path, *, name: str, kernels: int = 800) -> Path
             run.call(begin + 100 * US, begin + 2 * MS, "Optimizer.step#AdamW.step")
             for number in range(kernels):
                 launched = begin + 100 * US + number * 2 * US
-                run.call(launched, launched + 2 * US, "aten::mul_")
+                run.call(launched, launched + 2 * US, operation)
                 at = begin + 3 * MS + number * 3 * US
-                run.kernel(at + US, at + 3 * US, launched=launched + 500, takes=US, name=name)
+                kernel: dict[str, Any] = {"name": name, "op_type": operation}
+                run.kernel(at + US, at + 3 * US, launched=launched + 500, takes=US, **kernel)
             run.api(begin + 2 * MS, begin + 6 * MS - 10 * US, "cudaDeviceSynchronize")
     return path
 
@@ -261,6 +264,63 @@ def test_unfused_optimizer_costs_its_kernels_if_the_host_is_ahead(tmp_path: Path
 def test_fused_optimizer_is_no_finding_if_the_host_is_ahead(tmp_path: Path) -> None:
     path = write_queued_optimizer(tmp_path / "run.db", name="multi_tensor_apply_kernel")
     assert "unfused_optimizer" not in findings_by_kind(path)
+
+
+def test_fills_of_zero_grad_are_no_unfused_optimizer(tmp_path: Path) -> None:
+    path = write_queued_optimizer(tmp_path / "run.db", name="FillFunctor", operation="aten::zero_")
+    assert "unfused_optimizer" not in findings_by_kind(path)
+    assert "fills" in findings_by_kind(path)
+
+
+@pytest.mark.parametrize(("passes", "embedding"), [(7, True), (7, False), (2, False)])
+def test_large_optimizer_that_reads_all_parameters_often_costs_half_of_its_time(
+    tmp_path: Path, passes: int, embedding: bool
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 10 * MS
+            run.step(step, begin, begin + 10 * MS)
+            if embedding:
+                run.call(begin, begin + 9 * US, "aten::_embedding_bag_dense_backward")
+            gradient = "aten::_embedding_bag_dense_backward" if embedding else "aten::mm"
+            run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin, op_type=gradient)
+            run.call(begin + 100 * US, begin + 2 * MS, "Optimizer.step#AdamW.step")
+            for number in range(passes):
+                launched = begin + 100 * US + number * 2 * US
+                name = f"aten::_foreach_{number}"
+                run.call(launched, launched + 2 * US, name)
+                kernel: dict[str, Any] = {"name": "multi_tensor_apply_kernel", "op_type": name}
+                at, takes = begin + 3 * MS, 7 * MS // passes
+                times = (at + number * takes, at + (number + 1) * takes)
+                run.kernel(*times, launched=launched + 500, takes=US, **kernel)
+            run.api(begin + 2 * MS, begin + 10 * MS, "cudaDeviceSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db").get("unfused_optimizer")
+    assert (finding is not None) == (passes > 2)
+    if finding is not None:
+        assert saving_ns(finding) == pytest.approx(3.5 * MS, rel=0.01)
+        assert ("sparse=True" in finding.advice) == embedding
+
+
+def test_recomputed_kernels_cost_their_time(tmp_path: Path) -> None:
+    """The checkpoint's own backward pass is no recomputation."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 10 * MS
+            run.step(step, begin, begin + 10 * MS)
+            run.kernel(begin + 20 * US, begin + 6 * MS, launched=begin + 2 * US)
+            run.call(begin + 10 * US, begin + 90 * US, "CheckpointFunctionBackward")
+            backward = "autograd::engine::evaluate_function: MmBackward0"
+            run.call(begin + 50 * US, begin + 80 * US, backward)
+            for at, until, launched in ((6, 8, 22), (8, 10, 62)):
+                start = begin + launched * US
+                connection = run.api(start, start + 2 * US, "cudaLaunchKernel")
+                run.call(start - US, start + 3 * US, "aten::mm", launches=connection)
+                times = (begin + at * MS, begin + until * MS)
+                run.task(*times, connection=connection, kernel=("gemm", "aten::mm"), stream=7)
+            run.api(begin + 100 * US, begin + 10 * MS, "cudaDeviceSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db")["recomputation"]
+    assert saving_ns(finding) == pytest.approx(2 * MS, rel=0.01)
+    assert "runs 4 kernels again, 20 % of the time" in finding.text
 
 
 ROTARY = ("vectorized_elementwise_kernel<mul>", "vectorized_elementwise_kernel<neg>")

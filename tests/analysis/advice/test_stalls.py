@@ -170,6 +170,27 @@ def test_slow_step_that_compiles_is_explained(tmp_path: Path, compiles: bool) ->
     assert ("recompiles" in finding.advice) == compiles
 
 
+def test_slow_step_names_the_code_that_only_it_runs(tmp_path: Path) -> None:
+    """The function around it grows as much; one that all steps run does not."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        begin = 0
+        for step, length in enumerate([10, 10, 10, 40, 10, 10]):
+            end = begin + length * MS
+            run.call(begin, end, f"ProfilerStep#{step}")
+            run.kernel(begin + 10 * US, begin + 9 * MS, launched=begin)
+            frames = [("train.py(9): step", begin, end), ("model.py(5): forward", begin, 9 * MS)]
+            if length > 10:
+                frames.append(("torch/serialization.py(850): save", begin + 10 * MS, end))
+            for name, start, until in frames:
+                row = {"globalTid": 1, "name": run.text(name)}
+                run.row("UPROF_PYTHON_FRAMES", startNs=start, endNs=max(start, until), **row)
+            begin = end
+    finding = findings_by_kind(tmp_path / "run.db")["slow_steps"]
+    assert "most of it in save at torch/serialization.py:850" in finding.text
+    assert "on average over all steps" in finding.text
+    assert "these steps only" in finding.advice
+
+
 @pytest.mark.parametrize(
     ("slow", "sure", "says"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import US, FaultyRun, advice, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 STEP = 1000 * US
 
@@ -85,13 +85,14 @@ def test_synchronization_after_few_launches_is_no_blocking_mode(tmp_path: Path) 
     assert "blocking_launches" not in findings_by_kind(tmp_path / "run.db")
 
 
-def write_blocking_launches(path: Path, *, returns_us: int) -> Path:
+def write_blocking_launches(path: Path, *, returns_us: int, short: int = 0) -> Path:
     """Write kernels whose launch calls return `returns_us` after the kernels end."""
     with FaultyRun(path) as run:
         for at in range(60):
             begin = at * 100 * US
-            takes = 50 * US + returns_us * US
-            run.kernel(begin + 10 * US, begin + 50 * US, launched=begin, takes=takes)
+            end = begin + (19 if at < short else 50) * US
+            takes = end - begin + returns_us * US
+            run.kernel(begin + 10 * US, end, launched=begin, takes=takes)
     return path
 
 
@@ -102,6 +103,31 @@ def test_launch_calls_that_return_after_their_kernels_are_a_blocking_mode(tmp_pa
     assert "CUDA_LAUNCH_BLOCKING" in finding.advice
     # Of 100 µs per kernel the host needs 55 without the wait from 10 to 55 µs.
     assert saving_ns(finding) == 59 * 45 * US
+
+
+def test_waits_for_short_kernels_count_as_well(tmp_path: Path) -> None:
+    path = write_blocking_launches(tmp_path / "run.db", returns_us=5, short=20)
+    finding = findings_by_kind(path)["blocking_launches"]
+    assert saving_ns(finding) == (20 * 14 + 39 * 45) * US
+
+
+def test_long_work_of_the_host_costs_its_time_though_a_synchronization_is_before_it(
+    tmp_path: Path,
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 40 * MS
+            run.step(step, begin, begin + 40 * MS)
+            for number in range(60):
+                at = begin + number * 250 * US
+                run.kernel(at + 10 * US, at + 250 * US, launched=begin + number * 10 * US)
+            returned = begin + 15 * MS + 5 * US
+            run.call(begin + MS, returned, "aten::item")
+            run.api(begin + 2 * MS, returned, "cudaStreamSynchronize")
+            run.kernel(begin + 39 * MS + 10 * US, begin + 40 * MS, launched=begin + 39 * MS)
+    first, *_ = advice(tmp_path / "run.db").findings
+    assert first.kind == "host_bound"
+    assert saving_ns(first) == pytest.approx(24 * MS, rel=0.05)
 
 
 def test_launch_calls_that_return_at_once_are_no_blocking_mode(tmp_path: Path) -> None:

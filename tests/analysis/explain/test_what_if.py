@@ -156,16 +156,20 @@ def test_host_runs_ahead_without_a_synchronizing_call() -> None:
     assert real > 300 * US
 
 
-def test_device_only_recording_gains_the_time_of_its_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("factors", "left"), [((2,), 2), ((2, 4), 4)])
+def test_device_only_recording_gains_the_time_of_its_streams(
+    tmp_path: Path, factors: Sequence[float], left: int
+) -> None:
+    """Of two changes of the same kernels, the larger one counts."""
     execution = machine.run([*[Launch("mm_1", 100 * US)] * 5, Synchronize(), EndStep()])
     execution.steps.clear()
     path = machine.write(execution, tmp_path / "a.db", host=False)
     with open_report(path) as report:
         recording = Recording(report)
         whole = select(recording, "kernel")
-        found = gain(recording, [(whole, 2)])
+        found = gain(recording, [(whole, factor) for factor in factors])
         assert found is not None
-        assert found.gain_ns == 5 * 50 * US
+        assert found.gain_ns == 5 * 100 * US * (1 - 1 / left)
 
 
 def selected_tasks(recording: Recording, name: str) -> NDArray[np.bool_]:

@@ -27,7 +27,7 @@ from unified_prof.recording import collectives, names
 from unified_prof.recording.calls import COMMUNICATION, KERNEL
 from unified_prof.recording.model import Evidence
 
-EXPOSED_SHARE = 0.10  # Minimum share of the time; the last bucket of a step usually costs less.
+EXPOSED_SHARE = 0.05  # Minimum share of the time; the last bucket of a step usually costs less.
 # Size of the last bucket of a step that nothing can overlap (DDP's default bucket_cap_mb).
 BUCKET_BYTES = 25 << 20
 # Above this share of communication, waiting for other ranks is the cause, not data transfer.

@@ -49,7 +49,14 @@ COVERED_SHARE = 0.5
 # ...unless it is so many times longer that it does not explain the gap, as a training loop.
 MAX_COVER_LENGTHS = 20
 
+FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 _STEP = re.compile(r"ProfilerStep\b")
+# Functions in which a thread waits for others: `queue.py(171): get`, `<built-in method poll ...>`.
+_WAITS = re.compile(
+    r"\b(?:queues?|threading|selectors|socket|connection)\.py\(\d+\): "
+    r"(?:get|wait|select|poll|accept|recv\w*)$"
+    r"|^<built-in (?:method|function) (?:acquire|select|poll|sleep|recv\w*)\b"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,20 +193,38 @@ class DeviceContext:
     def pauses(self) -> IntervalSet:
         """Long gaps in a recording without steps in which the device had nothing to do.
 
-        Loading, compiling and pauses between phases look like a very slow host. Input waits and
-        late kernels are not pauses.
+        Loading, compiling and pauses between phases look like a very slow host. Shorter gaps are
+        pauses if the program waits in a queue or for a socket, as servers do for requests. Input
+        waits and late kernels are not pauses.
         """
         if self.analyzed or self.device is None:
             return intervals.EMPTY
-        window = self.recording.devices[self.device].window
+        window, waits = self.recording.devices[self.device].window, self._waits_for_work
         begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for segments in self.recording.idle_time.long_segments(self.device, PAUSE_SHARE):
-            pause = np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
-            pause &= segments.end_ns - segments.start_ns > PAUSE_SHARE * window.total_ns
+        share = 0.0 if len(waits) else PAUSE_SHARE
+        for segments in self.recording.idle_time.long_segments(self.device, share):
+            length = segments.end_ns - segments.start_ns
+            waiting = intervals.covered(waits, segments.start_ns, segments.end_ns)
+            pause = (waiting >= COVERED_SHARE * length) & (length >= LATE_NS)
+            pause |= length > PAUSE_SHARE * window.total_ns
+            pause &= np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
             begins.append(segments.start_ns[pause])
             ends.append(segments.end_ns[pause])
         gaps = intervals.merge(np.concatenate(begins), np.concatenate(ends))
         return intervals.intersect(window, gaps)
+
+    @cached_property
+    def _waits_for_work(self) -> IntervalSet:
+        """Time in which a thread that launches tasks waits in functions of the standard library."""
+        recording = self.recording
+        if self.quick:
+            return intervals.EMPTY
+        frames, calls = recording.python_calls, recording.host_calls
+        launching = calls.launching(recording.work.connection.to_array())
+        threads = np.unique(calls.thread[launching[launching >= 0]])
+        waits = np.array([bool(_WAITS.search(text)) for text in frames.texts] or [False])
+        rows = np.flatnonzero(waits[frames.name] & np.isin(frames.thread, threads))
+        return intervals.merge(frames.start_ns[rows], frames.end_ns[rows])
 
     @cached_property
     def window(self) -> IntervalSet:
@@ -376,6 +401,19 @@ class DeviceContext:
         found = self.recording.source.integers(table, {"id": "globalTaskId", "value": value})
         return np.append(found["value"], MISSING)[self.table_row(found["id"])]
 
+    def device_property(self, name: str) -> int | None:
+        """Return a positive integer that the recording states about the device, or None."""
+        if "UPROF_GPU_DEVICES" not in self.recording.source.tables:
+            return None
+        value = f"CASE name WHEN '{name}' THEN CAST(value AS INTEGER) ELSE 0 END"
+        table = self.recording.source.integers(
+            "UPROF_GPU_DEVICES", {"device": "deviceId", "value": value}
+        )
+        known = table["value"] > 0
+        if self.device_id is not None:
+            known &= table["device"] == self.device_id
+        return next(iter(table["value"][known].tolist()), None)
+
     def ranges(self, wanted: Callable[[str], bool], *, ahead: bool = False) -> Ints:
         """Return the framework's ranges with given names that begin in the analyzed steps.
 
@@ -515,6 +553,16 @@ class DeviceContext:
             np.concatenate((frames.name, name + len(frames.texts))),
             [*frames.texts, *names],
         )
+
+    @cached_property
+    def step_threads(self) -> list[int]:
+        """Threads that run the steps."""
+        framework = self.recording.framework
+        if framework is None:
+            return []
+        steps = framework.matching(lambda text: _STEP.match(text) is not None)
+        threads: list[int] = np.unique(framework.thread[steps]).tolist()
+        return threads
 
     @cached_property
     def late_idle(self) -> IdleSegments:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
-from unified_prof.explain.advice.device_context import COVERED_SHARE, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     COSTLY,
     EVIDENCE_ROWS,
@@ -62,7 +61,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         longest = max(longest, int(length.max(initial=0)))
     if context.share(cost) < IDLE_SHARE:
         return
-    rows = _longest_gaps(context)
+    rows, is_sure = _longest_gaps(context), True
     exposed = ", which exposes launch latency" if 2 * latency_ns > cost else ""
     text = (
         f"host-bound: the device is idle {percent(context.share(cost))} of the time because "
@@ -82,6 +81,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             text += f", most in {rows[0]['name']}"
             text += f" at {rows[0]['line']}" if "line" in rows[0] else ""
             advice = "make this code faster, or run it less often or in another thread"
+        elif not context.steps:
+            text += ", or waits for requests (no steps recorded)"
+            is_sure = False
     elif not context.quick:
         text += _short_kernels(context)
     if latency_ns >= LATENCY_SHARE * cost:
@@ -91,7 +93,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         cost,
         text,
         advice=advice,
-        sure="likely" if context.profiler_overhead else "certain",
+        sure="possible" if not is_sure else "likely" if context.profiler_overhead else "certain",
         change=Selection(host=intervals.subtract(context.host_window, context.claimed), gaps=True),
         least=WARN_SHARE,
         figures={
@@ -180,23 +182,25 @@ def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
 
 # Shorter gaps are between launches: the function around them does not explain them.
 MIN_NAMED_GAP_NS = 500_000
-_FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 
 
 def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> Evidence | None:
     """Return the Python function or annotation that covers most of a gap as evidence, or None.
 
-    Only the thread that launched the task after the gap counts.
+    Only the thread that launched the task after the gap counts; if nothing ran there, as before
+    the backward pass, the thread of the steps.
     """
     calls = context.recording.host_calls
     call = calls.launching(context.recording.work.connection[task : task + 1])
     thread = int(calls.thread[call][0]) if call[0] >= 0 else None
-    found = context.host_code.covering(begin, end, thread)
-    if not found:
+    code = context.host_code
+    covers = (code.covering(begin, end, one) for one in (thread, *context.step_threads))
+    found = next(filter(None, covers), None)
+    if found is None:
         return None
     # Functions in C and annotations have no line: the one of the function around them helps.
-    frame = next(filter(None, map(_FRAME.match, found)), None)
-    own = _FRAME.match(found[0])
+    frame = next(filter(None, map(FRAME.match, found)), None)
+    own = FRAME.match(found[0])
     line = {} if frame is None else {"line": f"{frame['file']}:{frame['line']}"}
     return {"name": own["name"] if own else found[0], **line}
 

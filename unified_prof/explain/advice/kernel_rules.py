@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
+from unified_prof.explain.self_time import recomputed
 from unified_prof.explain.what_if import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
@@ -109,7 +111,7 @@ def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
     return None
 
 
-COMPUTE_SHARE = 0.05  # Minimum share of kernel time (MindStudio advisor's threshold).
+COMPUTE_SHARE = 0.03  # Minimum share of kernel time.
 
 
 def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
@@ -369,13 +371,13 @@ def lacks_precision(context: DeviceContext) -> str | None:
 
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.
 LOW_OCCUPANCY_SHARE = 0.05
+_GRID = re.compile(r"\d+,\d+,\d+")
 
 
 def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels with fewer blocks than multiprocessors."""
     tasks = context.tasks
-    share_of_units = f"CAST(blocksPerSm * {PARTS} AS INTEGER)"
-    blocks = context.task_column("UPROF_GPU_TASKS", share_of_units) / PARTS
+    blocks = _blocks_per_processor(context)
     few = (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
     few &= ~context.matches(context.kernel, names.has_few_blocks)
     few &= ~context.matches(context.operator, names.has_few_blocks)
@@ -394,6 +396,29 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
         sure="possible",
         figures={"kernels": len(rows), "kernel_ns": kernel_ns},
     )
+
+
+def _blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
+    """Return the blocks per multiprocessor of each task, as recorded or from its grid; else < 0.
+
+    On AMD only grids are recorded, some of them in threads: these seem to have more blocks.
+    """
+    share_of_units = f"CAST(blocksPerSm * {PARTS} AS INTEGER)"
+    blocks = context.task_column("UPROF_GPU_TASKS", share_of_units) / PARTS
+    units = context.device_property("numSms")
+    rows = np.flatnonzero((blocks < 0) & (context.tasks.kind == KERNEL))
+    if units is None or not len(rows):
+        return blocks
+    ids, number = np.unique(
+        context.task_column("UPROF_GPU_TASKS", "gridDim")[rows], return_inverse=True
+    )
+    grids = [text or "" for text in context.recording.strings.texts(ids.tolist())]
+    sizes = [
+        prod(int(size) for size in grid.split(",")) if _GRID.fullmatch(grid) else -1
+        for grid in grids
+    ]
+    blocks[rows] = np.array(sizes, np.float64)[number] / units
+    return blocks
 
 
 def matrix_kernels(context: DeviceContext) -> Flags:
@@ -428,11 +453,14 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
         return
     tasks, work = context.tasks, context.recording.work
     selected = context.in_optimizer & (tasks.kind == KERNEL)
+    # `zero_grad` fills: no optimizer fuses them.
+    selected &= ~context.matches(context.operator, names.FILL_OPERATION)
     count = int(selected.sum())
-    if count < MIN_OPTIMIZER_KERNELS * context.step_count:
-        return
     fused = context.matches(context.kernel, names.MULTI_TENSOR)
     fused |= context.matches(context.operator, names.MULTI_TENSOR)
+    yield from _many_passes(context, selected & fused)
+    if count < MIN_OPTIMIZER_KERNELS * context.step_count:
+        return
     if (selected & fused).sum() >= FUSED_SHARE * count:
         return
     rows = np.flatnonzero(selected)
@@ -473,6 +501,55 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
             "share": round(share, 4),
         },
         evidence=context.evidence(rows),
+    )
+
+
+# An optimizer of fewer operations has little to fuse; a smaller share is usual with foreach.
+MIN_PASSES, PASSES_SHARE = 5, 0.20
+
+
+def _many_passes(context: DeviceContext, selected: Flags) -> Iterator[Cause]:
+    """Find a large optimizer whose operations each read and write all parameters (foreach)."""
+    rows = np.flatnonzero(selected)
+    passes, busy_ns = len(np.unique(context.operator[rows])), context.busy_ns(rows)
+    if passes < MIN_PASSES or context.share(busy_ns) < PASSES_SHARE:
+        return
+    advice = "pass fused=True to the optimizer"
+    if context.matches(context.operator, names.UPDATES_EMBEDDING).any():
+        advice += ", sparse=True to large embedding tables: dense gradients update all rows"
+    yield context.tasks_finding(
+        f"unfused optimizer: {percent(context.share(busy_ns))} of the time, {passes} operations "
+        "that each read and write the parameters or their state",
+        rows,
+        TRAFFIC_SHARE * context.tasks.length_ns[rows],
+        advice=advice,
+        sure="likely",
+        least=WARN_SHARE,
+        figures={"kernels": len(rows), "busy_ns": busy_ns, "operations": passes},
+    )
+
+
+def recomputation(context: DeviceContext) -> Iterator[Cause]:
+    """Find kernels that activation checkpointing runs again in the backward pass."""
+    framework = context.recording.framework
+    assert framework is not None
+    ranges = np.flatnonzero(framework.recorded)
+    again = np.zeros(len(framework) + 1, bool)
+    again[ranges] = recomputed(framework, ranges)
+    call = framework.direct(context.recording.work.connection.to_array())[context.tasks.row]
+    rows = np.flatnonzero(again[call] & (call >= 0) & (context.tasks.kind == KERNEL))
+    share = context.share(context.busy_ns(rows))
+    if share < PATTERN_SHARE:
+        return
+    context.explained[rows] = True
+    yield context.tasks_finding(
+        f"recomputation: activation checkpointing runs {plural(len(rows), 'kernel')} again, "
+        f"{percent(share)} of the time",
+        rows,
+        advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
+        "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
+        sure="certain",
+        figures={"kernels": len(rows), "share": round(share, 4)},
     )
 
 

@@ -11,7 +11,12 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.explain.advice.device_context import (
+    COVERED_SHARE,
+    FRAME,
+    Cause,
+    DeviceContext,
+)
 from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, duration, percent, times
 from unified_prof.explain.advice.wait_rules import host_ranges
 from unified_prof.explain.what_if import Selection
@@ -20,6 +25,7 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS
 from unified_prof.recording.model import Evidence
+from unified_prof.recording.steps import step_of
 
 PRESSURE = 0.92  # Minimum share of the device's memory (TraceML's threshold).
 # Minimum variation; servers fill the memory on purpose, with a constant amount.
@@ -65,17 +71,8 @@ def _allocator_states(context: DeviceContext) -> _AllocatorStates:
 
 def device_bytes(context: DeviceContext) -> int | None:
     """Return the memory of the device in bytes, or None if not recorded."""
-    if "UPROF_GPU_DEVICES" not in context.recording.source.tables:
-        return None
-    total = "CASE name WHEN 'totalGlobalMem' THEN CAST(value AS INTEGER) ELSE 0 END"
-    table = context.recording.source.integers(
-        "UPROF_GPU_DEVICES", {"device": "deviceId", "bytes": total}
-    )
-    known = (table["bytes"] > 0) & (table["bytes"] < MAX_BYTES)
-    if context.device_id is not None:
-        known &= table["device"] == context.device_id
-    sizes = table["bytes"][known]
-    return int(sizes[0]) if len(sizes) else None
+    size = context.device_property("totalGlobalMem")
+    return size if size is not None and size < MAX_BYTES else None
 
 
 def memory_pressure(context: DeviceContext) -> Iterator[Cause]:
@@ -238,9 +235,12 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     compile_ns = _compile_ns(context, longest)
     compiles = 2 * compile_ns >= length[longest] - median
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
+    code = None if compiles else _grown_code(context, longest, float(length[longest]) - median)
+    if code is not None:
+        cause = f"; most of it in {code}"
     gaps = np.unique(np.diff(slow))
     regular = len(slow) > 2 and len(gaps) == 1 and gaps[0] > 1
-    unexplained = context.device is None and not compiles and not regular
+    unexplained = context.device is None and not compiles and not regular and code is None
     if regular:
         more = f" (one of {gaps[0]} steps is slow)"
     elif unexplained:
@@ -252,7 +252,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         advice="use static or bucketed shapes, check TORCH_LOGS=recompiles"
         if compiles
         else "find what the program does in these steps only: evaluation, checkpoints, logging"
-        if regular
+        if regular or code is not None
         else "record again: a cause within the program returns; if it does, look at this step in "
         "`uprof view`",
         sure="possible" if unexplained else "certain",
@@ -270,6 +270,28 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         ],
         steps=[int(names[at]) if names[at].isdecimal() else at + 1 for at in slow.tolist()],
     )
+
+
+def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> str | None:
+    """Return the innermost Python function or annotation that makes a slow step longer, or None."""
+    if context.quick:
+        return None
+    code = context.host_code
+    step = step_of(code.start_ns, context.recording.steps)
+    shape = len(context.recording.steps), len(code.texts)
+    rows = np.flatnonzero((step >= 0) & np.isin(code.thread, context.step_threads))
+    cell, length = step[rows] * shape[1] + code.number[rows], (code.end_ns - code.start_ns)[rows]
+    total = np.bincount(cell, length, minlength=shape[0] * shape[1]).reshape(shape)
+    growth = total[slow + 1] - np.median(total, axis=0)
+    # Functions around the cause grow as much as it, or more.
+    found = np.flatnonzero(growth >= COVERED_SHARE * excess_ns)
+    if not len(found):
+        return None
+    of_step = rows[(step[rows] == slow + 1) & np.isin(code.number[rows], found)]
+    innermost = of_step[np.argmax(code.start_ns[of_step])]
+    text = code.texts[int(code.number[innermost])]
+    frame = FRAME.match(text)
+    return f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else text
 
 
 def steps_grow(context: DeviceContext) -> Iterator[Cause]:

@@ -164,6 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.fills),
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
+    Rule(kernel_rules.recomputation, both(device, framework)),
     Rule(npu_rules.fusible_sequences, only="NPU"),
     Rule(kernel_rules.unfused_elementwise, both(device, framework)),
     Rule(memory_rules.slow_steps, steps, cheap=True),
@@ -183,6 +184,8 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
 )
 
+# Share of long gaps in idle time from which the host's work, not a synchronization, is the cause.
+LONG_WORK_SHARE = 0.75
 # Up to this many tasks, all rules together take a tenth of a report's time.
 QUICK_TASKS = 200_000
 # If there are more, only the first steps are replayed.
@@ -231,6 +234,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     findings: list[Finding] = []
     together_ms: float | None = None
     if longest is not None and causes:
+        causes = _work_first(causes)
         scheduled = None if only_cheap else schedule_of(recording, REPLAYED_TASKS)
         findings, together_ms = _priced(causes, longest, scheduled)
     pauses = max(
@@ -250,6 +254,22 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         replayed_share=round(_replayed_share(recording), 4),
         complete=not only_cheap,
     )
+
+
+def _work_first(causes: list[Cause]) -> list[Cause]:
+    """Return the causes with long work of the host before the synchronizations.
+
+    The device waits for this work, whether the host waited for the device before it or not.
+    """
+    kinds = [cause.finding.kind for cause in causes]
+    if "host_bound" not in kinds or "synchronising_calls" not in kinds:
+        return causes
+    sync, work = kinds.index("synchronising_calls"), kinds.index("host_bound")
+    idle_ns = max(causes[at].finding.figures["idle_ns"] for at in (sync, work))
+    if causes[work].finding.figures["long_gaps_ns"] < LONG_WORK_SHARE * idle_ns:
+        return causes
+    first = causes[work]
+    return [*causes[:sync], first, *causes[sync:work], *causes[work + 1 :]]
 
 
 def _replayed_share(recording: Recording) -> float:
@@ -317,6 +337,8 @@ def _priced(
                     findings.append(_only_together(cause.finding, added_ms, is_per_step))
                 continue
         saves = f"; saves up to {_saving(cost, is_per_step)}" if cost else ""
+        if cause.outside_ns and saves:
+            saves += " on average over all steps"
         text = cause.finding.text + saves
         findings.append(replace(cause.finding, cost_ms_per_step=round(cost, 6), text=text))
     return findings, round(min(joint_ms + measured_ms, step_ms) + all_outside_ms, 6)

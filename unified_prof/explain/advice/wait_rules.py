@@ -437,7 +437,9 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
         idle = intervals.subtract(idle, context.claimed)
         cost, evidence = idle.total_ns, list(context.evidence(kernels[waiting]))
         # Without the wait, a launch call returns when its kernel begins.
-        blocked = tasks.start_ns[kernels[waiting]], calls.end_ns[row[kernels[waiting]]]
+        every = np.flatnonzero(row >= 0)
+        every = every[calls.end_ns[row[every]] >= tasks.end_ns[every]]
+        blocked = tasks.start_ns[every], calls.end_ns[row[every]]
         change = Selection(host=context.clip(*blocked))
         text = "return only after their kernel"
     context.claim(idle)

@@ -368,6 +368,7 @@ def waited_for(
     def add_last(which: Ints, rows: Ints) -> None:
         """Add, of some tasks, the last one that each call can have waited for."""
         begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - tasks.skew_ns
+        end += graph.ROUNDING_NS
         last = np.searchsorted(tasks.end_ns[rows], end, side="right") - 1
         looking = np.flatnonzero(last >= 0)
         for _ in range(TRIES):

@@ -67,6 +67,10 @@ class Segments(Frame):
 WORK, UNKNOWN = -1, -2
 
 
+# Some profilers write start and duration in whole microseconds: calls seem to end before tasks.
+ROUNDING_NS = 2_000
+
+
 class Schedule:
     """Moments in topological order, which is the order of time.
 
@@ -81,7 +85,9 @@ class Schedule:
 
     def __init__(self, time_ns: Ints, takes_ns: Ints, edges: Edges) -> None:
         reached = time_ns[edges.source] + np.where(edges.behind, takes_ns[edges.source], 0)
-        fits = (edges.source < edges.target) & (reached <= time_ns[edges.target])
+        fits = reached <= time_ns[edges.target] + ROUNDING_NS
+        fits &= edges.source < edges.target
+        reached = np.minimum(reached, time_ns[edges.target])
         self.dropped = edges.take(~fits)
         kept = np.flatnonzero(fits)
         kept = kept[np.argsort(edges.target[kept], kind="stable")]

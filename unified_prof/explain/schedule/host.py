@@ -244,7 +244,8 @@ def _blocking_copies(
     calls: HostCalls, strings: Strings, launching: Ints, done_ns: Ints, syncs: Ints
 ) -> Ints:
     """Return the launching calls of copies that block until the copy is done."""
-    within = (done_ns > calls.start_ns[launching]) & (done_ns <= calls.end_ns[launching])
+    within = done_ns > calls.start_ns[launching]
+    within &= done_ns <= calls.end_ns[launching] + graph.ROUNDING_NS
     within &= ~np.isin(launching, syncs)
     chosen = np.flatnonzero(within)
     copies = calls.matching(strings, lambda text: "memcpy" in (text or "").lower())
