@@ -128,9 +128,13 @@ class Replay:
         edges, moments = scheduled.schedule.edges, scheduled.task_moments[: scheduled.tasks.work]
         if selection.work is not None:
             share = selection.work[scheduled.tasks.row].astype(np.float64)
-            # Two changes of one task do not save more than its time.
             saved_ns = scheduled.schedule.takes_ns[moments] * share * saved
-            self._saved_ns[moments] = np.maximum(self._saved_ns[moments], saved_ns)
+            before = self._saved_ns[moments]
+            # Two changes of one task do not save more than its time: the larger one counts.
+            both = (before != 0) & (saved_ns != 0)
+            self._saved_ns[moments] = np.where(
+                both, np.maximum(before, saved_ns), before + saved_ns
+            )
         self._lag -= _host_ns(self._recording, scheduled, selection) * saved
         if selection.gaps:
             begin = scheduled.schedule.time_ns[edges.source]
@@ -147,8 +151,8 @@ class Replay:
         scheduled, schedule = self._scheduled, self._scheduled.schedule
         edges = schedule.edges
         task_ns: Ints = schedule.takes_ns - np.rint(self._saved_ns).astype(np.int64)
-        removed = np.isneginf(self._lag)
-        lag: Ints = np.rint(np.where(removed, 0, np.maximum(self._lag, 0))).astype(np.int64)
+        removed, least = np.isneginf(self._lag), np.minimum(edges.lag_ns, 0)
+        lag: Ints = np.rint(np.where(removed, 0, np.maximum(self._lag, least))).astype(np.int64)
         # A removed dependency never decides, however late its source is.
         span = int(schedule.time_ns[-1] - schedule.time_ns[0]) + int(task_ns.max(initial=0)) + 1
         lag[removed] = -span

@@ -464,3 +464,18 @@ def test_moments_that_wait_for_each_other_ignore_their_optional_edges_earliest_f
     assert place[0] == -1
     assert schedule.time_ns[place[1:]].tolist() == [0, 10, 30, 7, 8]
     assert sorted(kept.tolist()) == [0, 2, 3, 5, 6]
+
+
+def test_replay_of_rounded_times_changes_only_what_is_changed() -> None:
+    # The task at 0 ends 1.5 us after the moment that waited for it, by rounded times.
+    edges = Edges.uniform(
+        np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([9, 9, 9]), behind=True, kind=0
+    )
+    time = np.array([0, 10_000, 18_500, 30_000])
+    schedule = Schedule(time, np.array([9_000, 10_000, 10_000, 0]), edges)
+    assert len(schedule.dropped) == 0
+    lag = schedule.edges.lag_ns.copy()
+    lag[0] += 40
+    assert (schedule.replay(lag_ns=lag) - time).tolist() == [0, 40, 40, 40]
+    path = schedule.path(3, 0)
+    assert (path.end_ns - path.start_ns).sum() == 30_000

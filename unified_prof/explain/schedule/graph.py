@@ -87,16 +87,16 @@ class Schedule:
         reached = time_ns[edges.source] + np.where(edges.behind, takes_ns[edges.source], 0)
         fits = reached <= time_ns[edges.target] + ROUNDING_NS
         fits &= edges.source < edges.target
-        reached = np.minimum(reached, time_ns[edges.target])
         self.dropped = edges.take(~fits)
         kept = np.flatnonzero(fits)
         kept = kept[np.argsort(edges.target[kept], kind="stable")]
         edges, reached = edges.take(kept), reached[kept]
+        # Negative if rounded times contradict an edge, so that a replay does not add its rounding.
         lag = np.minimum(edges.lag_ns, time_ns[edges.target] - reached)
         self.edges = Edges(edges.source, edges.target, lag, edges.behind, edges.kind)
         self.time_ns, self.takes_ns = time_ns, takes_ns
         self.first: Ints = np.searchsorted(self.edges.target, np.arange(len(time_ns) + 1))
-        self._reached = reached
+        self._reached = np.minimum(reached, time_ns[edges.target])
         latest = np.zeros(len(time_ns), np.int64)
         np.maximum.at(latest, self.edges.target, reached + lag)
         self.own_ns: Ints = time_ns - latest
@@ -174,7 +174,8 @@ class Schedule:
         If several arrive together, it is the one with the latest source.
         """
         edges = self.edges
-        order = np.lexsort((self._reached, self._reached + edges.lag_ns, edges.target))
+        arrived = self._reached + np.maximum(edges.lag_ns, 0)
+        order = np.lexsort((self._reached, arrived, edges.target))
         result = np.full(len(self), NONE, np.int64)
         result[edges.target[order]] = order  # the last one of each target stays
         return result
