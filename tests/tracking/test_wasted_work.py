@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from tests.tracking.workloads import Workload
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_names import Anomalies
+from unified_prof.tracking.wasted_work import WastedWork
 
 LOOP = """
 class Net(nn.Module):
@@ -68,6 +71,15 @@ def test_second_forward_pass_on_the_same_batch_repeats_its_operations(workload: 
 )
 def test_values_that_change_are_not_known(workload: Workload, body: str) -> None:
     assert not repeated(facts(workload, body)).keys() & {"mul", "add", "add_", "dropout", "zeros"}
+
+
+def test_subclasses_whose_content_only_their_own_code_knows_are_unknown() -> None:
+    class Own(torch.Tensor):  # type: ignore[misc]
+        """A tensor whose operations are functions of the program."""
+
+    wasted = WastedWork(TorchInternals(Anomalies()))
+    assert wasted.key(torch.neg, (torch.ones(2),), {}) is not None
+    assert wasted.key(torch.neg, (torch.ones(2).as_subclass(Own),), {}) is None
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,12 @@ def _state(tensor: Any) -> tuple[Any, ...]:
     """Return what changes if the content of a tensor does.
 
     Raises:
-        _UnknownValueError: It is unknown, as in inference mode.
+        _UnknownValueError: It is unknown, as in inference mode and for subclasses.
     """
+    import torch
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):  # may run code of the program
+        raise _UnknownValueError
     try:
         sample = None
         if tensor.is_contiguous():

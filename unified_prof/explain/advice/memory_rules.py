@@ -276,18 +276,22 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> str | No
     """Return the innermost Python function or annotation that makes a slow step longer, or None."""
     if context.quick:
         return None
-    code = context.host_code
+    code, least_ns = context.host_code, COVERED_SHARE * excess_ns
     step = step_of(code.start_ns, context.recording.steps)
-    shape = len(context.recording.steps), len(code.texts)
     rows = np.flatnonzero((step >= 0) & np.isin(code.thread, context.step_threads))
-    cell, length = step[rows] * shape[1] + code.number[rows], (code.end_ns - code.start_ns)[rows]
-    total = np.bincount(cell, length, minlength=shape[0] * shape[1]).reshape(shape)
+    length = code.end_ns - code.start_ns
+    of_step = rows[step[rows] == slow + 1]
+    long = np.flatnonzero(np.bincount(code.number[of_step], length[of_step]) >= least_ns)
+    rows = rows[np.isin(code.number[rows], long)]
+    shape = len(context.recording.steps), len(long)
+    cell = step[rows] * len(long) + np.searchsorted(long, code.number[rows])
+    total = np.bincount(cell, length[rows], minlength=shape[0] * shape[1]).reshape(shape)
     growth = total[slow + 1] - np.median(total, axis=0)
     # Functions around the cause grow as much as it, or more.
-    found = np.flatnonzero(growth >= COVERED_SHARE * excess_ns)
+    found = long[growth >= least_ns]
     if not len(found):
         return None
-    of_step = rows[(step[rows] == slow + 1) & np.isin(code.number[rows], found)]
+    of_step = of_step[np.isin(code.number[of_step], found)]
     innermost = of_step[np.argmax(code.start_ns[of_step])]
     text = code.texts[int(code.number[innermost])]
     frame = FRAME.match(text)
