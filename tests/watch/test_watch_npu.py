@@ -16,7 +16,7 @@ from unified_prof import open_report
 from unified_prof.sqlite.watch_file import RankSteps, WatchEvent, read_folder
 
 pytestmark = pytest.mark.slow
-KERNEL_NS = 1_000_000
+KERNEL_NS = 100_000
 PROGRAM = """
 import os, sys, time, torch
 from pathlib import Path
