@@ -150,5 +150,5 @@ def _state(tensor: Any) -> tuple[Any, ...]:
             every = max(1, tensor.numel() // _SAMPLED)
             sample = tuple(tensor.detach().view(-1)[::every].tolist())
         return tensor._version, tensor.data_ptr(), sample
-    except Exception as error:
+    except Exception as error:  # torch has no common error for tensors without content
         raise _UnknownValueError from error

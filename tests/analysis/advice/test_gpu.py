@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 GIB = 1 << 30
@@ -28,27 +30,25 @@ def test_grid_smaller_than_the_device_costs_the_idle_part(tmp_path: Path) -> Non
     assert finding.sure == "possible"
 
 
-def test_grids_of_amd_devices_give_the_share_of_their_compute_units(tmp_path: Path) -> None:
-    """ROCm records no blocks per multiprocessor."""
+@pytest.mark.parametrize("other", ["4096,1,1", f"{'9' * 5000},1,1", f"1,1,1{'0' * 400}", "1,,"])
+def test_amd_grids_give_the_share_of_the_compute_units(tmp_path: Path, other: str) -> None:
+    """ROCm records no blocks per multiprocessor; damaged grids are unknown."""
     with FaultyRun(tmp_path / "run.db") as run:
         run.row("UPROF_GPU_DEVICES", deviceId=0, name="numSms", value="304")
         for at in range(100):
             task = run.kernel(at * 10 * US, (at + 1) * 10 * US)
             texts = {"name": run.text("small_kernel"), "operation": run.text("aten::add")}
-            grid = run.text("2,19,2" if at < 50 else "4096,1,1")
+            grid = run.text("2,19,2" if at < 50 else other)
             run.row("UPROF_GPU_TASKS", globalTaskId=task, **texts, gridDim=grid, blockDim=0)
     finding = findings_by_kind(tmp_path / "run.db")["low_occupancy"]
     assert saving_ns(finding) == 50 * 10 * US * 0.75
 
 
 def test_full_grids_matmuls_and_few_kernels_are_no_finding(tmp_path: Path) -> None:
-    assert "low_occupancy" not in findings_by_kind(write_grids(tmp_path / "a.db", blocks=1.5))
-    assert "low_occupancy" not in findings_by_kind(
-        write_grids(tmp_path / "b.db", blocks=0.1, name="sm80_gemm")
-    )
-    assert "low_occupancy" not in findings_by_kind(
-        write_grids(tmp_path / "c.db", blocks=0.1, count=4)
-    )
+    full = write_grids(tmp_path / "a.db", blocks=1.5)
+    matmul = write_grids(tmp_path / "b.db", blocks=0.1, name="sm80_gemm")
+    few = write_grids(tmp_path / "c.db", blocks=0.1, count=4)
+    assert not any("low_occupancy" in findings_by_kind(path) for path in (full, matmul, few))
 
 
 def memory(

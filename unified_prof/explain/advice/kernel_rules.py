@@ -371,7 +371,7 @@ def lacks_precision(context: DeviceContext) -> str | None:
 
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.
 LOW_OCCUPANCY_SHARE = 0.05
-_GRID = re.compile(r"\d+,\d+,\d+")
+_GRID = re.compile(r"\d{1,10},\d{1,10},\d{1,10}")  # Sizes of a grid are 32-bit numbers.
 
 
 def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
