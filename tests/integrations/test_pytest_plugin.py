@@ -24,7 +24,7 @@ from unified_prof.baselines import api
 from unified_prof.baselines.store import MAX_NAME
 from unified_prof.compare.comparable import TOTAL, Operations, Run
 from unified_prof.errors import CaptureError
-from unified_prof.integrations.pytest_uprof import settings as measuring
+from unified_prof.integrations.pytest_uprof import fixture as measuring
 from unified_prof.integrations.pytest_uprof import verdicts
 from unified_prof.integrations.pytest_uprof.settings import Settings
 from unified_prof.integrations.pytest_uprof.verdicts import stored_name

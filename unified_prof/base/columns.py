@@ -256,3 +256,17 @@ def group_hash(group: str) -> int:
         high = (high * 29 + ord(char)) % 2**32
         low = (low * 131 + ord(char)) % 2**32
     return high << 32 | low
+
+
+class CoveredPart(NamedTuple):
+    """Size of one kind of file, table or event; `decoded + skipped + without_table = total`."""
+
+    kind: str
+    unit: str
+    """bytes, rows or events."""
+    total: int
+    decoded: int
+    skipped: int
+    """Damaged, inconsistent or not evaluated data of a kind that is decoded."""
+    without_table: int
+    """Data of a kind that no decoder reads."""

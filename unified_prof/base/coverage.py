@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from unified_prof.base.columns import Cells, Sink, Tables
+from unified_prof.base.columns import Cells, CoveredPart, Sink, Tables
 from unified_prof.base.text import EXPECTED_ANOMALIES
 from unified_prof.errors import UprofError
 
 TABLE = "UPROF_COVERAGE"
 # Kinds that a sentence names, the largest first.
 _MAX_NAMED = 3
-
-
-class CoveredPart(NamedTuple):
-    """Size of one kind of file, table or event; `decoded + skipped + without_table = total`."""
-
-    kind: str
-    unit: str
-    """bytes, rows or events."""
-    total: int
-    decoded: int
-    skipped: int
-    """Damaged, inconsistent or not evaluated data of a kind that is decoded."""
-    without_table: int
-    """Data of a kind that no decoder reads."""
 
 
 class Coverage:

@@ -19,10 +19,10 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
-from unified_prof.explain.schedule.builder import Scheduled
+from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.graph import Segments
+from unified_prof.explain.schedule.selection import Selection, in_ranges_ns
 from unified_prof.explain.self_time import HostTimeline
-from unified_prof.explain.what_if import Selection, in_ranges_ns, schedule_of
 from unified_prof.recording.calls import KINDS, UNKNOWN, Labels
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording

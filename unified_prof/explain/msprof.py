@@ -22,7 +22,8 @@ from unified_prof.explain.report_questions import Analysis, Candidate, Change, W
 from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.arguments import SIZES, dtype_of, split
-from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, schedule_of, select, without
+from unified_prof.explain.schedule.builder import schedule_of
+from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, select, without
 from unified_prof.recording import counters, host_lanes, timeline
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place

@@ -17,7 +17,8 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.kernel_classes import CLASSES, class_of, classes_of_work
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.peaks import Device
-from unified_prof.explain.what_if import WITHOUT, Selection, gain
+from unified_prof.explain.schedule.selection import Selection
+from unified_prof.explain.what_if import WITHOUT, gain
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.recording import Recording
 

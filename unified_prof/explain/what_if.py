@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,49 +20,21 @@ from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.errors import UsageError
-from unified_prof.explain.schedule import builder, graph
-from unified_prof.explain.schedule.builder import Scheduled
+from unified_prof.explain.schedule import graph
+from unified_prof.explain.schedule.builder import Scheduled, schedule_of, without_ranges
+from unified_prof.explain.schedule.selection import NO_ROWS, Selection, in_ranges_ns
 from unified_prof.recording import names
 from unified_prof.recording.calls import KINDS
 from unified_prof.recording.recording import Recording
 
 WITHOUT = math.inf  # Factor of parts that are removed.
 
-_NO_ROWS = np.zeros(0, np.int64)
 _TASK_CLASSES = ("kernel", "communication", "copy")
 # Names that select everything of a kind: device tasks, host time, and synchronizing calls.
 CLASSES = (*_TASK_CLASSES, "host", "input", "synchronising")
 
 
 _ALWAYS = IntervalSet(np.array([-(1 << 62)]), np.array([1 << 62]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Selection:
-    """Parts of a recording that take less time."""
-
-    # Selected share of each row of `Recording.work` (a mask, or 0 to 1; more than 1 includes idle
-    # time before the task); None: no device tasks.
-    work: NDArray[Any] | None = None
-    # Rows of `Recording.framework` whose host time, nested calls included, is selected.
-    ranges: Ints = field(default_factory=lambda: _NO_ROWS)
-    # Rows of `Recording.host_calls`, likewise. If a synchronizing call is removed, its thread does
-    # not wait.
-    calls: Ints = field(default_factory=lambda: _NO_ROWS)
-    # All host time except input within these intervals, between calls as well.
-    host: IntervalSet = intervals.EMPTY
-    # True: also the usual gaps between tasks that were launched in these intervals, as in a graph.
-    gaps: bool = False
-
-    def __or__(self, other: Selection) -> Selection:
-        work = [one.work for one in (self, other) if one.work is not None]
-        return Selection(
-            np.maximum(*work) if len(work) > 1 else next(iter(work), None),
-            np.union1d(self.ranges, other.ranges),
-            np.union1d(self.calls, other.calls),
-            intervals.union(self.host, other.host),
-            self.gaps or other.gaps,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +58,6 @@ class Gain:
     def per_step_ns(self) -> float:
         """Mean time saved per step."""
         return self.gain_ns / self.steps
-
-
-_schedules: WeakKeyDictionary[Recording, dict[int, Scheduled | None]] = WeakKeyDictionary()
-
-
-def schedule_of(recording: Recording, max_tasks: int | None = None) -> Scheduled | None:
-    """Return the schedule of a recording, cached; None if nothing has known times.
-
-    If there are more than `max_tasks` tasks, only the first steps (at least one) are in it.
-    """
-    cached = _schedules.setdefault(recording, {})
-    key = min(max_tasks or builder.MAX_TASKS, len(recording.work))
-    if key not in cached:
-        cached[key] = builder.build_schedule(recording, max_tasks)
-    return cached[key]
 
 
 class Replay:
@@ -206,58 +161,12 @@ def _host_ns(
     return result
 
 
-def _host_parts(recording: Recording, selection: Selection) -> tuple[Ints, Ints, Ints]:
-    """Return thread, start and end of the selected ranges and calls."""
-    parts = [(_NO_ROWS,) * 3]
-    for table, rows in (
-        (recording.host_calls, selection.calls),
-        (recording.framework, selection.ranges),
-    ):
-        if table is not None and len(rows):
-            parts.append((table.thread[rows], table.start_ns[rows], table.end_ns[rows]))
-    thread, start, end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return thread, start, end
-
-
-def in_ranges_ns(
-    recording: Recording, selection: Selection, thread: Ints, start_ns: Ints, end_ns: Ints
-) -> Ints:
-    """Return the time that intervals of threads overlap with the selected ranges and calls."""
-    range_thread, start, end = _host_parts(recording, selection)
-    result = np.zeros(len(thread), np.int64)
-    for number in np.unique(range_thread).tolist():
-        same = range_thread == number
-        covered = intervals.merge(start[same], end[same])
-        rows = np.flatnonzero(thread == number)
-        result[rows] = intervals.covered(covered, start_ns[rows], end_ns[rows])
-    return result
-
-
 def _wait_edges(scheduled: Scheduled, calls: Ints) -> Ints:
     """Return the edges by which some synchronizing calls wait for tasks."""
     edges, waits = scheduled.schedule.edges, scheduled.host.waits
     ends = scheduled.point_moments[waits.end[np.isin(waits.call, calls)]]
     waiting = (edges.kind == graph.SYNCHRONISING) & edges.behind & np.isin(edges.target, ends)
     return np.flatnonzero(waiting)
-
-
-def share_before(recording: Recording, selection: Selection, until_ns: int) -> float:
-    """Return the share of the selected time or calls that begins before a timestamp."""
-    work, weights, starts = recording.work, [], []
-    if selection.work is not None:
-        weights.append(selection.work * work.duration_ns.to_array())
-        starts.append(work.start_ns.to_array())
-    if len(selection.host):
-        weights.append(selection.host.end_ns - selection.host.start_ns)
-        starts.append(selection.host.start_ns)
-    if not weights:
-        # Ranges may contain the calls.
-        calls = Selection(calls=selection.calls) if len(selection.calls) else selection
-        _, start, end = _host_parts(recording, calls)
-        weights, starts = [end - start], [start]
-    weight, start = np.concatenate(weights), np.concatenate(starts)
-    total = float(weight.sum())
-    return float(weight[start < until_ns].sum()) / total if total else 0.0
 
 
 def select(recording: Recording, name: str) -> Selection:
@@ -278,11 +187,11 @@ def select(recording: Recording, name: str) -> Selection:
         if name == "input":
             framework = recording.framework
             return Selection(
-                ranges=_NO_ROWS if framework is None else framework.matching(names.FETCHES_INPUT)
+                ranges=NO_ROWS if framework is None else framework.matching(names.FETCHES_INPUT)
             )
         scheduled = schedule_of(recording)
         waits = None if scheduled is None else scheduled.host.waits
-        return Selection(calls=_NO_ROWS if waits is None else waits.call[~waits.full])
+        return Selection(calls=NO_ROWS if waits is None else waits.call[~waits.full])
     on_host = name.startswith("host:")
     wanted = name.removeprefix("host:")
     work = np.zeros(len(recording.work), bool) if on_host else _matching_work(recording, wanted)
@@ -312,17 +221,6 @@ def without(recording: Recording, name: str) -> Selection:
     return selection | without_ranges(recording, selection.ranges)
 
 
-def without_ranges(recording: Recording, ranges: Ints) -> Selection:
-    """Return the selection to remove for ranges: host time, and waits of calls in them."""
-    scheduled, selection = schedule_of(recording), Selection(ranges=ranges)
-    if scheduled is None:
-        return selection
-    table, waits = recording.host_calls, scheduled.host.waits.call[~scheduled.host.waits.full]
-    start, end = table.start_ns[waits], table.end_ns[waits]
-    inside = in_ranges_ns(recording, selection, table.thread[waits], start, end)
-    return replace(selection, calls=waits[inside >= end - start])
-
-
 def _matching_work(recording: Recording, pattern: str) -> NDArray[np.bool_]:
     work, framework = recording.work, recording.framework
     result = np.zeros(len(work), bool)
@@ -347,7 +245,7 @@ def _matching_work(recording: Recording, pattern: str) -> NDArray[np.bool_]:
 def _matching_ranges(recording: Recording, pattern: str) -> Ints:
     framework = recording.framework
     if framework is None:
-        return _NO_ROWS
+        return NO_ROWS
     return framework.matching(lambda text: _matches(text, pattern))
 
 
@@ -365,7 +263,7 @@ def _names(recording: Recording) -> set[str]:
     _ = work.kernel, work.operator  # adds their names to the labels
     names = set(work.labels.texts)
     if framework is not None:
-        names.update(framework.names(_NO_ROWS)[0])
+        names.update(framework.names(NO_ROWS)[0])
     ids = np.unique(recording.host_calls.name).tolist()
     names.update(text for text in recording.strings.texts(ids) if text)
     return {*names, *CLASSES}

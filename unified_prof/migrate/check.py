@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.base import coverage
-from unified_prof.base.columns import NO_TEXT, OLD_NO_DOMAIN
-from unified_prof.base.coverage import CoveredPart, coverage_text
+from unified_prof.base.columns import NO_TEXT, OLD_NO_DOMAIN, CoveredPart
+from unified_prof.base.coverage import coverage_text
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import SchemaSpec, TableSpec
 from unified_prof.schema.msprof import Reference, references

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from unified_prof.base import coverage
-from unified_prof.base.columns import Column, Ledger, Sink, Strings
-from unified_prof.base.coverage import CoveredPart, anomaly_fields, anomaly_lines, coverage_text
+from unified_prof.base.columns import Column, CoveredPart, Ledger, Sink, Strings
+from unified_prof.base.coverage import anomaly_fields, anomaly_lines, coverage_text
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import analysis_db, discovery, outputs
 from unified_prof.pipeline.discovery import ASCEND_PT, PLAIN, FoundRecording, ReportPlace

@@ -96,10 +96,10 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show: the summary of `uprof run`."""
-        from unified_prof.report import notebook
+        from unified_prof.report.report_document import run_html
 
         files = {kind: [path] for kind, path in self.files.items()}
-        return notebook.run_html(files, failure=self.failure)
+        return run_html(files, failure=self.failure)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Write the summary that IPython shows in a terminal."""

@@ -31,7 +31,6 @@ from unified_prof.recording.calls import (
     Sums,
     sums_by,
 )
-from unified_prof.recording.collectives import device_name
 from unified_prof.recording.counters import Allocations, blocks_at_peak
 from unified_prof.recording.framework import (
     BACKWARD,
@@ -43,7 +42,7 @@ from unified_prof.recording.framework import (
 )
 from unified_prof.recording.model import THEN, Breakdown, Row
 from unified_prof.recording.python_frames import user_stacks
-from unified_prof.recording.source import Source, Strings
+from unified_prof.recording.source import Source, Strings, device_name
 
 NO_MODULE = "(outside any module)"
 NO_LINE = "(no source line)"

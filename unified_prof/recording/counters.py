@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
-from unified_prof.recording.collectives import device_name
 from unified_prof.recording.model import PmuFigure, Series
 from unified_prof.recording.source import (
     MAX_TIME_NS,
     NOTHING_KNOWN,
     Source,
     Strings,
+    device_name,
     recorded_facts,
     task_counters,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints, by_key
-from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.intervals import EMPTY, IntervalSet
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
-from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import Sums, Sweep, TimeSlice
+from unified_prof.recording.collectives import Collectives
 from unified_prof.recording.model import DeviceTime, Row
+from unified_prof.recording.source import device_name
 from unified_prof.recording.steps import Steps, StepTrace
-from unified_prof.recording.tasks import WAIT, TaskRows, Tasks
+from unified_prof.recording.tasks import FOREVER, WAIT, TaskRows, Tasks
 
 
 class TaskSteps:
@@ -341,3 +341,93 @@ def _types(tasks: Tasks, weight: NDArray[np.float64]) -> str:
     """Return the names of the task types with most of a stream's time."""
     top = np.argsort(-weight, kind="stable")[:3]
     return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if weight[code] > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeSlice:
+    """Intervals of device tasks in a segment of time, clipped to the segment."""
+
+    begin_ns: int
+    until_ns: int
+    compute: IntervalSet
+    communication: IntervalSet
+    copies: IntervalSet
+    busy: IntervalSet  # Union of all three.
+
+
+class Sweep:
+    """Splits tasks, given in order of start, into consecutive time segments."""
+
+    def __init__(self, communication: IntervalSet = EMPTY, *, parts: bool) -> None:
+        """Start before all tasks.
+
+        `communication` are intervals of whole collectives; if `parts`, their tasks count as
+        communication too.
+        """
+        self._communication = communication
+        self._kinds = (KERNEL, COPY, COMMUNICATION) if parts else (KERNEL, COPY)
+        self._carried = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
+        self._begin_ns = 0
+
+    def take(
+        self, kind: NDArray[np.int8], start_ns: Ints, end_ns: Ints, until_ns: int = FOREVER
+    ) -> TimeSlice:
+        """Add tasks, and return the segment up to `until_ns`; later tasks start after it."""
+        begin_ns, self._begin_ns = self._begin_ns, until_ns
+        now = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
+        for what in self._kinds:
+            chosen = kind == what
+            found = intervals.union(
+                self._carried[what], intervals.merge(start_ns[chosen], end_ns[chosen])
+            )
+            now[what] = intervals.part(found, begin_ns, until_ns)
+            self._carried[what] = intervals.part(found, until_ns, FOREVER)
+        communication = intervals.part(self._communication, begin_ns, until_ns)
+        communication = intervals.union(communication, now[COMMUNICATION])
+        busy = intervals.union(now[KERNEL], communication, now[COPY])
+        return TimeSlice(begin_ns, until_ns, now[KERNEL], communication, now[COPY], busy)
+
+    def rest(self) -> TimeSlice:
+        """Return the last segment."""
+        nothing = np.zeros(0, np.int64)
+        return self.take(nothing.astype(np.int8), nothing, nothing)
+
+
+@dataclass(slots=True)
+class Sums:
+    """Busy, compute, communication and copy time summed over segments."""
+
+    compute_ns: int = 0
+    communication_ns: int = 0
+    overlap_ns: int = 0  # Communication that ran while a compute kernel did.
+    copy_ns: int = 0
+    busy_ns: int = 0
+    communicates: bool = False
+    # From the start of the first task to the end of the last; None: no task.
+    span_ns: tuple[int, int] | None = field(default=None)
+
+    def add(self, one: TimeSlice, within: IntervalSet | None = None) -> None:
+        """Add a segment, or the part of it within `within`."""
+        compute, communication, copies, busy = one.compute, one.communication, one.copies, one.busy
+        if within is not None:
+            here = intervals.part(within, one.begin_ns, one.until_ns)
+            compute, communication = (
+                intervals.intersect(here, each) for each in (compute, communication)
+            )
+            copies, busy = (intervals.intersect(here, each) for each in (copies, busy))
+        self.compute_ns += compute.total_ns
+        self.copy_ns += copies.total_ns
+        self.busy_ns += compute.total_ns if busy is compute else busy.total_ns
+        if len(one.communication):
+            self.communicates = True
+            self.communication_ns += communication.total_ns
+            self.overlap_ns += intervals.intersect(compute, communication).total_ns
+        if len(busy):
+            first = int(busy.start_ns[0]) if self.span_ns is None else self.span_ns[0]
+            self.span_ns = first, int(busy.end_ns[-1])
+
+    @property
+    def span(self) -> IntervalSet:
+        """The span as a set of intervals."""
+        ends = [] if self.span_ns is None else [self.span_ns]
+        return IntervalSet(*(np.array([end[at] for end in ends], np.int64) for at in (0, 1)))

@@ -29,8 +29,7 @@ from unified_prof.recording.calls import (
     PackedCalls,
     Sums,
 )
-from unified_prof.recording.collectives import Collectives
-from unified_prof.recording.communication import CollectiveNames
+from unified_prof.recording.collectives import CollectiveNames, Collectives
 from unified_prof.recording.counters import Allocations
 from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, OTHER_PASS, Framework
 from unified_prof.recording.model import Row

@@ -8,7 +8,7 @@ reason is a wait for a stream or event, a wait for other ranks in a collective, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,6 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.calls import COMMUNICATION
-from unified_prof.recording.communication import TimeSlice
 
 REASONS: Final = (
     "host",
@@ -225,30 +224,3 @@ def totals(
     for (name, _, _), own in zip(steps or (), by_step.tolist(), strict=True):
         rows.append(IdleReasons(device, name, sum(own), *own))
     return rows
-
-
-def idle_gaps(time_slices: Iterable[TimeSlice], analyzed: IntervalSet) -> Iterator[IntervalSet]:
-    """Yield the idle gaps of a device in batches, without splitting a gap."""
-    open_ns: int | None = None  # start of a gap that is open at the end of a segment
-    for time_slice in time_slices:
-        idle = intervals.intersect(
-            IntervalSet(
-                np.concatenate(([time_slice.begin_ns], time_slice.busy.end_ns)),
-                np.concatenate((time_slice.busy.start_ns, [time_slice.until_ns])),
-            ),
-            intervals.part(analyzed, time_slice.begin_ns, time_slice.until_ns),
-        )
-        start, end = idle.start_ns, idle.end_ns
-        if open_ns is not None:
-            if len(start) and start[0] == time_slice.begin_ns:
-                start[0] = open_ns
-            else:
-                start = np.concatenate(([open_ns], start))
-                end = np.concatenate(([time_slice.begin_ns], end))
-            open_ns = None
-        if len(end) and end[-1] == time_slice.until_ns:
-            open_ns = int(start[-1])
-            start, end = start[:-1], end[:-1]
-        if len(start):
-            yield IntervalSet(start, end)
-    assert open_ns is None, "the time slices must cover the end of the analyzed time"

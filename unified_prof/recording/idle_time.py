@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording import names
 from unified_prof.recording.calls import Labels
-from unified_prof.recording.device import DeviceWork, StepWindows
+from unified_prof.recording.device import DeviceWork, StepWindows, TimeSlice
 from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
@@ -27,7 +27,6 @@ from unified_prof.recording.idle import (
     IdleReasons,
     Segments,
     explain,
-    idle_gaps,
     totals,
     unexplained,
 )
@@ -370,3 +369,30 @@ class _Reasons:
                 columns["task"].astype(np.int32),
                 columns["sync"].astype(np.int32),
             )
+
+
+def idle_gaps(time_slices: Iterable[TimeSlice], analyzed: IntervalSet) -> Iterator[IntervalSet]:
+    """Yield the idle gaps of a device in batches, without splitting a gap."""
+    open_ns: int | None = None  # start of a gap that is open at the end of a segment
+    for time_slice in time_slices:
+        idle = intervals.intersect(
+            IntervalSet(
+                np.concatenate(([time_slice.begin_ns], time_slice.busy.end_ns)),
+                np.concatenate((time_slice.busy.start_ns, [time_slice.until_ns])),
+            ),
+            intervals.part(analyzed, time_slice.begin_ns, time_slice.until_ns),
+        )
+        start, end = idle.start_ns, idle.end_ns
+        if open_ns is not None:
+            if len(start) and start[0] == time_slice.begin_ns:
+                start[0] = open_ns
+            else:
+                start = np.concatenate(([open_ns], start))
+                end = np.concatenate(([time_slice.begin_ns], end))
+            open_ns = None
+        if len(end) and end[-1] == time_slice.until_ns:
+            open_ns = int(start[-1])
+            start, end = start[:-1], end[:-1]
+        if len(start):
+            yield IntervalSet(start, end)
+    assert open_ns is None, "the time slices must cover the end of the analyzed time"

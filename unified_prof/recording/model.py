@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.coverage import CoveredPart
+from unified_prof.base.columns import CoveredPart
 from unified_prof.base.display import Displayed
 from unified_prof.recording.breakdown_kinds import By
 

@@ -23,8 +23,7 @@ from unified_prof.recording.annotations import read as read_annotations
 from unified_prof.recording.breakdown_kinds import By, Kind
 from unified_prof.recording.breakdowns import host_calls
 from unified_prof.recording.calls import Calls, PackedCalls
-from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import CollectiveNames
+from unified_prof.recording.collectives import CollectiveNames, Collectives
 from unified_prof.recording.device import DeviceWork, StepWindows, TaskSteps, step_windows
 from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
@@ -37,6 +36,7 @@ from unified_prof.recording.source import (
     Findings,
     Source,
     Strings,
+    device_name,
     possible,
     task_counters,
 )

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.columns import NOT_AVAILABLE, Ledger
-from unified_prof.base.coverage import CoveredPart
+from unified_prof.base.columns import NOT_AVAILABLE, CoveredPart, Ledger
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.recording.model import Anomaly
 
@@ -296,3 +295,8 @@ def input_text(shapes: str | None, types: str | None) -> str:
         for size, what in zip(shape, kind, strict=False)
         if size or what not in _NO_TENSORS
     )
+
+
+def device_name(number: int) -> str:
+    """Return the name of a device, from its number."""
+    return "unknown device" if number < 0 else f"device {number}"

@@ -19,12 +19,11 @@ from unified_prof.arrays.packed import codes
 from unified_prof.base.columns import API_QUEUE
 from unified_prof.base.text import NS_PER_S
 from unified_prof.recording.calls import COMMUNICATION, COPY, KINDS, Labels
-from unified_prof.recording.collectives import Collectives, device_name
-from unified_prof.recording.communication import CollectiveNames
+from unified_prof.recording.collectives import CollectiveNames, Collectives
 from unified_prof.recording.counters import MAX_BYTES
 from unified_prof.recording.host_calls import UNCONNECTED
 from unified_prof.recording.model import Series
-from unified_prof.recording.source import Source, Strings, possible
+from unified_prof.recording.source import Source, Strings, device_name, possible
 from unified_prof.recording.tasks import WAIT, TaskRows, Tasks
 
 _PART = 5  # Share of the blocks reserved for the busiest time range, in which tasks are not merged.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import msgspec
 
-from unified_prof.base.coverage import CoveredPart
+from unified_prof.base.columns import CoveredPart
 from unified_prof.cluster.overview import GroupRow, StepRow
 from unified_prof.cluster.stored_run import (
     STEP_PARTS,

@@ -8,13 +8,9 @@ from collections.abc import Sequence
 
 from unified_prof.recording.model import Advice, Breakdown, Finding, Summary
 from unified_prof.report import names
-from unified_prof.report.document import Document
-from unified_prof.report.figures import Figures
 
 # Clauses that may be left out, but for the basis of a share that differs from the one of the cost.
 _PARENTHESES = re.compile(r" \((?!CPU wait excluded)[^()]*\)")
-# Number of findings shown above the figures of a report.
-_MAX_FINDINGS = 3
 # Findings are shortened to this many characters if clauses can be left out.
 _FINDING_LENGTH = 90
 # Without findings, the longest operations are named if they take this share of the time.
@@ -23,34 +19,6 @@ _LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 
 # Graph replays without operations are mentioned if they take this share of the device time.
 _REPLAYED_SHARE = 0.1
-
-
-def add_findings(document: Document, figures: Figures) -> None:
-    """Add the most expensive findings in one line each; without findings, what takes the time."""
-    advice = figures.advice
-    if advice is None:
-        return
-    for finding in advice.findings[:_MAX_FINDINGS]:
-        document.finding(finding_cost(finding, advice), finding_summary(finding))
-    shown = [selection.breakdown for selection in figures.selections[:1]]
-    composed = composition(figures.summary, shown, advice)
-    if not advice.findings:
-        if advice.judged:
-            rules = f"none ({names.format_number(len(advice.judged))} rules)"
-            document.fact("findings", "; ".join([rules, *composed]))
-    else:
-        left_out = len(advice.findings) - _MAX_FINDINGS
-        more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
-        document.note(f"`uprof advise` shows {more}evidence and what to try")
-        if all(map(_is_of_machine, advice.findings)):
-            document.note("; ".join(["the program itself: no findings", *composed]))
-    for line in (*excluded_part(advice), *replay_notes(advice)):
-        document.note(line)
-
-
-def _is_of_machine(finding: Finding) -> bool:
-    """Return True for a finding about other programs, which says nothing about the program."""
-    return finding.kind == "waiting_for_processor" and "threads" not in finding.figures
 
 
 def excluded_part(advice: Advice) -> list[str]:

@@ -16,24 +16,31 @@ from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
 from unified_prof.recording.breakdown_kinds import KINDS
 from unified_prof.recording.calls import SIZES
-from unified_prof.recording.collectives import device_name
 from unified_prof.recording.idle import IN_WORDS, REASONS, IdleReasons
 from unified_prof.recording.model import (
     THEN,
     Anomaly,
     DeviceTime,
     Distribution,
+    Finding,
     ModelUse,
     Row,
     Summary,
     Totals,
 )
-from unified_prof.recording.source import Coverage
+from unified_prof.recording.source import Coverage, device_name
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
-from unified_prof.report.finding_lines import add_findings
+from unified_prof.report.finding_lines import (
+    composition,
+    excluded_part,
+    finding_cost,
+    finding_summary,
+    replay_notes,
+)
+from unified_prof.report.renderers import render_fragment
 from unified_prof.report.terminal import render_text
 
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
@@ -593,3 +600,44 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
 def _time_column(value_ns: int | None, whole_ns: int) -> str:
     text = names.format_duration(value_ns)
     return text if value_ns is None else f"{text} ({names.format_share(value_ns, whole_ns)})"
+
+
+# Number of findings shown above the figures of a report.
+_MAX_FINDINGS = 3
+
+
+def add_findings(document: Document, figures: Figures) -> None:
+    """Add the most expensive findings in one line each; without findings, what takes the time."""
+    advice = figures.advice
+    if advice is None:
+        return
+    for finding in advice.findings[:_MAX_FINDINGS]:
+        document.finding(finding_cost(finding, advice), finding_summary(finding))
+    shown = [selection.breakdown for selection in figures.selections[:1]]
+    composed = composition(figures.summary, shown, advice)
+    if not advice.findings:
+        if advice.judged:
+            rules = f"none ({names.format_number(len(advice.judged))} rules)"
+            document.fact("findings", "; ".join([rules, *composed]))
+    else:
+        left_out = len(advice.findings) - _MAX_FINDINGS
+        more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
+        document.note(f"`uprof advise` shows {more}evidence and what to try")
+        if all(map(_is_of_machine, advice.findings)):
+            document.note("; ".join(["the program itself: no findings", *composed]))
+    for line in (*excluded_part(advice), *replay_notes(advice)):
+        document.note(line)
+
+
+def _is_of_machine(finding: Finding) -> bool:
+    """Return True for a finding about other programs, which says nothing about the program."""
+    return finding.kind == "waiting_for_processor" and "threads" not in finding.figures
+
+
+def run_html(files: Mapping[str, Iterable[Path]], *, failure: str | None = None) -> str:
+    """Return the result of a run, as `uprof run` prints it."""
+    document = Document()
+    if failure is not None:
+        document.warning("incomplete", failure)
+    add_run_footer(document, files, top=10)
+    return render_fragment(document)

@@ -29,7 +29,8 @@ from tests.analysis.explain.machine import (
 from unified_prof.errors import UsageError
 from unified_prof.explain import what_if
 from unified_prof.explain.api import open_analyses
-from unified_prof.explain.what_if import Gain, gain, schedule_of, select, without
+from unified_prof.explain.schedule.builder import schedule_of
+from unified_prof.explain.what_if import Gain, gain, select, without
 from unified_prof.recording.recording import Recording
 from unified_prof.sqlite.reader import open_report
 

@@ -22,7 +22,7 @@ from unified_prof.explain.advice.idle_segments import (
     percent,
     plural,
 )
-from unified_prof.explain.what_if import Selection
+from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import collectives, names
 from unified_prof.recording.calls import COMMUNICATION, KERNEL
 from unified_prof.recording.model import Evidence

@@ -30,10 +30,10 @@ from unified_prof.explain.advice.idle_segments import (
     evidence_row,
     host_bound_masks,
 )
-from unified_prof.explain.what_if import Selection
+from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
-from unified_prof.recording.calls import UNKNOWN
-from unified_prof.recording.communication import TimeSlice
+from unified_prof.recording.calls import KERNEL, UNKNOWN
+from unified_prof.recording.device import TimeSlice
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
@@ -623,3 +623,9 @@ def analyzed_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:
         kept[0] = False
         kept &= length <= MAX_STEP_MEDIANS * float(np.median(length[1:]))
     return np.flatnonzero(kept & (length > 0)).tolist()
+
+
+def matrix_kernels(context: DeviceContext) -> Flags:
+    """Return a mask of matmul, convolution and attention kernels."""
+    result: Flags = context.in_class(*names.MATRIX) & (context.tasks.kind == KERNEL)
+    return result

@@ -25,15 +25,10 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.what_if import Selection
+from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.idle import (
-    HOST,
-    INPUT,
-    LAUNCHED,
-    SYNCHRONISING,
-)
+from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
 from unified_prof.recording.model import Evidence
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
-from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext, matrix_kernels
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     WARN_SHARE,
@@ -27,8 +27,8 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
+from unified_prof.explain.schedule.selection import Selection
 from unified_prof.explain.self_time import recomputed
-from unified_prof.explain.what_if import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import LAUNCHED
@@ -419,12 +419,6 @@ def _blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
     ]
     blocks[rows] = np.array(sizes, np.float64)[number] / units
     return blocks
-
-
-def matrix_kernels(context: DeviceContext) -> Flags:
-    """Return a mask of matmul, convolution and attention kernels."""
-    result: Flags = context.in_class(*names.MATRIX) & (context.tasks.kind == KERNEL)
-    return result
 
 
 OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time between them included.

@@ -11,15 +11,9 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.explain.advice.device_context import (
-    COVERED_SHARE,
-    FRAME,
-    Cause,
-    DeviceContext,
-)
+from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, duration, percent, times
-from unified_prof.explain.advice.wait_rules import host_ranges
-from unified_prof.explain.what_if import Selection
+from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.counters import MAX_BYTES, TORCH
@@ -398,7 +392,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
 def _compile_ns(context: DeviceContext, step: int) -> int:
     """Return the time in which the host compiles or loads code within a step."""
     begin, end = _step_windows(context, on_host=True)
-    start, stop, _, _ = host_ranges(context, names.COMPILES)
+    start, stop, _, _ = host_ranges(context.recording, names.COMPILES)
     return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext, matrix_kernels
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MAX_STEP_MEDIANS,
@@ -27,11 +27,10 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.advice.kernel_rules import matrix_kernels
 from unified_prof.explain.basic_breakdowns import join_names
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
-from unified_prof.explain.what_if import Selection
+from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NOT_ATTRIBUTED

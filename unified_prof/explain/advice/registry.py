@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.explain import what_if
 from unified_prof.explain.advice import (
     communication_rules,
     host_rules,
@@ -25,8 +24,9 @@ from unified_prof.explain.advice import (
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import WARN_SHARE, duration
-from unified_prof.explain.schedule.builder import Scheduled
-from unified_prof.explain.what_if import Replay, Selection, schedule_of
+from unified_prof.explain.schedule.builder import Scheduled, schedule_of
+from unified_prof.explain.schedule.selection import Selection, share_before
+from unified_prof.explain.what_if import Replay
 from unified_prof.recording.model import Advice, Finding, NotJudged
 from unified_prof.recording.names import LAUNCHES_GRAPH
 from unified_prof.recording.recording import Recording
@@ -349,7 +349,7 @@ def _is_even(context: DeviceContext, change: Selection, scheduled: Scheduled | N
     if scheduled is None or not scheduled.is_partial:
         return True
     expected = _replayed_ns(context, scheduled) / context.analyzed_ns
-    inside = what_if.share_before(context.recording, change, int(scheduled.step_end_ns[-1]))
+    inside = share_before(context.recording, change, int(scheduled.step_end_ns[-1]))
     return expected / 2 <= inside <= 2 * expected
 
 

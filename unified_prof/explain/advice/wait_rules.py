@@ -22,7 +22,8 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.what_if import Selection, without_ranges
+from unified_prof.explain.schedule.builder import without_ranges
+from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import COPY, KERNEL
 from unified_prof.recording.idle import INPUT, SYNCHRONISING
@@ -212,7 +213,7 @@ def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
-    start, end, number, texts = host_ranges(context, stall.names)
+    start, end, number, texts = host_ranges(context.recording, stall.names)
     stalls = intervals.subtract(context.clip(start, end), context.claimed)
     on_host = intervals.intersect(intervals.merge(start, end), context.host_window)
     on_host = intervals.subtract(on_host, context.claimed)
@@ -238,29 +239,6 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
         figures={"calls": count, "calls_ns": stalls.total_ns, "idle_ns": cost},
         evidence=group_evidence(number[rows], (end - start)[rows], start[rows], texts.__getitem__),
     )
-
-
-def host_ranges(context: DeviceContext, wanted: Words) -> tuple[Ints, Ints, Ints, list[str]]:
-    """Return start, end and name of the runtime calls and framework ranges with given words.
-
-    The name is an index into the last value.
-    """
-    calls = context.recording.host_calls
-    ids, number = calls.names
-    texts = [text or "" for text in context.recording.strings.texts(ids)]
-    rows = np.flatnonzero(calls.matching(context.recording.strings, wanted))
-    start, end, name = calls.start_ns[rows], calls.end_ns[rows], number[rows]
-    framework = context.recording.framework
-    if framework is not None:
-        ranges = framework.matching(wanted)
-        range_texts, range_name = framework.names(ranges)
-        start = np.concatenate((start, framework.start_ns[ranges]))
-        end = np.concatenate((end, framework.end_ns[ranges]))
-        name = np.concatenate((name, range_name + len(texts)))
-        texts = [*texts, *range_texts]
-    with np.errstate(over="ignore"):
-        good = possible(start, end - start)
-    return start[good], end[good], name[good].astype(np.int64), texts
 
 
 # Severe above these shares of the time and of the idle time (nsys-ai's thresholds).

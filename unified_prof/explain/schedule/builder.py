@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from unified_prof.explain.schedule import device, graph, host
 from unified_prof.explain.schedule.device import ScheduledTasks
 from unified_prof.explain.schedule.graph import Edges, Schedule, Segments
 from unified_prof.explain.schedule.host import Host
+from unified_prof.explain.schedule.selection import Selection, in_ranges_ns
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.steps import step_of
 
@@ -215,3 +217,29 @@ def _ends(
         Edges.uniform(first + several, first + several + 1, 0, behind=False, kind=graph.DONE)
     )
     return result
+
+
+_schedules: WeakKeyDictionary[Recording, dict[int, Scheduled | None]] = WeakKeyDictionary()
+
+
+def schedule_of(recording: Recording, max_tasks: int | None = None) -> Scheduled | None:
+    """Return the schedule of a recording, cached; None if nothing has known times.
+
+    If there are more than `max_tasks` tasks, only the first steps (at least one) are in it.
+    """
+    cached = _schedules.setdefault(recording, {})
+    key = min(max_tasks or MAX_TASKS, len(recording.work))
+    if key not in cached:
+        cached[key] = build_schedule(recording, max_tasks)
+    return cached[key]
+
+
+def without_ranges(recording: Recording, ranges: Ints) -> Selection:
+    """Return the selection to remove for ranges: host time, and waits of calls in them."""
+    scheduled, selection = schedule_of(recording), Selection(ranges=ranges)
+    if scheduled is None:
+        return selection
+    table, waits = recording.host_calls, scheduled.host.waits.call[~scheduled.host.waits.full]
+    start, end = table.start_ns[waits], table.end_ns[waits]
+    inside = in_ranges_ns(recording, selection, table.thread[waits], start, end)
+    return replace(selection, calls=waits[inside >= end - start])

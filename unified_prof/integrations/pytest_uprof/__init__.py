@@ -14,14 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-if hasattr(pytest, "StashKey"):  # pytest older than 7 runs without the plugin
-    from unified_prof.integrations.pytest_uprof.hooks import (  # noqa: F401 (found by pytest)
-        pytest_addoption,
-        pytest_configure,
-        pytest_configure_node,
-        pytest_runtest_call,
-        pytest_sessionfinish,
-        pytest_terminal_summary,
-        pytest_unconfigure,
-        uprof,
-    )
+# pytest older than 7 runs without the plugin
+pytest_plugins = (
+    ["unified_prof.integrations.pytest_uprof.hooks"] if hasattr(pytest, "StashKey") else []
+)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from unified_prof.integrations.pytest_uprof.settings import Uprof
+    from unified_prof.integrations.pytest_uprof.fixture import Uprof
     from unified_prof.integrations.pytest_uprof.verdicts import Session
 
 # Directory of the results until the session ends; created with the first result.
@@ -110,7 +110,7 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.fixture
 def uprof(request: pytest.FixtureRequest) -> Uprof:
     """Return an object that measures a step: `uprof.run(step)`."""
-    from unified_prof.integrations.pytest_uprof.settings import Uprof
+    from unified_prof.integrations.pytest_uprof.fixture import Uprof
 
     item = request.node
     item.stash[_USED] = found = Uprof(item, _session(request.config))
