@@ -59,7 +59,7 @@ class Lag:
         """Time that two events add to the work between them; see `_event_cost_ns`."""
         self._until_ns: dict[Place, int] = {}
         self._needs: dict[Any, int] = {}
-        self._launched: list[tuple[Any, Any, int]] = []
+        self._launched: list[tuple[Any, Any, int, int]] = []
 
     def is_needed(self, place: Place, what: Any, now_ns: int) -> bool:
         """Return True if the device may catch up with the host before a call is complete."""
@@ -77,7 +77,7 @@ class Lag:
             self._spin(units)
             end.record()
         self._until_ns[place] = max(now_ns, self._until_ns.get(place, 0)) + counted
-        self._launched.append((begin, end, counted))
+        self._launched.append((begin, end, units, counted))
 
     def record_host_time(self, what: Any, host_ns: int) -> None:
         """Record the host time of a call."""
@@ -93,11 +93,11 @@ class Lag:
         """Return True if all kernels took as long as assumed; the device must be synchronized."""
         launched, self._launched = self._launched, []
         held = True
-        for begin, end, counted_ns in launched:
+        for begin, end, units, counted_ns in launched:
             took_ns = begin.elapsed_time(end) * 1e6
             if took_ns < counted_ns:
                 held = False
-                self._units_per_ns *= counted_ns / max(took_ns, 1.0)
+                self._units_per_ns = max(self._units_per_ns, units / max(took_ns, 1.0))
         return held
 
     def forget(self) -> None:
