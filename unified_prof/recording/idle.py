@@ -2,7 +2,8 @@
 
 A gap ends with the start of the next task. Until that task was launched, the gap is host-bound: the
 host was fetching input, was in a synchronizing call, or launched too slowly. After the launch, the
-reason is a wait for a stream or event, a wait for other ranks in a collective, or launch latency.
+reason is a wait for a stream or event, a wait for other ranks in a collective, or launch latency,
+unless the host waits for the device until the gap ends: the device probably ran unrecorded work.
 `docs/figures.md` has the definitions.
 """
 
@@ -27,9 +28,18 @@ REASONS: Final = (
     "stream",
     "communication",
     "launched",
+    "unrecorded",
     "unknown",
 )
-HOST, INPUT, SYNCHRONISING, STREAM, COLLECTIVE, LAUNCHED, NOT_KNOWN = range(len(REASONS))
+HOST, INPUT, SYNCHRONISING, STREAM, COLLECTIVE, LAUNCHED, UNRECORDED, NOT_KNOWN = range(
+    len(REASONS)
+)
+
+LATE_NS: Final = 1_000_000  # A launch latency of this or more has another cause.
+# The device runs unrecorded work if a blocking call covers this share of a gap and returns at most
+# this long before its end.
+BLOCKED_SHARE: Final = 0.9
+_RETURN_NS: Final = 100_000
 
 IN_WORDS: Final[Mapping[str, str]] = {
     "host": "host-bound",
@@ -38,6 +48,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
     "stream": "stream or event wait",
     "communication": "collective wait",
     "launched": "launch latency",
+    "unrecorded": "unrecorded work",
     "unknown": "unknown launch",
 }
 
@@ -65,6 +76,9 @@ class HostSide:
     sync: IntervalSet
     # Label of each interval of `sync`, a number in the caller's labels.
     sync_label: NDArray[np.integer]
+    # Union of the calls on these threads that may wait for the device and take about `LATE_NS` or
+    # more.
+    blocked: IntervalSet = intervals.EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,7 @@ class IdleReasons:
     stream_ns: int
     communication_ns: int
     launched_ns: int
+    unrecorded_ns: int
     unknown_ns: int
 
     def reason_ns(self, reason: str) -> int:
@@ -125,7 +140,7 @@ def explain(idle: IntervalSet, tasks: DeviceTasks, host: HostSide) -> Segments:
     parts = [
         _segment(begin[unknown], end[unknown], NOT_KNOWN, task[unknown]),
         *_split_before_launch(own, task, host),
-        *_split_after_launch(np.where(unknown, end, ready), end, task, tasks),
+        *_split_after_launch(np.where(unknown, end, ready), end, task, tasks, host.blocked),
     ]
     joined = [np.concatenate([part[index] for part in parts]) for index in range(5)]
     start, stop, reason, after, sync = joined
@@ -171,7 +186,9 @@ def _split_before_launch(own: IntervalSet, task: Ints, host: HostSide) -> list[_
     return parts
 
 
-def _split_after_launch(ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks) -> list[_Segment]:
+def _split_after_launch(
+    ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks, blocked: IntervalSet
+) -> list[_Segment]:
     """Split the parts of gaps after launches by reason; parts may be empty."""
     kind = np.append(tasks.kind, -1)[task]
     awaits = np.append(tasks.awaits, False)[task]
@@ -186,8 +203,21 @@ def _split_after_launch(ready: Ints, end: Ints, task: Ints, tasks: DeviceTasks) 
     start, stop, which, _ = intervals.overlaps(left, tasks.waits)
     parts.append(_segment(start, stop, STREAM, left_task[which]))
     start, stop, which = _subtract(left, start, stop, which)
-    parts.append(_segment(start, stop, LAUNCHED, left_task[which]))
+    late = _is_blocked(start, stop, blocked)
+    for reason, of_reason in ((LAUNCHED, ~late), (UNRECORDED, late)):
+        parts.append(
+            _segment(start[of_reason], stop[of_reason], reason, left_task[which[of_reason]])
+        )
     return parts
+
+
+def _is_blocked(start: Ints, stop: Ints, blocked: IntervalSet) -> NDArray[np.bool_]:
+    """Return which long intervals the host is blocked in until they end."""
+    covered = (BLOCKED_SHARE * (stop - start)).astype(np.int64)
+    last = np.searchsorted(blocked.start_ns, stop - covered, side="right") - 1
+    until = np.append(blocked.end_ns, 0)[last]
+    result: NDArray[np.bool_] = (stop - start >= LATE_NS) & (last >= 0)
+    return result & (until >= stop - _RETURN_NS) & (until - start >= covered)
 
 
 def _subtract(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Ints, Ints, Ints]:

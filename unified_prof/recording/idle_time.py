@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +20,10 @@ from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle import (
+    BLOCKED_SHARE,
     HOST,
     IN_WORDS,
+    LATE_NS,
     REASONS,
     HostSide,
     IdleReasons,
@@ -257,29 +259,45 @@ class IdleTime:
             inputs = intervals.merge(
                 self._framework.start_ns[fetching], self._framework.end_ns[fetching]
             )
-        return HostSide(inputs, *self._synchronising())
+        chosen, start, end = self._calls_that(names.SYNCHRONIZES)
+        united = intervals.merge(start, end)
+        first = np.searchsorted(start, united.start_ns, side="left")
+        _, *blocking = self._calls_that(
+            lambda name: names.SYNCHRONIZES(name) or names.COPIES_MEMORY(name),
+            int(BLOCKED_SHARE * LATE_NS),
+        )
+        blocked = intervals.merge(*blocking)
+        return HostSide(inputs, united, self._sync_labels(chosen[first]), blocked)
 
-    def _synchronising(self) -> tuple[intervals.IntervalSet, NDArray[np.integer]]:
-        """Return the union of synchronizing calls of the relevant threads, and their labels."""
+    def _calls_that(
+        self, matches: Callable[[str | None], bool], least_ns: int = 0
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return row, start and end of matching calls of threads that use a device.
+
+        Calls shorter than `least_ns` are left out. Nested calls follow the one that the program
+        made.
+        """
         calls = self._calls
-        chosen = np.flatnonzero(calls.matching(self._strings, names.SYNCHRONIZES))
+        chosen = np.flatnonzero(calls.matching(self._strings, matches))
         with np.errstate(over="ignore"):
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
-        chosen = chosen[possible(calls.start_ns[chosen], lasted)]
+        chosen = chosen[possible(calls.start_ns[chosen], lasted) & (lasted >= least_ns)]
+        chosen = chosen[np.isin(calls.thread[chosen], self._threads)]
+        start, end = calls.start_ns[chosen], calls.end_ns[chosen]
+        order = np.lexsort((-end, start))
+        return chosen[order], start[order], end[order]
+
+    @cached_property
+    def _threads(self) -> Ints:
+        """Threads that launch tasks or run operations."""
+        calls = self._calls
         threads = np.zeros(0, np.int64)
         for window in self._work.windows():
             row = self._calls.launching(window.connection)
             threads = np.union1d(threads, calls.thread[row[row >= 0]])
         if self._framework is not None:
             threads = np.union1d(threads, self._framework.threads)
-        chosen = chosen[np.isin(calls.thread[chosen], threads)]
-        start, end = calls.start_ns[chosen], calls.end_ns[chosen]
-        # The program called the outermost of nested calls.
-        order = np.lexsort((-end, start))
-        chosen, start, end = chosen[order], start[order], end[order]
-        united = intervals.merge(start, end)
-        first = np.searchsorted(start, united.start_ns, side="left")
-        return united, self._sync_labels(chosen[first])
+        return threads
 
     def _sync_labels(self, calls: Ints) -> NDArray[np.int32]:
         names = [

@@ -247,7 +247,11 @@ def _add_not_tracked(document: Document, summary: Summary) -> bool:
 def _add_headline(document: Document, figures: Figures) -> None:
     """Add the headline figures, and the table of devices if there are any."""
     summary, devices = figures.summary, figures.summary.devices
-    parts = step_parts(devices[0]) if len(devices) == 1 else iteration_parts(summary.totals)
+    parts = (
+        step_parts(devices[0], figures.why_idle)
+        if len(devices) == 1
+        else iteration_parts(summary.totals)
+    )
     for label, text in report_headline(figures):
         bar = parts if label in ("step", "iteration", "window") else ()
         document.fact(
@@ -280,7 +284,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     """Return the measured headline figures as (label, text)."""
     summary, totals = figures.summary, figures.summary.totals
     facts = dict(summary.facts)
-    lines = _step_line(totals, summary.devices, facts)
+    lines = _step_line(totals, summary.devices, facts, figures.why_idle)
     if totals.total_ns is not None:
         label = {"device": "device time", "host": "host time", "operation": "operations"}
         lines.append((label[summary.clock], _time_of_passes(totals)))
@@ -330,18 +334,22 @@ def _time_of_passes(totals: Totals) -> str:
     return "; ".join((text, ", ".join(parts))) if parts else text
 
 
-def step_parts(device: DeviceTime) -> list[tuple[str, int]]:
+def step_parts(device: DeviceTime, why: Iterable[IdleReasons]) -> list[tuple[str, int]]:
     """Return the parts of a device's time in its steps, or in its window if there are none.
 
-    The parts add up to that time.
+    The parts add up to that time. Work that was probably not recorded is no idle time.
     """
+    unrecorded_ns = sum(
+        one.unrecorded_ns for one in why if one.step is None and one.device == device.device
+    )
     time = device.share_basis
     exposed_ns = (time.communication_ns or 0) - (time.overlap_ns or 0)
     parts = [
         ("compute", time.compute_ns),
         ("exposed communication", exposed_ns),
         ("copies", time.busy_ns - time.compute_ns - exposed_ns),
-        ("idle", time.idle_ns),
+        (IN_WORDS["unrecorded"], unrecorded_ns),
+        ("idle", time.idle_ns - unrecorded_ns),
     ]
     return [(name, ns) for name, ns in parts if ns > 0]
 
@@ -370,7 +378,10 @@ def _part_columns(summary: Summary) -> list[Column]:
 
 
 def _step_line(
-    totals: Totals, devices: Sequence[DeviceTime], facts: Mapping[str, str]
+    totals: Totals,
+    devices: Sequence[DeviceTime],
+    facts: Mapping[str, str],
+    why_idle: Sequence[IdleReasons],
 ) -> list[tuple[str, str]]:
     """Describe the length of a step or iteration and its parts; empty if it is unknown."""
     text = ""
@@ -387,7 +398,8 @@ def _step_line(
     if len(devices) == 1:
         whole_ns = devices[0].share_basis.window_ns
         shares = [
-            f"{name} {names.format_share(ns, whole_ns)}" for name, ns in step_parts(devices[0])
+            f"{name} {names.format_share(ns, whole_ns)}"
+            for name, ns in step_parts(devices[0], why_idle)
         ]
         label = "step" if devices[0].steps is not None else "window"
         if label == "window":

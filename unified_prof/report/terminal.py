@@ -41,6 +41,7 @@ _BAR_CHARACTERS = {
     "compute": "█",
     "exposed communication": "▓",
     "copies": "▒",
+    "unrecorded work": "░",
     "idle": "·",
     "forward": "█",
     "backward": "▓",

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
+from unified_prof.explain.api import open_analyses
+from unified_prof.report.report_document import step_parts
 
 STEP = 10 * MS
 
@@ -82,6 +84,13 @@ def test_synchronization_until_the_end_of_a_gap_indicates_unrecorded_work(
             ends = begin + (9 * MS + 50 * US if returns_late else 6 * MS)
             run.api(begin + 50 * US, ends, "cudaDeviceSynchronize")
     findings = findings_by_kind(tmp_path / "run.db")
+    with open_analyses(tmp_path / "run.db") as (analysis,):
+        idle = next(one for one in analysis.why_idle() if one.step is None)
+        parts = dict(step_parts(analysis.summary.devices[0], analysis.why_idle()))
+    late = idle.unrecorded_ns if returns_late else idle.launched_ns
+    assert (late >= 5 * 8 * MS, idle.unrecorded_ns > 0) == (True, returns_late)
+    assert parts.get("unrecorded work", 0) == idle.unrecorded_ns
+    assert sum(parts.values()) == analysis.summary.devices[0].share_basis.window_ns
     if returns_late:
         finding = findings["unrecorded_work"]
         assert "the host waits in cudaDeviceSynchronize" in finding.text

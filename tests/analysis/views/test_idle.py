@@ -123,6 +123,31 @@ def test_synchronizing_call_on_an_idle_device_costs_its_own_duration(tmp_path: P
     assert _rows(path)["synchronization: cudaDeviceSynchronize"].detail is None
 
 
+@pytest.mark.parametrize(
+    ("call", "begins", "returns", "gap", "reason"),
+    [
+        ("cudaDeviceSynchronize", 0, 5_000_000, 4_000_000, "unrecorded"),
+        ("cudaMemcpyAsync", 0, 4_000_000, 4_000_000, "unrecorded"),
+        ("cudaMemcpyAsync", 400_000, 3_900_000, 4_000_000, "unrecorded"),
+        ("cudaMemcpyAsync", 400_002, 4_000_000, 4_000_000, "launched"),  # covers too little
+        ("cudaMemcpyAsync", 0, 3_899_990, 4_000_000, "launched"),  # returns too early
+        ("cudaDeviceSynchronize", 0, 1_000_000, 1_000_000, "unrecorded"),
+        ("cudaDeviceSynchronize", 0, 999_999, 999_999, "launched"),  # an ordinary latency
+        ("cudaLaunchKernel", 0, 4_000_000, 4_000_000, "launched"),  # does not wait for the device
+    ],
+)
+def test_time_in_which_a_call_waits_for_the_device_is_unrecorded_work(
+    tmp_path: Path, call: str, begins: int, returns: int, gap: int, reason: str
+) -> None:
+    path = tmp_path / "a.db"
+    with Device(path) as device:
+        _kernel(device, 0, 100, 200)
+        _kernel(device, 50, 200 + gap, 300 + gap)
+        device.runtime(200 + begins, 200 + returns, call, 99)
+        device.runtime(200, 200 + gap, "cudaDeviceSynchronize", 98, thread=7)  # not of the program
+    assert _reasons(_totals(path)) == {reason: gap}
+
+
 def test_wait_of_a_background_thread_is_no_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:

@@ -34,7 +34,7 @@ from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL, UNKNOWN
 from unified_prof.recording.device import TimeSlice
-from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, REASONS, SYNCHRONISING
+from unified_prof.recording.idle import HOST, LATE_NS, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import recorded_facts
@@ -43,7 +43,6 @@ from unified_prof.recording.task_order import ComputedColumn
 WINDOW = 2 * BLOCK  # Labels of tasks looked up at a time.
 
 PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
-LATE_NS = 1_000_000  # A launch latency above this has another cause.
 # A function or call is named with a gap if it covers at least this share of it...
 COVERED_SHARE = 0.5
 # ...unless it is so many times longer that it does not explain the gap, as a training loop.
@@ -563,13 +562,6 @@ class DeviceContext:
         steps = framework.matching(lambda text: _STEP.match(text) is not None)
         threads: list[int] = np.unique(framework.thread[steps]).tolist()
         return threads
-
-    @cached_property
-    def late_idle(self) -> IdleSegments:
-        """Idle segments of `LATE_NS` or more after the launch of the next task."""
-        return self.idle_where(
-            lambda idle: (idle.reason == LAUNCHED) & (idle.length_ns >= LATE_NS) & (idle.task >= 0)
-        )
 
     def finding(
         self,

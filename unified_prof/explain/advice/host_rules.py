@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
 from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     COSTLY,
@@ -28,7 +27,14 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
+from unified_prof.recording.idle import (
+    HOST,
+    INPUT,
+    LATE_NS,
+    LAUNCHED,
+    SYNCHRONISING,
+    UNRECORDED,
+)
 from unified_prof.recording.model import Evidence
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
@@ -320,14 +326,9 @@ def costly_operations(context: DeviceContext) -> Iterator[Cause]:
             )
 
 
-# The device runs unrecorded work if a blocking call covers this share of a gap and returns within
-# this time of its end.
-BLOCKED_SHARE, RETURN_NS = 0.9, 100_000
-
-
 def late_work(context: DeviceContext) -> Iterator[Cause]:
     """Find launch latencies of a millisecond or more on an idle device."""
-    idle, _ = _late_gaps(context, blocked=False)
+    idle = _late_gaps(context, LAUNCHED)
     if not len(idle):
         return
     gaps, longest = _describe_gaps(context, idle), int(idle.length_ns.argmax())
@@ -354,15 +355,16 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     The host waits until the gap ends. The device probably ran tasks that were not recorded, such
     as most kernels of a CUDA graph.
     """
-    idle, blocking = _late_gaps(context, blocked=True)
+    idle = _late_gaps(context, UNRECORDED)
     if not len(idle):
         return
-    call = int(blocking[int(idle.length_ns.argmax())])
+    call = _longest_call(context, idle, int(idle.length_ns.argmax()))
+    meanwhile = f" in {_describe_call(context, call)}" if call >= 0 else ""
     yield context.finding(
         0,
         f"unrecorded device work: no task is recorded {_describe_gaps(context, idle)}, while the "
-        f"host waits in {_describe_call(context, call)}: the device probably runs tasks that "
-        "were not recorded, such as kernels of a CUDA graph",
+        f"host waits{meanwhile}: the device probably runs tasks that were not recorded, such as "
+        "kernels of a CUDA graph",
         advice="do not count this time as idle; record without CUDA graphs, or with a newer "
         "profiler, to see these tasks",
         sure="possible",
@@ -371,34 +373,14 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _late_gaps(context: DeviceContext, *, blocked: bool) -> tuple[IdleSegments, Ints]:
-    """Return long gaps after a launch in which no call blocks, or one until the end of each.
-
-    Empty if the gaps take less than `IDLE_SHARE` of the time.
-    """
-    if context.share(context.max_idle_ns(LAUNCHED)) < IDLE_SHARE:
-        return NO_IDLE, np.zeros(0, np.int64)
-    idle, calls = context.late_idle, context.recording.host_calls
-    blocking = np.full(len(idle.start_ns), -1, np.int64)
-    rows = np.flatnonzero(
-        calls.matching(
-            context.recording.strings,
-            lambda text: names.SYNCHRONIZES(text) or names.COPIES_MEMORY(text),
-        )
+def _late_gaps(context: DeviceContext, reason: int) -> IdleSegments:
+    """Return gaps of `LATE_NS` or more with a reason; empty if they take little of the time."""
+    if context.share(context.max_idle_ns(reason)) < IDLE_SHARE:
+        return NO_IDLE
+    idle = context.idle_where(
+        lambda idle: (idle.reason == reason) & (idle.length_ns >= LATE_NS) & (idle.task >= 0)
     )
-    latest = idle.end_ns - (BLOCKED_SHARE * idle.length_ns).astype(np.int64)
-    for thread in np.unique(calls.thread[rows]).tolist():
-        of_thread = rows[calls.thread[rows] == thread]
-        of_thread = of_thread[np.argsort(calls.start_ns[of_thread], kind="stable")]
-        last = np.searchsorted(calls.start_ns[of_thread], latest, side="right") - 1
-        call = of_thread[np.maximum(last, 0)]
-        covers = (last >= 0) & (calls.end_ns[call] >= idle.end_ns - RETURN_NS)
-        covers &= calls.end_ns[call] - idle.start_ns >= BLOCKED_SHARE * idle.length_ns
-        blocking = np.where(covers, call, blocking)
-    rows = np.flatnonzero((blocking >= 0) == blocked)
-    if context.share(int(idle.length_ns[rows].sum())) < IDLE_SHARE:
-        rows = rows[:0]
-    return idle.take(rows), blocking[rows]
+    return idle if context.share(int(idle.length_ns.sum())) >= IDLE_SHARE else NO_IDLE
 
 
 def _describe_gaps(context: DeviceContext, idle: IdleSegments) -> str:

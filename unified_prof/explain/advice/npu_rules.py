@@ -34,7 +34,7 @@ from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NOT_ATTRIBUTED
-from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN
+from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, UNRECORDED
 
 LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
 DROP_SHARE = 0.05  # Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
@@ -439,7 +439,7 @@ class _Kernels:
     def _time_of_streams(self) -> dict[int, IntervalSet]:
         """Intervals in which only the kernels and launches of one stream took time, by stream."""
         tasks, idle = self.context.tasks, self.context.idle
-        waiting = ~np.isin(idle.reason, (HOST, LAUNCHED, NOT_KNOWN))
+        waiting = ~np.isin(idle.reason, (HOST, LAUNCHED, UNRECORDED, NOT_KNOWN))
         waits = intervals.merge(idle.start_ns[waiting], idle.end_ns[waiting])
         time = intervals.subtract(self.context.window, waits)
         result = {}

@@ -1,7 +1,7 @@
 // Steps as bars, and idle time by reason.
 
 const MOST_STEPS = 400;
-const REASONS = ["host", "input", "synchronising", "stream", "communication", "launched", "unknown"];
+const REASONS = ["host", "input", "synchronising", "stream", "communication", "launched", "unrecorded", "unknown"];
 
 /** Idle time of a device as parts of a strip, by reason if the reasons add up to it. */
 function idleParts(report, device, idle, step = null) {
