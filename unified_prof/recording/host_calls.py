@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, NOWHERE, Bools, Frame, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, NOWHERE, Bools, Frame, Ints, Lookup, Runs
 from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, codes, recoded
 from unified_prof.base.columns import (
     API_OPERATION,
@@ -301,7 +301,8 @@ class Ends(Column):
 class TaskQueue(Frame):
     """Entries of torch_npu's task queue: one thread enqueues an operator, another launches it.
 
-    Entries without an enqueue or a dequeue are left out.
+    Entries are in order of the dequeues on each thread; those without an enqueue or a dequeue are
+    left out.
     """
 
     enqueue_thread: Ints
@@ -309,6 +310,21 @@ class TaskQueue(Frame):
     dequeue_thread: Ints
     dequeue_ns: Ints  # Start of each dequeue.
     end_ns: Ints  # End of each dequeue.
+
+    def enqueued_ns(self, thread: Ints, launched_ns: Ints) -> Ints:
+        """Return when the program enqueued each launch; without an entry around it, the launch.
+
+        The thread that launches may be thousands of entries behind the program.
+        """
+        result = launched_ns.astype(np.int64)
+        runs = Runs(self.dequeue_thread)
+        for low, last in zip(runs.starts.tolist(), runs.last.tolist(), strict=True):
+            own = np.flatnonzero(thread == self.dequeue_thread[low])
+            begun = self.dequeue_ns[low : last + 1]
+            at = low - 1 + np.searchsorted(begun, result[own], side="right")
+            inside = (at >= low) & (result[own] <= self.end_ns[at])
+            result[own[inside]] = self.enqueue_ns[at[inside]]
+        return result
 
 
 _NOTHING = np.zeros(0, np.int64)
@@ -346,6 +362,8 @@ def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
     dequeues, enqueues = dequeues[partner >= 0], enqueues[partner[partner >= 0]]
     in_order = result["start"][enqueues] <= result["start"][dequeues]
     dequeues, enqueues = dequeues[in_order], enqueues[in_order]
+    order = np.lexsort((result["start"][dequeues], result["thread"][dequeues]))
+    dequeues, enqueues = dequeues[order], enqueues[order]
     return TaskQueue(
         enqueue_thread=result["thread"][enqueues],
         enqueue_ns=result["start"][enqueues],

@@ -27,7 +27,7 @@ from unified_prof.recording.collectives import CollectiveNames, Collectives
 from unified_prof.recording.device import DeviceWork, StepWindows, TaskSteps, step_windows
 from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
-from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.host_calls import HostCalls, TaskQueue, load_task_queue
 from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.model import Breakdown, Clock
 from unified_prof.recording.python_frames import PythonCalls, python_calls
@@ -198,15 +198,30 @@ class Recording:
 
     @cached_property
     def task_steps(self) -> TaskSteps:
-        """The step that launched each device task, by the start of the launch call."""
-        calls, steps = self.host_calls, self.steps
+        """The step that launched each device task; see `program_ns`."""
 
         def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
-            row = calls.launching(connection)
-            starts = calls.start_ns[row] if len(calls) else start_ns
-            return step_of(np.where(row >= 0, starts, start_ns), steps).astype(np.int32)
+            row = self.host_calls.launching(connection)
+            return step_of(self.program_ns(row, start_ns), self.steps).astype(np.int32)
 
         return TaskSteps(step, self.tasks, self.comms)
+
+    def program_ns(self, row: NDArray[np.integer], otherwise_ns: Ints) -> Ints:
+        """Return when the program enqueued the launches in rows of `host_calls`.
+
+        Without a task queue, the program launches itself. Rows below 0 are unknown launches.
+        """
+        result, known = np.array(otherwise_ns, np.int64), row >= 0
+        if known.any():
+            calls, launches = self.host_calls, row[known]
+            begun = calls.start_ns[launches]
+            result[known] = self.task_queue.enqueued_ns(calls.thread[launches], begun)
+        return result
+
+    @cached_property
+    def task_queue(self) -> TaskQueue:
+        """Entries of torch_npu's task queue."""
+        return load_task_queue(self.source, self.strings)
 
     @cached_property
     def devices(self) -> dict[str, DeviceWork]:

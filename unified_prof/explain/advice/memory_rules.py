@@ -392,7 +392,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
 def _compile_ns(context: DeviceContext, step: int) -> int:
     """Return the time in which the host compiles or loads code within a step."""
     begin, end = _step_windows(context, on_host=True)
-    start, stop, _, _ = host_ranges(context.recording, names.COMPILES)
+    start, stop, *_ = host_ranges(context.recording, names.COMPILES)
     return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
 
 

@@ -441,6 +441,7 @@ class _Kernels:
         tasks, idle = self.context.tasks, self.context.idle
         waiting = ~np.isin(idle.reason, (HOST, LAUNCHED, UNRECORDED, NOT_KNOWN))
         waits = intervals.merge(idle.start_ns[waiting], idle.end_ns[waiting])
+        waits = intervals.union(waits, self.context.claimed)
         time = intervals.subtract(self.context.window, waits)
         result = {}
         for stream in np.unique(tasks.stream[self.row]).tolist():

@@ -23,7 +23,7 @@ from unified_prof.explain.advice import (
     wait_rules,
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
-from unified_prof.explain.advice.idle_segments import WARN_SHARE, duration
+from unified_prof.explain.advice.idle_segments import MIN_SHARE, WARN_SHARE, duration
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.selection import Selection, share_before
 from unified_prof.explain.what_if import Replay
@@ -319,7 +319,7 @@ def _priced(
                 inside_ms = max(cost - outside_ms - joint_ms, 0.0)
                 cost = inside_ms + outside_ms
                 measured_ms, all_outside_ms = measured_ms + inside_ms, all_outside_ms + outside_ms
-                if not cost:
+                if cost < MIN_SHARE * step_ms:
                     continue
         else:
             scale = context.analyzed_ns / max(_replayed_ns(context, scheduled), 1) / per_step

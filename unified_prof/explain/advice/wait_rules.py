@@ -9,6 +9,7 @@ import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -213,9 +214,9 @@ def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
-    start, end, number, texts = host_ranges(context.recording, stall.names)
+    start, end, number, texts, enqueued = host_ranges(context.recording, stall.names)
     stalls = intervals.subtract(context.clip(start, end), context.claimed)
-    on_host = intervals.intersect(intervals.merge(start, end), context.host_window)
+    on_host = _of_program(start, end, enqueued, context.host_window)
     on_host = intervals.subtract(on_host, context.claimed)
     # Without steps, the beginning of the program counts as warm-up.
     if not context.steps or context.share(stalls.total_ns) < stall.min_share:
@@ -239,6 +240,14 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
         figures={"calls": count, "calls_ns": stalls.total_ns, "idle_ns": cost},
         evidence=group_evidence(number[rows], (end - start)[rows], start[rows], texts.__getitem__),
     )
+
+
+def _of_program(start: Ints, end: Ints, enqueued: Ints, window: IntervalSet) -> IntervalSet:
+    """Return the ranges that the program runs, or enqueued, in a window of the host."""
+    queued = enqueued < start
+    own = intervals.intersect(intervals.merge(start[~queued], end[~queued]), window)
+    queued &= intervals.holding(window, enqueued) >= 0
+    return intervals.union(own, intervals.merge(start[queued], end[queued]))
 
 
 # Severe above these shares of the time and of the idle time (nsys-ai's thresholds).

@@ -117,7 +117,7 @@ def build_schedule(recording: Recording, max_tasks: int | None = None) -> Schedu
     usual = int(np.median(returned[waited])) if len(waited) else 0
     lag = np.clip(returned, 0, usual)
     edges.append(Edges.uniform(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
-    edges += _ends(steps_analyzed, tasks, threads, end, points)
+    edges += _ends(recording, steps_analyzed, tasks, threads, end, points)
     # Workers keep their pace: batches arrive no earlier than recorded, after the first moment.
     first = np.full(len(threads.fetched), int(time.argmin()))
     lag = threads.time_ns[threads.fetched] - time.min()
@@ -188,13 +188,19 @@ def _steps(
 
 
 def _ends(
-    steps: list[tuple[str, int, int]], tasks: ScheduledTasks, threads: Host, end: Ints, points: int
+    recording: Recording,
+    steps: list[tuple[str, int, int]],
+    tasks: ScheduledTasks,
+    threads: Host,
+    end: Ints,
+    points: int,
 ) -> list[Edges]:
     """Return the dependencies of step ends: on the host and on the device tasks of the step."""
     first = points + len(tasks)
     work = np.arange(tasks.work)
     if steps:
-        step = step_of(tasks.launched_ns[work], steps)
+        launched = recording.program_ns(tasks.call[work], tasks.launched_ns[work])
+        step = step_of(launched, steps)
         on_host = threads.step_ends
         hosts = np.arange(len(on_host))
     else:

@@ -13,7 +13,7 @@ from unified_prof.arrays.grouping import NOWHERE, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
-from unified_prof.recording import host_calls, names
+from unified_prof.recording import names
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.recording import Recording
@@ -141,7 +141,7 @@ def load_moments(
     ends = points.add(calls.thread[syncs], calls.end_ns[syncs], _SYNC_END)
     copies = _blocking_copies(calls, recording.strings, launching, done_ns + skew_ns, syncs)
     copied = points.add(calls.thread[launching[copies]], calls.end_ns[launching[copies]], _SYNC_END)
-    queue = host_calls.load_task_queue(recording.source, recording.strings)
+    queue = recording.task_queue
     put = points.add(queue.enqueue_thread, queue.enqueue_ns, _ENQUEUED)
     taken = points.add(queue.dequeue_thread, queue.dequeue_ns, _QUEUE_BEGIN)
     points.add(queue.dequeue_thread, queue.end_ns, _QUEUE_END)

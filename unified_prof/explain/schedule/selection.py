@@ -92,16 +92,18 @@ def share_before(recording: Recording, selection: Selection, until_ns: int) -> f
     return float(weight[start < until_ns].sum()) / total if total else 0.0
 
 
-def host_ranges(recording: Recording, wanted: Words) -> tuple[Ints, Ints, Ints, list[str]]:
+def host_ranges(recording: Recording, wanted: Words) -> tuple[Ints, Ints, Ints, list[str], Ints]:
     """Return start, end and name of the runtime calls and framework ranges with given words.
 
-    The name is an index into the last value.
+    The name is an index into the texts that follow. The last value is when the program enqueued
+    what runs in the range: the thread that launches may be behind the program.
     """
     calls = recording.host_calls
     ids, number = calls.names
     texts = [text or "" for text in recording.strings.texts(ids)]
     rows = np.flatnonzero(calls.matching(recording.strings, wanted))
     start, end, name = calls.start_ns[rows], calls.end_ns[rows], number[rows]
+    enqueued = recording.program_ns(rows, start)
     framework = recording.framework
     if framework is not None:
         ranges = framework.matching(wanted)
@@ -110,6 +112,7 @@ def host_ranges(recording: Recording, wanted: Words) -> tuple[Ints, Ints, Ints, 
         end = np.concatenate((end, framework.end_ns[ranges]))
         name = np.concatenate((name, range_name + len(texts)))
         texts = [*texts, *range_texts]
+        enqueued = np.concatenate((enqueued, framework.start_ns[ranges]))
     with np.errstate(over="ignore"):
         good = possible(start, end - start)
-    return start[good], end[good], name[good].astype(np.int64), texts
+    return start[good], end[good], name[good].astype(np.int64), texts, enqueued[good]

@@ -1,0 +1,79 @@
+"""NPU programs that enqueue faster than torch_npu's queue thread launches."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.msprof import MsprofAnalysis
+
+QUEUE = 2  # Thread that launches.
+
+
+class QueuedRun(FaultyRun):
+    """Writes a program that enqueues operators on one thread and launches them on another."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, revision="latest")
+        self._entries = 10_000
+
+    def queued(self, enqueued: int, dequeued: int, until: int, *, takes: int, call: str) -> None:
+        """Add an operator: its queue entry, the launch at its end, and a kernel after that."""
+        self._entries += 1
+        entry = self._entries
+        self.call(enqueued, enqueued + US, "Enqueue@Conv2D", kind=50002, launches=entry)
+        name = "Dequeue@Conv2D"
+        self.call(dequeued, until, name, kind=50002, thread=QUEUE, launches=entry)
+        self.api(dequeued + 100, until - 100, call, thread=QUEUE)
+        launch = self.api(until - 2 * US, until - US, "launch", thread=QUEUE)
+        self.task(until, until + takes, connection=launch, kernel=("Conv2D_1", "Conv2D"))
+
+
+def write_queued(path: Path, lengths: list[int], *, compiles: Container[int] = ()) -> Path:
+    """Write steps of 2 ms on the host, each with ten operators that take their share of a length.
+
+    An operator runs on the device in the last tenth of its time; before, the queue thread prepares
+    it, or compiles it in the steps `compiles`.
+    """
+    with QueuedRun(path) as run:
+        at = 0
+        for step, length in enumerate(lengths):
+            begin = step * 2 * MS
+            run.step(step, begin, begin + 2 * MS)
+            run.call(begin, begin + 2 * MS, f"ProfilerStep#{step}")
+            call = "aclopCompileAndExecute" if step in compiles else "aclnnConvolution"
+            for operator in range(10):
+                share = length // 10
+                enqueued = begin + operator * 100 * US
+                begun = max(at, enqueued + 2 * US)
+                until = begun + share * 9 // 10
+                run.queued(enqueued, begun, until, takes=share // 10 - US, call=call)
+                at = begun + share
+    return path
+
+
+def test_steps_have_the_tasks_that_they_enqueued(tmp_path: Path) -> None:
+    """The queue thread launches most of them after the last step of the program."""
+    path = write_queued(tmp_path / "run.db", [10 * MS] * 6)
+    with open_analyses(path) as (analysis,):
+        assert isinstance(analysis, MsprofAnalysis)
+        lengths = analysis.recording.step_lengths_ns
+    assert lengths == pytest.approx([10 * MS] * 6, rel=0.01)
+
+
+def test_compilation_on_the_queue_thread_costs_its_time(tmp_path: Path) -> None:
+    path = write_queued(tmp_path / "run.db", [10 * MS] * 6, compiles=range(6))
+    (finding,) = advice(path).findings
+    assert finding.kind == "compile_stalls"
+    assert saving_ns(finding) == pytest.approx(9 * MS, rel=0.05)
+
+
+def test_compilation_explains_the_slow_step_in_which_it_was_enqueued(tmp_path: Path) -> None:
+    lengths = [10 * MS] * 4 + [40 * MS] + [10 * MS] * 3
+    findings = findings_by_kind(write_queued(tmp_path / "run.db", lengths, compiles=[4]))
+    assert saving_ns(findings["compile_stalls"]) == pytest.approx(36 * MS / 7, rel=0.01)
+    assert "slow_steps" not in findings
