@@ -167,6 +167,7 @@ class Device:
         connection: int = -1,
         kernel: tuple[str, str] | None = None,
         copy: int | None = None,
+        direction: int = 1,
     ) -> int:
         """Add a task; `kernel` is (name, operator type), `copy` a number of bytes."""
         identity = self._tasks
@@ -185,7 +186,7 @@ class Device:
             name, op_type = map(self.text, kernel)
             self._add("COMPUTE_TASK_INFO", name=name, globalTaskId=identity, opType=op_type)
         if copy is not None:
-            self._add("MEMCPY_INFO", globalTaskId=identity, size=copy, memcpyOperation=1)
+            self._add("MEMCPY_INFO", globalTaskId=identity, size=copy, memcpyOperation=direction)
         return identity
 
     def collective(

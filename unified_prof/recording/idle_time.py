@@ -14,7 +14,7 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording import names
-from unified_prof.recording.calls import Labels
+from unified_prof.recording.calls import COPY, Labels
 from unified_prof.recording.device import DeviceWork, StepWindows, TimeSlice
 from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
@@ -24,7 +24,10 @@ from unified_prof.recording.idle import (
     HOST,
     IN_WORDS,
     LATE_NS,
+    LAUNCHED,
     REASONS,
+    UNRECORDED,
+    DeviceTasks,
     HostSide,
     IdleReasons,
     Segments,
@@ -186,9 +189,30 @@ class IdleTime:
                         idle.start_ns[low : low + WINDOW], idle.end_ns[low : low + WINDOW]
                     )
                     tasks, which = following.at(gaps)
-                    reasons.add(explain(gaps, tasks, self._host), which)
+                    found = explain(gaps, tasks, self._host)
+                    self._correct_copies(found, tasks, which)
+                    reasons.add(found, which)
             self._parts[name] = reasons.done()
         yield from self._parts[name].windows()
+
+    def _correct_copies(
+        self, segments: Segments, tasks: DeviceTasks, which: NDArray[np.int32]
+    ) -> None:
+        """Make gaps before copies to the device and fills launch latency, not unrecorded work.
+
+        Their calls are blocked because they prepare them, for example copy from pageable memory.
+        """
+        gaps = np.flatnonzero(segments.reason == UNRECORDED)
+        gaps = gaps[tasks.kind[segments.next_task[gaps]] == COPY]
+        if not len(gaps):
+            return
+        texts = self._work.labels.texts
+        kinds = self._work.operator[which[segments.next_task[gaps]]].tolist()
+        to_host = [
+            names.COPIES_HOST(texts[kind]) and not names.COPIES_TO_DEVICE(texts[kind])
+            for kind in kinds
+        ]
+        segments.reason[gaps[~np.array(to_host)]] = LAUNCHED
 
     def long_segments(self, name: str, share: float) -> Iterator[Segments]:
         """Yield idle intervals, including all that are longer than a share of the analyzed time.

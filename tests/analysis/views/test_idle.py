@@ -148,6 +148,21 @@ def test_time_in_which_a_call_waits_for_the_device_is_unrecorded_work(
     assert _reasons(_totals(path)) == {reason: gap}
 
 
+@pytest.mark.parametrize(
+    ("direction", "reason"), [(1, "launched"), (2, "unrecorded"), (8, "launched")]
+)
+def test_copy_to_the_device_is_prepared_by_its_own_call(
+    tmp_path: Path, direction: int, reason: str
+) -> None:
+    """From pageable memory; a copy to the host waits for the work before it."""
+    path = tmp_path / "a.db"
+    with Device(path) as device:
+        _kernel(device, 0, 100, 200)
+        device.runtime(200, 5_000_500, "cudaMemcpyAsync", 77)
+        device.task(5_000_200, 5_000_500, connection=77, copy=64, direction=direction)
+    assert _reasons(_totals(path)) == {reason: 5_000_000}
+
+
 def test_wait_of_a_background_thread_is_no_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
