@@ -112,15 +112,24 @@ def _print_packages(folder: Path) -> None:
 
 
 def level_count(imports: dict[str, set[str]]) -> int:
-    """Return the length of the longest import chain; modules of a cycle are one level."""
+    """Return the length of the longest import chain; the modules of a cycle count as one."""
     left = {name: set(targets) for name, targets in imports.items()}
     levels = 0
     while left:
         lowest = {name for name, targets in left.items() if not targets & left.keys()}
         levels += 1
-        for name in lowest or set(left):
+        for name in lowest or min((_needed(name, left) for name in left), key=len):
             del left[name]
     return levels
+
+
+def _needed(module: str, imports: dict[str, set[str]]) -> set[str]:
+    """Return a module and all modules that it imports, directly or not."""
+    needed, new = {module}, {module}
+    while new:
+        new = set().union(*(imports[name] & imports.keys() for name in new)) - needed
+        needed |= new
+    return needed
 
 
 def module_file(folder: Path, module: str) -> Path:

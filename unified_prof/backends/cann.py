@@ -228,3 +228,17 @@ def chip() -> str | None:
     answer = query("npu-smi", "info", "-m") or ""
     found = re.search(r"^\s*\d+\s+\d+\s+\d+\s+(\S.*?)\s*$", answer, re.MULTILINE)
     return found[1] if found else None
+
+
+# Characters that msprof rejects in paths; a space is allowed.
+FORBIDDEN_IN_PATHS = frozenset("\n\f\r\b\t\v\x7f\"'\\%><|&$;`")
+
+
+def check_path(path: Path, what: str) -> None:
+    """Raise UsageError if msprof would reject `path`."""
+    if bad := sorted({*str(path)} & FORBIDDEN_IN_PATHS):
+        raise UsageError(
+            f"{what} {path} has characters that msprof rejects: {' '.join(map(repr, bad))}",
+            hint="choose a directory without them",
+            slug="msprof-refuses-path",
+        )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from unified_prof.backends import cann, msprof_outcome, npu
+from unified_prof.backends import cann, msprof_outcome
 from unified_prof.backends.msprof_process import run_group
 from unified_prof.errors import UprofError
 
@@ -65,7 +65,7 @@ class DynamicRecording:
             if msprof is None or os.environ.get(MODE_VARIABLE) != MODE:
                 self.failure = "msprof was not found" if msprof is None else _NOT_DYNAMIC
                 return
-            npu.check_path(self._place, "the directory")
+            cann.check_path(self._place, "the directory")
             attach = (f"--output={self._place}", "--dynamic=on", f"--pid={os.getpid()}")
             command = [str(msprof), *_OPTIONS.split(), *attach]
             run_group(

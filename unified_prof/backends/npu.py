@@ -43,24 +43,12 @@ from unified_prof.base.text import printable
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 from unified_prof.schema.catalogue import MSPROF, resolve
 
-# Characters that msprof rejects in paths; a space is allowed.
-FORBIDDEN_IN_PATHS = frozenset("\n\f\r\b\t\v\x7f\"'\\%><|&$;`")
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _PYTHON, _TYPE = "python-path", "type"
 # Options that only save work; old releases of msprof may reject them.
 OWN_OPTIONS = frozenset({_PYTHON, _TYPE})
 _SCRIPT_NAME = "workload.sh"
 _JOB_NAME = "job.json"
-
-
-def check_path(path: Path, what: str) -> None:
-    """Raise UsageError if msprof would reject `path`."""
-    if bad := sorted({*str(path)} & FORBIDDEN_IN_PATHS):
-        raise UsageError(
-            f"{what} {path} has characters that msprof rejects: {' '.join(map(repr, bad))}",
-            hint="choose a directory without them",
-            slug="msprof-refuses-path",
-        )
 
 
 def command_line(
@@ -104,7 +92,7 @@ def create_safe_folder() -> Path:
     """
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         real = os.path.realpath(parent)
-        if {*real} & FORBIDDEN_IN_PATHS or " " in real:
+        if {*real} & cann.FORBIDDEN_IN_PATHS or " " in real:
             continue
         try:
             return Path(tempfile.mkdtemp(prefix="uprof_", dir=real))
@@ -429,7 +417,7 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
             slug="wrong-npu-option",
         )
     resolve(MSPROF, str(spec.options.get("schema") or "documented"))
-    check_path(spec.output_dir.resolve(), "the output directory")
+    cann.check_path(spec.output_dir.resolve(), "the output directory")
     if pid := spec.options.get("pid"):
         _check_pid(pid, spec.options)
     else:

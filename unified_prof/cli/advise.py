@@ -12,6 +12,7 @@ from unified_prof.cli import output as printing
 from unified_prof.cli.output import ResultOptions
 from unified_prof.errors import UsageError
 from unified_prof.pipeline import rank_runs
+from unified_prof.pipeline.report_input import Reader
 
 if TYPE_CHECKING:
     from unified_prof.explain.report_questions import Change
@@ -71,7 +72,7 @@ def advise(
     estimate = estimate or bool(changes) or device is not None
     target, rows, opened = result.target(), top or _DEFAULT_ROWS, None
     of_run: Sequence[Finding] = ()
-    reader = result.printer.reader(convert, target.file)
+    reader = Reader(result.printer, convert, target.file)
     with ExitStack() as stack:
         is_summary = False
         if rank is not None or (path.is_dir() and not convert and not estimate):

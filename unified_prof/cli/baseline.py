@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unified_prof.baselines.noise import noise_of
 from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.gate import MetricOptions
+from unified_prof.cli.gate_options import MetricOptions
 from unified_prof.cli.output import Printer, ResultOptions
+from unified_prof.pipeline.report_input import Reader
 
 if TYPE_CHECKING:
     from unified_prof.baselines.store import Entry
@@ -43,7 +44,7 @@ def save(
     """Save a run as a new version of a baseline; earlier versions are kept."""
     from unified_prof.baselines import api
 
-    reader = Printer(printer.quiet or printer.json_).reader(convert)
+    reader = Reader(Printer(printer.quiet or printer.json_), convert)
     entry = api.save(name, files, store, reader.run)
     if not printer.json(lambda: _fields(entry)):
         version = f"{entry.name}@{entry.version}"

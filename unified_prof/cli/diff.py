@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from unified_prof.baselines.noise import noise_of
 from unified_prof.cli import command as cli
-from unified_prof.cli.gate import WorkloadOption
+from unified_prof.cli.gate_options import WorkloadOption
 from unified_prof.cli.output import Printer, ResultOptions, Target
 from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
@@ -87,7 +87,9 @@ def diff(
         hint="use --base-with and --new-with for one of them",
     )
     printer = Printer(result.quiet or not target.is_text)
-    how = _Shown(target, printer.reader(convert, target.file), by, top, everything, noise, captures)
+    how = _Shown(
+        target, Reader(printer, convert, target.file), by, top, everything, noise, captures
+    )
     if workload:
         cli.refuse(
             target.shape in _DEVICE_ONLY,

@@ -9,6 +9,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import Printer
 from unified_prof.export import files as layouts
+from unified_prof.pipeline.report_input import Reader
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.report.formats import FORMAT_SUFFIXES
 
@@ -102,7 +103,7 @@ def export(
         raw=raw,
     )
     with fetch_part(path, SUMMARY_FILE_NAME) as local:
-        reader = printer.reader(convert, output)
+        reader = Reader(printer, convert, output)
         result = export_report(local, output, chosen, reader, selected, force=force)
     for warning in result.warnings:
         printer.warning(warning)

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
-
-import click
+from typing import TYPE_CHECKING
 
 from unified_prof.base import signals
 from unified_prof.baselines.noise import noise_of
 from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.output import Printer, ResultOptions, Target
+from unified_prof.cli.gate_options import FORMATS, MetricOptions, WorkloadOption, end_with_verdict
+from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.compare import gate as analysis
-from unified_prof.errors import OutputError
 from unified_prof.pipeline import report_input
 
 if TYPE_CHECKING:
     from unified_prof.baselines.noise import SelfTest
     from unified_prof.pipeline.rounds import Workload
-
-FORMATS = ("text", "json", "markdown", "junit")
-WorkloadOption = Annotated[
-    list[str] | None,
-    cli.rare_option(
-        "Reports of a workload, instead of BASE and NEW. Repeatable, for several workloads and "
-        "several runs of one.",
-        "--workload NAME=BASE:NEW",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,68 +67,6 @@ class Sides:
         cli.refuse(not files, "--baseline needs a report of the candidate", slug="wrong-inputs")
         new_run = reader.run([*files, *more_new])
         return {"": (api.load_baseline(self.baseline, self.store), new_run)}
-
-
-@dataclass(frozen=True, slots=True)
-class LimitOptions:
-    """Limits of accepted regressions."""
-
-    max_regress: str = cli.option("Largest accepted regression: 5% or 0.05.", "SHARE", default="5%")
-    min_abs: list[str] | None = cli.rare_option(
-        "Ignore regressions below this time (0.05ms) or size (1MiB). Repeatable. [default: 0.05ms "
-        "and 1MiB]",
-        "AMOUNT",
-    )
-
-    def limits(self) -> analysis.Limits:
-        """Return the limits.
-
-        Raises:
-            UsageError: An amount is not valid.
-        """
-        time_ns, size_bytes = analysis.parse_absolute_limits(self.min_abs or [])
-        limits = analysis.Limits(max_regress=analysis.parse_fraction(self.max_regress))
-        return replace(
-            limits,
-            min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
-            min_abs_bytes=limits.min_abs_bytes if size_bytes is None else size_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MetricOptions(LimitOptions):
-    """Metrics and limits of accepted regressions."""
-
-    metric: list[str] | None = cli.option(
-        "total, forward, backward, peak-memory, operation:GLOB (name, module or line), or an "
-        "exact count such as flops, whose limit is 0. NAME=5% sets a limit. Repeatable. [default: "
-        "exact counts and total, or peak-memory]",
-        "METRIC",
-    )
-    noise: cli.Noise = None
-
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics to judge, empty for the default."""
-        return [_split_limit(text)[0] for text in self.metric or []]
-
-    def limits(self) -> analysis.Limits:
-        """Return the limits, also of single metrics.
-
-        Raises:
-            UsageError: An amount is not valid.
-        """
-        own = dict(map(_split_limit, self.metric or []))
-        by_metric = {
-            name: analysis.parse_fraction(one, "--metric") for name, one in own.items() if one
-        }
-        return replace(LimitOptions.limits(self), by_metric=by_metric)
-
-
-def _split_limit(text: str) -> tuple[str, str]:
-    """Return a metric and its own limit, which may be empty."""
-    name, equals, limit = text.rpartition("=")
-    return (name, limit) if equals and re.fullmatch(r"[\d.]+ ?%?", limit) else (text, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +229,7 @@ def gate(
     if rounds.until_sure is not None:
         found, pairs = rounds.judge(sides.files or [], allowed, printer)
     else:
-        pairs = sides.load(printer.reader(sides.convert, target.file))
+        pairs = sides.load(report_input.Reader(printer, sides.convert, target.file))
         noises = {name: noise_of(allowed.noise, new) for name, (_, new) in pairs.items()}
         metrics = allowed.metrics or analysis.default_metrics(pairs.values())
         found = analysis.gate_workloads(pairs, metrics, limits, noises)
@@ -318,46 +242,3 @@ def gate(
             printer.warning(f"{name}: {doubt}" if name else doubt)
     labels = {name: (base.label, new.label) for name, (base, new) in pairs.items()}
     end_with_verdict(verdict, labels, target, quiet=result.quiet)
-
-
-def end_with_verdict(
-    verdict: analysis.Verdict | analysis.Verdicts,
-    labels: Mapping[str, tuple[str, str]],
-    target: Target,
-    *,
-    quiet: bool,
-) -> NoReturn:
-    """Print or write a verdict, add it to the job summary of GitHub Actions, and exit with it.
-
-    Args:
-        verdict: Verdict on one workload, or on several.
-        labels: Names of both sides of each workload; the name of a single workload is empty.
-        target: File and format.
-        quiet: Do not print text, since the exit code reports the verdict.
-
-    Raises:
-        OutputError: The file or the summary cannot be written.
-    """
-    from unified_prof.report import operation_difference as documents
-
-    def text(target: Target) -> str:
-        if target.shape == "junit":
-            return documents.verdict_junit(verdict, labels)
-        return target.render(
-            lambda: documents.verdict_fields(verdict, labels),
-            lambda: documents.verdict_document(verdict, labels),
-        )
-
-    if target.file is not None or not (quiet and target.shape == printing.TEXT):
-        target.deliver(text(target))
-        if target.file is not None and not quiet:
-            printing.print_message(f"{target.file}: {verdict.outcome}")
-    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        try:
-            with Path(path).open("a", encoding="utf-8") as summary:
-                summary.write(text(Target(None, "markdown", force=False)) + "\n")
-        except OSError as err:
-            raise OutputError(
-                f"cannot write GITHUB_STEP_SUMMARY {path}: {err.strerror}", slug="cannot-write"
-            ) from err
-    raise click.exceptions.Exit(verdict.exit_code)

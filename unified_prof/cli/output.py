@@ -21,7 +21,6 @@ from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.convert import Outcome
-    from unified_prof.pipeline.report_input import Reader
     from unified_prof.pipeline.reports import Recovery
     from unified_prof.report.document import Document
 
@@ -167,12 +166,6 @@ class Printer:
                 put_error(outcome.error)
             self.lines(*(start + line for line in outcome.lines()))
         return outcomes
-
-    def reader(self, convert: bool, output: Path | None = None) -> Reader:
-        """Return how to read paths; `output` is never one of the recordings."""
-        from unified_prof.pipeline.report_input import Reader
-
-        return Reader(convert, self.progress, self.note, self.hint, output)
 
 
 def outcome_fields(outcomes: Iterable[Outcome | Recovery]) -> list[dict[str, Any]]:

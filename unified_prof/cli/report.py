@@ -9,7 +9,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import ResultOptions
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.report_input import render_reports
+from unified_prof.pipeline.report_input import Reader, render_reports
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
 from unified_prof.schema.catalogue import WATCH_FILES
@@ -93,7 +93,7 @@ def report(
         target.deliver(content)
         printing.end_if_missing(missing)
         return
-    reader = result.printer.reader(convert, target.file)
+    reader = Reader(result.printer, convert, target.file)
     made = render_reports(path, shape, request, reader, rank=rank, capture=capture)
     target.deliver(made.content, note=not result.quiet)
     for hint in made.hints:

@@ -16,6 +16,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output
 from unified_prof.cli.output import Printer
 from unified_prof.errors import StoreError, UprofError
+from unified_prof.pipeline.report_input import Reader, render_reports
 from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
@@ -96,11 +97,10 @@ def _page(
 ) -> tuple[list[Item], str]:
     """Return the page of a run, and a description of what could not be read."""
     from unified_prof.base.loopback import Item
-    from unified_prof.pipeline.report_input import render_reports
     from unified_prof.report import formats
 
     shape, request = formats.find_format("html"), formats.ReportRequest()
-    made = render_reports(path, shape, request, printer.reader(convert), rank=rank)
+    made = render_reports(path, shape, request, Reader(printer, convert), rank=rank)
     for hint in made.hints:
         printer.hint(hint)
     assert isinstance(made.content, str)
@@ -145,7 +145,7 @@ def _timeline(
     # Perfetto also reads Chrome's format, which needs no extra package.
     suffix = ".perfetto-trace" if find_spec("perfetto") else ".json"
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
-    reader = printer.reader(convert, file)
+    reader = Reader(printer, convert, file)
     if rank is not None or is_run_directory(path):
         chosen = None if rank is None else RankSelection(((rank, rank),))
         made = export.export_ranks(path, file, reader, chosen)

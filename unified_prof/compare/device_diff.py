@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from unified_prof.base.display import Displayed
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare import diff as by_sample
 from unified_prof.compare import runs
@@ -20,7 +17,7 @@ from unified_prof.compare.comparable import PEAK, TOTAL
 from unified_prof.compare.confidence import Noise, NoiseModel, Sample
 from unified_prof.compare.device_leaves import Naming
 from unified_prof.compare.device_side import UNKNOWN_DEVICE, Side, has_framework, models, read
-from unified_prof.compare.device_tables import Allowed, Line, Tables
+from unified_prof.compare.device_tables import DeviceDifference, Tables
 from unified_prof.compare.diff import Difference, differences
 from unified_prof.compare.operation_changes import By as ComparedBy
 from unified_prof.compare.statistics import Comparison, compare
@@ -28,6 +25,7 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.recording.calls import UNKNOWN, Labels
+from unified_prof.recording.recording import Recording
 
 _FACTS_OF_DEVICES: Final = re.compile(
     r"the runs differ in (?:device|backend|cuda|cann|driver|torch)"
@@ -88,87 +86,9 @@ def _call_ratio(tables: Tables, one: Side, other: Side) -> str:
 By = Literal["operation", "shape", "module", "line", "kernel", "class"]
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceDifference(Displayed):
-    """Comparison of two device recordings.
-
-    Figures are totals; `Side.per_share` converts them to one step of one device. The rows of each
-    of `classes`, `operations`, `modules`, `lines` and `kernels` add up exactly to `Side.work_ns` of
-    both sides; PARTS add up to `Side.window_ns`. Tables are computed on first access.
-    """
-
-    base: Side
-    new: Side
-    # True if both sides ran on the same device model.
-    same_devices: bool
-    warnings: tuple[str, ...]
-    left_out: tuple[str, ...]
-    totals: dict[str, Comparison]  # Step time and peak memory, by metric.
-    # True if all figures of both sides are equal, that is, one recording was given twice.
-    identical: bool
-    tables: Tables = field(repr=False)
-
-    @cached_property
-    def allowed(self) -> Mapping[str, Allowed]:
-        """Limiting peak of each task class, if both device models and their peaks are known."""
-        return {} if self.same_devices or self.identical else self.tables.allowed()
-
-    @cached_property
-    def classes(self) -> tuple[Line, ...]:
-        """Device time by task class, in the order of CLASSES."""
-        return self.tables.classes()
-
-    @cached_property
-    def operations(self) -> tuple[Line, ...]:
-        """Device time by task class and operation, sorted by slowdown (as the following tables)."""
-        return self.tables.operations()
-
-    @cached_property
-    def modules(self) -> tuple[Line, ...]:
-        """Device time by module."""
-        return self.tables.by("module", "(outside any module)")
-
-    @cached_property
-    def lines(self) -> tuple[Line, ...]:
-        """Device time by source line."""
-        return self.tables.by("line", "(no source line)")
-
-    @cached_property
-    def kernels(self) -> tuple[Line, ...]:
-        """Device time by task class and kernel."""
-        return self.tables.kernels()
-
-    def kernels_of(self, operation: Line) -> tuple[Line, ...]:
-        """Return the kernels of a row of `operations`."""
-        return self._kernels_of.get(operation.number, ())
-
-    @cached_property
-    def _kernels_of(self) -> dict[int, tuple[Line, ...]]:
-        return self.tables.kernels_of_operations()
-
-    def change_ns(self, line: Line) -> float:
-        """Return the change of a row per step of one device."""
-        before = 0.0 if line.base is None else self.base.per_share(line.base.total_ns)
-        return (0.0 if line.new is None else self.new.per_share(line.new.total_ns)) - before
-
-    def ratio(self, line: Line) -> float | None:
-        """Return the ratio candidate over baseline of a row, None if a side lacks it."""
-        if line.base is None or line.new is None or not line.base.total_ns:
-            return None
-        before = self.base.per_share(line.base.total_ns)
-        return self.new.per_share(line.new.total_ns) / before
-
-    def part_ns(self, name: str) -> tuple[float, float]:
-        """Return one of PARTS per step of one device, for both sides."""
-        return (
-            self.base.per_share(self.base.parts_ns[name]),
-            self.new.per_share(self.new.parts_ns[name]),
-        )
-
-
 def diff_devices(
-    base: Sequence[MsprofAnalysis],
-    new: Sequence[MsprofAnalysis],
+    base: Sequence[Recording],
+    new: Sequence[Recording],
     *,
     labels: tuple[str, str],
     noise: Noise | None = None,
@@ -293,9 +213,7 @@ def diff_recordings(
 
 
 @contextmanager
-def _opened(
-    paths: Sequence[Report], capture: Report | None
-) -> Iterator[list[MsprofAnalysis] | None]:
+def _opened(paths: Sequence[Report], capture: Report | None) -> Iterator[list[Recording] | None]:
     """Yield the recordings of one side, or None if any is another kind of report."""
     if capture is not None and len(paths) > 1:
         raise UsageError(
@@ -309,7 +227,7 @@ def _opened(
             for path in paths
             for one in stack.enter_context(open_analyses(path, capture=capture))
         ]
-        recordings = [analysis for analysis in analyses if isinstance(analysis, MsprofAnalysis)]
+        recordings = [one.recording for one in analyses if isinstance(one, MsprofAnalysis)]
         yield recordings if len(recordings) == len(analyses) else None
 
 

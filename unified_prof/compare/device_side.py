@@ -11,7 +11,6 @@ import numpy as np
 
 from unified_prof.compare.confidence import Sample
 from unified_prof.compare.device_leaves import Leaves, Naming, merge_leaves, read_leaves
-from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.recording import counters
@@ -90,16 +89,16 @@ class Side:
         return total_ns / self.shares
 
 
-def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming: Naming) -> Side:
+def read(label: str, recordings: Sequence[Recording], labels: Labels, naming: Naming) -> Side:
     """Return the sums over the recordings of one side; if some have steps, only those count.
 
     Args:
         label: Name of the side.
-        analyses: The recordings.
+        recordings: The recordings.
         labels: Labels of both sides; the texts of this side are added.
         naming: Rules for naming operations.
     """
-    every = [_part(analysis, labels, naming) for analysis in analyses]
+    every = [_part(recording, labels, naming) for recording in recordings]
     stepped = [part for part in every if part.step_ns]
     parts = stepped or every
     remarks = []
@@ -130,24 +129,21 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
     )
 
 
-def has_framework(analyses: Sequence[MsprofAnalysis]) -> bool:
+def has_framework(recordings: Sequence[Recording]) -> bool:
     """Return True if a recording of a side, or its capture, has framework operations."""
-    recordings = [analysis.recording for analysis in analyses]
-    recordings += [
-        recording.captured_in for recording in recordings if recording.captured_in is not None
-    ]
+    captures = [one.captured_in for one in recordings if one.captured_in is not None]
     return any(
         "PYTORCH_API" in source.tables and source.rows("SELECT 1 FROM PYTORCH_API LIMIT 1")
-        for source in (recording.source for recording in recordings)
+        for source in (recording.source for recording in (*recordings, *captures))
     )
 
 
-def models(analyses: Sequence[MsprofAnalysis]) -> frozenset[str]:
+def models(recordings: Sequence[Recording]) -> frozenset[str]:
     """Return the device models recorded on a side."""
     return frozenset(
         str(name)
-        for analysis in analyses
-        for (name,) in analysis.recording.source.rows("SELECT name FROM NPU_INFO")
+        for recording in recordings
+        for (name,) in recording.source.rows("SELECT name FROM NPU_INFO")
         if name not in NOTHING_KNOWN
     )
 
@@ -168,9 +164,9 @@ class _Part:
     remarks: Sequence[str]
 
 
-def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
+def _part(whole: Recording, labels: Labels, naming: Naming) -> _Part:
     # A separate Recording is freed after it is summed; there may be many ranks.
-    recording = Recording(analysis.recording.source, analysis.recording.captured_in)
+    recording = Recording(whole.source, whole.captured_in)
     windows, idle = _times(recording)
     leaves, outside = read_leaves(recording, labels, naming)
     # The peak rates of a recording's devices, from their recorded properties or names.

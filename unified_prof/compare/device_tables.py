@@ -15,14 +15,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
 
 from unified_prof.arrays.grouping import Ints
+from unified_prof.base.display import Displayed
 from unified_prof.compare.device_leaves import Leaves, distinct
 from unified_prof.compare.device_side import Side
+from unified_prof.compare.statistics import Comparison
 from unified_prof.explain.kernel_classes import (
     CLASSES,
 )
@@ -426,3 +429,81 @@ def _kind_of_module(path: str) -> str:
 
 def _has_name(line: Line) -> bool:
     return not line.name.startswith("(")
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceDifference(Displayed):
+    """Comparison of two device recordings.
+
+    Figures are totals; `Side.per_share` converts them to one step of one device. The rows of each
+    of `classes`, `operations`, `modules`, `lines` and `kernels` add up exactly to `Side.work_ns` of
+    both sides; PARTS add up to `Side.window_ns`. Tables are computed on first access.
+    """
+
+    base: Side
+    new: Side
+    # True if both sides ran on the same device model.
+    same_devices: bool
+    warnings: tuple[str, ...]
+    left_out: tuple[str, ...]
+    totals: dict[str, Comparison]  # Step time and peak memory, by metric.
+    # True if all figures of both sides are equal, that is, one recording was given twice.
+    identical: bool
+    tables: Tables = field(repr=False)
+
+    @cached_property
+    def allowed(self) -> Mapping[str, Allowed]:
+        """Limiting peak of each task class, if both device models and their peaks are known."""
+        return {} if self.same_devices or self.identical else self.tables.allowed()
+
+    @cached_property
+    def classes(self) -> tuple[Line, ...]:
+        """Device time by task class, in the order of CLASSES."""
+        return self.tables.classes()
+
+    @cached_property
+    def operations(self) -> tuple[Line, ...]:
+        """Device time by task class and operation, sorted by slowdown (as the following tables)."""
+        return self.tables.operations()
+
+    @cached_property
+    def modules(self) -> tuple[Line, ...]:
+        """Device time by module."""
+        return self.tables.by("module", "(outside any module)")
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Device time by source line."""
+        return self.tables.by("line", "(no source line)")
+
+    @cached_property
+    def kernels(self) -> tuple[Line, ...]:
+        """Device time by task class and kernel."""
+        return self.tables.kernels()
+
+    def kernels_of(self, operation: Line) -> tuple[Line, ...]:
+        """Return the kernels of a row of `operations`."""
+        return self._kernels_of.get(operation.number, ())
+
+    @cached_property
+    def _kernels_of(self) -> dict[int, tuple[Line, ...]]:
+        return self.tables.kernels_of_operations()
+
+    def change_ns(self, line: Line) -> float:
+        """Return the change of a row per step of one device."""
+        before = 0.0 if line.base is None else self.base.per_share(line.base.total_ns)
+        return (0.0 if line.new is None else self.new.per_share(line.new.total_ns)) - before
+
+    def ratio(self, line: Line) -> float | None:
+        """Return the ratio candidate over baseline of a row, None if a side lacks it."""
+        if line.base is None or line.new is None or not line.base.total_ns:
+            return None
+        before = self.base.per_share(line.base.total_ns)
+        return self.new.per_share(line.new.total_ns) / before
+
+    def part_ns(self, name: str) -> tuple[float, float]:
+        """Return one of PARTS per step of one device, for both sides."""
+        return (
+            self.base.per_share(self.base.parts_ns[name]),
+            self.new.per_share(self.new.parts_ns[name]),
+        )

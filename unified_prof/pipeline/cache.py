@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +23,6 @@ from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageEr
 from unified_prof.pipeline import discovery, outputs, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import FoundRecording
-from unified_prof.pipeline.report_input import ReportInput
 from unified_prof.recording import run_directory
 from unified_prof.recording.source import Missing
 from unified_prof.schema import catalogue
@@ -49,13 +49,25 @@ _DATABASES = (".db", ".sqlite")
 _GONE = ".gone-"
 
 
+@dataclass(frozen=True, slots=True)
+class CachedReports:
+    """Reports to read instead of a path."""
+
+    # A report, or a directory of reports if the path contains several recordings.
+    path: Path
+    # Recordings and their reports; empty if the path names reports.
+    converted: tuple[tuple[FoundRecording, Path], ...] = ()
+    # Recordings that could not be converted, and directories that could not be searched.
+    missing: tuple[Missing, ...] = ()
+
+
 def reports_of(
     path: Path,
     *,
     several: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
-) -> ReportInput:
+) -> CachedReports:
     """Return the report of a recording, or the reports of a directory of recordings.
 
     Paths other than reports, recordings and directories of them are returned unchanged. `note` is
@@ -68,7 +80,7 @@ def reports_of(
     """
     found, failed = _recordings(path, progress, note)
     if not found and not failed:
-        return ReportInput(path)
+        return CachedReports(path)
     if len(found) > 1 and not several:
         choices = ", ".join(str(recording.path) for recording in found[:3])
         raise UsageError(
@@ -90,10 +102,10 @@ def reports_of(
     if not converted or (failed and not several):
         raise failed[0][1]
     if len(converted) == 1 and not failed:
-        return ReportInput(converted[0][1], tuple(converted))
+        return CachedReports(converted[0][1], tuple(converted))
     directory = _linked_directory([report for _, report in converted])
     missing = tuple(Missing(_rank_or_path(path), str(error)) for path, error in failed)
-    return ReportInput(directory, tuple(converted), missing)
+    return CachedReports(directory, tuple(converted), missing)
 
 
 def root() -> Path:

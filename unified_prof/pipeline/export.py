@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.step_lanes import (
@@ -29,7 +29,6 @@ from unified_prof.export.mindstudio.writer import Exported
 from unified_prof.pipeline import analysis_db, outputs, rank_runs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.outputs import RankSelection
-from unified_prof.pipeline.report_input import Reader, with_report_hint
 from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.breakdowns import Frame, Stacks, below, merge
@@ -43,6 +42,9 @@ from unified_prof.report.viewer_traces import (
 )
 from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_folder
 from unified_prof.sqlite.reader import open_report
+
+if TYPE_CHECKING:
+    from unified_prof.pipeline.report_input import Reader
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
 # Kinds of recordings that are converted first.
@@ -117,7 +119,7 @@ def export_report(
         # The conversion must keep rows that a report does not show.
         reader = replace(reader, convert=False)
     ready = reader.reports(path, several=False)
-    with with_report_hint(path), reader.progress() as progress:
+    with reader.with_hint(path), reader.messages.progress() as progress:
         done: tables.Exported | Exported
         if layout.makes == "tables":
             only, ids = selected.tables, selected.ids

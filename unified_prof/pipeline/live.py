@@ -96,10 +96,15 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show: the summary of `uprof run`."""
-        from unified_prof.report.report_document import run_html
+        from unified_prof.report.document import Document
+        from unified_prof.report.html_parts import render_fragment
+        from unified_prof.report.report_document import add_run_footer
 
-        files = {kind: [path] for kind, path in self.files.items()}
-        return run_html(files, failure=self.failure)
+        document = Document()
+        if self.failure is not None:
+            document.warning("incomplete", self.failure)
+        add_run_footer(document, {kind: [path] for kind, path in self.files.items()}, top=10)
+        return render_fragment(document)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Write the summary that IPython shows in a terminal."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.pipeline.rank_runs import open_ranks, rank_report
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
     from unified_prof.compare.comparable import Run
     from unified_prof.explain.api import Opened
-    from unified_prof.pipeline.discovery import FoundRecording
     from unified_prof.recording.source import Missing
     from unified_prof.report.formats import Format, ReportRequest
 
@@ -49,10 +48,7 @@ def with_report_hint(*paths: Path) -> Iterator[None]:
 class ReportInput:
     """Reports to read instead of the path that the user gave."""
 
-    # A report, or a directory of reports if the path contains several recordings.
-    path: Path
-    # Recordings and their reports; empty if the path names reports.
-    converted: tuple[tuple[FoundRecording, Path], ...] = ()
+    path: Path  # A report or a directory of reports.
     # Recordings that could not be converted, and directories that could not be searched.
     missing: tuple[Missing, ...] = ()
 
@@ -84,19 +80,30 @@ class Side:
         return run if self.reports == self.given else replace(run, label=self.label)
 
 
+class Messages(Protocol):
+    """Shows what reading does."""
+
+    def progress(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Show progress within a block."""
+
+    def note(self, text: str) -> None:
+        """Show what was read."""
+
+    def hint(self, text: str) -> None:
+        """Show what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """How the paths that the user gave are read."""
 
+    messages: Messages
     # If True, recordings are converted; otherwise paths are read as they are.
     convert: bool
-    # Shows progress within its block.
-    progress: Callable[[], AbstractContextManager[Callable[[str], None]]]
-    # Receivers of messages.
-    note: Callable[[str], None] = lambda _: None
-    hint: Callable[[str], None] = lambda _: None
     # File that will be written; never one of the recordings, not even with --force.
     output: Path | None = None
+
+    with_hint = staticmethod(with_report_hint)
 
     def reports(self, path: Path, *, several: bool = True) -> ReportInput:
         """Return the reports to read for `path`, and report what was converted.
@@ -109,8 +116,10 @@ class Reader:
             return ReportInput(path)
         from unified_prof.pipeline import cache  # 80 ms that reading a report does not need
 
-        with self.progress() as progress:
-            ready = cache.reports_of(path, several=several, progress=progress, note=self.note)
+        with self.messages.progress() as progress:
+            ready = cache.reports_of(
+                path, several=several, progress=progress, note=self.messages.note
+            )
         output = self.output if self.output is not None and self.output.is_file() else None
         for recording in (path, *(found.path for found, _ in ready.converted)):
             if output is not None and recording.is_file() and output.samefile(recording):
@@ -120,8 +129,8 @@ class Reader:
                     slug="not-replaced",
                 )
         for found, report in ready.converted:
-            self.note(f"{found.path} is {found.source.title}; its report is {report}")
-        return ready
+            self.messages.note(f"{found.path} is {found.source.title}; its report is {report}")
+        return ReportInput(ready.path, ready.missing)
 
     @contextmanager
     def opened(self, path: Path, capture: Path | None = None) -> Iterator[Opened]:
@@ -145,8 +154,8 @@ class Reader:
     def ranks(self, path: Path, *, needed: bool = False) -> Iterator[Overview | None]:
         """Yield the ranks of a directory as one run, see `open_ranks`."""
         with ExitStack() as stack:
-            with self.progress() as progress:
-                ranks = open_ranks(path, progress=progress, note=self.hint, needed=needed)
+            with self.messages.progress() as progress:
+                ranks = open_ranks(path, progress=progress, note=self.messages.hint, needed=needed)
                 overview = stack.enter_context(ranks)
             yield overview
 

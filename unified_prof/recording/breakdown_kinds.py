@@ -149,7 +149,7 @@ KINDS: dict[By, Kind] = {
             "roofline",
             "Roofline",
             "no shapes of device operations were recorded (torch.profiler needs record_shapes)",
-            module="roofline.peaks",
+            module="roofline",
             detailed="limit",
         ),
         Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.step_lanes import StepLanes, select_lanes
-from unified_prof.report import cluster_document, html_page
+from unified_prof.report import cluster_document
 from unified_prof.report.cluster_text import cluster_title
 from unified_prof.report.formats import ClusterRequest, encode_varints
+from unified_prof.report.html_parts import fill_page
 
 # Maximum number of collectives with bars, the most expensive ones.
 MAX_GROUPS = 40
@@ -140,7 +141,7 @@ _SCRIPTS = (
 
 def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
     """Render the run as an HTML page."""
-    return html_page.fill_page(
+    return fill_page(
         cluster_title(overview, folder=False), _STYLES, _SCRIPTS, _data(overview, request)
     )
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from unified_prof.compare.comparable import PEAK
-from unified_prof.compare.device_diff import DeviceDifference
 from unified_prof.compare.device_side import PARTS, UNKNOWN_DEVICE, Side
-from unified_prof.compare.device_tables import Allowed, Amount, Line
+from unified_prof.compare.device_tables import Allowed, Amount, DeviceDifference, Line
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names

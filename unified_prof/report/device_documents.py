@@ -7,12 +7,11 @@ from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, Final
 
-from unified_prof.compare.device_diff import DeviceDifference
 from unified_prof.compare.device_side import PARTS, Side
-from unified_prof.compare.device_tables import Amount, Line
+from unified_prof.compare.device_tables import Amount, DeviceDifference, Line
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.idle import IN_WORDS
-from unified_prof.report import html_page, names
+from unified_prof.report import names
 from unified_prof.report.device_comparison import (
     DEVICE_ROW_FIELDS,
     device_headline,
@@ -24,6 +23,7 @@ from unified_prof.report.device_comparison import (
 )
 from unified_prof.report.document import Document
 from unified_prof.report.formats import DeviceRequest
+from unified_prof.report.html_parts import fill_page
 from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION, finite_or_none
 from unified_prof.report.renderers import csv_text
 
@@ -198,7 +198,7 @@ def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
         "by": shown.by if shown.by in tables else "operation",
     }
     title = f"{' / '.join(found.base.devices)} and {' / '.join(found.new.devices)}: {label}"
-    return html_page.fill_page(title, ("page.css",), _SCRIPTS, data)
+    return fill_page(title, ("page.css",), _SCRIPTS, data)
 
 
 def _part_name(part: str) -> str:

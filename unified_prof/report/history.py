@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from unified_prof.compare.gate import Limits
 from unified_prof.compare.history import Change, History, Point
-from unified_prof.report import html_page, names
+from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
+from unified_prof.report.html_parts import fill_page
 from unified_prof.report.operation_difference import limits_text
 from unified_prof.report.renderers import csv_text
 
@@ -165,7 +166,7 @@ def history_page(series: Sequence[BaselineSeries], limits: Limits) -> str:
         found["title"] = one.title
         for point, (_, known) in zip(found["points"], one.rows(), strict=True):
             point["said"] = one.describe_change(known.change)
-    return html_page.fill_page(
+    return fill_page(
         title,
         _STYLES,
         _SCRIPTS,

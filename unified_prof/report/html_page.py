@@ -1,17 +1,8 @@
-"""Self-contained HTML pages: frame of all pages, report page, Perfetto opener.
-
-Pages use no network and execute nothing from the data: styles and scripts of `page/` are inlined,
-data is JSON in a data-only script element, and a content security policy allows our scripts only.
-"""
+"""The HTML page of reports, and the page that opens a trace in Perfetto."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-from collections.abc import Iterable, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Any
 
 from unified_prof.explain.api import Opened
@@ -27,67 +18,9 @@ from unified_prof.report.figures import (
     readable_answers,
 )
 from unified_prof.report.formats import ReportRequest
+from unified_prof.report.html_parts import fill_page
+from unified_prof.report.names import anomaly_name
 from unified_prof.report.page_data import SourceLines
-from unified_prof.report.report_document import anomaly_name
-from unified_prof.version import VERSION
-
-
-def fill_page(
-    title: str,
-    styles: Iterable[str],
-    scripts: Iterable[str],
-    data: dict[str, Any],
-    *,
-    allows_fetch: bool = False,
-) -> str:
-    """Assemble a page.
-
-    Args:
-        title: Window title; it is escaped.
-        styles: Names of files in `page/`, in order.
-        scripts: Names of files in `page/`, in order; they share one private scope.
-        data: Data for the scripts, stored in the element `data`; the uprof version is added.
-        allows_fetch: If True, the scripts may fetch files from the server of the page.
-    """
-    style = "\n".join(map(_part, styles))
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_part, scripts)) + "\n})();"
-    return _fill(
-        _part("page.html"),
-        {
-            "title": html.escape(names.neutral(title)),
-            "style": style,
-            "style_hash": _hash(style),
-            "connects_to": "; connect-src 'self'" if allows_fetch else "",
-            "data": _script_safe_json({"uprof": VERSION, **data}),
-            "script": script,
-            "script_hash": _hash(script),
-        },
-    )
-
-
-def _part(name: str) -> str:
-    return files("unified_prof.report").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
-def _script_safe_json(data: dict[str, Any]) -> str:
-    """Return data as JSON that can neither close its script element nor open another element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _fill(template: str, values: dict[str, str]) -> str:
-    """Replace the placeholders of a template; placeholders within values are kept."""
-    pieces = template.split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        filled += (values[name], rest)
-    return "".join(filled)
-
 
 _SCRIPTS = (
     "base.js",

@@ -322,3 +322,56 @@ def format_number(value: float | None) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+_ANOMALY_NAMES = {
+    "activations_of_another_sequence": (
+        "activations taken from an iteration with different operations"
+    ),
+    "allocation_without_release": "allocations not freed within the recording",
+    "ambiguous_forward_operation": "backward kernels with several candidate forward operations",
+    "ambiguous_launch": "kernels with several candidate launch calls",
+    "backward_not_followed": "backward passes without times per operation",
+    "backward_nodes_not_of_this_iteration": "backward pass through the graph of another iteration",
+    "backward_without_forward": "backward kernels without a forward operation",
+    "compiled_functions_ran_eagerly": "compiled functions ran uncompiled during the measurement",
+    "duplicate_correlation": "correlation ids used more than once",
+    "first_iteration_reported": "only the first iteration was measured, including setup",
+    "impossible_communication_time": "collectives with impossible times, ignored",
+    "impossible_host_time": "host ranges with impossible times, ignored",
+    "impossible_size": "impossible sizes, ignored",
+    "impossible_step_time": "steps with impossible times, ignored",
+    "impossible_task_time": "device tasks with impossible times, ignored",
+    "impossible_time": "impossible times, ignored",
+    "incomplete_file": "the file is incomplete",
+    "loss_not_finite": "the loss was infinite or NaN",
+    "loss_not_read": "the loss could not be checked for NaN",
+    "measuring_failed": "part of the measurement failed because of an error in uprof",
+    "odd_schema": "unusual schema",
+    "path_clocks": "critical path: the clocks of host and device differ",
+    "path_of_first_steps": "critical path of the first steps only",
+    "path_without_device": "critical path of the host only",
+    "path_without_events": "critical path without event dependencies",
+    "path_without_host": "critical path of the devices only",
+    "path_without_launches": "critical path with missing launches",
+    "path_without_steps": "critical path of the whole recording",
+    "peak_usage_not_measured": "peak memory could not be measured",
+    "release_without_allocation": "frees of memory allocated before the recording",
+    "replay_of_several_captures": "replayed graphs with several candidate captures",
+    "replay_without_capture": "replayed graphs whose capture was not recorded",
+    "replay_without_nodes": "replayed graphs whose kernels cannot be distinguished",
+    "run_not_complete": "the run ended before all iterations were measured",
+    "saved_bytes_of_no_operation": "tensors saved for backward outside any operation",
+    "scope_widened": "more than the requested scope is shown",
+    "task_without_launch": "kernels without a matching launch call",
+    "unfinished_event": "events cut off by the end of the recording",
+    "unmatched_iterations": "iterations with different operations, excluded from medians",
+    "unpaired_event": "events with only a begin or an end",
+    "weights_never_initialised": "lazy parameters that were never initialized",
+    "weights_on_another_device": "parameters on another device",
+}
+
+
+def anomaly_name(name: str) -> str:
+    """Return the text of an anomaly."""
+    return _ANOMALY_NAMES.get(name, neutral(name.replace("_", " ")))

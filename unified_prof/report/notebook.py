@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unified_prof.base.display import DisplayedList
-from unified_prof.compare.device_diff import DeviceDifference
+from unified_prof.compare.device_tables import DeviceDifference
 from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Verdict
 from unified_prof.recording.model import Advice
@@ -18,8 +18,8 @@ from unified_prof.report.document import (
 )
 from unified_prof.report.figures import Figures, select_rows
 from unified_prof.report.formats import DeviceRequest
+from unified_prof.report.html_parts import render_fragment
 from unified_prof.report.operation_difference import add_difference, verdict_document
-from unified_prof.report.renderers import render_fragment
 from unified_prof.report.report_document import report_document
 from unified_prof.sqlite.reader import Report
 

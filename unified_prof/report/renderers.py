@@ -1,8 +1,4 @@
-"""Renderers of any document as Markdown or an HTML fragment, and of any data as JSON and CSV.
-
-Notebook servers strip scripts, style sheets and links, so fragments use only inline styles, with
-half-transparent colors for light and dark themes. Text is escaped and the size is limited.
-"""
+"""Renderers of any document as Markdown, and of any data as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -10,9 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
-from html import escape
 from io import StringIO
 
 from unified_prof.base.text import guard_formula
@@ -171,109 +165,3 @@ def _flatten_row(value: dict[str, object] | list[object] | tuple[object, ...], l
 @cache
 def _encoder(line: str) -> json.JSONEncoder:
     return json.JSONEncoder(allow_nan=False, separators=("," + line, ": "))
-
-
-# Maximum rows of any table in a fragment.
-_MAX_FRAGMENT_ROWS = 25
-
-_FRAGMENT_NAME_LENGTH = 90
-
-_MAX_LINE_LENGTH = 600
-
-# Maximum characters of a fragment, without its last line.
-_MAX_FRAGMENT_LENGTH = 96 * 1024
-
-_BORDER = "1px solid rgba(128,128,128,.35)"
-
-_CELL_STYLE = "padding:2px 10px 2px 0;border:none"
-
-_PERCENT = re.compile(r"<?(\d+(?:\.\d+)?) %$")
-
-_TEXT_STYLES = {
-    "title": "font-weight:600;margin:0 0 4px",
-    "heading": "font-weight:600;margin:10px 0 2px",
-    "line": "",
-    "note": "opacity:.7",
-}
-
-
-def render_fragment(document: Document) -> str:
-    """Render a document as an HTML fragment; content beyond the size limit is left out."""
-    parts = []
-    for is_separated, blocks in document.groups():
-        if is_separated:
-            parts.append('<div style="height:8px"></div>')
-        parts += map(_block_html, blocks)
-    size = left_out = 0
-    shown = []
-    for part in parts:
-        size += len(part)
-        if size > _MAX_FRAGMENT_LENGTH:
-            left_out += 1
-        else:
-            shown.append(part)
-    end = f'<div style="opacity:.7">{left_out:,} more lines not shown</div>' if left_out else ""
-    return (
-        '<div style="font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:100%">'
-        f"{''.join(shown)}{end}</div>"
-    )
-
-
-def _block_html(block: Block) -> str:
-    if isinstance(block, Table):
-        return _table_html(block)
-    if isinstance(block, Warnings):
-        return (
-            '<div style="border-left:3px solid rgba(200,130,0,.8);padding-left:8px">'
-            f"<b>{_line(block.label)}</b>: {_line('; '.join(block.reasons))}</div>"
-        )
-    text = _line(block.text.strip())
-    if block.kind in ("fact", "finding"):
-        label = _line(block.label)
-        span = f'<span style="display:inline-block;min-width:8em;opacity:.7">{label}</span>'
-        return f"<div>{span}{text}</div>"
-    return f'<div style="{_TEXT_STYLES[block.kind]}">{text}</div>'
-
-
-def _table_html(table: Table) -> str:
-    """Render a table, shortened if it is long."""
-    count = len(table.columns[0].cells)
-    columns = display_columns(
-        [replace(column, cells=column.cells[:_MAX_FRAGMENT_ROWS]) for column in table.columns]
-    )
-    heads = "".join(
-        f'<th style="text-align:{"left" if column.is_name else "right"};font-weight:600;'
-        f'{_CELL_STYLE}">{_line(column.heading)}</th>'
-        for column in columns
-    )
-    rows = zip(*(column.cells for column in columns), strict=True)
-    body = "".join(f"<tr>{''.join(map(_cell_html, columns, cells))}</tr>" for cells in rows)
-    left_out = table.left_out + max(0, count - _MAX_FRAGMENT_ROWS)
-    note = ""
-    if left_out:
-        note = f'<div style="opacity:.7">and {names.format_number(left_out)} more</div>'
-    return (
-        '<div style="overflow-x:auto;margin:6px 0">'
-        '<table style="border-collapse:collapse;font-size:inherit;margin:0">'
-        f'<thead><tr style="border-bottom:{_BORDER}">{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
-
-
-def _line(text: str) -> str:
-    return escape(names.truncate_middle(text, _MAX_LINE_LENGTH))
-
-
-def _cell_html(column: Column, text: str) -> str:
-    widest = _FRAGMENT_NAME_LENGTH * column.lines if column.is_cut else _MAX_LINE_LENGTH
-    shown = escape(names.truncate_middle(names.neutral(text), widest))
-    title = f' title="{_line(text)}"' if column.is_cut and len(text) > widest else ""
-    style = "text-align:left" if column.is_name else "text-align:right;white-space:nowrap"
-    if column.is_cut:
-        style += ";font-family:ui-monospace,monospace;font-size:12px"
-    if column.heading == "share" and (found := _PERCENT.match(text)) is not None:
-        share = min(100.0, float(found[1]))
-        style += (
-            f";background:linear-gradient(to left,rgba(66,133,244,.28) {share:g}%,transparent 0)"
-        )
-    return f'<td{title} style="{style};{_CELL_STYLE}">{shown}</td>'

@@ -8,7 +8,6 @@ half of them contribute samples; all others are ignored.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from unified_prof.base.run_spec import ActivationRecord, GapRecord, IterationRec
 from unified_prof.tracking.call_sites import Site, SiteTable
 from unified_prof.tracking.code_entries import Stack
 from unified_prof.tracking.raw_calls import (
-    MAX_CALLS,
     NO_REGION,
     IterationTimes,
     MeasuredIteration,
@@ -338,23 +336,3 @@ def _say(entry: Entry) -> str:
     site, in_backward = entry
     where = f" at {site.frames[0].file_path}:{site.frames[0].line_number}" if site.frames else ""
     return f"{site.name}{where} {'with' if in_backward else 'without'} backward"
-
-
-def count_irregularities(iterations: Sequence[MeasuredIteration], anomalies: Anomalies) -> None:
-    """Count irregularities of the iterations as anomalies."""
-    for iteration in iterations:
-        number = iteration.number
-        for value in iteration.losses:
-            if not math.isfinite(value):
-                anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
-        anomalies.add(
-            "backward_nodes_not_of_this_iteration",
-            f"iteration {number}: the graph contains nodes created by another thread or before the "
-            "iteration; their backward time is not assigned to an operation",
-            iteration.foreign_nodes,
-        )
-        anomalies.add(
-            "operations_not_recorded",
-            f"iteration {number}: only its first {MAX_CALLS} operations were kept",
-            iteration.dropped_calls,
-        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -15,7 +16,6 @@ from unified_prof.tracking.activations import (
     optimizer_state_bytes,
     program_settings,
 )
-from unified_prof.tracking.assemble import count_irregularities
 from unified_prof.tracking.device import Clock, Device, HostClock
 from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.device_lag import Lag, make_lag
@@ -25,6 +25,7 @@ from unified_prof.tracking.interference import LONG_NS, WaitingTime
 from unified_prof.tracking.modules import InUse, SizedWeight, Weights
 from unified_prof.tracking.passes import Passes
 from unified_prof.tracking.raw_calls import (
+    MAX_CALLS,
     CallSites,
     Iteration,
     MeasuredIteration,
@@ -503,3 +504,23 @@ def _with_callback(run: Runner, on_call: Callable[[FrameType], None]) -> Runner:
         return run(label, func, frame, *call)
 
     return announced
+
+
+def count_irregularities(iterations: Sequence[MeasuredIteration], anomalies: Anomalies) -> None:
+    """Count irregularities of the iterations as anomalies."""
+    for iteration in iterations:
+        number = iteration.number
+        for value in iteration.losses:
+            if not math.isfinite(value):
+                anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
+        anomalies.add(
+            "backward_nodes_not_of_this_iteration",
+            f"iteration {number}: the graph contains nodes created by another thread or before the "
+            "iteration; their backward time is not assigned to an operation",
+            iteration.foreign_nodes,
+        )
+        anomalies.add(
+            "operations_not_recorded",
+            f"iteration {number}: only its first {MAX_CALLS} operations were kept",
+            iteration.dropped_calls,
+        )

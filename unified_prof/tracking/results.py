@@ -31,13 +31,12 @@ from unified_prof.tracking.assemble import (
     SelectedCalls,
     build_activations,
     build_operations,
-    count_irregularities,
     is_same_kind,
     select_calls,
 )
 from unified_prof.tracking.call_sites import ReportRegions, SiteTable
 from unified_prof.tracking.lockstep import note_compiled
-from unified_prof.tracking.operations import ActivationTracker
+from unified_prof.tracking.operations import ActivationTracker, count_irregularities
 from unified_prof.tracking.raw_calls import CallSites, MeasuredIteration
 from unified_prof.tracking.stack_walker import Scope
 from unified_prof.tracking.torch_names import OPERATIONS, Anomalies

@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Ints, Runs
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs, positions
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, TYPE_INVALID, TYPE_NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.clocks import LinearClock
-from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth, closing_tasks
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.spool import Rows
 
@@ -430,3 +429,133 @@ def _normalized(number: _Float) -> _Float:
 def _product(first: _Float, second: _Float) -> _Float:
     product = first[0] * second[0]
     return (product >> 64) + (product >> 63 & 1), first[1] + second[1] + 64
+
+
+# Parts of a nanosecond: resolution of the times that bandwidths are computed from.
+FINE_PARTS = 1024
+
+_CLOSING_TASKS = 4
+
+_CLOSING_TASKS_ONE_WAY = 2
+
+_ONE_WAY = ("send", "receive")
+
+# The exporter's bandwidth, -1 GB/s, of payloads that it skips.
+_SKIPPED = -1e9
+
+
+def closing_tasks(operator_names: list[str]) -> Ints:
+    """Return the number of tasks that end an RDMA transfer, for each operator.
+
+    These tasks are a notify and its acknowledgement, in both directions unless the operator is
+    one-way.
+    """
+    closing = (
+        _CLOSING_TASKS_ONE_WAY if any(word in name for word in _ONE_WAY) else _CLOSING_TASKS
+        for name in operator_names
+    )
+    return np.fromiter(closing, np.int64)
+
+
+def bandwidth(
+    operator: Ints,
+    plane: Ints,
+    start: Ints,
+    end: Ints,
+    size: Ints,
+    payload: Bools,
+    closing: Ints,
+    *,
+    one_by_one: bool = False,
+) -> Floats:
+    """Return the bytes per second of each task; payloads get the bandwidth of their transfer.
+
+    An RDMA transfer consists of consecutive payloads on one plane of one operator and the tasks
+    that end it, in time order. If the ending tasks are missing, each payload is a separate
+    transfer. Times are in 1 / FINE_PARTS ns, sizes in bytes (-1: unknown); `payload` marks RDMA
+    payloads, `closing` has the `closing_tasks` of each task's operator. The exporter uses two
+    rules. If `one_by_one`, transfers do not overlap, and payloads among the ending tasks of a
+    transfer have no bandwidth (`_SKIPPED`). Otherwise, each sequence of payloads is ended by the
+    next tasks, even if they also end another transfer.
+    """
+    duration_ns = (end - start) / FINE_PARTS
+    moved = size / np.where(duration_ns > 0, duration_ns, np.inf) * 1e9
+    order = np.lexsort((start, plane, operator))
+    lanes = Runs(operator[order], plane[order])
+    lane_end = lanes.spread(lanes.last)
+    runs = Runs(lanes.number(), payload[order])
+    first, last = runs.starts, runs.last
+    chosen = payload[order][first]
+    first, last = first[chosen], last[chosen]
+    if one_by_one:
+        first, last, skipped = _one_by_one(first, last, closing[order], lane_end)
+        moved[order[skipped]] = _SKIPPED
+    end_of_transfer = last + closing[order][first]
+    complete = end_of_transfer <= lane_end[first]
+    first, last, end_of_transfer = first[complete], last[complete], end_of_transfer[complete]
+    sent = np.cumsum(size[order])
+    sent_in_run = sent[last] - sent[first] + size[order][first]
+    time_ns = (end[order[end_of_transfer]] - start[order[first]]) / FINE_PARTS
+    shared = sent_in_run / np.where(time_ns > 0, time_ns, np.inf) * 1e9
+    length = last - first + 1
+    members = order[np.repeat(first, length) + positions(length)]
+    moved[members] = np.repeat(shared, length)
+    return np.asarray(moved, np.float64)
+
+
+def bandwidth_in_order(
+    lane: tuple[NDArray[Any], ...],
+    start: Ints,
+    end: Ints,
+    size: Ints,
+    payload: Bools,
+    closing: Ints,
+) -> Floats:
+    """Return the bytes per second of each task; transfers are formed in the order of the rows.
+
+    Like `bandwidth` with `one_by_one`, but rows with equal values in all columns of `lane` share a
+    lane, and skipped payloads have bandwidth 0. The exporter does not sort the records of AI CPUs,
+    so bandwidths of rows that are not in time order are negative.
+    """
+    duration_ns = (end - start) / FINE_PARTS
+    moved = size / np.where(duration_ns != 0, duration_ns, np.inf) * 1e9
+    order = np.lexsort(lane)
+    lanes = Runs(*(column[order] for column in lane))
+    lane_end = lanes.spread(lanes.last)
+    runs = Runs(lanes.number(), payload[order])
+    chosen = payload[order][runs.starts]
+    first, last, skipped = _one_by_one(
+        runs.starts[chosen], runs.last[chosen], closing[order], lane_end
+    )
+    moved[order[skipped]] = 0.0
+    closed = last + closing[order][first]
+    complete = closed <= lane_end[first]
+    for begin, until, closer in zip(
+        first[complete].tolist(), last[complete].tolist(), closed[complete].tolist(), strict=True
+    ):
+        members = order[begin : until + 1]
+        time_ns = (int(end[order[closer]]) - int(start[members[0]])) / FINE_PARTS
+        moved[members] = int(size[members].sum()) / time_ns * 1e9 if time_ns else 0.0
+    return np.asarray(moved, np.float64)
+
+
+def _one_by_one(first: Ints, last: Ints, closing: Ints, lane_end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Shorten sequences of payloads so that each starts after the tasks that end the previous one.
+
+    Returns:
+        First and last task of the remaining sequences, and the skipped payloads.
+    """
+    runs: list[tuple[int, int]] = []
+    skipped: list[int] = []
+    covered = -1
+    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+        skipped += range(begin, min(covered, end) + 1)
+        begin = max(begin, covered + 1)
+        if begin > end:
+            continue
+        runs.append((begin, end))
+        closed = end + int(closing[begin])
+        if closed <= lane_end[begin]:
+            covered = closed
+    left = np.array(runs, np.int64).reshape(-1, 2)
+    return left[:, 0], left[:, 1], np.array(skipped, np.int64)

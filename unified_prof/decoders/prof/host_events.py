@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs, order_of_keys
+from unified_prof.arrays.grouping import (
+    NOWHERE,
+    Bools,
+    Ints,
+    Pool,
+    Runs,
+    order_of_keys,
+)
 from unified_prof.base.columns import (
     COPY_OTHER,
     FIRST_MARK_CONNECTION,
@@ -26,14 +33,14 @@ from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_records import (
     RUNTIME,
     CallTree,
+    Contexts,
     Keys,
     Timeline,
-    concatenate,
     host_records,
     with_keys,
 )
 from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.operators import Contexts
+from unified_prof.decoders.prof.slices import concatenate
 from unified_prof.decoders.prof.task_log import Flips, IdCounter, Rounds, pack_keys
 from unified_prof.decoders.spool import Rows, Spool, row_type
 

@@ -17,11 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs
-from unified_prof.base.columns import Sink
+from unified_prof.arrays.grouping import (
+    NOWHERE,
+    Bools,
+    Ints,
+    Pool,
+    Runs,
+    find,
+    positions,
+)
+from unified_prof.base.columns import (
+    Sink,
+)
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
-from unified_prof.decoders.prof.slices import RawFile
+from unified_prof.decoders.prof.slices import RawFile, concatenate
 from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 from unified_prof.errors import RawFormatError
 
@@ -152,12 +162,6 @@ def spool_records(
         rows = np.empty(len(records), spool.dtype)
         rows["key"], rows["record"] = key, records
         spool.append(rows)
-
-
-def concatenate(pieces: list[Rows]) -> Rows:
-    """Concatenate records without repacking their fields."""
-    raw = [piece.view(f"V{piece.dtype.itemsize}") for piece in pieces]
-    return np.concatenate(raw).view(pieces[0].dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,3 +501,21 @@ class _CallTrees:
             if len(still_open):
                 self._open[level] = intervals.take(still_open)
         return intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """FFTS+ contexts of calls: sorted call rows, and a range in `ids` for each call."""
+
+    row: Ints
+    start: Ints
+    stop: Ints
+    ids: NDArray[np.uint32]
+
+    def expand(self, rows: NDArray[Any]) -> tuple[Ints, NDArray[np.uint32]]:
+        """Return all pairs (position in `rows`, context id) for the contexts of the given rows."""
+        place = find(self.row, rows)
+        have = np.flatnonzero(place != NOWHERE)
+        start = self.start[place[have]]
+        count = self.stop[place[have]] - start
+        return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]

@@ -31,6 +31,7 @@ from unified_prof.arrays.grouping import (
 from unified_prof.base.columns import NO_MODEL, Sink, Strings
 from unified_prof.decoders.prof.directory import Dictionaries, HostDirectory
 from unified_prof.decoders.prof.host_records import (
+    Contexts,
     Intervals,
     Keys,
     Timeline,
@@ -62,24 +63,6 @@ class Descriptions:
     tensors: NDArray[np.uint32]  # Index into `tensor_texts`; 0 without tensors.
     hashes: NDArray[np.uint64]
     tensor_texts: TensorTexts
-
-
-@dataclass(frozen=True, slots=True)
-class Contexts:
-    """FFTS+ contexts of calls: sorted call rows, and a range in `ids` for each call."""
-
-    row: Ints
-    start: Ints
-    stop: Ints
-    ids: NDArray[np.uint32]
-
-    def expand(self, rows: NDArray[Any]) -> tuple[Ints, NDArray[np.uint32]]:
-        """Return all pairs (position in `rows`, context id) for the contexts of the given rows."""
-        place = find(self.row, rows)
-        have = np.flatnonzero(place != NOWHERE)
-        start = self.start[place[have]]
-        count = self.stop[place[have]] - start
-        return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]
 
 
 # A node_basic_info record; `Descriptions` explains the fields.

@@ -362,8 +362,11 @@ class _DeviceTaskDecoder:
         if not host_side.collective_streams.of_kernels and not len(aicpu):
             return host_side.communication.write(self._device.device_id, steps, self._clock, None)
         # Imported here: few recordings need it, and it is a quarter of the imports of a small one.
-        from unified_prof.decoders.prof.aicpu_collectives import find_collectives, write_collectives
-        from unified_prof.decoders.prof.collective_records import AicpuContext
+        from unified_prof.decoders.prof.aicpu_collectives import (
+            AicpuContext,
+            find_collectives,
+            write_collectives,
+        )
 
         context = AicpuContext(
             self._device,

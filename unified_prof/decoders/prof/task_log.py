@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Bools, Ints, Runs, find
 from unified_prof.base.columns import NO_CONTEXT, Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.host_records import concatenate
 from unified_prof.decoders.prof.layouts import STARS_MAGIC, V6_PLATFORMS, record_type
-from unified_prof.decoders.prof.slices import Workspace
+from unified_prof.decoders.prof.slices import Workspace, concatenate
 from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 
 # Task types with plain words in the expanded notation: place holder, event record.

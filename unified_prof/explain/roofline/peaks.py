@@ -17,8 +17,7 @@ from typing import Any
 
 from unified_prof.errors import UsageError
 from unified_prof.recording import operators
-from unified_prof.recording.model import Breakdown
-from unified_prof.recording.recording import BreakdownSpec, Recording
+from unified_prof.recording.recording import Recording
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -379,12 +378,3 @@ def is_available(recording: Recording) -> bool:
 def is_quick(recording: Recording) -> bool:
     """Return True if the recording is small enough for every report to include the roofline."""
     return len(recording.tasks) <= QUICK_TASKS
-
-
-def _rows(recording: Recording) -> Breakdown:
-    from unified_prof.explain.roofline import breakdown
-
-    return breakdown.rows(recording)
-
-
-BREAKDOWNS = {"roofline": BreakdownSpec(is_available, _rows, is_quick)}

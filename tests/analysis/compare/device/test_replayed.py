@@ -10,7 +10,7 @@ import unified_prof
 from tests.analysis.builders import Device, run_time_report
 from tests.analysis.explain.test_replayed import ADD, MM, write_capture, write_replay
 from tests.cli.test_report import refused, uprof
-from unified_prof.compare.device_diff import DeviceDifference
+from unified_prof.compare.device_tables import DeviceDifference
 from unified_prof.errors import UsageError
 
 Kernels = list[tuple[int, int | None]]

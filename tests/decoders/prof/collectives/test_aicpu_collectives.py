@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink, Tables
 from tests.prof_generator.aicpu import C_CORE, AicpuProgram
-from unified_prof.decoders.prof.aicpu_collectives import assign_to_operators
-from unified_prof.decoders.prof.collective_records import FINE_PARTS, Operator, bandwidth_in_order
+from unified_prof.decoders.prof.aicpu_collectives import Operator, assign_to_operators
+from unified_prof.decoders.prof.collectives import FINE_PARTS, bandwidth_in_order
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 

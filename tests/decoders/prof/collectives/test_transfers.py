@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth, closing_tasks
+from unified_prof.decoders.prof.collectives import FINE_PARTS, bandwidth, closing_tasks
 
 
 def rates(kinds: str, operator: str, *, one_by_one: bool = False) -> list[float]:

@@ -16,8 +16,8 @@ from unified_prof.decoders.prof.collective_records import STEP
 from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.host_events import HostTasks, Launches, TaskTypes, launches_of
+from unified_prof.decoders.prof.host_records import Contexts
 from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.operators import Contexts
 from unified_prof.decoders.prof.recording import decode_recording
 
 TYPES = TaskTypes(("KERNEL_AIVEC", "FFTS_PLUS", "EVENT_RECORD"))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.decoders.prof.memory_sink import MemorySink
-from unified_prof.decoders.prof.operators import Contexts, unroll_ranges
+from unified_prof.decoders.prof.host_records import Contexts
+from unified_prof.decoders.prof.operators import unroll_ranges
 
 
 def test_context_ranges_are_unrolled_and_impossible_ones_counted() -> None:
