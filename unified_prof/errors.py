@@ -26,11 +26,9 @@ an entry per slug with cause and fix. Errors raised without a slug have the slug
 
 from __future__ import annotations
 
-# Exit code of an inconclusive gate.
-INCONCLUSIVE_EXIT_CODE = 3
+INCONCLUSIVE_EXIT_CODE = 3  # Exit code of an inconclusive gate.
 
-# Exit code of an unexpected exception.
-BUG_EXIT_CODE = 70
+BUG_EXIT_CODE = 70  # Exit code of an unexpected exception.
 
 
 class UprofError(Exception):

@@ -18,7 +18,7 @@ from unified_prof.explain.roofline.breakdown import RooflineRow
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import REASONS
-from unified_prof.report import names, page_data, report_formats
+from unified_prof.report import html_page, names, report_formats
 from unified_prof.report.figures import collect_figures, figures_document
 from unified_prof.report.formats import ReportRequest
 
@@ -64,16 +64,16 @@ def test_idle_time_names_its_basis(tmp_path: Path) -> None:
 
 def test_page_title_has_workload_device_and_date() -> None:
     facts = {"command": '["uprof", "run", "src/train.py"]', "started": "2026-03-04T05:06:07"}
-    assert page_data.page_title({"path": "a/msprof_1.db", "facts": facts}, None) == (
+    assert html_page.page_title({"path": "a/msprof_1.db", "facts": facts}, None) == (
         "train.py, 2026-03-04 - uprof"
     )
     facts = {"command": "import", "trace": "bert.json.gz", "device 0": "NVIDIA H100"}
-    assert page_data.page_title({"path": "a/bert.db", "facts": facts}, "2025-07-01") == (
+    assert html_page.page_title({"path": "a/bert.db", "facts": facts}, "2025-07-01") == (
         "bert.json.gz, NVIDIA H100, 2025-07-01 - uprof"
     )
-    assert page_data.page_title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
+    assert html_page.page_title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
     facts = {"trace": "decode.json.gz", "device_vendor": "AMD", "device_kind": "gpu"}
-    assert page_data.page_title({"path": "d.db", "facts": facts}, None) == (
+    assert html_page.page_title({"path": "d.db", "facts": facts}, None) == (
         "decode.json.gz, AMD GPU - uprof"
     )
 
@@ -96,7 +96,7 @@ def test_long_kernel_names_are_truncated_unless_they_become_equal(tmp_path: Path
 
 
 def test_counter_units_are_added_where_names_have_none() -> None:
-    found = page_data.counter_units(
+    found = html_page.counter_units(
         ["aic_mac_ratio", "aic_total_cycles", "aicore_time(us)", "SMs Active [Throughput %]", "x"]
     )
     assert found == {"aic_mac_ratio": "share of 1", "aic_total_cycles": "cycles"}

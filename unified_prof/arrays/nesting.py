@@ -46,12 +46,7 @@ def call_order(
 def parents(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexes:
     """Return the innermost earlier range that is open at the start of each range, or NONE.
 
-    Args:
-        thread: Any number that identifies the thread.
-        start_ns: Start of each range.
-        end_ns: End of each range, not before its start; at its end a range is not open.
-
-    All three must be in `call_order`.
+    The columns must be in `call_order`. At its end, a range is not open.
     """
     return _nearest_reaching(thread, end_ns, start_ns + 1)
 
@@ -61,26 +56,15 @@ def around(
 ) -> Indexes:
     """Return the innermost earlier range that is open until the end of each range, or NONE.
 
-    A range may end later than its parent by at most `rounding_ns`. If it ends even later, the two
-    ranges only overlap (for example, a step that begins in a hook of the previous optimizer), and
-    the parent is the range around both.
-
-    Args:
-        thread: Threads of ranges in `call_order`.
-        start_ns: Start of each range.
-        end_ns: End of each range.
-        rounding_ns: Maximum time by which a range may end later than its parent.
+    The columns are in `call_order`. A range may end later than its parent by at most `rounding_ns`.
+    If it ends even later, the two ranges only overlap (for example, a step that begins in a hook of
+    the previous optimizer), and the parent is the range around both.
     """
     return _nearest_reaching(thread, end_ns, np.maximum(start_ns + 1, end_ns - rounding_ns))
 
 
 def containing(thread: NDArray[np.int64], end_ns: Times) -> Indexes:
-    """Return the innermost range that fully contains each range, or NONE.
-
-    Args:
-        thread: Threads of ranges in `call_order`.
-        end_ns: Ends of the ranges.
-    """
+    """Return the innermost range that fully contains each range, or NONE; in `call_order`."""
     return _nearest_reaching(thread, end_ns, end_ns)
 
 
@@ -136,9 +120,7 @@ def _last(following: Indexes) -> Indexes:
 def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes, Indexes]:
     """Number the label paths from outermost range to each range; equal paths share a number.
 
-    Args:
-        parent: Parent of each range, or NONE.
-        label: Label of each range, not negative.
+    Labels are not negative; the parent of an outermost range is NONE.
 
     Returns:
         The path number of each range; for each path the number of its parent path (NONE for paths
@@ -260,9 +242,7 @@ class NearestMarked:
     def next_window(self, window: Window, marked: Flags) -> Indexes:
         """Return the nearest marked range of each range of the next window; NONE if there is none.
 
-        Args:
-            window: Next window; all windows must be passed in order.
-            marked: True for the marked ranges of the window.
+        All windows must be passed in order.
         """
         before = len(window.opened)
         at = nearest_marked(window.parent, np.concatenate((np.ones(before, bool), marked)))

@@ -82,12 +82,9 @@ class Steps:
 
 
 def in_steps(values: Ints, span: int, below: int) -> Steps | None:
-    """Encode values as steps; return None if this does not take fewer bytes than `below`.
+    """Encode values as steps; return None unless this takes fewer than `below` bytes per value.
 
-    Args:
-        values: Values.
-        span: Difference of maximum and minimum.
-        below: Bytes per value of the other encoding.
+    `span` is the difference of maximum and minimum.
     """
     if len(values) < _FAR or span > _WIDEST:
         return None
@@ -305,10 +302,7 @@ class Packed(Column):
     def last_not_after(self, wanted: Ints, low: int, high: int) -> Ints:
         """Return, for each wanted value, the last row with a value not above it; `low - 1` if none.
 
-        Args:
-            wanted: Values in ascending order.
-            low: First row to search.
-            high: End of the rows to search; the values in between must be in ascending order.
+        The wanted values, and the values of the rows from `low` to `high`, must ascend.
         """
         result = np.full(len(wanted), low - 1, np.int64)
         if low >= high:

@@ -21,8 +21,7 @@ _COMMON_METRICS = (
     "ResourceConflictRatio",
 )
 _MAX_CUSTOM_EVENTS = 8
-# Name for a chip that is not in the table: no option is left out in advance.
-UNKNOWN = "unknown"
+UNKNOWN = "unknown"  # Name for a chip that is not in the table: no option is left out in advance.
 
 
 @dataclass(frozen=True, slots=True)

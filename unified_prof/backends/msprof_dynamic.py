@@ -23,8 +23,7 @@ from unified_prof.errors import UprofError
 MODE_VARIABLE, MODE = "PROFILING_MODE", "dynamic"
 # Those of the default preset, with values that all releases accept, and a limit of the disk space.
 _OPTIONS = "--task-time=on --ascendcl=on --runtime-api=on --msproftx=on --storage-limit=4000MB"
-# Time to connect, usually a second.
-_START_S = 20.0
+_START_S = 20.0  # Time to connect, usually a second.
 # Time to write the data, for which msprof waits up to 60 s.
 _STOP_S = 90.0
 _SUCCESS = re.compile(r"(?:start|Execution) success")

@@ -207,8 +207,7 @@ def _code_of_text(text: str) -> int:
     return 1
 
 
-# Time limit of an export; tens of millions of tasks take half an hour.
-_LIMIT_S = 3600.0
+_LIMIT_S = 3600.0  # Time limit of an export; tens of millions of tasks take half an hour.
 
 
 class Exporter:
@@ -328,8 +327,7 @@ def _is_database(path: Path) -> bool:
 # File to which the workload's script writes its process id first of all.
 STARTED_FILE = "started"
 _LOOK_S = 0.02
-# Positions in /proc/<pid>/stat, after the name of the program.
-_STATE, _EXIT_STATUS = 0, 49
+_STATE, _EXIT_STATUS = 0, 49  # Positions in /proc/<pid>/stat, after the name of the program.
 
 
 class WorkloadWatch:

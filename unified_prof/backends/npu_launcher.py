@@ -29,12 +29,9 @@ from unified_prof.errors import (
     UsageError,
 )
 
-# How the workload ended, and what was measured.
-RESULT_FILE = "result.msgpack"
-# Complete measurements, while the workload is still running.
-MEASURED_FILE = "measured.msgpack"
-# Measurements so far.
-PARTIAL_FILE = "partial.msgpack"
+RESULT_FILE = "result.msgpack"  # How the workload ended, and what was measured.
+MEASURED_FILE = "measured.msgpack"  # Complete measurements, while the workload is still running.
+PARTIAL_FILE = "partial.msgpack"  # Measurements so far.
 
 
 def main(job_file: str) -> None:

@@ -58,10 +58,8 @@ _ALPHANUMERIC = re.compile(r"[^\W_]+")
 _OWN = re.compile(r"w\d+")
 _NUMBER = re.compile(r"0x[0-9a-f]+")
 _NOT_AVAILABLE = re.compile(r"[A-Z]/[A-Z]")
-# Letters of a word that is kept anywhere: types, sizes and operands of kernels.
-_SHORT = 2
-# Texts whose result is remembered.
-_MAX_KNOWN = 1 << 20
+_SHORT = 2  # Letters of a word that is kept anywhere: types, sizes and operands of kernels.
+_MAX_KNOWN = 1 << 20  # Texts whose result is remembered.
 
 
 @cache
@@ -88,9 +86,7 @@ class Anonymizer:
     def text(self, text: str, key: str = "") -> str:
         """Return a text with replaced words.
 
-        Args:
-            text: Any text of the recording.
-            key: Key or column of the text; values of keys such as `hostname` keep no word.
+        `key` is the key or column of the text; values of keys such as `hostname` keep no word.
         """
         is_personal = bool(key) and _is_personal(key)
         if (known := self._known.get((text, is_personal))) is None:

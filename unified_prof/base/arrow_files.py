@@ -7,8 +7,7 @@ from typing import Any
 
 from unified_prof.errors import UsageError
 
-# Parquet, and Arrow's IPC file format (Feather 2).
-KINDS = ("parquet", "arrow")
+KINDS = ("parquet", "arrow")  # Parquet, and Arrow's IPC file format (Feather 2).
 
 
 def pyarrow() -> Any:
@@ -30,12 +29,9 @@ def pyarrow() -> Any:
 
 
 def opened(kind: str, where: Any, schema: Any) -> AbstractContextManager[Any]:
-    """Return a writer of batches and tables to a new file.
+    """Return a writer of batches and tables to a new file of a kind in `KINDS`.
 
-    Args:
-        kind: One of `KINDS`.
-        where: Path as text, or a pyarrow stream.
-        schema: Names and types of the columns.
+    `where` is a path as text, or a pyarrow stream.
     """
     from pyarrow import ipc, parquet
 

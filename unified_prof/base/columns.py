@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 # Column of a batch: an array, a sequence (None is NULL), or one value for all rows.
 Column = NDArray[Any] | Sequence[Any] | int | float | str | None
 
-# Stands for an id that an event does not have.
-MISSING = -1
+MISSING = -1  # Stands for an id that an event does not have.
 
 
 def ints(values: Iterable[int]) -> NDArray[np.int64]:
@@ -87,8 +86,7 @@ class Sink(Protocol):
         """
 
 
-# Rows by column: int64 or float64 arrays, or lists of texts and None.
-Cells = Mapping[str, Any]
+Cells = Mapping[str, Any]  # Rows by column: int64 or float64 arrays, or lists of texts and None.
 
 
 class Tables(Protocol):
@@ -139,8 +137,7 @@ class Entry(NamedTuple):
     """Count of an anomaly and the description of its first case."""
 
     cases: int
-    # Empty if there is no description.
-    detail: str
+    detail: str  # Empty if there is no description.
 
 
 class Ledger(Mapping[str, Entry]):
@@ -179,11 +176,9 @@ class Ledger(Mapping[str, Entry]):
 # Unknown text, for names, tensors and attributes. Exporter; stored as a text in STRING_IDS.
 NOT_AVAILABLE = "N/A"
 
-# Missing value of 32-bit columns. Exporter, with the following meanings.
-NO_NUMBER = 0xFFFFFFFF
+NO_NUMBER = 0xFFFFFFFF  # Missing value of 32-bit columns. Exporter, with the following meanings.
 
-# TASK.contextId: not a context of an FFTS+ task.
-NO_CONTEXT = NO_NUMBER
+NO_CONTEXT = NO_NUMBER  # TASK.contextId: not a context of an FFTS+ task.
 
 # TASK.modelId: the launch was outside a MODEL call, and its stream was not captured.
 NO_MODEL = NO_NUMBER
@@ -195,14 +190,12 @@ NO_TASK = NO_NUMBER
 # COMMUNICATION_OP.rankSize of collectives on AI CPUs: not recorded.
 NO_RANK = NO_NUMBER
 
-# MSTX_EVENTS.category and rangeId: the mark has none.
-NO_CATEGORY = NO_NUMBER
+NO_CATEGORY = NO_NUMBER  # MSTX_EVENTS.category and rangeId: the mark has none.
 
 # Column with an id of STRING_IDS: no text. Exporter, and torch_npu's empty text.
 NO_TEXT = NO_NUMBER
 
-# TASK.connectionId: the launching host call is unknown. Current exporter.
-NO_CONNECTION = -1
+NO_CONNECTION = -1  # TASK.connectionId: the launching host call is unknown. Current exporter.
 
 # The same before 2025-02-18; before 2024-10-31 also for host-only marks.
 OLD_NO_CONNECTION = NO_NUMBER
@@ -220,14 +213,11 @@ FIRST_MARK_CONNECTION = 4_000_000_001
 # MSTX_EVENTS.domainId of all marks in exporters of four days in February 2025.
 OLD_NO_DOMAIN = 65535
 
-# All HCCL enums: unknown. Exporter since 2024-07-11.
-TYPE_NOT_AVAILABLE = 65534
+TYPE_NOT_AVAILABLE = 65534  # All HCCL enums: unknown. Exporter since 2024-07-11.
 
-# All HCCL enums: a type without number. Exporter.
-TYPE_INVALID = 65535
+TYPE_INVALID = 65535  # All HCCL enums: a type without number. Exporter.
 
-# ENUM_MEMCPY_OPERATION: another direction. Exporter.
-COPY_OTHER = 65535
+COPY_OTHER = 65535  # ENUM_MEMCPY_OPERATION: another direction. Exporter.
 
 # TASK.streamId if device records have no stream and the launch is unknown. Stream ids have 16 bits
 # and never this value. Exporter, in its 16-bit field.

@@ -10,8 +10,7 @@ from unified_prof.base.text import EXPECTED_ANOMALIES
 from unified_prof.errors import UprofError
 
 TABLE = "UPROF_COVERAGE"
-# Kinds that a sentence names, the largest first.
-_MAX_NAMED = 3
+_MAX_NAMED = 3  # Kinds that a sentence names, the largest first.
 
 
 class Coverage:

@@ -40,10 +40,8 @@ class Item:
     name: str
     media_type: str
     content: bytes | Path
-    # Other origin that may read the file, such as https://example.org.
-    reader: str | None = None
-    # True if no further request is expected after it.
-    is_last: bool = False
+    reader: str | None = None  # Other origin that may read the file, such as https://example.org.
+    is_last: bool = False  # True if no further request is expected after it.
 
 
 class Served:
@@ -102,11 +100,9 @@ class Served:
         return f"http://{ADDRESS}:{self.port}/{self._word}/{name}"
 
     def wait(self, idle_s: float, *, after_last_s: float | None = None) -> None:
-        """Wait until there has been no valid request for a while.
+        """Wait until there has been no valid request for `idle_s` seconds.
 
-        Args:
-            idle_s: Time without requests.
-            after_last_s: The same after the last file was fetched; None for `idle_s`.
+        After the last file was fetched, `after_last_s` applies if it is given.
         """
         with self._changed:
             while True:
@@ -131,11 +127,7 @@ class Served:
             self._asked_at = time.monotonic()
 
     def _end(self, whole: Item | None) -> None:
-        """Record the end of a response.
-
-        Args:
-            whole: The file, if it was sent completely.
-        """
+        """Record the end of a response; `whole` is the file, if it was sent completely."""
         with self._changed:
             self._under_way -= 1
             self._asked_at = time.monotonic()

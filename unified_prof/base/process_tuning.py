@@ -18,8 +18,7 @@ from unified_prof.errors import SystemLimitError
 # New objects between two garbage collections; at most a few dozen MB of garbage.
 _GC_THRESHOLD = 200_000
 _THREADS = "OPENBLAS_NUM_THREADS"
-# NumPy with its BLAS needs this much before anything is read.
-_MIN_ADDRESS_SPACE_MB = 128
+_MIN_ADDRESS_SPACE_MB = 128  # NumPy with its BLAS needs this much before anything is read.
 
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the maximum of the former.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -27,8 +26,7 @@ _LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20
 
 # Python's own thresholds while ours are active.
 _default_thresholds: tuple[int, int, int] | None = None
-# True if no user program has run in this process.
-_is_only_uprof = False
+_is_only_uprof = False  # True if no user program has run in this process.
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-# Replacement of a secret.
-MASK = "***"
+MASK = "***"  # Replacement of a secret.
 
 _SECRET_WORDS = frozenset(
     "secret secrets credential credentials passphrase passcode authorization bearer apikey "

@@ -24,10 +24,8 @@ TIMELINE = "timeline"
 class Frame:
     """Stack frame in a file of the project."""
 
-    # Relative to the project root, with forward slashes.
-    file_path: str
-    # From 1.
-    line_number: int
+    file_path: str  # Relative to the project root, with forward slashes.
+    line_number: int  # From 1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,7 @@ class GapRecord:
     file_path: str
     first_line: int
     last_line: int
-    # One value per sample of the operation.
-    ms: tuple[float, ...]
+    ms: tuple[float, ...]  # One value per sample of the operation.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,7 @@ class OperationRecord:
     """
 
     name: str
-    # Innermost frame first.
-    frames: tuple[Frame, ...]
+    frames: tuple[Frame, ...]  # Innermost frame first.
     # Qualified name of the innermost module; '' is the root model, None means outside any module.
     module_path: str | None
     module_class: str | None
@@ -90,8 +86,7 @@ class ActivationRecord:
     module_class: str | None
     size_bytes: int
     frames: tuple[Frame, ...]
-    # As in `OperationRecord`.
-    region: int | None = None
+    region: int | None = None  # As in `OperationRecord`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +96,8 @@ class RegionRecord:
     name: str
     # Index in `TrackedRun.regions` of the surrounding region, which precedes it; None if outermost.
     around: int | None
-    # Number of times it was opened in each of `TrackedRun.iterations`.
-    counts: tuple[int, ...]
-    # Peak allocation while it was open; None if not measured.
-    peak_usage_bytes: int | None = None
+    counts: tuple[int, ...]  # Number of times it was opened in each of `TrackedRun.iterations`.
+    peak_usage_bytes: int | None = None  # Peak allocation while it was open; None if not measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +114,13 @@ class IterationRecord:
     # Part of the total in which the thread waited for a busy processor; None if unknown, or if
     # times are device times.
     waited_ms: float | None = None
-    # The same for the forward time.
-    forward_waited_ms: float | None = None
-    # The same for the backward time.
-    backward_waited_ms: float | None = None
+    forward_waited_ms: float | None = None  # The same for the forward time.
+    backward_waited_ms: float | None = None  # The same for the backward time.
     # CPU time of all threads of the process within the total; None if unknown, or if times are
     # device times.
     cpu_ms: float | None = None
-    # The same for the forward time.
-    forward_cpu_ms: float | None = None
-    # The same for the backward time.
-    backward_cpu_ms: float | None = None
+    forward_cpu_ms: float | None = None  # The same for the forward time.
+    backward_cpu_ms: float | None = None  # The same for the backward time.
     # Times outside the passes by part, such as optimizer, without waiting for a processor.
     parts_ms: Mapping[str, float] = field(default_factory=dict)
 
@@ -157,8 +146,7 @@ class TrackedRun:
     regions: tuple[RegionRecord, ...] = ()
 
 
-# Variable with the `Turns` of a run, as JSON.
-TURNS_VARIABLE = "UPROF_TURNS"
+TURNS_VARIABLE = "UPROF_TURNS"  # Variable with the `Turns` of a run, as JSON.
 # Prefix of facts with exact counts of an iteration, and the fact that names counts that vary.
 COUNTED, VARYING = "counted ", "counts that vary"
 
@@ -170,10 +158,8 @@ class Turns:
     # File descriptors of the pipes from and to the gate.
     read: int
     write: int
-    # Descriptor that is closed when the gate ends, even if it is killed.
-    lifeline: int
-    # True if exact metrics and memory are measured, too.
-    is_first: bool
+    lifeline: int  # Descriptor that is closed when the gate ends, even if it is killed.
+    is_first: bool  # True if exact metrics and memory are measured, too.
     # Number of iterations per sample of the run time; all but one are timed only as a whole.
     per_sample: int
 
@@ -200,10 +186,8 @@ MODULE = "module"
 PROJECT = "project"
 SCOPES = (MODULE, PROJECT)
 
-# Default number of iterations before measuring.
-WARMUP = 2
-# Default number of measured iterations.
-ITERATIONS = 10
+WARMUP = 2  # Default number of iterations before measuring.
+ITERATIONS = 10  # Default number of measured iterations.
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +197,7 @@ class Recording:
     # Kind of its source in `pipeline.sources`, such as `prof` or `kineto`.
     kind: str
     path: Path
-    # Database written by the vendor's exporter, if it exists.
-    native: Path | None = None
+    native: Path | None = None  # Database written by the vendor's exporter, if it exists.
     # Runs the vendor's exporter, which may take minutes; None if there is no exporter. Raises
     # CaptureError on failure and leaves nothing behind.
     export: Callable[[], Path] | None = field(default=None, compare=False)
@@ -224,13 +207,11 @@ class Recording:
 class Capture:
     """Result of a profiled run: exit code, measurements and raw recordings."""
 
-    # Exit code of the workload; 1 after an exception, 130 after Ctrl-C.
-    exit_code: int
+    exit_code: int  # Exit code of the workload; 1 after an exception, 130 after Ctrl-C.
     # None if no iteration was measured completely.
     tracked: TrackedRun | None = None
     recordings: tuple[Recording, ...] = ()
-    # Reason why the measurement is missing or partial, as a sentence.
-    failure: str | None = None
+    failure: str | None = None  # Reason why the measurement is missing or partial, as a sentence.
     # Provenance known only to the backend.
     facts: Mapping[str, str | None] = field(default_factory=dict)
     # Unexpected exception in uprof after the workload ended, or in `RunSpec.on_measured`; does not
@@ -246,33 +227,22 @@ class RunSpec:
         UsageError: A value is not valid.
     """
 
-    # Path of a script, or a module name if `is_module`.
-    target: str
-    # True if `target` is a module name, as for `python -m`.
-    is_module: bool = False
-    # Arguments of the workload, its `sys.argv[1:]`.
-    arguments: tuple[str, ...] = ()
-    # Any of RUN_TIME, MEMORY and TIMELINE.
-    reports: tuple[str, ...]
-    # Existing directory; a backend may keep raw recordings below it.
-    output_dir: Path
-    # Frames in files below it are the user's.
-    project_root: Path
-    # Number of iterations before measuring.
-    warmup: int = WARMUP
-    # Number of iterations to measure for the run time.
-    iterations: int = ITERATIONS
+    target: str  # Path of a script, or a module name if `is_module`.
+    is_module: bool = False  # True if `target` is a module name, as for `python -m`.
+    arguments: tuple[str, ...] = ()  # Arguments of the workload, its `sys.argv[1:]`.
+    reports: tuple[str, ...]  # Any of RUN_TIME, MEMORY and TIMELINE.
+    output_dir: Path  # Existing directory; a backend may keep raw recordings below it.
+    project_root: Path  # Frames in files below it are the user's.
+    warmup: int = WARMUP  # Number of iterations before measuring.
+    iterations: int = ITERATIONS  # Number of iterations to measure for the run time.
     # `module`: operations below a module of the project; `project`: all with a frame of the
     # project.
     scope: str = MODULE
-    # Additional packages whose frames are kept, by dotted names.
-    include: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()  # Additional packages whose frames are kept, by dotted names.
     # Batch size passed to the input provider of a script; None for its default.
     batch_size: int | None = None
-    # End the script after the requested iterations.
-    stop_after: bool = False
-    # Set if another run steps in turn with this one.
-    turns: Turns | None = None
+    stop_after: bool = False  # End the script after the requested iterations.
+    turns: Turns | None = None  # Set if another run steps in turn with this one.
     # Options of one backend, checked by it before anything starts.
     options: Mapping[str, object] = field(default_factory=dict)
     # Command recorded in reports; None for the command line of this process.

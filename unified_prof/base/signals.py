@@ -32,12 +32,9 @@ def exit_code_of(number: int) -> int:
 def ended_by_signals(*, in_children: bool = True) -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise SystemExit in the main thread within the block.
 
-    A child process that execs another program gets the default actions, as usual. Outside the main
-    thread nothing is changed.
-
-    Args:
-        in_children: If True, processes forked within the block end the same way; otherwise they
-            have the default actions.
+    If `in_children`, processes forked within the block end the same way. Otherwise, and in child
+    processes that exec another program, they have the default actions. Outside the main thread
+    nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -85,8 +82,7 @@ def end_process(status: int) -> None:
     sys.exit(status)
 
 
-# Time after which a finalizer or callback has ended.
-_AGAIN_S = 0.01
+_AGAIN_S = 0.01  # Time after which a finalizer or callback has ended.
 
 
 def send_ignored_again(ignored: sys.UnraisableHookArgs) -> None:

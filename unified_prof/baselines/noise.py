@@ -24,8 +24,7 @@ from unified_prof.sqlite.atomic import output_error, replacing
 
 MIN_RUNS = 3
 _VERSION = 1
-# Maximum size of the file in bytes.
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20  # Maximum size of the file in bytes.
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -36,8 +35,7 @@ class Entry(msgspec.Struct, frozen=True):
     workload: str
     relative: float
     degrees: float
-    # Time of the measurement, ISO 8601.
-    learned: str
+    learned: str  # Time of the measurement, ISO 8601.
 
 
 class _File(msgspec.Struct):
@@ -97,8 +95,7 @@ class SelfTest:
     smallest: Mapping[int, float]
     seconds_per_round: float
     max_regress: float
-    # File with the run-to-run variation.
-    file: Path
+    file: Path  # File with the run-to-run variation.
 
     def fields(self) -> dict[str, Any]:
         """Return the result as plain data."""

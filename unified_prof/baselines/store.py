@@ -79,8 +79,7 @@ MAX_NAME = 200
 # Execution option of connections with writing transactions.
 WRITE = "uprof_write"
 _BUSY_SECONDS = 30
-# Maximum attempts to save if other writers take the version number first.
-_ATTEMPTS = 20
+_ATTEMPTS = 20  # Maximum attempts to save if other writers take the version number first.
 # First of the two numbers of a PostgreSQL advisory lock; arbitrary, to avoid collisions.
 _LOCK_SPACE = 0x7570726F
 
@@ -90,8 +89,7 @@ class Entry:
     """One version of one baseline, without its samples."""
 
     name: str
-    # Counted from 1 per name.
-    version: int
+    version: int  # Counted from 1 per name.
     # UTC.
     saved_at: datetime
     label: str

@@ -43,8 +43,7 @@ from unified_prof.errors import (
 from unified_prof.version import VERSION
 
 INTERRUPTED = 130
-# Exit code that shells report for a process ended by SIGPIPE.
-READER_LEFT = 141
+READER_LEFT = 141  # Exit code that shells report for a process ended by SIGPIPE.
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _EXHAUSTED = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
@@ -55,8 +54,7 @@ _SIGNS_OF_EXHAUSTION = ("start new thread", "Cannot allocate memory", "failed to
 def exit_code_of(work: Callable[[], object]) -> int:
     """Run a command, print its error if it raises one, and return the exit code.
 
-    Args:
-        work: Runs the command; a result that is not a number means 0.
+    A result of `work` that is not a number means 0.
     """
     try:
         code = work()

@@ -11,6 +11,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.gate_options import MetricOptions
 from unified_prof.cli.output import Printer, ResultOptions
+from unified_prof.compare.comparable import TOTAL
 from unified_prof.pipeline.report_input import Reader
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ def _show_history(
     names: list[str], allowed: MetricOptions, last: int, result: ResultOptions, store: str | None
 ) -> None:
     from unified_prof.baselines import api
-    from unified_prof.compare.comparable import TOTAL
     from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 

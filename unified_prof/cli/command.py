@@ -28,14 +28,11 @@ from unified_prof.cli.examples import EXAMPLES
 from unified_prof.errors import UsageError
 
 HELP = "--help"
-# Shows the whole help of a command with options that are rarely used.
-HELP_ALL = "--help-all"
-# Key of the shown page in the context.
-_PAGE = "unified_prof.help_page"
+HELP_ALL = "--help-all"  # Shows the whole help of a command with options that are rarely used.
+_PAGE = "unified_prof.help_page"  # Key of the shown page in the context.
 
 
-# Default of an option that must be given.
-REQUIRED = MISSING
+REQUIRED = MISSING  # Default of an option that must be given.
 
 
 def option(help: str = "", names: str | None = "", *, default: Any = None, **settings: Any) -> Any:
@@ -287,10 +284,8 @@ def make_command(
 def help_page(name: str, help: str, *, note: str | None = None) -> Option:
     """Return the option that shows the options which declare it as `shown_by`.
 
-    Args:
-        name: Name of the option; HELP_ALL shows those of --help, too.
-        help: Help text of the option.
-        note: Description at the top; a page with a note has neither arguments nor examples.
+    HELP_ALL shows those of --help, too. A page with a note at its top has neither arguments nor
+    examples.
     """
 
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -366,10 +361,8 @@ OUTPUT = "Output"
 _OUTPUT_OPTIONS = frozenset(
     "--output --force --format --json --quiet --verbose --dry-run --no-backup --help".split()
 )
-# Commands with fewer options have one section only.
-_MIN_OPTIONS_FOR_SECTIONS = 9
-# Help texts of options with longer names begin on the next line.
-_MAX_NAME_WIDTH = 24
+_MIN_OPTIONS_FOR_SECTIONS = 9  # Commands with fewer options have one section only.
+_MAX_NAME_WIDTH = 24  # Help texts of options with longer names begin on the next line.
 
 
 class _HelpFormatting:
@@ -501,11 +494,7 @@ class Command(_HelpFormatting, click.Command):
     ) -> str | None:
         """Return a hint about an unknown option, or None if no name is similar.
 
-        Args:
-            ctx: Context of this command.
-            name: The unknown option.
-            args: Arguments of this command.
-            cutoff: Minimum similarity of names; see `difflib.get_close_matches`.
+        `cutoff` is the minimum similarity of names; see `difflib.get_close_matches`.
         """
         known = [one for param in self.params for one in param.opts if one.startswith("--")]
         near = [f"-{one}" for one in args if f"-{one}" in known]  # -by for --by

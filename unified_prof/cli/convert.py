@@ -88,8 +88,7 @@ _ANONYMIZE_EPILOG = (
     "Exit codes: 0 success; 2 usage error; 6 recording unreadable or of an unknown format; "
     "9 OUT exists or cannot be written."
 )
-# Files that are left out and listed on the terminal; --json has all.
-_MAX_SHOWN = 5
+_MAX_SHOWN = 5  # Files that are left out and listed on the terminal; --json has all.
 
 
 @cli.command("check", no_args_is_help=True, epilog=_CHECK_EPILOG)

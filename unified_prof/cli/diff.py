@@ -11,7 +11,9 @@ from unified_prof.baselines.noise import noise_of
 from unified_prof.cli import command as cli
 from unified_prof.cli.gate_options import WorkloadOption
 from unified_prof.cli.output import Printer, ResultOptions, Target
-from unified_prof.compare.gate import parse_noise
+from unified_prof.compare import diff as analysis
+from unified_prof.compare.comparable import PEAK, TIMES
+from unified_prof.compare.gate import compare_workloads, parse_noise
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.report_input import (
     Reader,
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
 _By = Literal["operation", "line", "module", "class", "shape", "kernel", "annotation"]
 # Breakdowns that tracked workloads have; device recordings have all others.
 _BY_SAMPLES: Final[tuple[By, ...]] = ("operation", "line", "module", "annotation")
-# Formats that only comparisons of device recordings have.
-_DEVICE_ONLY = ("csv", "html")
+_DEVICE_ONLY = ("csv", "html")  # Formats that only comparisons of device recordings have.
 
 
 @cli.command(
@@ -146,8 +147,6 @@ class _Comparison:
 
 def _compare_each(given: WorkloadPairs, how: _Shown) -> _Comparison:
     """Compare several workloads: overall change, then each workload."""
-    from unified_prof.compare.comparable import PEAK, TIMES
-    from unified_prof.compare.gate import compare_workloads
     from unified_prof.report import operation_difference
 
     found = {name: _compare(*sides, how) for name, sides in given.items()}
@@ -211,7 +210,6 @@ def _compare(base: Sequence[Path], new: Sequence[Path], how: _Shown) -> _Compari
 
 def _compare_samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     """Compare tracked workloads."""
-    from unified_prof.compare import diff as analysis
     from unified_prof.report import operation_difference
 
     cli.refuse(

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.base import signals
+from unified_prof.baselines import noise
 from unified_prof.baselines.noise import noise_of
 from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.gate_options import FORMATS, MetricOptions, WorkloadOption, end_with_verdict
 from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.compare import gate as analysis
+from unified_prof.compare.diff import comparability_warnings
 from unified_prof.pipeline import report_input
 
 if TYPE_CHECKING:
@@ -173,7 +175,6 @@ class Rounds:
 
     def test(self, limits: analysis.Limits, printer: Printer) -> SelfTest:
         """Run a workload against itself, and store its run-to-run variation."""
-        from unified_prof.baselines import noise
         from unified_prof.pipeline import rounds
 
         with printer.progress() as progress:
@@ -216,8 +217,6 @@ def gate(
     A regression must exceed both limits, --max-regress and --min-abs, and be statistically
     certain. If GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
-    from unified_prof.compare.diff import comparability_warnings
-
     target, printer, limits = result.target(), result.printer, allowed.limits()
     if allowed.metrics:
         analysis.check_metrics(allowed.metrics)

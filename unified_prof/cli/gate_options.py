@@ -104,11 +104,8 @@ def end_with_verdict(
 ) -> NoReturn:
     """Print or write a verdict, add it to the job summary of GitHub Actions, and exit with it.
 
-    Args:
-        verdict: Verdict on one workload, or on several.
-        labels: Names of both sides of each workload; the name of a single workload is empty.
-        target: File and format.
-        quiet: Do not print text, since the exit code reports the verdict.
+    `labels` has the names of both sides by workload; the name of a single workload is empty. If
+    `quiet`, text is not printed, since the exit code reports the verdict.
 
     Raises:
         OutputError: The file or the summary cannot be written.

@@ -26,16 +26,11 @@ if TYPE_CHECKING:
 
 TEXT, JSON = "text", "json"
 STDOUT = Path("-")
-# Control sequence that erases the current terminal line.
-WIPE = "\r\x1b[K"
+WIPE = "\r\x1b[K"  # Control sequence that erases the current terminal line.
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
-    """Return the width of the terminal (None if there is none), and True if it shows colors.
-
-    Args:
-        stream: Stream to inspect; stdout by default.
-    """
+    """Return the width of the terminal (None if there is none), and True if it shows colors."""
     if not (stream or sys.stdout).isatty():
         return None, False
     color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -118,8 +113,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         streams.tell(WIPE, end="")
 
 
-# Outcome for one of several files.
-_Outcome = TypeVar("_Outcome", "Outcome", "Recovery")
+_Outcome = TypeVar("_Outcome", "Outcome", "Recovery")  # Outcome for one of several files.
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +206,7 @@ def write(path: Path, content: str | bytes, *, force: bool) -> None:
 
 
 def end_if_missing(missing: str, *, told: bool = False) -> None:
-    """Exit with the code of unreadable reports if there are any.
-
-    Args:
-        missing: Description of what could not be read; empty if everything was read.
-        told: If True, it was printed before.
+    """Exit with the code of unreadable reports if `missing` names any; print it unless `told`.
 
     Raises:
         Exit: Something could not be read.
@@ -234,8 +224,7 @@ class Target:
     # None for stdout.
     file: Path | None
     shape: str
-    # Overwrite the file.
-    force: bool = False
+    force: bool = False  # Overwrite the file.
 
     @property
     def is_text(self) -> bool:
@@ -245,9 +234,7 @@ class Target:
     def deliver(self, content: str | bytes, *, note: bool = False) -> None:
         """Write a result to the file, or print it to stdout if there is none.
 
-        Args:
-            content: The result.
-            note: Print format and size of the file.
+        If `note`, also print format and size of the file.
 
         Raises:
             OutputError: Same as `put` and `write`.

@@ -38,6 +38,7 @@ from unified_prof.pipeline.outputs import (
     parse_ranks,
     rank_of,
 )
+from unified_prof.sqlite.atomic import output_error, refuse_existing
 
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend, RunSpec
@@ -52,12 +53,9 @@ _LOADING_TORCH = ("auto", "cpu", "cuda", "npu")
 class RunEnd:
     """Prints the result of a run."""
 
-    # Print errors only.
-    quiet: bool
-    # Print the result to stdout as one JSON line instead of text.
-    json: bool
-    # Rows of the table of operations.
-    top: int
+    quiet: bool  # Print errors only.
+    json: bool  # Print the result to stdout as one JSON line instead of text.
+    top: int  # Rows of the table of operations.
     # Text -> replacement in messages, for files that are moved later.
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -275,8 +273,6 @@ def _skyline(
     quiet: cli.Quiet = False,
 ) -> None:
     """Write one report of a script, as Skyline's `time` and `memory`."""
-    from unified_prof.sqlite.atomic import output_error, refuse_existing
-
     target = output.absolute()
     refuse_existing(target, overwrite=force)
     try:

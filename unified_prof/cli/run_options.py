@@ -312,9 +312,7 @@ class WorkloadCommand(cli.Command):
 def end_options_after_module(args: list[str], with_value: Collection[str]) -> list[str]:
     """Return `args` with `--` inserted after `-m MODULE` if that ends our options.
 
-    Args:
-        args: Arguments of the command.
-        with_value: Names of our options that take a value.
+    `with_value` has the names of our options that take a value.
     """
     position = 0
     while position < len(args):

@@ -27,8 +27,7 @@ _HTML, _BYTES = "text/html; charset=utf-8", "application/octet-stream"
 _PERFETTO_PORT = 9001
 _IDLE_S = 600
 _WHERE_TO_OPEN = "open the address in a browser on this machine"
-# Seconds to keep serving after the trace was fetched.
-_AFTER_TRACE_S = 30
+_AFTER_TRACE_S = 30  # Seconds to keep serving after the trace was fetched.
 
 
 @cli.command(

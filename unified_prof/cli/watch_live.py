@@ -28,8 +28,7 @@ from unified_prof.report.watch_document import RECENT_STEPS, live_document, run_
 from unified_prof.sqlite.watch_file import RankSteps, read_folder
 
 _INTERVAL_S = 1.0
-# Lines below a script; at most half of the terminal.
-_LINES = 12
+_LINES = 12  # Lines below a script; at most half of the terminal.
 
 
 def _updates(folder: Path) -> Iterator[dict[int, RankSteps]]:

@@ -35,12 +35,7 @@ class CoveredTime:
     """A merged set of intervals with its running sums."""
 
     def __init__(self, merged: IntervalSet, starts: Ints | None = None) -> None:
-        """Prepare the sums.
-
-        Args:
-            merged: The set.
-            starts: Ascending starts of the intervals before merging.
-        """
+        """Prepare the sums; `starts` are the ascending starts of the intervals before merging."""
         self.set = merged
         self._starts = merged.start_ns if starts is None else starts
 
@@ -327,11 +322,7 @@ class RankDatabase:
 class RankCommunication:
     """Communication operations of a rank, their groups and kinds, and data by link.
 
-    Args:
-        database: The database.
-        rank: The global rank.
-        device: Its device.
-        only: True if the database has no other rank.
+    `only` is true if the database has no other rank.
     """
 
     def __init__(

@@ -44,8 +44,7 @@ _SIZES = {
     "ep": "expert_model_parallel_size",
     "cp": "context_parallel_size",
 }
-# Larger numbers are damage: a summary has a row for each missing rank.
-_MAX_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000  # Larger numbers are damage: a summary has a row for each missing rank.
 
 
 class RankIdentity:

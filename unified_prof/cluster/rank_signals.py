@@ -27,8 +27,7 @@ _MIN_RANKS_FOR_WEIGHTS = 6
 _MIN_HOSTS_FOR_SPREAD = 4
 # Two groups of values are distinct if the gap between them is this many times their spread ...
 _CLUSTER_GAP = 6.0
-# ... and at least this large (logarithm of a ratio).
-_MIN_CLUSTER_GAP = 0.03
+_MIN_CLUSTER_GAP = 0.03  # ... and at least this large (logarithm of a ratio).
 
 
 def median_of_others(values: Floats) -> Floats:
@@ -274,13 +273,9 @@ def kernel_ratios(
     steps: Sequence[int],
     members: Sequence[int] | None = None,
 ) -> KernelRatios:
-    """Compare the kernels of ranks with those of their peers.
+    """Compare the kernels of ranks with those of their peers in some steps.
 
-    Args:
-        matched: The run.
-        peers: Role of each rank in `members`.
-        steps: The steps to compare.
-        members: Indices of the ranks to compare; None means all ranks.
+    `peers` is the role of each rank in `members` (indices of ranks to compare; None: all ranks).
     """
     names: dict[str, int] = {}
     cells: list[tuple[int, int, int, int, int]] = []  # rank, name, n, total, shortest

@@ -106,10 +106,7 @@ class RankTimeline(Frame):
     def own_ns(self, rank: int, change: ReplayChange, cuts: Mapping[int, float]) -> Ints:
         """Return the time of each interval that is not spent waiting, with a change.
 
-        Args:
-            rank: The rank, for the change.
-            change: The change.
-            cuts: Mark -> reduction of the interval after it, from `change.interval_ns`.
+        `cuts` has the reduction of the interval after each mark, from `change.interval_ns`.
         """
         work = np.full(len(self), change.work.get(rank, 1.0))
         for (changed, step), factor in change.work_at.items():
@@ -156,15 +153,11 @@ def build_timeline(
     within: bool,
     usual_transfer: float,
 ) -> RankTimeline:
-    """Return the timeline of a rank.
+    """Return the timeline of a rank in the replayed steps.
 
-    Args:
-        partial: The rank.
-        event_of: Event of each of its operations; NO_VALUE for unmatched ones.
-        steps: The replayed steps.
-        cut: True if `steps` are only some of the recorded steps.
-        within: True to also omit everything before the first of `steps`.
-        usual_transfer: Transfer time of sends and receives whose other end is missing, ns.
+    `event_of` is the event of each of its operations (NO_VALUE: unmatched). If `cut`, there are
+    other recorded steps; if `within`, everything before the first replayed step is omitted.
+    `usual_transfer` is the time in ns of sends and receives whose other end is missing.
     """
     time = partial.marks["time"]
     number = np.arange(len(time))
@@ -351,14 +344,10 @@ class Replay:
         *,
         within: bool = False,
     ) -> None:
-        """Prepare a replay.
+        """Prepare a replay; `offset` is the clock offset of each rank in ns.
 
-        Args:
-            matched: The run.
-            waits: Waits and transfer times of its communication.
-            offset: Clock offset of each rank, ns.
-            steps: Steps to replay; limited to the first ones that can be replayed in seconds.
-            within: True to omit everything before the first of `steps`.
+        `steps` are limited to the first ones that can be replayed in seconds. If `within`,
+        everything before them is omitted.
         """
         self._inputs = (matched, waits, offset)
         self._within = within
@@ -476,9 +465,7 @@ def usual_durations(matched: MatchedCollectives, waits: Waits) -> NDArray[np.flo
 def _events_of_operations(matched: MatchedCollectives, steps: Sequence[int] | None) -> list[Ints]:
     """Return for each rank the event of each of its operations; NO_VALUE for unmatched ones.
 
-    Args:
-        matched: The run.
-        steps: The replayed steps; None means all. Events that extend beyond them are unmatched.
+    Events that extend beyond the replayed steps (None: all steps) are unmatched.
     """
     rows, events = matched.rows, matched.events
     result = [np.full(partial.operations, NO_VALUE, np.int64) for partial in matched.partials]

@@ -245,17 +245,11 @@ class Segment:
 def excess_segments(
     context: RuleContext, rank: int, others: Sequence[int], *, idle: bool
 ) -> list[Segment]:
-    """Return the segments in which a rank has more kernel or idle time than other ranks.
+    """Return the segments in which a rank has more kernel or idle time than others of its role.
 
     Segments end at the rank's most frequent kind of collective. Each is compared with the same
     segment of the ranks that have equally many. Without such ranks, each interval is a segment
     with the same share of excess.
-
-    Args:
-        context: The run.
-        rank: The rank.
-        others: Ranks with the same role.
-        idle: True to compare idle time, False to compare kernel time.
     """
     intervals = context.replay.mark_intervals(rank, idle=idle)
     counts: dict[tuple[str, str], int] = {}

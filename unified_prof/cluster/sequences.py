@@ -105,11 +105,8 @@ def sequences_of(
 ) -> RankSequences:
     """Return the sequences of a rank's communication.
 
-    Args:
-        table: Columns of the communication.
-        kinds: Texts of its column `kind`.
-        limit: Number of the first rows that stay in memory with their times; None means all.
-        shared: Memory of the columns.
+    `kinds` are the texts of the column `kind`. Only the first `limit` rows stay in memory with
+    their times (None: all).
     """
 
     def keep(values: NDArray[Any], *, whole: bool = False) -> NDArray[Any]:

@@ -354,11 +354,9 @@ class StoredRun:
 
 @contextmanager
 def open_run(path: str | os.PathLike[str], location: str | None = None) -> Iterator[StoredRun]:
-    """Open the summary of a run.
+    """Open the summary of a run in a directory, or the file `cluster.sqlite` in it.
 
-    Args:
-        path: Its directory, or the file `cluster.sqlite` in it.
-        location: Original location of the run if `path` is a copy.
+    `location` is the original location of the run if `path` is a copy.
 
     Raises:
         StoreError: The summary is missing, damaged, or a report of another kind.

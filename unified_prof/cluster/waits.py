@@ -175,12 +175,7 @@ def key_sums(matched: SequenceMatch) -> Iterator[KeySums]:
 
 
 def sum_key(key: KeyMembers, sequences: Callable[[int], Sequences]) -> KeySums:
-    """Return the sums of one key.
-
-    Args:
-        key: The key.
-        sequences: Returns all operations of a rank, given by index.
-    """
+    """Return the sums of one key; `sequences` returns all operations of a rank, given by index."""
     parts = [_Part.of_sequence(sequences(rank), place, shift) for rank, place, shift in key.members]
     low, high = min(part.low for part in parts), max(part.high for part in parts)
     totals: dict[int, Floats] = {}

@@ -35,10 +35,8 @@ _MAX_LIST_LENGTH = 200
 def align(base: Sequence[Ints], new: Sequence[Ints], *, moved_levels: int = 2) -> Pairs:
     """Return pairs of equal elements in order of the baseline, each element at most once.
 
-    Args:
-        base: Per level, most specific first: the key number of each element, or NO_KEY.
-        new: The same for the candidate; equal keys have equal numbers.
-        moved_levels: Number of the most specific levels that may pair out of order.
+    Each side has a key number for each element (or NO_KEY) per level, most specific first. Keys of
+    the `moved_levels` most specific levels may pair out of order.
     """
     pairs = _NO_PAIRS
     for left, right in zip(base, new, strict=True):

@@ -368,8 +368,7 @@ class Waiting:
     # Waiting as a share of the iterations' time, 0 to 1; None if unknown.
     base_share: float | None
     new_share: float | None
-    # Clock of the compared times of whole iterations.
-    clock: Literal["cpu", "wall"] = "wall"
+    clock: Literal["cpu", "wall"] = "wall"  # Clock of the compared times of whole iterations.
 
 
 # Largest share of an iteration in which the process neither ran nor waited for a processor. Above

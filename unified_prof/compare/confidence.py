@@ -31,9 +31,7 @@ _NORMAL_FROM = 1e6
 def two_sided(t: float, degrees: float) -> float:
     """Return the two-sided p-value of `t` in Student's t distribution.
 
-    Args:
-        t: Value in standard errors; may be infinite.
-        degrees: Degrees of freedom, above 0; infinite for the normal distribution.
+    `t` is in standard errors and may be infinite; infinite `degrees` are the normal distribution.
     """
     t = abs(t)
     if math.isinf(t):
@@ -180,12 +178,8 @@ def spread(
 ) -> Spread:
     """Return the uncertainty of the ratio of two sides.
 
-    Args:
-        centre: Logarithm of the ratio.
-        base: Logarithm of the statistic of each run of the baseline.
-        new: The same for the candidate.
-        within: Variance of such a logarithm within a run.
-        model: Expected variation between runs.
+    `centre` is the logarithm of the ratio, `base` and `new` are logarithms of the statistic of each
+    run, and `within` is the variance of such a logarithm within a run.
     """
     degrees = float(len(base) + len(new) - 2)
     squares = sum(float(np.var(side)) * len(side) for side in (base, new))
@@ -235,12 +229,8 @@ def paired_spread(changes: Sequence[float], noise: Noise | None = None) -> Sprea
 def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> float | None:
     """Return the half width of the interval of one side's mean, at confidence 1 - ALPHA.
 
+    `runs` are logarithms of the statistic of each run, `within` is their variance within a run.
     Return None if there is only one run and no noise was learned.
-
-    Args:
-        runs: Logarithm of the statistic of each run.
-        within: Variance of such a logarithm within a run.
-        noise: Run-to-run variation learned on this machine.
     """
     degrees = float(len(runs) - 1)
     variance = max(float(np.var(runs, ddof=1)), within) if degrees else within

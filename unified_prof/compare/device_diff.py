@@ -93,14 +93,7 @@ def diff_devices(
     labels: tuple[str, str],
     noise: Noise | None = None,
 ) -> DeviceDifference:
-    """Compare device recordings.
-
-    Args:
-        base: Recordings of the baseline: one, several runs, or one per rank.
-        new: Recordings of the candidate.
-        labels: Names of the sides.
-        noise: Run-to-run variation learned on this machine.
-    """
+    """Compare device recordings: of each side one, several runs, or one per rank."""
     texts = Labels()
     naming = Naming(
         by_framework=has_framework(base) and has_framework(new),

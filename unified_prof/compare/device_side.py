@@ -92,11 +92,7 @@ class Side:
 def read(label: str, recordings: Sequence[Recording], labels: Labels, naming: Naming) -> Side:
     """Return the sums over the recordings of one side; if some have steps, only those count.
 
-    Args:
-        label: Name of the side.
-        recordings: The recordings.
-        labels: Labels of both sides; the texts of this side are added.
-        naming: Rules for naming operations.
+    The texts of this side are added to `labels`, which both sides share.
     """
     every = [_part(recording, labels, naming) for recording in recordings]
     stepped = [part for part in every if part.step_ns]

@@ -66,8 +66,7 @@ OPERATION = "operation:"
 RULED_OUT = 3.0
 _KNOWN = (TOTAL, FORWARD, BACKWARD, PEAK, *EXACT)
 METRICS = (*_KNOWN, f"{OPERATION}GLOB")
-# Maximum number of further rounds that an inconclusive verdict names.
-_MAX_MORE_ROUNDS = 100
+_MAX_MORE_ROUNDS = 100  # Maximum number of further rounds that an inconclusive verdict names.
 
 EXIT_CODES: dict[Outcome, int] = {
     "pass": 0,
@@ -131,8 +130,7 @@ class Verdict(Displayed):
     limits: Limits
     # How waiting for a processor was treated; None if neither side recorded it.
     waiting: Waiting | None = None
-    # None if existing reports were judged.
-    effort: Effort | None = None
+    effort: Effort | None = None  # None if existing reports were judged.
 
     @property
     def outcome(self) -> Outcome:
@@ -159,13 +157,8 @@ def gate(
 ) -> Verdict:
     """Judge `new` against `base` by each of `metrics`.
 
-    Args:
-        base: Runs of the baseline.
-        new: Runs of the candidate.
-        metrics: Metrics to judge.
-        limits: Limits of a change.
-        noise: Run-to-run variation learned on this machine.
-        paired: True if the n-th runs of both sides stepped in turn.
+    `noise` is the run-to-run variation learned on this machine; `paired` is true if the n-th runs
+    of both sides stepped in turn.
 
     Raises:
         UsageError: A metric does not exist or was not measured on any side, or the runs are not
@@ -236,12 +229,7 @@ def check_metrics(metrics: Sequence[str]) -> None:
 
 
 def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -> None:
-    """Raise UsageError for a metric that no run has, because it could never fail.
-
-    Args:
-        pairs: Baseline and candidate of each workload.
-        metrics: Metrics to judge.
-    """
+    """Raise UsageError for a metric that no run of the workloads has: it could never fail."""
     check_metrics(metrics)
     runs = [run for pair in pairs for run in pair]
     for metric in metrics:
@@ -287,17 +275,7 @@ def check_samples(
     sides: tuple[str, str],
     model: NoiseModel = UNLEARNED,
 ) -> Check:
-    """Judge one metric by its samples, in the order of measurement.
-
-    Args:
-        metric: Name of the metric.
-        before: Samples of the baseline.
-        after: Samples of the candidate.
-        unit: Unit of the samples; a ratio has no absolute limit.
-        limits: Limits of a change.
-        sides: Names of the two runs.
-        model: Expected variation between runs.
-    """
+    """Judge one metric by its samples, in order of measurement; a ratio has no absolute limit."""
     if not len(before) or not len(after):
         lacking = [
             side for side, values in zip(sides, (before, after), strict=True) if not len(values)
@@ -321,13 +299,8 @@ def check_comparison(
 ) -> Check:
     """Judge a comparison of one workload, or of several together.
 
-    Args:
-        metric: Name of the metric.
-        found: The comparison.
-        changes: Changes of both statistics, the deciding one first; None if there are too few
-            samples.
-        unit: Unit of the samples; a ratio has no absolute limit.
-        limits: Limits of a change.
+    `changes` are those of both statistics, the deciding one first; None if there are too few
+    samples. A ratio has no absolute limit.
     """
     limit = limits.share(metric)
     if unit in ("B", "n"):
@@ -517,8 +490,7 @@ class Verdicts:
     # Verdict on the geometric mean of all workloads, one per metric.
     together: tuple[Check, ...]
     limits: Limits
-    # None if existing reports were judged.
-    effort: Effort | None = None
+    effort: Effort | None = None  # None if existing reports were judged.
 
     @property
     def outcome(self) -> Outcome:

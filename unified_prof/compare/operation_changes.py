@@ -258,13 +258,8 @@ def changes_of(
 ) -> list[Change]:
     """Return the change of each group, sorted by certainty, then by size.
 
-    Args:
-        base_run: The baseline.
-        new_run: The candidate.
-        groups: Groups to compare.
-        model: Expected variation between runs.
-        explained_by_group_ns: Share of the net change for each group, if groups overlap; None
-            divides the net change among the groups.
+    `explained_by_group_ns` is the share of the net change for each group, if groups overlap; None
+    divides the net change among the groups.
     """
     base, new = base_run.operations, new_run.operations
     count = len(groups.places)
@@ -505,8 +500,7 @@ def size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange
     return sorted(changes, key=lambda change: -abs(change.delta_bytes))
 
 
-# Changes of one loop up to this number stay separate.
-_MAX_SEPARATE = 3
+_MAX_SEPARATE = 3  # Changes of one loop up to this number stay separate.
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # Number of a layer in a module path.
 _Changed = TypeVar("_Changed", Change, SizeChange)
 

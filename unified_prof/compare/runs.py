@@ -237,11 +237,8 @@ def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], AnyInts]:
 def _summed(calls: AnyCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
     """Return the summed times of calls with the same kind, name, module and line, per step.
 
-    Args:
-        calls: Calls in order of their steps.
-        count: Number of steps.
-        step_of: Returns the step of each call.
-        split: True if the n-th call of each step is a separate operation.
+    Calls are in order of their steps. If `split`, the n-th call of each step is a separate
+    operation.
     """
     groups, rows = _CallGroups(), FirstSeen()
     occurrences = _Occurrences()

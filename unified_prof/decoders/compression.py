@@ -39,10 +39,8 @@ _HEAD_BYTES = 32 << 10
 _OTHER_HEAD_BYTES = 1 << 20
 # Maximum memory of the dictionary that a file may require; xz -9 takes 65 MiB.
 _MEMORY_LIMIT = 192 << 20
-# Largest window that zstd itself accepts by default.
-_ZSTD_WINDOW = 1 << 27
-# Input that is decompressed at a time, from which at most 16 MiB come.
-_ZSTD_INPUT_BYTES = 512
+_ZSTD_WINDOW = 1 << 27  # Largest window that zstd itself accepts by default.
+_ZSTD_INPUT_BYTES = 512  # Input that is decompressed at a time, from which at most 16 MiB come.
 # Maximum number of formats inside one another.
 _MAX_NESTED = 2
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -55,10 +53,8 @@ MAX_RATIO = {"gzip": 400, "zip": 400}
 MAX_OTHER_RATIO = 4000
 # Maximum size of a zip archive in another compressed file, of which a temporary copy is made.
 _MAX_INNER_ARCHIVE_BYTES = 1 << 30
-# Output from which on the ratio is checked.
-RATIO_CHECKED_FROM_BYTES = 64 << 20
-# Maximum size of compressed content that is held in memory.
-MAX_CONTENT_BYTES = 8 << 30
+RATIO_CHECKED_FROM_BYTES = 64 << 20  # Output from which on the ratio is checked.
+MAX_CONTENT_BYTES = 8 << 30  # Maximum size of compressed content that is held in memory.
 
 
 class CutOffError(Exception):
@@ -132,8 +128,7 @@ class Format:
     expand: Callable[[IO[bytes]], Iterator[bytes]] | None = None
 
 
-# A gzip file ends with the size of its content.
-_GZIP_SIZE_BYTES = 4
+_GZIP_SIZE_BYTES = 4  # A gzip file ends with the size of its content.
 
 
 def format_of(head: bytes) -> Format | None:

@@ -17,11 +17,9 @@ _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
 _PARTITION = (_COMPUTE, _NOT_OVERLAPPED, _FREE)
 _SPAN = row_type("key i8, end i8")
 
-# Returns a spool of a dtype, sorted by a key.
-NewSpool = Callable[[np.dtype[Any], str], Spool]
+NewSpool = Callable[[np.dtype[Any], str], Spool]  # Returns a spool of a dtype, sorted by a key.
 
-# Starts and ends, ns.
-Spans = tuple[Ints, Ints]
+Spans = tuple[Ints, Ints]  # Starts and ends, ns.
 
 
 class OverlapWriter:

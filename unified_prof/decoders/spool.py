@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints, order_of_keys
 from unified_prof.errors import OutputError
 
-# A structured array: one field per column.
-Rows = NDArray[Any]
+Rows = NDArray[Any]  # A structured array: one field per column.
 
 
 def row_type(fields: str, **structured: np.dtype[Any]) -> np.dtype[Any]:
@@ -310,12 +309,9 @@ class Cursor:
 
 WINDOW_ROWS = 1 << 15
 _MIN_BLOCK_ROWS = 256
-# Number of overlapping runs that is assumed for the first window.
-_RUNS_EXPECTED = 8
-# Maximum bytes of all runs in memory between windows.
-_HELD_BYTES = 16 << 20
-# Maximum number of windows in memory at a time.
-_LIMIT_WINDOWS = 4
+_RUNS_EXPECTED = 8  # Number of overlapping runs that is assumed for the first window.
+_HELD_BYTES = 16 << 20  # Maximum bytes of all runs in memory between windows.
+_LIMIT_WINDOWS = 4  # Maximum number of windows in memory at a time.
 
 
 def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Rows, ...]]:

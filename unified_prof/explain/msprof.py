@@ -394,8 +394,7 @@ class MsprofAnalysis(Analysis):
         return missing
 
 
-# Maximum reports of a directory that are searched for captured graphs.
-_MAX_SEARCHED = 16
+_MAX_SEARCHED = 16  # Maximum reports of a directory that are searched for captured graphs.
 
 
 def _capture_beside(path: Path, facts: Mapping[str, str]) -> str | None:

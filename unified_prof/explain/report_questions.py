@@ -106,11 +106,7 @@ class Analysis(ABC):
         return ()
 
     def advice(self, *, quick: bool = False) -> Advice:
-        """Return the findings, most expensive first.
-
-        Args:
-            quick: If True, evaluate only cheap rules for a large recording.
-        """
+        """Return the findings, most expensive first; if `quick`, only those of cheap rules."""
         return Advice(())
 
     def model_use(self) -> tuple[ModelUse, ...]:
@@ -175,9 +171,7 @@ class Analysis(ABC):
     def stacks(self, measure: str, by: Place | None = None) -> Stacks:
         """Return the call stacks weighted with one of `measures`.
 
-        Args:
-            measure: One of `measures`.
-            by: What calls operations; None: modules if known, else lines if known.
+        `by` says what calls operations; None: modules if known, else lines if known.
 
         Raises:
             UsageError: The data were not recorded.
@@ -212,11 +206,7 @@ class Analysis(ABC):
         return None
 
     def timeline(self, limit: int | None = None) -> Timeline | None:
-        """Return the device tasks over time, or None.
-
-        Args:
-            limit: Approximate maximum number of blocks; neighbours are merged.
-        """
+        """Return the device tasks over time, merged to about `limit` blocks, or None."""
         return None
 
     def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:

@@ -103,11 +103,9 @@ class _Operations:
     ) -> tuple[Ints, Callable[[int], tuple[Frame, ...]]]:
         """Return a key for the frames above each device task, and a function from key to frames.
 
-        Args:
-            calls: Operations whose module or line comes first.
-            named: Operation that follows, NONE if it contains `innermost`.
-            backward: Mask of tasks launched by the backward pass of that operation.
-            innermost: Operation that launched the task, NONE if unknown.
+        The module or line of `calls` comes first, followed by the operation `named` (NONE if it
+        contains `innermost`, the operation that launched the task). `backward` marks tasks of its
+        backward pass.
         """
         places, place = self._places(calls)
         codes, paths = np.append(self._codes, NONE), np.append(self._path, NONE)

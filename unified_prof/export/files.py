@@ -29,8 +29,7 @@ class Written:
     """A file of an export."""
 
     name: str
-    # Number of rows of a table without its header, or of events of a timeline.
-    entries: int
+    entries: int  # Number of rows of a table without its header, or of events of a timeline.
 
 
 class OutputFiles(Block):
@@ -159,12 +158,10 @@ class Layout:
 
     name: str
     makes: Literal["deliverables", "timeline", "stacks", "tables"]
-    # Description for the help.
-    what: str
+    what: str  # Description for the help.
     # File extensions that select it, the preferred one first; empty: it writes a directory.
     suffixes: tuple[str, ...] = ()
-    # For stacks: True if a file can have several measures.
-    several: bool = True
+    several: bool = True  # For stacks: True if a file can have several measures.
 
     def write_stacks(self, path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
         """Write stacks, each with its title, as one file.

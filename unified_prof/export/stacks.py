@@ -43,8 +43,7 @@ def _name(frame: Frame) -> str:
     return printable(text.replace(";", ":"))
 
 
-# Name, file and line.
-Written = tuple[str, str | None, int | None]
+Written = tuple[str, str | None, int | None]  # Name, file and line.
 
 
 def as_written(frame: Frame) -> Written:

@@ -38,8 +38,7 @@ class Measurement:
         failure: Why the measurement is missing or partial; None if it is complete.
     """
 
-    # The running measurement of this program.
-    _under_way: Measurement | None = None
+    _under_way: Measurement | None = None  # The running measurement of this program.
 
     def __init__(
         self, output: str | Path | None = None, *, watch: bool = False, **options: Any
@@ -97,8 +96,7 @@ class Measurement:
     def end(self, error: BaseException | None = None) -> None:
         """End the measurement and write the reports; does nothing if it is not running.
 
-        Args:
-            error: Exception that ended the loop, or None.
+        `error` is the exception that ended the loop.
         """
         if self._open is None or os.getpid() != self._owner:  # a forked process
             return

@@ -26,10 +26,8 @@ from unified_prof.pipeline import live
 from unified_prof.pipeline.live import Profile, notebook_name, running_cell
 
 _MAGIC = re.compile(r"%%uprof(?P<options>[ \t].*)?$")
-# Name of the block while its cell runs.
-_BLOCK = "_uprof_block"
-# Default name of the variable that holds the profile.
-VARIABLE = "prof"
+_BLOCK = "_uprof_block"  # Name of the block while its cell runs.
+VARIABLE = "prof"  # Default name of the variable that holds the profile.
 
 
 def load(shell: Any) -> None:
@@ -286,8 +284,7 @@ class _Folder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-# Directory -> reports that earlier cells wrote there.
-_written: dict[Path, set[Path]] = {}
+_written: dict[Path, set[Path]] = {}  # Directory -> reports that earlier cells wrote there.
 
 
 def _place(output: str | None) -> tuple[Path, _Folder | None]:

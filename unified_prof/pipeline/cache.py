@@ -53,8 +53,7 @@ _GONE = ".gone-"
 class CachedReports:
     """Reports to read instead of a path."""
 
-    # A report, or a directory of reports if the path contains several recordings.
-    path: Path
+    path: Path  # A report, or a directory of reports if the path contains several recordings.
     # Recordings and their reports; empty if the path names reports.
     converted: tuple[tuple[FoundRecording, Path], ...] = ()
     # Recordings that could not be converted, and directories that could not be searched.

@@ -53,10 +53,8 @@ _MADE_OF = "made_of"
 _COMMAND = "uprof cluster build"
 # Facts of META_DATA that a ClusterOutcome contains.
 _OUTCOME_FACTS = ("world_size", "world_size_is_minimum", "ranks_read", "steps", "unnumbered")
-# Maximum number of ranks listed in the coverage.
-_MAX_LISTED = 12
-# Maximum number of findings in the text of a result.
-_MAX_FINDINGS = 3
+_MAX_LISTED = 12  # Maximum number of ranks listed in the coverage.
+_MAX_FINDINGS = 3  # Maximum number of findings in the text of a result.
 # Minimum number of ranks to start worker processes, which takes longer than reading fewer.
 _MIN_RANKS_FOR_PROCESSES = 64
 

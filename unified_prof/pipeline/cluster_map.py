@@ -24,7 +24,9 @@ from unified_prof.pipeline.cluster_inputs import Input, Local, host_in, resolved
 from unified_prof.pipeline.executors import Failure, WorkerPool, map_unordered
 from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.pipeline.remote import StorageDirectory, fetch
+from unified_prof.schema.catalogue import MSPROF
 from unified_prof.sqlite.atomic import temporary_folder
+from unified_prof.sqlite.opening import detect
 
 if TYPE_CHECKING:
     from unified_prof.cluster.matching import SequenceMatch
@@ -408,9 +410,6 @@ def _is_other_database(database: Path, *, named: bool) -> bool:
 
     A database of another tool whose name contains a rank is not ignored but reported as unreadable.
     """
-    from unified_prof.schema.catalogue import MSPROF
-    from unified_prof.sqlite.opening import detect
-
     try:
         found = detect(database)
     except UprofError:

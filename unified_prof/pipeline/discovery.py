@@ -23,6 +23,8 @@ from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofEr
 from unified_prof.pipeline import analysis_db, sources
 from unified_prof.pipeline.sources import Source
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
+from unified_prof.sqlite.opening import detect
+from unified_prof.sqlite.reader import open_report
 
 # Maximum depth of directories that are searched; few systems open paths that are much longer.
 MAX_DEPTH = 64
@@ -138,8 +140,6 @@ def _file_refusal(path: Path, expected: str) -> UprofError:
 
 
 def _database_refusal(path: Path, expected: str) -> UprofError:
-    from unified_prof.sqlite.opening import detect
-
     try:
         found = detect(path)
     except UprofError as err:  # here the database is a recording, not a report
@@ -573,8 +573,6 @@ def existing_report(found: FoundRecording, place: ReportPlace, revision: str) ->
     A report matches if its rows in UPROF_RUN identify the recording, its schema is `revision`, and
     it is newer than all files of the recording.
     """
-    from unified_prof.sqlite.reader import open_report
-
     for path in place.existing:
         try:
             with open_report(path) as report:

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from unified_prof.pipeline.report_input import Reader
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
-# Kinds of recordings that are converted first.
-_SOURCES = ("prof",)
+_SOURCES = ("prof",)  # Kinds of recordings that are converted first.
 # Maximum ranks per trace; viewers cannot draw more, and each rank is read in full.
 _MAX_RANKS = 256
 
@@ -59,28 +58,23 @@ class Selection:
 
     # Timelines: ranks of a multi-rank run; None for the most informative ones of the step.
     ranks: RankSelection | None = None
-    # Timelines: the only step of a multi-rank run.
-    step: int | None = None
-    # Timelines: add a track of the critical path.
-    with_path: bool = False
+    step: int | None = None  # Timelines: the only step of a multi-rank run.
+    with_path: bool = False  # Timelines: add a track of the critical path.
     # Stacks: the only measure, and the frames above the operations.
     measure: str | None = None
     by: Place | None = None
     # Tables: the only tables; and whether ids of strings stay as they are.
     tables: Collection[str] = ()
     ids: bool = False
-    # Files of msprof: names without the protection from formulas.
-    raw: bool = False
+    raw: bool = False  # Files of msprof: names without the protection from formulas.
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
     """Result of an export."""
 
-    # Plain data for JSON.
-    fields: dict[str, Any]
-    # Lines of text.
-    lines: list[str]
+    fields: dict[str, Any]  # Plain data for JSON.
+    lines: list[str]  # Lines of text.
     # Description of what could not be read; empty if everything was read.
     missing: str = ""
     warnings: Sequence[str] = ()

@@ -257,8 +257,7 @@ def watch(
 
 
 _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
-# Target of code that runs in a notebook kernel.
-NOTEBOOK = "notebook"
+NOTEBOOK = "notebook"  # Target of code that runs in a notebook kernel.
 
 
 def _program() -> tuple[str, tuple[str, ...]]:

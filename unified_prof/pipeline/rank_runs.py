@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.errors import StoreError, UprofError, UsageError
-from unified_prof.schema.catalogue import WATCH_FILES
+from unified_prof.schema.catalogue import CLUSTER, WATCH_FILES
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
@@ -225,7 +225,6 @@ def _overview(run: Any) -> Overview:
 def is_summary(path: Path) -> bool:
     """Return True for a run of `uprof cluster build`, or its summary."""
     from unified_prof.cluster.rank_partial import is_run_directory
-    from unified_prof.schema.catalogue import CLUSTER
     from unified_prof.sqlite.fingerprint import is_database
     from unified_prof.sqlite.opening import detect
 

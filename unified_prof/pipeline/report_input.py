@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from unified_prof.recording.source import Missing
     from unified_prof.report.formats import Format, ReportRequest
 
-# Output formats of Flight Recorder dumps.
-_DUMP_FORMATS = ("text", "markdown", "json")
+_DUMP_FORMATS = ("text", "markdown", "json")  # Output formats of Flight Recorder dumps.
 # Maximum number of ranks whose own reports follow the summary of the run.
 _MAX_RANK_REPORTS = 4
 _NAME = r"[A-Za-z0-9_][\w.+-]*"
@@ -57,10 +56,8 @@ class ReportInput:
 class Side:
     """One side of a comparison."""
 
-    # Paths as the user gave them.
-    given: tuple[Path, ...]
-    # Reports to read instead.
-    reports: tuple[Path, ...]
+    given: tuple[Path, ...]  # Paths as the user gave them.
+    reports: tuple[Path, ...]  # Reports to read instead.
 
     @property
     def label(self) -> str:
@@ -98,8 +95,7 @@ class Reader:
     """How the paths that the user gave are read."""
 
     messages: Messages
-    # If True, recordings are converted; otherwise paths are read as they are.
-    convert: bool
+    convert: bool  # If True, recordings are converted; otherwise paths are read as they are.
     # File that will be written; never one of the recordings, not even with --force.
     output: Path | None = None
 
@@ -190,10 +186,8 @@ class RenderedReport:
     """A run rendered in one format."""
 
     content: str | bytes
-    # Description of what could not be read; empty if everything was read.
-    missing: str
-    # Other views of the run, and results of killed runs.
-    hints: tuple[str, ...] = ()
+    missing: str  # Description of what could not be read; empty if everything was read.
+    hints: tuple[str, ...] = ()  # Other views of the run, and results of killed runs.
 
 
 def render_reports(

@@ -202,8 +202,6 @@ class Reports:
         run = capture.tracked
         if run is None:
             return
-        from unified_prof.sqlite import skyline_writer
-
         writers = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
         facts = provenance.of_records(self._facts, run, capture.failure)
         outputs.make_directory(self._absolute)  # another rank may have removed it

@@ -71,10 +71,8 @@ _ENVIRONMENT = {
 # Lines of the output of a failed workload that an error contains, and bytes in which they are
 # searched.
 _SHOWN_LINES, _SHOWN_BYTES = 3, 20_000
-# Seconds between checks whether a process that sends nothing has ended.
-_CHECK_S = 0.2
-# Default limit of the time without progress.
-TIMEOUT_S = 600
+_CHECK_S = 0.2  # Seconds between checks whether a process that sends nothing has ended.
+TIMEOUT_S = 600  # Default limit of the time without progress.
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from unified_prof.base import streams
 from unified_prof.base.text import NS_PER_MS, printable
 from unified_prof.compare.gate import parse_absolute_limits
 from unified_prof.errors import UprofError, UsageError
-from unified_prof.explain.api import open_files
+from unified_prof.explain.api import Measured, fit, open_files
 from unified_prof.explain.skyline import SkylineAnalysis
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Row
@@ -238,8 +238,6 @@ def run_sizes(wanted: BatchSizes, run_one: Callable[[RunSpec], int], *, as_json:
 
     If a size fails, for example for lack of memory, larger sizes are not tried.
     """
-    from unified_prof.explain.api import fit
-
     measured, exit_code = _series(wanted, run_one)
     line = fit(measured, wanted.memory_bytes)
     if as_json:
@@ -252,8 +250,6 @@ def run_sizes(wanted: BatchSizes, run_one: Callable[[RunSpec], int], *, as_json:
 
 def _series(wanted: BatchSizes, run_one: Callable[[RunSpec], int]) -> tuple[list[Measured], int]:
     """Return the measurement of each size, and the exit code of the last run."""
-    from unified_prof.explain.api import Measured
-
     measured: list[Measured] = []
     for spec in wanted.specs:
         assert spec.batch_size is not None
@@ -274,8 +270,6 @@ def _series(wanted: BatchSizes, run_one: Callable[[RunSpec], int]) -> tuple[list
 
 
 def _measure_size(spec: RunSpec) -> Measured:
-    from unified_prof.explain.api import Measured
-
     files = [path for path in sorted(Path(spec.output_dir).glob("*.sqlite")) if path.is_file()]
     found = summarize(files)
     assert spec.batch_size is not None

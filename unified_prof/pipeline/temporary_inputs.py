@@ -34,21 +34,16 @@ from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageEr
 from unified_prof.sqlite.atomic import temporary_folder
 
 _Entry = TypeVar("_Entry")
-# Path that stands for standard input.
-STANDARD_INPUT = Path("-")
-# Name of its temporary file, from which the name of the report is derived.
-NAME = "stdin"
-# Maximum bytes that are stored of standard input, and of an archive.
-MAX_BYTES = 64 << 30
-# Maximum entries of an archive.
-_MAX_MEMBERS = 250_000
+STANDARD_INPUT = Path("-")  # Path that stands for standard input.
+NAME = "stdin"  # Name of its temporary file, from which the name of the report is derived.
+MAX_BYTES = 64 << 30  # Maximum bytes that are stored of standard input, and of an archive.
+_MAX_MEMBERS = 250_000  # Maximum entries of an archive.
 # Maximum size of the headers of one entry of a tar archive; long names and attributes have some.
 _MAX_HEADER_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 # Errors of names that no file of the temporary directory can have.
 _UNSUITABLE_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EILSEQ)
-# Position and text of the magic number of a tar archive.
-_TAR_MAGIC = slice(257, 262), b"ustar"
+_TAR_MAGIC = slice(257, 262), b"ustar"  # Position and text of the magic number of a tar archive.
 
 
 def is_archive(path: Path) -> bool:

@@ -44,10 +44,8 @@ _INTERVAL_S = 0.5
 # Rows that may wait for the disk; more would fill the memory if it hangs.
 _MAX_ROWS = 1_000_000
 _HOST_ONLY = "; the capture contains the host only"
-# Steps before the capture of healthy steps.
-_HEALTHY_AFTER = 50
-# Longest time to wait at the end of the run for captures to be explained.
-_EXPLAIN_S = 60.0
+_HEALTHY_AFTER = 50  # Steps before the capture of healthy steps.
+_EXPLAIN_S = 60.0  # Longest time to wait at the end of the run for captures to be explained.
 
 
 class Exporter(Protocol):

@@ -29,14 +29,11 @@ CAPTURES = "captures"
 TRACE_NAME = "timeline.json.gz"
 _EXPLAIN = "unified_prof.pipeline.watch_explain"
 _REQUESTS = "requests"
-# States of a capture that do not change any more.
-_OVER = ("ready", "failed")
-# Shortest time between two captures that triggers start.
-_MIN_INTERVAL_S = 10.0
+_OVER = ("ready", "failed")  # States of a capture that do not change any more.
+_MIN_INTERVAL_S = 10.0  # Shortest time between two captures that triggers start.
 # Time in which every rank has read a request: it looks twice a second, and the row is written then.
 _NOTICE_S = 2.0
-# Additional time in which msprof starts.
-_NPU_NOTICE_S = 3.0
+_NPU_NOTICE_S = 3.0  # Additional time in which msprof starts.
 
 
 def new_directory(parent: Path, name: str) -> Path:

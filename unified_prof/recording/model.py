@@ -388,5 +388,4 @@ class Advice(Displayed):
     capture: str | None = None
     # True if all rules ran, False if only the fast ones ran (large recordings).
     complete: bool = True
-    # True if nothing was found in a recording that captures device graphs.
-    captures: bool = False
+    captures: bool = False  # True if nothing was found in a recording that captures device graphs.

@@ -69,8 +69,7 @@ class Words:
 
     entries: str
     but: str = ""
-    # True if digits are part of the words, as in dtypes.
-    digits: bool = False
+    digits: bool = False  # True if digits are part of the words, as in dtypes.
 
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:

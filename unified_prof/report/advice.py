@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 # Version of the JSON document; raised when a key changes its meaning or is removed.
 FORMAT_VERSION = 1
 
-# Number of rules to name if many are skipped for the same reason.
-_MAX_RULES_PER_REASON = 4
+_MAX_RULES_PER_REASON = 4  # Number of rules to name if many are skipped for the same reason.
 _MAX_REASONS = 3  # Maximum number of reasons in text.
 _NO_FINDINGS = "no findings"
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
@@ -40,8 +39,7 @@ class ReportAdvice:
     family: str
     title: str
     advice: Advice
-    # Without findings, what takes the time.
-    composition: tuple[str, ...] = ()
+    composition: tuple[str, ...] = ()  # Without findings, what takes the time.
 
 
 def gather_advice(opened: Opened) -> list[ReportAdvice]:
@@ -111,13 +109,10 @@ def advice_document(
     top: int | None,
     is_run: bool = False,
 ) -> Document:
-    """Return the document of findings.
+    """Return the document of findings: of each report, and of the multi-rank run.
 
-    Args:
-        reports: Findings of each report.
-        of_run: Findings of the multi-rank run.
-        top: Maximum number of findings per report, and of the run.
-        is_run: If True, also state that a multi-rank run has no findings.
+    `top` limits the findings per report, and of the run. If `is_run`, also state that a multi-rank
+    run has no findings.
     """
     document = Document()
     if of_run or is_run:

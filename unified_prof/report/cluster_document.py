@@ -42,8 +42,7 @@ class RankDetail:
     steps: tuple[tuple[int, dict[str, float | None]], ...]
     groups: tuple[GroupRecord, ...]
     links: tuple[LinkRow, ...]
-    # Longest first.
-    operations: tuple[RankOperationRow, ...]
+    operations: tuple[RankOperationRow, ...]  # Longest first.
 
     @classmethod
     def from_overview(cls, overview: Overview, number: int, step: int | None = None) -> RankDetail:
@@ -101,8 +100,7 @@ def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...
     return tuple(sorted(rows, key=lambda one: -one.total_ns))
 
 
-# Version of the document; raised when a key changes its meaning.
-CLUSTER_FORMAT_VERSION = 1
+CLUSTER_FORMAT_VERSION = 1  # Version of the document; raised when a key changes its meaning.
 
 
 def run_fields(overview: Overview, *, top: int | None = None) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from unified_prof.report.cluster_text import cluster_title
 from unified_prof.report.formats import ClusterRequest, encode_varints
 from unified_prof.report.html_parts import fill_page
 
-# Maximum number of collectives with bars, the most expensive ones.
-MAX_GROUPS = 40
+MAX_GROUPS = 40  # Maximum number of collectives with bars, the most expensive ones.
 # Maximum number of rank-step cells per measure; about three bytes each.
 _MAX_CELLS = 100_000
 _MAX_LINKS = 60_000
@@ -33,8 +32,7 @@ _MEASURES = (
 _HIDDEN_KEYS = frozenset(
     ("blame", "file", "partial", "device_name", "vendor", "clock_error_ns", "clock_island")
 )
-# Encoding of an unknown value; known values are encoded plus one.
-_UNKNOWN = 0
+_UNKNOWN = 0  # Encoding of an unknown value; known values are encoded plus one.
 
 
 def flatten_columns(rank: dict[str, Any]) -> dict[str, Any]:

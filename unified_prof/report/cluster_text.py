@@ -246,8 +246,7 @@ class ClusterSection:
 
     heading: str
     columns: list[Column]
-    # Number of rows that are not shown.
-    left_out: int = 0
+    left_out: int = 0  # Number of rows that are not shown.
 
 
 def cluster_title(overview: Overview, *, folder: bool = True) -> str:

@@ -301,8 +301,7 @@ DOCUMENTS: Mapping[str, tuple[int, tuple[Any, ...]]] = {
     "gate": (DIFFERENCE_FORMAT_VERSION, (_GATE, _GATES)),
     "cluster": (CLUSTER_FORMAT_VERSION, (_CLUSTER, _ONE_STEP, _ONE_RANK)),
 }
-# Documents in which NaN and infinity become null.
-_FINITE = ("diff", "gate")
+_FINITE = ("diff", "gate")  # Documents in which NaN and infinity become null.
 
 
 def schema(command: str) -> dict[str, Any]:

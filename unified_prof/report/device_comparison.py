@@ -17,10 +17,8 @@ from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison
 
 NONE: Final = "-"
 
-# Ratios from here on are shown without decimals.
-_LARGE_RATIO: Final = 100
-# Ratios below this are shown as `<0.01`.
-_SMALL_RATIO: Final = 0.01
+_LARGE_RATIO: Final = 100  # Ratios from here on are shown without decimals.
+_SMALL_RATIO: Final = 0.01  # Ratios below this are shown as `<0.01`.
 
 
 def device_title(found: DeviceDifference) -> str:
@@ -160,8 +158,7 @@ def _peak(peak: Peak) -> str:
 _MAX_SHAPES: Final = 3
 _IDLE: Final = "idle "
 
-# (heading, columns, number of rows left out).
-DeviceTable = tuple[str, list[Column], int]
+DeviceTable = tuple[str, list[Column], int]  # (heading, columns, number of rows left out).
 
 
 def device_tables(found: DeviceDifference, shown: DeviceRequest) -> Iterable[DeviceTable]:

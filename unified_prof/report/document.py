@@ -25,10 +25,8 @@ class Column:
     cells: tuple[str, ...]
     # Left-aligned text that may be shortened. Figures are right-aligned and never cut.
     is_name: bool = False
-    # Sentences, cut only if the terminal is too narrow.
-    is_prose: bool = False
-    # Width limit of a name, in multiples of other names.
-    lines: int = 1
+    is_prose: bool = False  # Sentences, cut only if the terminal is too narrow.
+    lines: int = 1  # Width limit of a name, in multiples of other names.
     # If space is short, the least important column is dropped first; 10 is never dropped.
     importance: int = 10
 
@@ -75,8 +73,7 @@ class Table:
     """Table of equally long columns."""
 
     columns: tuple[Column, ...]
-    # Heading in formats whose tables need one.
-    caption: str = ""
+    caption: str = ""  # Heading in formats whose tables need one.
     # Number of rows that are not shown.
     left_out: int = 0
     kind: Literal["table"] = "table"
@@ -90,8 +87,7 @@ class Document:
     """Blocks from top to bottom; control characters in texts are escaped when they are added."""
 
     blocks: list[Block] = field(default_factory=list)
-    # How to show the rows that a table leaves out, in text.
-    more: str = " (--top)"
+    more: str = " (--top)"  # How to show the rows that a table leaves out, in text.
 
     def title(self, text: str, *, mark: str = "") -> None:
         """Add a title; `mark` precedes it in Markdown."""

@@ -30,8 +30,7 @@ from unified_prof.report.formats import ReportRequest
 
 Answer = TypeVar("Answer")
 
-# Default rows of a breakdown in text and Markdown; other formats have all.
-DEFAULT_TEXT_ROWS = 20
+DEFAULT_TEXT_ROWS = 20  # Default rows of a breakdown in text and Markdown; other formats have all.
 
 
 # Version of the JSON document; raised when a key changes its meaning or is removed.
@@ -176,14 +175,9 @@ def gather_figures(
 ) -> list[Figures]:
     """Collect the figures of every report in a directory.
 
-    Args:
-        opened: Reports.
-        request: User's selection.
-        everything: If True, the format shows all breakdowns unless one is requested; otherwise only
-            the first.
-        rows: Default number of rows of the format; None for all.
-        details: Also collect hardware counters and memory over time.
-        headline: Also collect launch latency, groups and idle reasons.
+    If `everything`, the format shows all breakdowns unless one is requested; otherwise only the
+    first. `rows` is the default number of rows of the format (None: all). `details` are hardware
+    counters and memory over time, `headline` is launch latency, groups and idle reasons.
 
     Raises:
         StoreError: No report could be read to its end.

@@ -11,8 +11,7 @@ from unified_prof.report import names
 
 # Clauses that may be left out, but for the basis of a share that differs from the one of the cost.
 _PARENTHESES = re.compile(r" \((?!CPU wait excluded)[^()]*\)")
-# Findings are shortened to this many characters if clauses can be left out.
-_FINDING_LENGTH = 90
+_FINDING_LENGTH = 90  # Findings are shortened to this many characters if clauses can be left out.
 # Without findings, the longest operations are named if they take this share of the time.
 _LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
 

@@ -33,12 +33,9 @@ class ReportRequest:
     # The only breakdown to show; None for the format's default.
     by: By | None = None
     sort: str | None = None
-    # Maximum rows of a breakdown; None for the format's default.
-    top: int | None = None
-    # If True, add distributions of operation and kernel times.
-    statistics: bool = False
-    # If True, do not truncate names.
-    full_names: bool = False
+    top: int | None = None  # Maximum rows of a breakdown; None for the format's default.
+    statistics: bool = False  # If True, add distributions of operation and kernel times.
+    full_names: bool = False  # If True, do not truncate names.
     # Directory of the source lines to embed in a page; None for none.
     source_root: Path | None = None
     # Width of the terminal; None if there is none.
@@ -58,15 +55,12 @@ class Format:
     """Output format of reports."""
 
     name: str
-    # Renderer as `module:function`, imported when it is used.
-    renderer: str
-    # File extensions, the preferred one first.
-    suffixes: tuple[str, ...]
+    renderer: str  # Renderer as `module:function`, imported when it is used.
+    suffixes: tuple[str, ...]  # File extensions, the preferred one first.
     # True if it can be printed on a terminal.
     for_terminal: bool = True
     embeds_source: bool = False
-    # True for text; other formats are bytes, of breakdowns only.
-    is_text: bool = True
+    is_text: bool = True  # True for text; other formats are bytes, of breakdowns only.
 
     def produce(self, opened: Opened, request: ReportRequest) -> str | bytes:
         """Render the reports.
@@ -160,10 +154,8 @@ class DeviceRequest:
     """Selection of a comparison of devices."""
 
     by: DeviceBy = "operation"
-    # Maximum rows of each table.
-    top: int = 20
-    # If True, also show unchanged rows.
-    everything: bool = False
+    top: int = 20  # Maximum rows of each table.
+    everything: bool = False  # If True, also show unchanged rows.
 
 
 ClusterBreakdown = Literal["rank", "step", "group", "link", "operation"]
@@ -187,12 +179,9 @@ CLUSTER_FORMAT_NAMES = tuple(one.name for one in CLUSTER_FORMATS)
 class ClusterRequest:
     """Selection and presentation of a multi-rank run."""
 
-    # The only table to show; None for the format's default.
-    by: ClusterBreakdown | None = None
-    # The only rank to show.
-    rank: int | None = None
-    # The only step to show.
-    step: int | None = None
+    by: ClusterBreakdown | None = None  # The only table to show; None for the format's default.
+    rank: int | None = None  # The only rank to show.
+    step: int | None = None  # The only step to show.
     # Maximum rows of each table; None for the format's default.
     top: int | None = None
     full_names: bool = False

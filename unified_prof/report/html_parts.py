@@ -31,15 +31,13 @@ from unified_prof.report.document import (
 )
 from unified_prof.version import VERSION
 
-# Maximum rows of any table in a fragment.
-_MAX_FRAGMENT_ROWS = 25
+_MAX_FRAGMENT_ROWS = 25  # Maximum rows of any table in a fragment.
 
 _FRAGMENT_NAME_LENGTH = 90
 
 _MAX_LINE_LENGTH = 600
 
-# Maximum characters of a fragment, without its last line.
-_MAX_FRAGMENT_LENGTH = 96 * 1024
+_MAX_FRAGMENT_LENGTH = 96 * 1024  # Maximum characters of a fragment, without its last line.
 
 _BORDER = "1px solid rgba(128,128,128,.35)"
 

@@ -43,8 +43,7 @@ _LITERAL = re.compile(r"L[a-z](n?\d+)E")
 _NO_NAME = re.compile(r"DF\d+[b_]?|[ST]\d*_|.", re.DOTALL)
 # Kernels of these libraries have parameters of their own types.
 _SYMBOL_PREFIXES = ("nccl", "rccl", "msccl")
-# Longer names are not parsed as symbols.
-_MAX_NAME_LENGTH = 1 << 14
+_MAX_NAME_LENGTH = 1 << 14  # Longer names are not parsed as symbols.
 
 
 def readable_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -73,9 +72,7 @@ def _symbols(name: str, *, arguments: bool = False) -> str:
 def short_symbol(name: str, *, arguments: bool = False) -> str:
     """Return a C++ function without return type, namespaces and parameters; other names unchanged.
 
-    Args:
-        name: Any name.
-        arguments: If True, keep all template arguments, not only the most informative one.
+    If `arguments`, keep all template arguments, not only the most informative one.
     """
     count = _COUNT.search(name)
     text = name[: count.start()] if count else name
@@ -255,8 +252,7 @@ def _all_arguments(arguments: Iterable[str]) -> str:
 
 neutral = printable
 
-# Placeholder of a figure that was not measured.
-NOT_MEASURED = "-"
+NOT_MEASURED = "-"  # Placeholder of a figure that was not measured.
 
 _FLOPS = (
     (10**15, "PFLOP"),

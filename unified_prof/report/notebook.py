@@ -23,10 +23,8 @@ from unified_prof.report.operation_difference import add_difference, verdict_doc
 from unified_prof.report.report_document import report_document
 from unified_prof.sqlite.reader import Report
 
-# Maximum rows of each table of an object of the public API.
-_MAX_ROWS = 10
-# Maximum breakdowns of a report if none was selected.
-_MAX_BREAKDOWNS = 3
+_MAX_ROWS = 10  # Maximum rows of each table of an object of the public API.
+_MAX_BREAKDOWNS = 3  # Maximum breakdowns of a report if none was selected.
 # Maximum items of a list.
 _MAX_ITEMS = 8
 _MAX_FINDINGS = 5

@@ -50,12 +50,9 @@ MORE_RUNS = (
 
 
 def difference_document(found: Difference, *, top: int, everything: bool = False) -> Document:
-    """Return the document of a comparison.
+    """Return the document of a comparison, with `top` rows per table.
 
-    Args:
-        found: Comparison.
-        top: Maximum rows of each table.
-        everything: If True, also show unchanged rows.
+    If `everything`, also show unchanged rows.
     """
     document = Document()
     add_difference(document, found, top=top, everything=everything)

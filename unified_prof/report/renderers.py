@@ -20,8 +20,7 @@ from unified_prof.report.document import (
     display_columns,
 )
 
-# Names longer than this are shortened in Markdown tables.
-_MAX_NAME_LENGTH = 100
+_MAX_NAME_LENGTH = 100  # Names longer than this are shortened in Markdown tables.
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
 
 
@@ -94,12 +93,7 @@ def _table_line(cells: Iterable[str]) -> str:
 
 
 def csv_text(rows: Iterable[Mapping[str, str | float | None]], fields: Iterable[str] = ()) -> str:
-    """Render rows as CSV; unknown values are empty.
-
-    Args:
-        rows: Rows by column name.
-        fields: Names of the first columns, in order; the other columns of the rows follow.
-    """
+    """Render rows as CSV; unknown values are empty; `fields` are the first columns, in order."""
     rows = list(rows)
     output = StringIO()
     columns = list(dict.fromkeys([*fields, *(name for row in rows for name in row)]))

@@ -55,8 +55,7 @@ _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
-# Below this share, no rate is shown.
-_RATED_SHARE = 0.5
+_RATED_SHARE = 0.5  # Below this share, no rate is shown.
 # Minimum share of an iteration from which waiting for a processor is mentioned.
 _MIN_WAITING_SHARE = 0.02
 # Recorded facts shown in the headline, by the names that profilers use.
@@ -68,10 +67,7 @@ def report_document(
 ) -> Document:
     """Return the document of one or more reports, missing reports first.
 
-    Args:
-        reports: Figures of each report.
-        coverage: Missing reports, if any.
-        more: How to show the rows that are left out.
+    `more` says how to show the rows that are left out.
     """
     document = Document(more=more)
     if coverage is not None and coverage.missing:
@@ -107,13 +103,9 @@ def run_footer(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """Return the footer of `uprof run` about the reports just written.
+    """Return the footer of `uprof run` about the reports just written, by kind in display order.
 
-    Args:
-        files: Kind of report -> files, in display order.
-        top: Maximum rows of each table.
-        width: Width of the terminal; None for a pipe.
-        color: If True, use escape sequences for color.
+    The width of a pipe is None.
     """
     document = Document(more=MORE_IN_REPORT)
     add_run_footer(document, files, top=top)
@@ -562,8 +554,7 @@ def _time_column(value_ns: int | None, whole_ns: int) -> str:
     return text if value_ns is None else f"{text} ({names.format_share(value_ns, whole_ns)})"
 
 
-# Number of findings shown above the figures of a report.
-_MAX_FINDINGS = 3
+_MAX_FINDINGS = 3  # Number of findings shown above the figures of a report.
 
 
 def add_findings(document: Document, figures: Figures) -> None:

@@ -20,17 +20,13 @@ from unified_prof.report.renderers import render_markdown
 if TYPE_CHECKING:
     from unified_prof.report.formats import ClusterRequest, ReportRequest
 
-# Name columns are shortened to this width before other columns are dropped.
-_MIN_NAME_WIDTH = 24
+_MIN_NAME_WIDTH = 24  # Name columns are shortened to this width before other columns are dropped.
 # Width of the first name column if even the columns that are never dropped do not fit.
 _MIN_FIRST_NAME_WIDTH = 12
 _MAX_NAME_WIDTH = 100
-# Maximum width of a table in a pipe, unless its figures need more.
-_MAX_TABLE_WIDTH = 200
-# Width at which facts and findings are wrapped in a pipe.
-_PIPE_WIDTH = 120
-# Wider than any line: no wrapping.
-_UNLIMITED = 100_000
+_MAX_TABLE_WIDTH = 200  # Maximum width of a table in a pipe, unless its figures need more.
+_PIPE_WIDTH = 120  # Width at which facts and findings are wrapped in a pipe.
+_UNLIMITED = 100_000  # Wider than any line: no wrapping.
 # Minimum width of the labels of facts.
 _MIN_LABEL_WIDTH = 12
 _GAP = 2
@@ -60,13 +56,9 @@ _STYLES = {"title": "bold", "heading": "bold", "note": "dim"}
 def render_text(
     document: Document, *, width: int | None = None, color: bool = False, full_names: bool = False
 ) -> str:
-    """Render a document as text without trailing spaces.
+    """Render a document as text without trailing spaces; the width of a pipe is None.
 
-    Args:
-        document: Document.
-        width: Width of the terminal; None for a pipe.
-        color: If True, use escape sequences for color.
-        full_names: If True, neither shorten names nor wrap lines.
+    If `full_names`, neither names are shortened nor lines wrapped.
     """
     renderer = _TextRenderer(width, color=color, full_names=full_names)
     for is_separated, blocks in document.groups():

@@ -247,10 +247,7 @@ def write_perfetto_trace(
 ) -> TraceContents:
     """Write reports as one Perfetto trace, each with a prefix before its group names.
 
-    Args:
-        path: Output file.
-        analyses: (prefix, report).
-        lose: Called for a damaged report, whose tracks are then incomplete; None raises instead.
+    `lose` is called for a damaged report, whose tracks are then incomplete; None raises instead.
 
     Raises:
         StoreError: A report is damaged and `lose` is None.

@@ -34,19 +34,16 @@ WATCH_FORMAT_VERSION = 1
 _ON_HOST = {"data_ns": "data loading", "wait_ns": "host wait"}
 _ON_DEVICE = {"forward_ns": "forward", "backward_ns": "backward", "optimizer_ns": "optimizer"}
 _MAX_EVENTS, _MAX_SLOW = 10, 5
-# A slow step takes this many times the median of the steps around it.
-_SLOW = 1.5
+_SLOW = 1.5  # A slow step takes this many times the median of the steps around it.
 # Blocks whose minima of memory give its growth, and the steps of the shortest one.
 _BLOCKS, _MIN_BLOCK = 20, 10
-# Change over the whole run from which steps or memory are said to grow.
-_MIN_CHANGE = 0.05
+_MIN_CHANGE = 0.05  # Change over the whole run from which steps or memory are said to grow.
 # The live view: latest steps, width and characters of its charts, and latest events.
 RECENT_STEPS = 240
 _CHART_WIDTH = 60
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _MAX_LIVE_EVENTS = 3
-# Intervals of a line on the page, each drawn by its minimum and maximum.
-_INTERVALS = 300
+_INTERVALS = 300  # Intervals of a line on the page, each drawn by its minimum and maximum.
 # Captures of these events show a problem; the latest one is tried first.
 _PROBLEMS = ("slow_step", "drift", "memory_growth")
 _LASTING = ("drift", "memory_growth")
@@ -166,12 +163,9 @@ class RunFigures:
 def run_figures(
     ranks: Mapping[int, RankSteps], folder: Path, recent: int | None = None
 ) -> RunFigures:
-    """Return the figures of a run.
+    """Return the figures of a run from its latest `recent` steps (None: all).
 
-    Args:
-        ranks: Steps and events by rank.
-        folder: Directory of the run, for commands.
-        recent: Number of the latest steps to use; None: all.
+    `folder` is the directory of the run, for commands.
     """
     found = [_rank_figures(ranks[rank], recent) for rank in sorted(ranks)]
     medians_ns = {one.rank: one.length.median_ns for one in found if one.length is not None}

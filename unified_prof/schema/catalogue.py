@@ -23,8 +23,7 @@ SKYLINE_RUN_TIME = "skyline-run-time"
 SKYLINE_MEMORY = "skyline-memory"
 CLUSTER = "cluster"
 WATCH = "watch"
-# Pattern of the names of watch files in the directory of a run.
-WATCH_FILES = "watch_rank*.db"
+WATCH_FILES = "watch_rank*.db"  # Pattern of the names of watch files in the directory of a run.
 
 # Oldest first. The msprof names are <SCHEMA_VERSION>_<date of the exporter's change>.
 #

@@ -68,8 +68,7 @@ class Objects:
         return values.tolist() if isinstance(values, np.ma.MaskedArray) else list(values)
 
 
-# Values of one column.
-Source = Constant | Numbers | Objects
+Source = Constant | Numbers | Objects  # Values of one column.
 
 
 def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source], int]:

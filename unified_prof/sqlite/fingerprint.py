@@ -30,8 +30,7 @@ from unified_prof.sqlite.statements import (
     quoted,
 )
 
-# First bytes of every SQLite database.
-MAGIC = b"SQLite format 3\0"
+MAGIC = b"SQLite format 3\0"  # First bytes of every SQLite database.
 
 
 def is_database(path: Path) -> bool:

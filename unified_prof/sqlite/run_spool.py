@@ -99,8 +99,7 @@ class Spool:
         return f"{self._head}.spool"
 
 
-# States of the process that wrote a spool.
-RUNS, ENDED, UNKNOWN = "runs", "ended", "unknown"
+RUNS, ENDED, UNKNOWN = "runs", "ended", "unknown"  # States of the process that wrote a spool.
 
 
 def find(folder: Path) -> list[Path]:

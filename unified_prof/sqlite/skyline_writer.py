@@ -24,10 +24,8 @@ from unified_prof.schema.catalogue import (
 from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.statements import declared, open_unfinished, quoted, transaction, writing
 
-# Table of the counts of a `ledger.Ledger`.
-ANOMALIES = "UPROF_ANOMALIES"
-# Kinds of entries in the correlation table of a memory report.
-WEIGHT, ACTIVATION = 1, 2
+ANOMALIES = "UPROF_ANOMALIES"  # Table of the counts of a `ledger.Ledger`.
+WEIGHT, ACTIVATION = 1, 2  # Kinds of entries in the correlation table of a memory report.
 
 
 def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:

@@ -71,8 +71,7 @@ TABLES = (
     "(SELECT name, sql, rowid FROM main.sqlite_master"
     " WHERE type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%')"
 )
-# Maximum number of tables read of a file of another program.
-MAX_TABLES = 100_000
+MAX_TABLES = 100_000  # Maximum number of tables read of a file of another program.
 
 
 def open_unfinished(

@@ -25,10 +25,8 @@ from unified_prof.tracking.raw_calls import (
 )
 from unified_prof.tracking.torch_names import Anomalies
 
-# A reported operation, and True if it took part in the backward pass.
-Entry = tuple[Site, bool]
-# An `Entry`, and its position among equal entries in its iteration.
-Key = tuple[Site, bool, int]
+Entry = tuple[Site, bool]  # A reported operation, and True if it took part in the backward pass.
+Key = tuple[Site, bool, int]  # An `Entry`, and its position among equal entries in its iteration.
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,8 @@ from unified_prof.tracking.raw_calls import NO_CALL, Backward, Iteration, Record
 # Replaces `_ACCUMULATE_GRAD`, the sequence number of nodes that write `.grad`.
 _ACCUMULATES = -2
 _ACCUMULATE_GRAD = 2**64 - 1
-# Replaces the sequence number while a checkpointed function runs again.
-_RECOMPUTES = -3
-# Position of the engine's argument `inputs`.
-_INPUTS = 3
+_RECOMPUTES = -3  # Replaces the sequence number while a checkpointed function runs again.
+_INPUTS = 3  # Position of the engine's argument `inputs`.
 
 
 class _HostTimers:

@@ -141,8 +141,7 @@ _PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.p
 # Functions that can be suspended and resumed by another caller.
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-# Kinds of code objects in the stack walk.
-FOREIGN = 0
+FOREIGN = 0  # Kinds of code objects in the stack walk.
 FOREIGN_METHOD = 1  # has a `self`: possibly a module of torch, such as Linear.forward
 PROJECT = 2
 PROJECT_METHOD = 3  # has an owner that may be a module: checked in every frame

@@ -19,11 +19,9 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.errors import DeviceUnavailableError
 from unified_prof.tracking.torch_names import Patches
 
-# A point in time on one clock: host time in nanoseconds, or the number of an event.
-Mark = int
+Mark = int  # A point in time on one clock: host time in nanoseconds, or the number of an event.
 
-# No mark was taken: the device is not in use yet, or must not be accessed now.
-NO_MARK: Mark = -1
+NO_MARK: Mark = -1  # No mark was taken: the device is not in use yet, or must not be accessed now.
 
 Marks = Sequence[Mark] | NDArray[np.int64]
 # A mark on each of several devices, by device number.

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-# Device number, stream number.
-Place = tuple[int, int]
+Place = tuple[int, int]  # Device number, stream number.
 
 # Host time assumed for the first call of a kind.
 _UNKNOWN_NS = 500_000
@@ -196,5 +195,4 @@ def _spinner(kind: str, module: Any) -> Callable[[int], None]:
     return fill
 
 
-# Number of time units of one fill.
-_FILL_UNITS = 10_000
+_FILL_UNITS = 10_000  # Number of time units of one fill.

@@ -179,8 +179,7 @@ class Driver:
             self._open.pop().stop(complete)
 
 
-# Maximum share of the elapsed time for saving.
-SHARE = 0.02
+SHARE = 0.02  # Maximum share of the elapsed time for saving.
 
 
 class Saving:

@@ -21,8 +21,7 @@ from unified_prof.tracking.device import Marks, Milliseconds
 
 _NEVER = (0, 0, 0)
 
-# Thresholds before automatic collection was suspended.
-_held: tuple[int, int, int] | None = None
+_held: tuple[int, int, int] | None = None  # Thresholds before automatic collection was suspended.
 
 
 @contextmanager

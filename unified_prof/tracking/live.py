@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.errors import DeviceUnavailableError, UsageError
 from unified_prof.tracking.driver import Instrument
+from unified_prof.tracking.torch_names import accelerator_kind
 
 if TYPE_CHECKING:
     from unified_prof.base.run_spec import RunSpec, TrackedRun
@@ -61,7 +62,6 @@ def chosen_device(device: str | None) -> str:
             hint="run `pip install 'unified-prof[torch]'`",
             slug="backend-unavailable",
         )
-    from unified_prof.tracking.torch_names import accelerator_kind
 
     return device or accelerator_kind()
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from unified_prof.base.run_spec import COUNTED, VARYING, Turns
 
-# Number of iterations whose counts must be equal.
-COUNTED_ITERATIONS = 2
+COUNTED_ITERATIONS = 2  # Number of iterations whose counts must be equal.
 
 
 class TurnTaker:

@@ -43,12 +43,10 @@ from unified_prof.tracking.wasted_work import WastedWork
 # Number of recorded calls and autograd nodes, about a megabyte, at which they are converted to
 # times. A conversion takes as long as thirty operations of a small iteration.
 _MAX_RAW = 10_000
-# The same on a device, which has no work during a conversion.
-_MAX_RAW_ON_DEVICE = 200_000
+_MAX_RAW_ON_DEVICE = 200_000  # The same on a device, which has no work during a conversion.
 # Limit of the sizes of the samples kept: about 10,000 samples of a few calls, or 700 of 5,000.
 _MAX_SIZE = 4_000_000
-# Number of iterations per sample of the run time.
-ITERATIONS_PER_SAMPLE = 2
+ITERATIONS_PER_SAMPLE = 2  # Number of iterations per sample of the run time.
 
 
 class OperationTracker:

@@ -29,8 +29,7 @@ from unified_prof.base.run_spec import RunSpec
 from unified_prof.base.text import printable
 from unified_prof.errors import CaptureError, UsageError
 
-# Exit code after Ctrl-C in shells.
-INTERRUPTED = 130
+INTERRUPTED = 130  # Exit code after Ctrl-C in shells.
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,8 +370,7 @@ class Recorder:
     """
 
 
-# Start and end of an interval, in ms since the iteration began.
-Span = tuple[float, float]
+Span = tuple[float, float]  # Start and end of an interval, in ms since the iteration began.
 
 
 @dataclass(frozen=True, slots=True)

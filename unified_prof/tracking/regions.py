@@ -22,8 +22,7 @@ from unified_prof.tracking.torch_names import Patches
 
 # Maximum number of regions, counted by name and enclosing region; further regions are ignored.
 _MAX_REGIONS = 10_000
-# Maximum number of times that regions open or close in one iteration.
-_MAX_CHANGES = 1_000_000
+_MAX_CHANGES = 1_000_000  # Maximum number of times that regions open or close in one iteration.
 _STEP = "ProfilerStep#"
 _NVTX = "nvtx"
 

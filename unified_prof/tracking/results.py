@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from unified_prof.tracking.session import Session
 
 _MAX_OUTSIDE = 8  # Number of operations outside of the report's scope that are noted.
-# Limits of the source files whose hash is noted.
-_MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 4 << 20
+_MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 4 << 20  # Limits of the source files whose hash is noted.
 
 
 class Results:

@@ -44,8 +44,7 @@ NOTHING_MARKED = (
 )
 
 
-# Minimum number of run-time samples of which half are of even iterations.
-_MIN_SHIFTED = 8
+_MIN_SHIFTED = 8  # Minimum number of run-time samples of which half are of even iterations.
 
 
 class Session:

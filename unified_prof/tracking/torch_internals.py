@@ -13,8 +13,7 @@ from typing import Any
 
 from unified_prof.tracking.torch_names import PLACES, Anomalies, Patches, TorchLookup
 
-# Pack hook and unpack hook.
-Pair = tuple[Any, Any]
+Pair = tuple[Any, Any]  # Pack hook and unpack hook.
 
 
 class UnknownHooksError(LookupError):

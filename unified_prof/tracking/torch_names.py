@@ -276,8 +276,7 @@ class Patches:
                 setattr(owner, name, value)
 
 
-# Marks an attribute that the owner inherits instead of defining it.
-_INHERITED = object()
+_INHERITED = object()  # Marks an attribute that the owner inherits instead of defining it.
 
 
 # The compiler must trace this module: its functions replace functions of torch, so skipping a call

@@ -271,8 +271,7 @@ def _shifted(times: Ints, by: int) -> Ints:
 # Start (-1: absent) and length of the last field of a type in every record, by type.
 Fields = dict[int, tuple[Ints, Ints]]
 _PIECE_BYTES = 4 << 20
-# Maximum size of a record, since records are read completely.
-_MAX_RECORD_BYTES = 64 << 20
+_MAX_RECORD_BYTES = 64 << 20  # Maximum size of a record, since records are read completely.
 # Maximum number of fields of a record that are looked at.
 _MAX_FIELDS = 1_000
 _HEAD = struct.Struct("<HI")

@@ -18,8 +18,7 @@ from unified_prof.base.columns import NO_TEXT as NO_TEXT_ID
 from unified_prof.base.columns import NOT_AVAILABLE, Sink, Strings
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_flat, read_records
 
-# Number of a missing or empty field.
-NO_TEXT = -1
+NO_TEXT = -1  # Number of a missing or empty field.
 # String id of an empty name; torch_npu writes no row of STRING_IDS for it.
 NO_NAME = NO_TEXT_ID
 NOT_UTF8 = NOT_AVAILABLE

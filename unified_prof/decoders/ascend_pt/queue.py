@@ -31,8 +31,7 @@ LAYOUTS = (Layout(row_type("time <i8, category <u8, correlation <u8, tid <u8, pi
 _KIND = 2
 _NAME = 1
 _CATEGORIES = 4
-# Added to the category of a start.
-_END = 1
+_END = 1  # Added to the category of a start.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

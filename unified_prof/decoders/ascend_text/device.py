@@ -321,8 +321,7 @@ _BLOCKS = {
 _TOTAL_TIMES = {"aicore_time(us)": "aic_total_time", "aiv_time(us)": "aiv_total_time"}
 _IN_US = "_time(us)"
 _AFTER = "Context ID"
-# Computed from other counters.
-_NOT_ATTRIBUTED = ("cube_utilization(%)",)
+_NOT_ATTRIBUTED = ("cube_utilization(%)",)  # Computed from other counters.
 
 
 def write_operators(

@@ -225,8 +225,7 @@ class Overlap:
         return rows["start"] + self._base_ns, rows["end"] + self._base_ns
 
 
-# Host rows of all kinds that are joined at a time.
-WINDOW_ROWS = 1 << 16
+WINDOW_ROWS = 1 << 16  # Host rows of all kinds that are joined at a time.
 
 # Anything with a beginning and an end on a thread, and its attributes. Of two equal intervals the
 # one with the smaller `rank` is outside; `frame` is NONE if it is not a Python function.

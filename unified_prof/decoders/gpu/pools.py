@@ -16,8 +16,7 @@ import msgspec
 
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Strings
 
-# Operation that holds the parameters of a collective.
-PARAMETERS_OPERATION = "record_param_comms"
+PARAMETERS_OPERATION = "record_param_comms"  # Operation that holds the parameters of a collective.
 # Prefix of annotations of torch.distributed around the launch of a collective.
 ANNOTATION_PREFIX = "nccl:"
 _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})$")

@@ -141,11 +141,9 @@ def _write_rows(sink: Sink, ids: list[int], stacks: list[int], depths: list[int]
         sink.write("PYTORCH_CALLCHAINS", {"id": ids, "stack": stacks, "stackDepth": depths})
 
 
-# Maximum forward operations that are kept: more than any iteration has.
-MAX_FORWARDS = 1 << 18
+MAX_FORWARDS = 1 << 18  # Maximum forward operations that are kept: more than any iteration has.
 
-# Chain of a sequence number that several threads recorded.
-_AMBIGUOUS = -2
+_AMBIGUOUS = -2  # Chain of a sequence number that several threads recorded.
 
 
 class Forwards:
@@ -242,8 +240,7 @@ def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     return rows.view(dtype)
 
 
-# Start and end only.
-INTERVAL = row_type("start i8, end i8")
+INTERVAL = row_type("start i8, end i8")  # Start and end only.
 
 # Framework operations; user annotations have is_operation 0. `finished` is 0 if the recording ended
 # first. `signature` is of Signatures, `inputs` (concrete inputs) and `module` (hierarchy) are
@@ -293,8 +290,7 @@ SYNC = row_type(
     "wait_event i8, wait_record i8"
 )
 
-# Runs of Python's garbage collector.
-COLLECTION = row_type("start i8, end i8, thread i4")
+COLLECTION = row_type("start i8, end i8, thread i4")  # Runs of Python's garbage collector.
 
 # Events without another table: `end` of an instant is NO_END; `args_at` and `args_size` are
 # the position of the arguments in `Parts.texts`.
@@ -302,8 +298,7 @@ OTHER = row_type("start i8, end i8, category i4, name i4, place i4, args_at i8, 
 
 # `end` of an instant in OTHER, and a missing time or id in tables where -1 can be a value.
 NO_END = NO_TIME = -(2**63)
-# Times beyond this are damaged.
-_MAX_NS = 2**62
+_MAX_NS = 2**62  # Times beyond this are damaged.
 # MEMORY_RECORD.component that readers expect for PyTorch's caching allocator on an accelerator.
 DEVICE_COMPONENT = "PTA"
 

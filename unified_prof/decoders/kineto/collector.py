@@ -188,10 +188,8 @@ def _text(value: Any) -> str:
 
 _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
-# Flows that are kept of each forward thread.
-_MAX_FLOWS = 10_000
-# c10::DeviceType::CPU in allocator events.
-_CPU_DEVICE_TYPE = 0
+_MAX_FLOWS = 10_000  # Flows that are kept of each forward thread.
+_CPU_DEVICE_TYPE = 0  # c10::DeviceType::CPU in allocator events.
 
 
 class Collector(Fields):

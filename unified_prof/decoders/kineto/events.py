@@ -246,8 +246,7 @@ _COMPLETE: dict[type[msgspec.Struct], tuple[str, ...]] = {
 }
 _WITHOUT_ARGUMENTS = ("python_function", "python_gc")
 _FLOWS = ("ac2g", "async")
-# Flows from a forward operation to its backward node.
-FORWARD_FLOW = "fwdbwd"
+FORWARD_FLOW = "fwdbwd"  # Flows from a forward operation to its backward node.
 # Name of garbage collections: Python functions of torch 2.13, annotations of `uprof watch`.
 COLLECTION_NAME = "Python GC"
 _Fields = list[Any]

@@ -171,8 +171,7 @@ def _to_float(value: Any) -> float:
 
 Args = TypeVar("Args", bound=msgspec.Struct)
 
-# Times beyond this are damaged.
-_MAX_NS = 2**62
+_MAX_NS = 2**62  # Times beyond this are damaged.
 
 
 class Fields(Parts):

@@ -45,11 +45,9 @@ from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
 from unified_prof.decoders.spool import Spool, windows
 from unified_prof.errors import RawFormatError
 
-# Smaller traces are read before another process has started.
-MIN_BYTES = 128 << 20
+MIN_BYTES = 128 << 20  # Smaller traces are read before another process has started.
 
-# The other process writes rows, texts, a `Half`, and the length of that.
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = 8  # The other process writes rows, texts, a `Half`, and the length of that.
 
 # Fields of rows that are numbers of pools.
 _POOLS = {

@@ -39,8 +39,7 @@ _CALLING_OPCODES = {
 }
 # Minimum bytes of a file for each allocating opcode: a dictionary of three short values has 4.
 _BYTES_PER_ALLOCATION = 3
-# Allocating opcodes that a file of any size may have.
-_FREE_ALLOCATIONS = 10_000
+_FREE_ALLOCATIONS = 10_000  # Allocating opcodes that a file of any size may have.
 # Maximum number of open marks, that is, of containers inside one another.
 _MAX_DEPTH = 1_000
 _PICKLE = b"\x80"
@@ -139,8 +138,7 @@ def load(path: Path) -> Any:
         raise RawFormatError(message, slug="damaged-recording") from err
 
 
-# Stands for an unknown number; all numbers of a snapshot are 0 or more.
-NONE = -1
+NONE = -1  # Stands for an unknown number; all numbers of a snapshot are 0 or more.
 # State of a block that is in use.
 ALIVE = "active_allocated"
 _INT64 = range(-(2**63), 2**63)

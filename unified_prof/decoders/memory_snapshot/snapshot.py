@@ -33,8 +33,7 @@ from unified_prof.decoders.memory_snapshot.pickle_reader import (
 )
 from unified_prof.errors import RawFormatError
 
-# Totals beyond this come from a damaged file and are written as unknown.
-_MAX_BYTES = 2**53
+_MAX_BYTES = 2**53  # Totals beyond this come from a damaged file and are written as unknown.
 # States of a block that was freed but is still in use by a stream.
 _AWAITING_FREE = ("active_awaiting_free", "active_pending_free")
 
@@ -103,8 +102,7 @@ _LIBRARY = re.compile(r"<|.*/(?:site|dist)-packages/")
 _ALLOCATING_FRAME = re.compile(
     r"torch::unwind|CapturedTraceback|gather_with_cpp|Allocator|\b(?:at|c10)::detail::|\bempty"
 )
-# Maximum characters of a file name and of a function name in a frame.
-_MAX_NAME_CHARACTERS = 1024
+_MAX_NAME_CHARACTERS = 1024  # Maximum characters of a file name and of a function name in a frame.
 
 
 class CallStacks:
@@ -184,8 +182,7 @@ def _allocation_name(texts: list[str]) -> str | None:
     return next(own, None) or next(iter(python), None) or next(significant, None)
 
 
-# Rows of one table that are written together.
-_BATCH_ROWS = 50_000
+_BATCH_ROWS = 50_000  # Rows of one table that are written together.
 
 _MEMORY_COLUMNS = (
     "component timestamp totalAllocated totalReserved totalActive streamPtr deviceId"
@@ -286,8 +283,7 @@ class RowBatch:
             self._rows = []
 
 
-# Largest time whose nanoseconds fit into 64 bits.
-MAX_US = 2**62 // NS_PER_US
+MAX_US = 2**62 // NS_PER_US  # Largest time whose nanoseconds fit into 64 bits.
 # Actions without a size, which become no rows.
 # Anomalies of actions that are skipped, and of actions without a table.
 _LOST = ("malformed_entry", "unknown_action")

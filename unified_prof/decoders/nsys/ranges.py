@@ -35,8 +35,7 @@ _HEADER = struct.Struct("<IIIIQQ")
 _MAX_HEX = 1 << 16
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}){32,}")
-# Maximum fields of all schemas.
-_MAX_FIELDS = 100_000
+_MAX_FIELDS = 100_000  # Maximum fields of all schemas.
 
 # Struct formats of nvtxPayloadEntryType from 1 on: C types on a 64-bit machine, then those of known
 # width; x has no format.
@@ -135,8 +134,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 RANGES = "NVTX_EVENTS"
-# ENUM_NSYS_EVENT_TYPE of ranges that a thread pushes and pops, from two sources.
-PUSHED = (59, 70)
+PUSHED = (59, 70)  # ENUM_NSYS_EVENT_TYPE of ranges that a thread pushes and pops, from two sources.
 
 # Names of fields, as NCCL declares them in its schemas.
 _COMMUNICATOR = "NCCL communicator ID"
@@ -154,8 +152,7 @@ _PER_RANK = frozenset({"AllGather", "ReduceScatter"})
 _MAX_BYTES = 1 << 60
 _THREAD_BITS = 24
 _OPENS, _CLOSES = -2, -3
-# Maximum calls of one group.
-_MAX_GROUP_CALLS = 10_000
+_MAX_GROUP_CALLS = 10_000  # Maximum calls of one group.
 
 
 class _Call(NamedTuple):

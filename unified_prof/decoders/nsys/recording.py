@@ -35,8 +35,7 @@ WAITS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 _VERSION = re.compile(r"_v[0-9]+$")
 _SUCCESS = 0
-# Failures that are listed in the detail of an anomaly.
-_MAX_NAMED_FAILURES = 5
+_MAX_NAMED_FAILURES = 5  # Failures that are listed in the detail of an anomaly.
 
 # Names as in Kineto.
 _WAIT_NAMES = {
@@ -46,8 +45,7 @@ _WAIT_NAMES = {
     4: "Context Synchronize",
 }
 _RECORD = "Event Record"
-# CUPTI's number for an event or a stream that does not apply.
-_NONE_32 = 2**32 - 1
+_NONE_32 = 2**32 - 1  # CUPTI's number for an event or a stream that does not apply.
 
 
 def read_calls(fields: Fields, nccl: NcclCalls) -> None:
@@ -328,8 +326,7 @@ class Tasks:
         return rows, valid
 
 
-# Times beyond this are damaged.
-_MAX_NS = 2**62
+_MAX_NS = 2**62  # Times beyond this are damaged.
 # Maximum rows that are read of a table of facts.
 _MAX_FACT_ROWS = 100_000
 _WINDOW = re.compile(r"(\d{1,18})-(\d{1,18})")

@@ -207,8 +207,7 @@ def _rows_of(context: AicpuContext, sink: Sink) -> Ints:
 
 
 _PAYLOAD = 1
-# Suffix of the group name of operators that the host does not have.
-_DEVICE_ONLY_SUFFIX = " Aicpu"
+_DEVICE_ONLY_SUFFIX = " Aicpu"  # Suffix of the group name of operators that the host does not have.
 
 
 def write_collectives(

@@ -44,11 +44,9 @@ _TICKS_PER_SPAN = 4
 
 # Number of words of each of the 128 channels in a statistics record; the first five are read.
 _CHANNEL_WORDS = (([5] * 11 + [9]) * 10) + [11, 5, 5, 11, 11, 5, 5, 11]
-# Channels whose five words begin six words later.
-_LATE_CHANNELS = (120, 124)
+_LATE_CHANNELS = (120, 124)  # Channels whose five words begin six words later.
 
-# Stream, task, instruction.
-_Key = tuple[int, int, int]
+_Key = tuple[int, int, int]  # Stream, task, instruction.
 
 
 @dataclass(slots=True)

@@ -28,8 +28,7 @@ Int64 = NDArray[np.int64]
 # Replaces times beyond int64 (year 2262), which are always damaged.
 MAX_NS = (1 << 63) - 1
 _INT64_LIMIT = 1 << 63
-# Frequency of a host counter that shows nanoseconds.
-_NANOSECONDS_MHZ = 1000
+_NANOSECONDS_MHZ = 1000  # Frequency of a host counter that shows nanoseconds.
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,8 +306,7 @@ _LOG10_2 = 0.30102999566398114
 _ROUNDED_PLACES = 9
 _PLAIN_DIGITS, _LEADING_ZEROS = 21, 6
 
-# A fraction and its power of two.
-_Float = tuple[int, int]
+_Float = tuple[int, int]  # A fraction and its power of two.
 
 
 def array_text(items: Sequence[object]) -> str:
@@ -440,8 +439,7 @@ _CLOSING_TASKS_ONE_WAY = 2
 
 _ONE_WAY = ("send", "receive")
 
-# The exporter's bandwidth, -1 GB/s, of payloads that it skips.
-_SKIPPED = -1e9
+_SKIPPED = -1e9  # The exporter's bandwidth, -1 GB/s, of payloads that it skips.
 
 
 def closing_tasks(operator_names: list[str]) -> Ints:

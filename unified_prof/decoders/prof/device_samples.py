@@ -262,8 +262,7 @@ def decode_qos(device: DeviceDirectory, sink: Sink) -> None:
         )
 
 
-# A line of hccs.data: time, bytes sent, bytes received.
-_HCCS_FIELDS = 3
+_HCCS_FIELDS = 3  # A line of hccs.data: time, bytes sent, bytes received.
 
 
 def decode_hccs(device: DeviceDirectory, sink: Sink) -> None:

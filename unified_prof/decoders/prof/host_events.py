@@ -45,10 +45,8 @@ from unified_prof.decoders.prof.task_log import Flips, IdCounter, Rounds, pack_k
 from unified_prof.decoders.spool import Rows, Spool, row_type
 
 _FLIP, _MAINTENANCE = 98, 6
-# data_len of records with an extension (grid, blocks).
-_EXTENDED_BYTES = 40
-# data_len of records of CANN 8.0 and older, which have no kernel name.
-_UNNAMED_BYTES = 16
+_EXTENDED_BYTES = 40  # data_len of records with an extension (grid, blocks).
+_UNNAMED_BYTES = 16  # data_len of records of CANN 8.0 and older, which have no kernel name.
 
 # A task_track record of a task; `HostTasks` explains the fields.
 LAUNCH = row_type(

@@ -21,8 +21,7 @@ import numpy as np
 
 RecordType = np.dtype[Any]
 
-# Platforms whose cube and vector units share their cores.
-ONE_CORE_KIND_PLATFORMS = (7, 8, 11)
+ONE_CORE_KIND_PLATFORMS = (7, 8, 11)  # Platforms whose cube and vector units share their cores.
 
 # Platforms with 32-bit task ids.
 V6_PLATFORMS = (15, 16)
@@ -215,8 +214,7 @@ def _structured(size: int, groups: list[tuple[str, int]]) -> RecordType:
     )
 
 
-# Names of the numbers in records of collectives.
-_RESERVED = {255: "RESERVED"}
+_RESERVED = {255: "RESERVED"}  # Names of the numbers in records of collectives.
 
 
 def _numbered(names: str, **others: int) -> dict[int, str]:

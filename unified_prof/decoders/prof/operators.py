@@ -370,8 +370,7 @@ PLATFORMS = (2, 3, 4, 5, 15, 16)
 _KIND = "capture_op_info"
 _HEAD = "capture_op_head"
 _HEAD_BYTES, _TENSOR_BYTES = 88, 44
-# Bytes of the head that the length field of a record includes.
-_LENGTH_OF_HEAD = 64
+_LENGTH_OF_HEAD = 64  # Bytes of the head that the length field of a record includes.
 
 
 @dataclass(frozen=True, slots=True)

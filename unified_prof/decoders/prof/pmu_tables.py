@@ -169,11 +169,9 @@ _CORE_TYPES = ("AIC", "AIV")
 _STARS_FILES = (("ffts_profile", None),)
 HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
 
-# Mode byte that ends a file: no records follow.
-_END_OF_FILE = 0
+_END_OF_FILE = 0  # Mode byte that ends a file: no records follow.
 
-# Interval that the exporter assumes before the first sample of a core.
-_FIRST_INTERVAL_NS = 1
+_FIRST_INTERVAL_NS = 1  # Interval that the exporter assumes before the first sample of a core.
 
 
 @dataclass(slots=True)
@@ -325,13 +323,11 @@ def _summary(total: _Sums) -> Iterator[tuple[str, float]]:
         yield metric.name, value * scale
 
 
-# (ticks, frequency) pairs in a record.
-_ENTRIES = 55
+_ENTRIES = 55  # (ticks, frequency) pairs in a record.
 # Kind of an lpmInfoConv record about the AI core frequency. Others are voltages, without a table.
 _FREQUENCY = 0
 _UNKNOWN_DIE = -1
-# Platforms whose databases have AICORE_FREQ.
-_FREQUENCY_PLATFORMS = (5, 7)
+_FREQUENCY_PLATFORMS = (5, 7)  # Platforms whose databases have AICORE_FREQ.
 
 
 @dataclass(frozen=True, slots=True)

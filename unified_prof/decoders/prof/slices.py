@@ -142,8 +142,7 @@ Records = NDArray[Any]
 _SAMPLE_RECORDS = 64
 # Maximum size of text files and dictionaries, which are read completely.
 _MAX_WHOLE_BYTES = 1 << 30
-# Maximum size of a line.
-_MAX_LINE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 64 << 20  # Maximum size of a line.
 # Size from which on a hole in a file is the end of its data.
 _MAX_HOLE_BYTES = 1 << 30
 _DONE_BYTES = 4096

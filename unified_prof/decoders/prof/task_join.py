@@ -81,8 +81,7 @@ class DeviceTasks:
 
 _LARGEST_NARROW_ID = 0xFFFF
 
-# The fields of `EXECUTED_TASK` except `early`.
-_COMMON = (EXECUTED_TASK.names or ())[:-1]
+_COMMON = (EXECUTED_TASK.names or ())[:-1]  # The fields of `EXECUTED_TASK` except `early`.
 # A task of `EXECUTED_TASK` with its id and fields of its launch (`LAUNCHED`). If the launch is
 # unknown, `type_index`, `step` and `kernel` are -1.
 JOINED_TASK = np.dtype(

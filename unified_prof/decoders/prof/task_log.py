@@ -235,16 +235,14 @@ class Rounds:
 
 _910A, _310P = 1, 4
 
-# Type code of tasks of the control core (`type_name`).
-C_CORE = 20
+C_CORE = 20  # Type code of tasks of the control core (`type_name`).
 
 # Name that the exporter gives to types without a name.
 OTHER = "Other"
 _START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
 _CONTEXT_TYPE_BASE = 64
 
-# Type codes of tasks on AI cores: AI_CORE, AIV_SQE.
-_ON_CORES = (0, 2)
+_ON_CORES = (0, 2)  # Type codes of tasks on AI cores: AI_CORE, AIV_SQE.
 
 _SQE_TYPES = (
     "AI_CORE AI_CPU AIV_SQE PLACE_HOLDER_SQE EVENT_RECORD_SQE EVENT_WAIT_SQE"

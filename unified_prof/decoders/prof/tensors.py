@@ -14,8 +14,7 @@ from unified_prof.base.columns import NOT_AVAILABLE
 
 TENSORS_PER_RECORD = 5
 _WORDS = 11
-# Maximum number of distinct records kept in memory, 0.25 KB each.
-_MAX_CACHED = 1 << 16
+_MAX_CACHED = 1 << 16  # Maximum number of distinct records kept in memory, 0.25 KB each.
 # Names by number, as in the graph engine.
 _FORMATS = (
     "NCHW NHWC ND NC1HWC0 FRACTAL_Z NC1C0HWPAD NHWC1C0 FSR_NCHW FRACTAL_DECONV C1HWNC0"

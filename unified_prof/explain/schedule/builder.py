@@ -78,9 +78,7 @@ def _inverse(moments: Ints, count: int) -> Ints:
 def build_schedule(recording: Recording, max_tasks: int | None = None) -> Scheduled | None:
     """Return the schedule of a recording, or None without device tasks and host data.
 
-    Args:
-        recording: Recording to schedule.
-        max_tasks: Of more tasks, only the first steps (at least one) are scheduled.
+    If there are more than `max_tasks` tasks, only the first steps (at least one) are scheduled.
     """
     steps_analyzed, until_ns = _analyzed(recording, max_tasks or MAX_TASKS)
     tasks = device.load_tasks(recording, until_ns)

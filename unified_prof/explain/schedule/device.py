@@ -153,10 +153,8 @@ class _LaunchOrder:
 
 
 TRIES = 256  # Maximum number of earlier tasks to examine for the one that a call waited for.
-# Maximum time from the end of a task to the begin of one that waited for it...
-_CLOSE_NS = 10_000
-# ...if the wait was not recorded and is inferred from times alone.
-_SOON_NS = 5_000
+_CLOSE_NS = 10_000  # Maximum time from the end of a task to the begin of one that waited for it...
+_SOON_NS = 5_000  # ...if the wait was not recorded and is inferred from times alone.
 # Maximum time until a waiting stream notices a recorded event (17 to 59 µs on a 910A).
 _POLL_NS = 100_000
 _MAX_LATENCY_NS = 50_000  # Maximum launch latency of an idle device; the rest has another cause.
@@ -167,11 +165,8 @@ _LATE = 3
 def edges(recording: Recording, tasks: ScheduledTasks, launches: Ints, first: int) -> list[Edges]:
     """Return the dependencies of device tasks.
 
-    Args:
-        recording: Source of events and calls.
-        tasks: Its device tasks.
-        launches: Moment of each task's launch, NOWHERE if unknown.
-        first: Moment of the first task; the others follow in their order.
+    `launches` is the moment of each task's launch (NOWHERE: unknown), `first` the moment of the
+    first task; the others follow in their order.
     """
     before, touching = _before(tasks)
     moment = tasks.moment_ns

@@ -27,8 +27,7 @@ class Edges(Frame):
 
     source: Ints
     target: Ints
-    # Minimum time from source to target...
-    lag_ns: Ints
+    lag_ns: Ints  # Minimum time from source to target...
     # ...counted from the end of the task at the source if True, else from its begin.
     behind: NDArray[np.bool_]
     kind: NDArray[np.int8]  # Kind of edge, such as HOST.

@@ -310,8 +310,7 @@ _CONTEXT = "Context ID"
 _COLLECTIVE = "COMMUNICATION"
 # Types of tasks that are parts of other rows.
 _NO_KERNELS = ("WRITE_BACK", "INVALID", "HCCL_AI_CPU")
-# Suffix of kernels that run a whole collective operator.
-_COLLECTIVE_KERNEL = "AivKernel"
+_COLLECTIVE_KERNEL = "AivKernel"  # Suffix of kernels that run a whole collective operator.
 
 
 def write_op_summary(recording: Recording, delivery: Delivery) -> None:

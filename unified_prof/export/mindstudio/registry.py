@@ -227,15 +227,13 @@ def _of_thousandths(value: int) -> str:
     return f"{sign}{value // _MILLI}.{decimals}"
 
 
-# Rows that are converted to text at a time.
-BLOCK_ROWS = 32_768
+BLOCK_ROWS = 32_768  # Rows that are converted to text at a time.
 
 # Type of the device tasks of marks, which are not listed as tasks.
 MARK = "MsTx"
 COPY = "MEMCPY_ASYNC"
 
-# Chips that have no contexts and no MIX kernels.
-_WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
+_WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")  # Chips that have no contexts and no MIX kernels.
 # Chips whose text export is msprof's Python program, which writes another layout.
 _PYTHON_EXPORT = (*_WITHOUT_CONTEXTS, "Ascend310B")
 

@@ -236,8 +236,7 @@ class Sampled:
 
     name: str
     table: str
-    # Columns after Device_id.
-    header: tuple[str, ...]
+    header: tuple[str, ...]  # Columns after Device_id.
     # Selects deviceId and the figures of `lines`, ordered by device; {avg} is the function that
     # combines samples: none on chips whose last sample msprof shows.
     query: str

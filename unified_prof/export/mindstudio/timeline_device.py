@@ -324,8 +324,7 @@ def _enum(names: Mapping[int, str], values: Ints) -> list[str]:
 
 _GRID_KERNEL = "KERNEL_SIMT"
 _OTHER_COPY = "other"
-# Values of memcpyOperation from here on are written as "other".
-_COPIES = 8
+_COPIES = 8  # Values of memcpyOperation from here on are written as "other".
 
 
 def layer_hardware(recording: Recording, processes: Processes) -> Blocks:

@@ -192,13 +192,11 @@ _NS_PER_US = 1e3
 class _Counter:
     """A counter of a timeline: its name and the columns of its values."""
 
-    # May contain `{column}`, replaced by the value of that key column.
-    name: str
+    name: str  # May contain `{column}`, replaced by the value of that key column.
     # Name of a value -> its column.
     series: Mapping[str, str]
     divisor: float = 1.0
-    # True if values are integers.
-    whole: bool = False
+    whole: bool = False  # True if values are integers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +206,13 @@ class _Sampled:
     table: str
     layer: tuple[int, str]
     counters: tuple[_Counter, ...]
-    # Columns that appear in the names of counters.
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # Columns that appear in the names of counters.
     # Key column of text ids -> replacements of its texts.
     texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Key column of numbers -> texts of some numbers.
     written: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     on_host: bool = False
-    # True if rows with the same time are merged into one event per counter.
-    is_joint: bool = False
+    is_joint: bool = False  # True if rows with the same time are merged into one event per counter.
 
 
 def _rates(**series: str) -> dict[str, str]:

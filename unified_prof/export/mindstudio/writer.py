@@ -203,14 +203,11 @@ _FAMILY = "msprof"
 class Deliverable:
     """One kind of file of msprof's text export."""
 
-    # Name of its files before the time.
-    name: str
-    # At least one of these tables must exist; empty: always written.
-    tables: tuple[str, ...]
+    name: str  # Name of its files before the time.
+    tables: tuple[str, ...]  # At least one of these tables must exist; empty: always written.
     # None if the database lacks the data of this file.
     write: Callable[[Recording, Delivery], None] | None
-    # Reason shown if `write` is None.
-    why_missing: str = ""
+    why_missing: str = ""  # Reason shown if `write` is None.
 
 
 DELIVERABLES = (
@@ -258,8 +255,7 @@ class Exported:
 
     files: tuple[Written, ...]
     left_out: tuple[LeftOut, ...]
-    # Anomalies found while reading.
-    anomalies: tuple[Anomaly, ...]
+    anomalies: tuple[Anomaly, ...]  # Anomalies found while reading.
 
     def fields(self) -> dict[str, Any]:
         """Return the result as plain data."""

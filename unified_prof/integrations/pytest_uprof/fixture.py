@@ -39,8 +39,7 @@ class Measured:
     wall_ms: float | None
     peak_bytes: int | None
     iterations: int
-    # Input for the gate and `unified_prof.diff`.
-    run: Run
+    run: Run  # Input for the gate and `unified_prof.diff`.
 
 
 class Uprof:

@@ -21,8 +21,7 @@ _FOLDER = pytest.StashKey[Path]()
 _SESSION = pytest.StashKey["Session"]()
 _USED = pytest.StashKey["Uprof"]()
 _ONE_RUN = pytest.StashKey[bool]()
-# Key of the data that the xdist controller sends to its workers.
-_CONTROLLER = "uprof"
+_CONTROLLER = "uprof"  # Key of the data that the xdist controller sends to its workers.
 
 # Environment variable of a process that measures one test once, for another session.
 _RUN_OF = "UPROF_PYTEST_RUN"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from unified_prof.base.run_spec import ITERATIONS, WARMUP
-from unified_prof.compare.gate import parse_fraction
+from unified_prof.compare.gate import check_metrics, parse_fraction
 from unified_prof.errors import UprofError, UsageError
 
 RUNS = 3
@@ -97,8 +97,6 @@ def check(config: pytest.Config) -> None:
             if (value := getattr(option, f"uprof_{name}")) is not None:
                 _count(f"--uprof-{name}", value, least)
         if option.uprof_metric:
-            from unified_prof.compare.gate import check_metrics
-
             check_metrics(option.uprof_metric)
     except UprofError as err:
         raise pytest.UsageError(f"{err} ({err.hint})" if err.hint else str(err)) from None

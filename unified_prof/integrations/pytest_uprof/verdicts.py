@@ -36,8 +36,7 @@ from unified_prof.errors import CaptureError, StoreError, UprofError
 from unified_prof.integrations.pytest_uprof.settings import SEPARATOR, Settings
 
 Outcome = Literal["measured", "no baseline", "pass", "regression", "inconclusive"]
-# Number of operations that the message of a regression lists.
-_TOP = 3
+_TOP = 3  # Number of operations that the message of a regression lists.
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -48,10 +47,8 @@ class Judged(msgspec.Struct, frozen=True):
     new_ns: float | None
     base_ns: float | None = None
     baseline: str | None = None
-    # Reason of the worst metric.
-    reason: str = ""
-    # Message of a failed test.
-    message: str = ""
+    reason: str = ""  # Reason of the worst metric.
+    message: str = ""  # Message of a failed test.
 
 
 def measured(run: Run, outcome: Outcome) -> Judged:
@@ -277,8 +274,7 @@ def step_run(measured: Mapping[str, Run], name: str) -> Run:
 
 
 _SUFFIX = ".measured"
-# Length of the hash in baseline names that would be too long for the store.
-_HASH_CHARACTERS = 12
+_HASH_CHARACTERS = 12  # Length of the hash in baseline names that would be too long for the store.
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -32,8 +32,9 @@ from unified_prof.pipeline.analysis_db.collectives import (
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.recording import steps
 from unified_prof.recording.steps import Range
+from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import replacing
-from unified_prof.sqlite.reader import Report
+from unified_prof.sqlite.reader import Report, open_report
 from unified_prof.sqlite.statements import open_unfinished
 from unified_prof.version import VERSION
 
@@ -192,8 +193,6 @@ def empty_tables(revision: str) -> frozenset[str]:
     msprof-analyze fails if COMMUNICATION_OP is missing. OVERLAP_ANALYSIS of newer revisions is
     omitted, because MindStudio Insight computes its own only if the table is missing.
     """
-    from unified_prof.schema import catalogue
-
     return frozenset(catalogue.load(catalogue.MSPROF, revision).tables) - {"OVERLAP_ANALYSIS"}
 
 
@@ -206,8 +205,6 @@ def write_companions(
     of the recording; None if it has its own description files. If `force`, the report replaces that
     of another rank.
     """
-    from unified_prof.sqlite.reader import open_report
-
     with open_report(report) as opened:
         write_analysis(opened, report.parent, overwrite=True)
         if description is not None:

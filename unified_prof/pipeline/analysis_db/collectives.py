@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, group_hash
 from unified_prof.base.text import NS_PER_MS, NS_PER_US
+from unified_prof.errors import RawFormatError
 from unified_prof.recording import collectives
 from unified_prof.recording.steps import FOREVER, Range, Work
 from unified_prof.sqlite.reader import Report
@@ -55,7 +56,6 @@ class RecordingDetails:
 def read_details(prof: Path) -> RecordingDetails:
     """Read the details from a PROF_* directory; values that cannot be read keep their defaults."""
     from unified_prof.decoders.prof.directory import ProfDirectory
-    from unified_prof.errors import RawFormatError
 
     try:
         directory = ProfDirectory(prof)

@@ -31,8 +31,7 @@ from unified_prof.version import VERSION
 
 T = TypeVar("T")
 
-# Maximum time for a scheduler to answer.
-CONNECT_S = 20.0
+CONNECT_S = 20.0  # Maximum time for a scheduler to answer.
 # Maximum time without any worker, at the start or later.
 PATIENCE_S = 60.0
 _LOGGERS = ("distributed", "distributed.client", "distributed.nanny", "distributed.worker")

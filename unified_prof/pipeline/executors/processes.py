@@ -93,8 +93,7 @@ class InlinePool(WorkerPool):
         return future
 
 
-# Maximum time for a process to clean up before it is killed.
-_GRACE_S = 10.0
+_GRACE_S = 10.0  # Maximum time for a process to clean up before it is killed.
 
 
 class _Traceback(Exception):  # noqa: N818 (shown as the cause of another exception)

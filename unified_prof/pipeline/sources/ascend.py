@@ -19,6 +19,7 @@ from unified_prof.pipeline.analysis_db.collectives import read_details
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
 from unified_prof.sqlite.atomic import replacing
+from unified_prof.sqlite.reader import open_report
 
 if TYPE_CHECKING:
     from unified_prof.base.columns import Sink
@@ -91,8 +92,6 @@ class Prof(Source):
         Existing files of other tools are kept unless `force` is true. If the report is not written
         into the recording, the files in which readers look up devices and ranks are copied, too.
         """
-        from unified_prof.sqlite.reader import open_report
-
         directory = report.parent
         is_apart = not directory.samefile(path)
         if is_apart:
@@ -270,7 +269,6 @@ class AscendPt(Source):
         As in torch_npu, no analysis is written without PROF_* or at the lowest profiling level.
         """
         from unified_prof.decoders.ascend_pt.folder import AscendFolder
-        from unified_prof.sqlite.reader import open_report
 
         folder = AscendFolder(path)
         if folder.prof is not None and folder.level != _NO_DEVICES:

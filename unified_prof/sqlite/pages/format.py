@@ -30,12 +30,9 @@ INDEX_LEAF = 10
 INDEX_INTERIOR = 2
 LEAF_HEADER_BYTES = 8
 INTERIOR_HEADER_BYTES = 12
-# Size of an entry in a page's array of cell pointers.
-POINTER_BYTES = 2
-# Size of a page number, at the start of interior cells and overflow pages.
-CHILD_BYTES = 4
-# Minimum size of a cell, so that it can become a free block.
-MIN_CELL_BYTES = 4
+POINTER_BYTES = 2  # Size of an entry in a page's array of cell pointers.
+CHILD_BYTES = 4  # Size of a page number, at the start of interior cells and overflow pages.
+MIN_CELL_BYTES = 4  # Minimum size of a cell, so that it can become a free block.
 
 # The page that contains this byte is never used, because SQLite locks these bytes.
 LOCK_BYTE = 0x4000_0000
@@ -45,10 +42,8 @@ NULL = 0
 FLOAT = 7
 ZERO = 8
 ONE = 9
-# A blob of n bytes has this type plus 2 n.
-FIRST_BLOB = 12
-# A text of n bytes has this type plus 2 n.
-FIRST_TEXT = 13
+FIRST_BLOB = 12  # A blob of n bytes has this type plus 2 n.
+FIRST_TEXT = 13  # A text of n bytes has this type plus 2 n.
 # Serial type of an integer -> size in bytes; 0 for ZERO and ONE.
 INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 # Size of a value by its serial type, below FIRST_BLOB; 10 and 11 are reserved.
@@ -133,8 +128,7 @@ def local_payload(usable: int, payload: int) -> int:
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 
-# Zeros after the pages of `Pages.read`, so that eight bytes can be read at any position.
-SLACK = 8
+SLACK = 8  # Zeros after the pages of `Pages.read`, so that eight bytes can be read at any position.
 
 
 class Irregular(Exception):  # noqa: N818 - internal control flow

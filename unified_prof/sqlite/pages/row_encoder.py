@@ -139,17 +139,14 @@ def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: i
 
 
 NULL = 0
-# Kind of a number: this plus the size of its value, 0 to 8.
-NUMBER = 1
+NUMBER = 1  # Kind of a number: this plus the size of its value, 0 to 8.
 # Kind of a text: this plus the size of its serial type, from 1.
 TEXT = NUMBER + 8
 _BEYOND = 2.0**63
 # Integers have their own sizes if this saves as many bytes per row: each size is a shape of rows.
 _SAVED = 0.25
-# Rows from which the saving is estimated.
-_SAMPLE = 500
-# Serial type of a number -> its kind.
-_KINDS = (NUMBER + layout.WIDTHS).astype(np.uint8)
+_SAMPLE = 500  # Rows from which the saving is estimated.
+_KINDS = (NUMBER + layout.WIDTHS).astype(np.uint8)  # Serial type of a number -> its kind.
 # Exponent of a float as stored -> serial type of an integer with this exponent.
 _TYPES = np.full(1023 + 64, 6, np.uint8)
 for _kind, _width in reversed(layout.INTEGER_BYTES.items()):
@@ -189,8 +186,7 @@ class Varying:
         return self.kinds if isinstance(self.kinds, int) else int(self.kinds[row])
 
 
-# One column of a block of rows.
-Field = Fixed | Varying
+Field = Fixed | Varying  # One column of a block of rows.
 
 
 def field_of(source: Source, affinity: Affinity) -> Field:
