@@ -353,7 +353,7 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     """Find gaps with pending tasks during which the host waits for the device.
 
     The host waits until the gap ends. The device probably ran tasks that were not recorded, such
-    as most kernels of a CUDA graph.
+    as most kernels of a device graph.
     """
     idle = _late_gaps(context, UNRECORDED)
     if not len(idle):
@@ -364,8 +364,8 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
         0,
         f"unrecorded device work: no task is recorded {_describe_gaps(context, idle)}, while the "
         f"host waits{meanwhile}: the device probably runs tasks that were not recorded, such as "
-        "kernels of a CUDA graph",
-        advice="do not count this time as idle; record without CUDA graphs, or with a newer "
+        "kernels of a device graph",
+        advice="do not count this time as idle; record without graphs, or with a newer "
         "profiler, to see these tasks",
         sure="possible",
         figures=_gap_figures(context, idle),

@@ -21,7 +21,9 @@ function figures(report) {
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
     const of = device.steps ?? device;
-    found.push(figure(device.steps ? "Idle in steps" : "Idle in window", words.percent((100 * of.idle_ns) / Math.max(1, of.window_ns)), `${words.duration(of.idle_ns)} of the ${device.steps ? "steps" : "window"}`, `${of.idle_ns} ns`, "idle_ns"));
+    const why = report.figures.why_idle.find((one) => one.device === device.device && one.step === null);
+    const idle = of.idle_ns - (why?.unrecorded_ns ?? 0);
+    found.push(figure(device.steps ? "Idle in steps" : "Idle in window", words.percent((100 * idle) / Math.max(1, of.window_ns)), `${words.duration(idle)} of the ${device.steps ? "steps" : "window"}`, `${idle} ns`, "idle_ns"));
   }
   for (const use of (report.figures.model_use ?? []).slice(0, 1)) {
     const rate = `${words.flops((use.flops / use.time_ns) * 1e9)}/s`;

@@ -12,7 +12,7 @@ function idleParts(report, device, idle, step = null) {
 
 function idleReasons(report, why) {
   return REASONS.filter((reason) => why[`${reason}_ns`] > 0)
-    .map((reason) => ({ name: `idle: ${report.idle_words[reason]}`, value: why[`${reason}_ns`], color: `idle-${reason}` }));
+    .map((reason) => ({ name: `${reason === "unrecorded" ? "" : "idle: "}${report.idle_words[reason]}`, value: why[`${reason}_ns`], color: `idle-${reason}` }));
 }
 
 /** One bar per step with its parts; for several devices only the length. */
