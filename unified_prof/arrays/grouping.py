@@ -442,3 +442,11 @@ def _combined_key(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int6
         if own:
             key = (key << own) | (column - low)
     return key, bits
+
+
+def occurrence(keys: Ints) -> Ints:
+    """Return the number of equal elements before each element."""
+    order = np.argsort(keys, kind="stable")
+    result = np.empty(len(keys), np.int64)
+    result[order] = Runs(keys[order]).rank()
+    return result

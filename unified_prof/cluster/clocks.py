@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts, Floats, Ints, Runs, positions
+from unified_prof.arrays.grouping import AnyInts, Bools, Floats, Ints, Runs, positions
 from unified_prof.arrays.packed import narrow
 from unified_prof.cluster.matching import MatchedCollectives
 
@@ -78,8 +77,8 @@ class AlignedClocks:
 class _Edges:
     a: Ints
     b: Ints
-    difference: NDArray[np.float64]  # End of b minus end of a, ns.
-    error: NDArray[np.float64]
+    difference: Floats  # End of b minus end of a, ns.
+    error: Floats
 
 
 def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
@@ -172,7 +171,7 @@ def _slopes(matched: MatchedCollectives) -> _Edges | None:
     )
 
 
-def sample_events(keys: Sequence[Ints], count: int) -> NDArray[np.bool_]:
+def sample_events(keys: Sequence[Ints], count: int) -> Bools:
     """Select up to `count` evenly spaced events of each run of equal keys, and the last one."""
     runs = Runs(*keys)
     chosen = np.asarray(runs.rank() % runs.spread(np.maximum(-(-runs.sizes // count), 1)) == 0)
@@ -234,8 +233,8 @@ def _spread_from(
     root: int,
     number: int,
     near: Sequence[Sequence[tuple[int, float, float]]],
-    offset: NDArray[np.float64],
-    error: NDArray[np.float64],
+    offset: Floats,
+    error: Floats,
     island: Ints,
 ) -> None:
     """Set the offsets of all ranks reachable from a root, along the paths with the least error."""
@@ -250,9 +249,7 @@ def _spread_from(
                 heapq.heappush(waiting, (doubt + uncertain**2, other, value + difference))
 
 
-def _relaxed(
-    edges: _Edges, offset: NDArray[np.float64], roots: Sequence[int], island: Ints
-) -> NDArray[np.float64]:
+def _relaxed(edges: _Edges, offset: Floats, roots: Sequence[int], island: Ints) -> Floats:
     """Fit the offsets to all edges by weight, since errors accumulate along paths of the tree."""
     if not len(edges.a):
         return offset
@@ -279,10 +276,10 @@ def _relaxed(
 
 def _by_host(
     matched: MatchedCollectives,
-    offset: NDArray[np.float64],
-    error: NDArray[np.float64],
+    offset: Floats,
+    error: Floats,
     island: Ints,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Floats, Floats]:
     """Assign the same offset to all ranks of a host if they share a clock."""
     offset, error = offset.copy(), error.copy()
     hosts: dict[tuple[str, int], list[int]] = {}

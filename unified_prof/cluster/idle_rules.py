@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats
+from unified_prof.arrays.grouping import Bools, Floats
 from unified_prof.cluster.matching import run_size
 from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
 from unified_prof.cluster.rank_signals import (
@@ -112,9 +111,7 @@ def _slow_launches_by_gaps(context: RuleContext) -> dict[int, float]:
     limit = chance_limit(len(excess)) * signals.gap_spread
     # A single long pause is not evidence of slow launches.
     general = signals.median_gap - signals.peers_median_gap > _MIN_GAP_EXCESS * excess
-    slow: NDArray[np.bool_] = general & (
-        excess > np.maximum(limit, _MIN_GAP_EXCESS * signals.peers_gap)
-    )
+    slow: Bools = general & (excess > np.maximum(limit, _MIN_GAP_EXCESS * signals.peers_gap))
     slow = slow & (per_step > MIN_STEP_SHARE * context.step_ns)
     # Between operations of communication the device is idle as well.
     more = _row_medians(signals.idle_at) - np.nan_to_num(_idle_elsewhere(context, signals.idle_at))
@@ -210,9 +207,7 @@ def _earlier_input(
     return ReplayChange(interval_ns=cut)
 
 
-def _outliers(
-    context: RuleContext, excess: Floats, values: Floats, min_share: float
-) -> NDArray[np.bool_]:
+def _outliers(context: RuleContext, excess: Floats, values: Floats, min_share: float) -> Bools:
     """Return a ranks x steps mask of excess that is significant and above a share of the step."""
     known = np.isfinite(excess)
     if not known.any():
@@ -226,7 +221,7 @@ def _outliers(
     return lasting(context, known & (excess > max(limit, min_share * context.step_ns)))
 
 
-def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candidate]]:
+def _pause_of_all(context: RuleContext) -> tuple[Bools, list[Candidate]]:
     """Return a mask of the steps in which all ranks pause, and their candidate."""
     signals = context.signals
     length, idle = signals.length_at, signals.idle_at

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts, Frame, Ints, Runs, positions
+from unified_prof.arrays.grouping import AnyInts, Bools, Frame, Ints, Runs, positions
 from unified_prof.arrays.packed import Narrow, narrowest
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
@@ -125,7 +125,7 @@ class MatchedEvents(Frame):
 
     first: Ints  # Its first row in `MatchedRows`; its rows are adjacent.
     members: Ints  # Number of its rows.
-    complete: NDArray[np.bool_]
+    complete: Bools
     group: Ints
     kind: Ints
     step: Ints
@@ -180,13 +180,13 @@ class MatchedCollectives:
     # For each rank, the index in `groups` of each group of its partial.
     numbers: list[Ints] = field(default_factory=list)
 
-    def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
+    def is_kind(self, codes: Ints, *kinds: str) -> Bools:
         """Return a mask of the rows of `codes` (indices in `kinds`) that are of these kinds."""
         wanted = [self.kinds.index(kind) for kind in kinds if kind in self.kinds]
         return np.isin(codes, wanted)
 
     @property
-    def transfers(self) -> NDArray[np.bool_]:
+    def transfers(self) -> Bools:
         """Mask of the events that are transfers (a send and its receive)."""
         return np.asarray(self.events.src >= 0)
 
@@ -279,7 +279,7 @@ def match_collectives(found: SequenceMatch | Iterable[Partial]) -> MatchedCollec
 
 def _table(
     found: Sequence[Partial], held: Sequence[Sequences], numbers: Sequence[Ints]
-) -> tuple[list[str], MatchedSequences, NDArray[np.bool_]]:
+) -> tuple[list[str], MatchedSequences, Bools]:
     """Return the kinds of the run, the sequences of all ranks, and if their key is known."""
     code = {kind: index for index, kind in enumerate((SEND, RECEIVE))}
     own_kinds = [

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START
 from unified_prof.cluster.rank_signals import chance_limit
@@ -191,7 +190,7 @@ def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
         )
 
 
-def _have_experts(group: _Group) -> NDArray[np.bool_]:
+def _have_experts(group: _Group) -> Bools:
     """Return a mask of the exchanges that are followed by expert kernels (member times differ)."""
     mean = group.work.mean(axis=0)
     return np.asarray((mean > 0) & (group.work.max(axis=0) > _MIN_EXPERT_RATIO * mean))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import MISSING, Ints, Lookup, Runs
+from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_partial as partials
@@ -68,7 +68,7 @@ class CoveredTime:
         )
 
 
-def is_kind(codes: Ints, kinds: list[str], kind: str) -> NDArray[np.bool_]:
+def is_kind(codes: Ints, kinds: list[str], kind: str) -> Bools:
     """Return a mask of the rows of `codes` (indices in `kinds`) that are of `kind`."""
     return np.equal(codes, kinds.index(kind) if kind in kinds else NO_VALUE - 1)
 

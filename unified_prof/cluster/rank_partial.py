@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.cluster.sequences import RankSequences, SharedColumns, sequences_of
 from unified_prof.errors import StoreError, UsageError
 
@@ -232,7 +231,7 @@ def partial_to_parquet(partial: Partial) -> bytes:
     sizes = [len(getattr(partial, part)[columns[0]]) for part, columns in PARTIAL_PARTS.items()]
     rows = sum(sizes)
     begin = 0
-    merged: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}
+    merged: dict[str, tuple[Ints, Bools]] = {}
     for (part, names), size in zip(PARTIAL_PARTS.items(), sizes, strict=True):
         for name in names:
             unset = (np.zeros(rows, np.int64), np.ones(rows, bool))

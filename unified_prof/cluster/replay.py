@@ -16,9 +16,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Floats, Frame, Ints, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Frame, Ints, find
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import (
     MARK_END,
@@ -96,8 +95,8 @@ class RankTimeline(Frame):
     idle_ns: Ints  # Idle time that does not depend on other ranks.
     kernels: Ints
     event: Ints  # Event that starts or ends at the mark; NO_VALUE if unmatched.
-    starts: NDArray[np.bool_]  # True if the event starts.
-    awaited: NDArray[np.bool_]  # True if the rank waits for the end of the event.
+    starts: Bools  # True if the event starts.
+    awaited: Bools  # True if the rank waits for the end of the event.
     # Event before in the same queue, NO_VALUE without one, and the time until the operation starts
     # if it was already enqueued, else NO_VALUE.
     behind: Ints
@@ -441,7 +440,7 @@ class Replay:
         ]
 
 
-def usual_durations(matched: MatchedCollectives, waits: Waits) -> NDArray[np.float64]:
+def usual_durations(matched: MatchedCollectives, waits: Waits) -> Floats:
     """Return the duration of each event after its last member has started, ns.
 
     If members are missing, the last one may be among them. The duration is then limited to the

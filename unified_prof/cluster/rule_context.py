@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats
+from unified_prof.arrays.grouping import Bools, Floats
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_signals import RankRoles, RankSignals
 from unified_prof.cluster.replay import MarkInterval, Replay, ReplayChange
@@ -326,7 +325,7 @@ def group_by_host(context: RuleContext, ranks: Sequence[int]) -> list[tuple[list
     return [*result, *(([rank], None) for rank in sorted(left))]
 
 
-def lasting(context: RuleContext, late: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def lasting(context: RuleContext, late: Bools) -> Bools:
     """Return a mask, ranks x steps; of watched steps without short runs.
 
     A process that waits for a processor from time to time is no finding.

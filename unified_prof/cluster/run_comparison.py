@@ -211,7 +211,8 @@ def rank_role(rank: RankRecord, by: PairBy) -> str:
 
 def _roles(base: Overview, new: Overview, by: PairBy) -> Iterable[RoleChange]:
     before, after = (
-        _by(_with_steps(one), lambda row: rank_role(row.rank, by)) for one in (base, new)
+        _by([row for row in one.ranks if row.steps], lambda row: rank_role(row.rank, by))
+        for one in (base, new)
     )
     for role, olds, news in _paired(before, after):
         spans = _pair(olds, news, lambda row: row.span_ns)
@@ -294,10 +295,6 @@ def _kernels(overview: Overview, *, by_stage: bool) -> dict[tuple[str, str], tup
         key: (count / max(1, weight[key[0]]), total / max(1, weight[key[0]]))
         for key, (count, total) in sums.items()
     }
-
-
-def _with_steps(overview: Overview) -> list[RankRow]:
-    return [row for row in overview.ranks if row.steps]
 
 
 def _by(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.cluster import rank_partial
 from unified_prof.cluster.clocks import CommonClock
 from unified_prof.cluster.overview import Overview
@@ -226,7 +225,7 @@ class ShiftedTimeline:
                 moved.append(replace(one, time_ns=time_ns, value=one.value[kept]))
         return tuple(moved)
 
-    def _kept(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _kept(self, start_ns: Ints, end_ns: Ints) -> Bools:
         if self._window is None:
             return np.ones(len(start_ns), bool)
         begin, end = self._window

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints, Runs, distinct
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs, distinct
 from unified_prof.arrays.packed import Column, Narrow
 from unified_prof.cluster.matching import MatchedCollectives, SequenceMatch
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial
@@ -111,7 +111,7 @@ class Covered:
             np.arange(len(order)) % 2, (before + marks["busy"])[order], before[order]
         )
 
-    def until(self, at: Ints) -> NDArray[np.float64]:
+    def until(self, at: Ints) -> Floats:
         """Return the time covered by kernels before each point in time, ns."""
         if not len(self._at):
             return np.zeros(len(at))
@@ -332,7 +332,7 @@ class _Block:
         length = self._matrix("length", none)
         self._least, self._last = length.min(axis=0), length.argmin(axis=0)
         self._wait = length - self._least
-        self._present: NDArray[np.bool_] | np.bool_ = np.bool_(True)
+        self._present: Bools | np.bool_ = np.bool_(True)
         if not self._is_full:
             self._present = length != none
             length *= self._present

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints, Runs
+from unified_prof.arrays.grouping import Ints, occurrence
 
 Pair = tuple[int, int]  # Position in the baseline, position in the candidate.
 Pairs = tuple[Ints, Ints]  # The same as two arrays of equal length.
@@ -169,18 +169,10 @@ def _occurrence_pairs(a: Ints, b: Ints) -> Pairs:
     """Return pairs of equal keys: the n-th occurrence in `a` and the n-th one in `b`."""
     size = int(max(a.max(initial=0), b.max(initial=0))) + 1
     where_a, where_b = np.flatnonzero(a != NO_KEY), np.flatnonzero(b != NO_KEY)
-    key_a = _occurrence(a[where_a]) * size + a[where_a]
-    key_b = _occurrence(b[where_b]) * size + b[where_b]
+    key_a = occurrence(a[where_a]) * size + a[where_a]
+    key_b = occurrence(b[where_b]) * size + b[where_b]
     _, in_a, in_b = np.intersect1d(key_a, key_b, assume_unique=True, return_indices=True)
     return _in_order(where_a[in_a], where_b[in_b])
-
-
-def _occurrence(keys: Ints) -> Ints:
-    """Return the number of equal elements before each element."""
-    order = np.argsort(keys, kind="stable")
-    result = np.empty(len(keys), np.int64)
-    result[order] = Runs(keys[order]).rank()
-    return result
 
 
 def _ascending(first: Ints, second: Ints) -> Pairs:

@@ -354,7 +354,7 @@ class Tables:
                     new_name=called[1].get(key),
                     modules=modules.get(key, ())[:_MAX_PLACES],
                     lines=lines.get(key, ())[:_MAX_PLACES],
-                    shapes=below if any(_has_name(one) for one in below) else (),
+                    shapes=below if any(not one.name.startswith("(") for one in below) else (),
                     number=key,
                 )
             )
@@ -425,10 +425,6 @@ def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
 def _kind_of_module(path: str) -> str:
     """Return a module path without instance numbers, which is the same for all layers of a kind."""
     return _INSTANCE.sub("", _INDEX.sub(".*", path))
-
-
-def _has_name(line: Line) -> bool:
-    return not line.name.startswith("(")
 
 
 @dataclass(frozen=True, eq=False)

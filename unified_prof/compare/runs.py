@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts, FirstSeen, Floats
+from unified_prof.arrays.grouping import AnyInts, FirstSeen, Floats, Ints
 from unified_prof.base.run_spec import COUNTED
 from unified_prof.compare.comparable import (
     AT_PEAK,
@@ -108,7 +108,9 @@ def _run(label: str, analysis: Analysis) -> Run:
         types=analysis.input_types(),
         kernels=kernels,
         steps=steps,
-        outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
+        outside_steps_ns=0.0
+        if stepped is None
+        else float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns)),
     )
 
 
@@ -130,11 +132,6 @@ def _counts(
     if activations:
         found["activation-bytes"] = float(sum(activations))
     return found
-
-
-def _left_out(calls: AnyCalls, stepped: Operations) -> float:
-    """Return the time of calls outside all steps."""
-    return float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns))
 
 
 def _kernels(analysis: Analysis, steps: int) -> tuple[dict[str, dict[str, float]], float]:
@@ -264,7 +261,7 @@ class _CallGroups:
         self._numbered = [FirstSeen() for _ in range(3)]
         self.places: list[Place] = []
 
-    def numbers(self, calls: Calls, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    def numbers(self, calls: Calls, rows: NDArray[np.intp]) -> Ints:
         """Return the group of each call in `rows`."""
         group = calls.name[rows].astype(np.int64) * len(KINDS) + calls.kind[rows]
         for numbered, labels in zip(self._numbered, (None, calls.module, calls.line), strict=True):
@@ -288,7 +285,7 @@ class _Occurrences:
         # Calls of each group so far in `_step`, which may continue in the next window.
         self._counted = np.zeros(0, np.int64)
 
-    def count(self, group: NDArray[np.int64], step: AnyInts) -> NDArray[np.int64]:
+    def count(self, group: Ints, step: AnyInts) -> Ints:
         """Return the number of earlier calls in the same group and step; steps must ascend."""
         if not len(group):
             return group
@@ -316,7 +313,7 @@ class _StepSums:
         self._total = np.zeros((0, steps))
         self._known = np.zeros((0, steps), bool)
 
-    def add(self, row: NDArray[np.int64], step: AnyInts, values: Floats, rows: int) -> None:
+    def add(self, row: Ints, step: AnyInts, values: Floats, rows: int) -> None:
         """Add times; NaN is ignored. `rows` is the number of operations so far."""
         more = rows - len(self._total)
         if more:

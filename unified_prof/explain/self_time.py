@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import Ints, positions, rising
+from unified_prof.arrays.grouping import Bools, Ints, positions, rising
 from unified_prof.recording import names
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
@@ -67,7 +67,7 @@ class HostTimeline:
 
     def innermost(
         self, thread: Ints, at_ns: Ints
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], Bools]:
         """Return the innermost code of threads at some times, its line, and a mask of data loading.
 
         That is the operation, else the runtime call, else any range.
@@ -198,7 +198,7 @@ class CallTree:
         edges = np.cumsum(np.bincount(depth, minlength=1))[:-1]
         return [one.astype(np.int64) for one in np.split(order, edges)]
 
-    def outermost(self, key: Ints) -> NDArray[np.bool_]:
+    def outermost(self, key: Ints) -> Bools:
         """Return a mask of the calls that are not within a call with the same key."""
         result = np.ones(len(key), bool)
         at = self.parent.copy()
@@ -208,7 +208,7 @@ class CallTree:
             at[looking] = np.where(same, NONE, self.parent[at[looking]])
         return result
 
-    def _repeats_parent(self, key: Ints) -> NDArray[np.bool_]:
+    def _repeats_parent(self, key: Ints) -> Bools:
         """Return a mask of the calls that are the only child of a call with the same key."""
         inside = np.flatnonzero(self.parent != NONE)
         above = self.parent[inside]
@@ -229,7 +229,7 @@ class CallTree:
         size = len(names)
         outer = self.outermost(key)
 
-        def total(values: Ints, chosen: NDArray[np.bool_] | slice = slice(None)) -> list[int]:
+        def total(values: Ints, chosen: Bools | slice = slice(None)) -> list[int]:
             sums = np.bincount(key[chosen], values[chosen], minlength=size)
             return [int(one) for one in sums.tolist()]
 
@@ -269,7 +269,7 @@ _REENTRANT, _ENGINE = "CheckpointFunctionBackward", "autograd::engine::evaluate_
 _RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
 
 
-def recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
+def recomputed(framework: Framework, ranges: Ints) -> Bools:
     """Return a mask of calls that activation checkpointing repeats.
 
     Reentrant checkpoints are an operation, which also runs a backward pass; others are a Python
@@ -279,7 +279,7 @@ def recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
     again[framework.called_through("%" + _RECOMPUTE.format("%"))] = True
     frame = re.compile(re.escape(_RECOMPUTE).replace(r"\{\}", r"\d+") + "$")
     marks = framework.matching(lambda text: text == _REENTRANT or bool(frame.search(text)))
-    result: NDArray[np.bool_] = again[ranges]
+    result: Bools = again[ranges]
     if not len(marks):
         return result
     marked, among = np.zeros((2, len(framework)), bool)
@@ -295,10 +295,6 @@ def _frameworks(recording: Recording) -> list[Framework]:
     recordings = (recording, recording.captured_in)
     result = [one.framework for one in recordings if one is not None]
     return [one for one in result if one is not None and bool(one.recorded.any())]
-
-
-def _is_available(recording: Recording) -> bool:
-    return bool(_frameworks(recording))
 
 
 def _has_shapes(recording: Recording) -> bool:
@@ -370,6 +366,9 @@ def _add_rows(one: Row, other: Row) -> Row:
 
 
 BREAKDOWNS = {
-    "self": BreakdownSpec(_is_available, lambda recording: _breakdown(recording, "self")),
+    "self": BreakdownSpec(
+        lambda recording: bool(_frameworks(recording)),
+        lambda recording: _breakdown(recording, "self"),
+    ),
     "shape": BreakdownSpec(_has_shapes, lambda recording: _breakdown(recording, "shape")),
 }

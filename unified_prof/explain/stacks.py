@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.recording.breakdown_kinds import Place
 from unified_prof.recording.breakdowns import (
     Frame,
@@ -99,7 +99,7 @@ class _Operations:
         self._path, self._up, self._last = nesting.paths(parent, self._codes)
 
     def above(
-        self, calls: Ints, named: Ints, backward: NDArray[np.bool_], innermost: Ints
+        self, calls: Ints, named: Ints, backward: Bools, innermost: Ints
     ) -> tuple[Ints, Callable[[int], tuple[Frame, ...]]]:
         """Return a key for the frames above each device task, and a function from key to frames.
 
@@ -274,7 +274,7 @@ def _host_calls(recording: Recording) -> _Columns:
     )
 
 
-def _usable(found: dict[str, NDArray[np.int64]]) -> _Columns:
+def _usable(found: dict[str, Ints]) -> _Columns:
     with np.errstate(over="ignore"):
         good = possible(found["start"], found["end"] - found["start"])
     good &= (found["start"] > 0) & (found["end"] > found["start"])

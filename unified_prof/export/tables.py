@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING
+from unified_prof.arrays.grouping import MISSING, Bools
 from unified_prof.base import arrow_files
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
@@ -241,7 +241,7 @@ def _as(declared: str, value: Any) -> Any:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _absent(values: NDArray[Any]) -> NDArray[np.bool_]:
+def _absent(values: NDArray[Any]) -> Bools:
     if isinstance(values, np.ma.MaskedArray):
         return np.ma.getmaskarray(values).copy()
     if values.dtype == object:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.errors import UsageError
 from unified_prof.recording import calls
@@ -188,7 +188,7 @@ class _MainLabels:
         self._texts, self._column = texts, column
         self._size = len(texts) + 1
         self._pairs: list[Ints] = []
-        self._weights: list[NDArray[np.float64]] = []
+        self._weights: list[Floats] = []
 
     def add(self, calls: Calls, key: Ints) -> None:
         """Add calls with their keys."""
@@ -287,7 +287,7 @@ def host_calls(framework: Framework) -> PackedCalls:
     times = framework.host_time()
     chosen, key = np.unique(times.call, return_inverse=True)
 
-    def total_ns(which: NDArray[np.bool_]) -> Ints:
+    def total_ns(which: Bools) -> Ints:
         total = np.bincount(key[which], times.time_ns[which], len(chosen)).astype(np.int64)
         return np.where(np.bincount(key[which], minlength=len(chosen)) > 0, total, UNKNOWN)
 
@@ -508,7 +508,7 @@ def path_samples(
     frame: Callable[[int], Frame],
     *,
     begin: Callable[[int], tuple[Frame, ...]] = lambda _: (),
-    beginning: NDArray[np.int64] | None = None,
+    beginning: Ints | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of nested ranges, from the result of `arrays.nesting.paths`.
 

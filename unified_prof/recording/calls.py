@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts, Runs
+from unified_prof.arrays.grouping import AnyInts, Ints, Runs
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording.model import Row
 
@@ -202,7 +202,7 @@ class _Column:
         self._total = np.append(self._total, np.zeros(more, np.int64))
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Ints:
         """Number of measured values for each key."""
         return self._count
 

@@ -556,7 +556,7 @@ class CollectiveNames:
             named.append(name if where is None else f"{name} ({where})")
         return labels.numbers(named)[of_pair]
 
-    def _plain(self, labels: Labels, *columns: Ints) -> NDArray[np.int64]:
+    def _plain(self, labels: Labels, *columns: Ints) -> Ints:
         """Return each collective's name without its group, from the first column that has one."""
         result = np.full(len(self._comms), UNKNOWN, np.int64)
         for column in columns:
@@ -568,7 +568,7 @@ class CollectiveNames:
         return result
 
     @cached_property
-    def _communicators(self) -> tuple[list[str | None], NDArray[np.int64]]:
+    def _communicators(self) -> tuple[list[str | None], Ints]:
         """The distinct communicators, and the index of each collective's communicator."""
         ids, number = codes(self._comms.group)
         labels = Labels()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.recording.model import PmuFigure, Series
@@ -79,8 +78,8 @@ class Allocations:
     """Memory blocks allocated by framework operations."""
 
     names: list[str]  # Name of the operation.
-    size_bytes: NDArray[np.int64]
-    at_ns: NDArray[np.int64]
+    size_bytes: Ints
+    at_ns: Ints
 
 
 def allocations(source: Source, strings: Strings) -> Allocations:

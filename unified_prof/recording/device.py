@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints, by_key
+from unified_prof.arrays.grouping import Floats, Ints, by_key
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives
@@ -337,7 +337,7 @@ def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
     ]
 
 
-def _types(tasks: Tasks, weight: NDArray[np.float64]) -> str:
+def _types(tasks: Tasks, weight: Floats) -> str:
     """Return the names of the task types with most of a stream's time."""
     top = np.argsort(-weight, kind="stable")[:3]
     return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if weight[code] > 0)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Numbering
+from unified_prof.arrays.grouping import Bools, Ints, Numbering
 from unified_prof.arrays.packed import Packed, Packing
 from unified_prof.recording import calls as packed_calls
 from unified_prof.recording.breakdowns import TimeSums, allocated, merge_calls, names_of, origin_of
@@ -385,7 +385,7 @@ class Work:
             passes.add(found.passes)
         return WorkLaunches(call.done(), passes.done())
 
-    def called(self, some: TaskWindow) -> NDArray[np.int64]:
+    def called(self, some: TaskWindow) -> Ints:
         """Return the name of each task's framework operation, as numbers in `labels`."""
         result = np.full(len(some), UNKNOWN, np.int64)
         if self._framework is not None:
@@ -405,19 +405,19 @@ class Work:
         assert self._framework is not None
         return names_of(self._framework, self.labels, self._owners)
 
-    def _owned(self, some: TaskWindow) -> NDArray[np.bool_]:
+    def _owned(self, some: TaskWindow) -> Bools:
         """Return a mask of the tasks that count for a framework operation."""
         if self._framework is None:
             return np.zeros(len(some), bool)
         call = self.launches.call[some.rows]
-        owned: NDArray[np.bool_] = (call != NONE) & (some.kind != COMMUNICATION)
+        owned: Bools = (call != NONE) & (some.kind != COMMUNICATION)
         return owned & ~self._replayed(some)
 
-    def _replayed(self, some: TaskWindow) -> NDArray[np.bool_]:
+    def _replayed(self, some: TaskWindow) -> Bools:
         """Return a mask of the tasks that count for an operation of a graph capture."""
         if self.captured is None:
             return np.zeros(len(some), bool)
-        result: NDArray[np.bool_] = self.captured.call[some.rows] != NONE
+        result: Bools = self.captured.call[some.rows] != NONE
         return result
 
     @cached_property
@@ -479,10 +479,10 @@ class Work:
         parts = [rows.where(self._is_work(rows)).rows for rows in self._tasks.windows()]
         return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
 
-    def _is_work(self, rows: TaskRows) -> NDArray[np.bool_]:
+    def _is_work(self, rows: TaskRows) -> Bools:
         """Return a mask of the tasks that count as work."""
         kind = rows.kind
-        result: NDArray[np.bool_] = (kind == KERNEL) | (kind == COPY)
+        result: Bools = (kind == KERNEL) | (kind == COPY)
         if len(self._in_parts) == len(self._tasks.devices):
             result |= kind == COMMUNICATION
         elif self._in_parts:
@@ -523,7 +523,7 @@ class Work:
         distinct, first, key = np.unique(pairs, return_index=True, return_inverse=True)
         duration, passes = self.duration_ns[own], captured.passes[own]
 
-        def total(mask: NDArray[np.bool_]) -> Ints:
+        def total(mask: Bools) -> Ints:
             some = np.bincount(key[mask], minlength=len(distinct))
             time = np.bincount(key[mask], weights=duration[mask], minlength=len(distinct))
             return np.where(some > 0, time.astype(np.int64), UNKNOWN)

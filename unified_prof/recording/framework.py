@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import MISSING, Ints, Runs
+from unified_prof.arrays.grouping import MISSING, Bools, Ints, Runs
 from unified_prof.arrays.nesting import WINDOW, Below, Distances, NearestMarked, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
@@ -196,7 +196,7 @@ class Framework:
         call[found] = self._owner(at)
         return Launches(call[inverse], passes[inverse])
 
-    def innermost(self, connection: Whole, among: NDArray[np.bool_] | None = None) -> Ints:
+    def innermost(self, connection: Whole, among: Bools | None = None) -> Ints:
         """Return the innermost operation around the launch of each device task, or -1.
 
         `connection` are connection ids of the tasks, `among` masks the ranges to consider, by
@@ -206,7 +206,7 @@ class Framework:
         distinct, inverse = np.unique(connection, return_inverse=True)
         return values_at(nearest, self._launcher(distinct))[inverse]
 
-    def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
+    def around(self, ranges: Ints, among: Bools) -> Ints:
         """Return the innermost of the masked ranges that enclose each range, or -1."""
         return values_at(self._nearest(among), self.parent[ranges])
 
@@ -262,14 +262,14 @@ class Framework:
         return values_at(self._nested.top, operation)[inverse]
 
     @property
-    def is_python_frame(self) -> NDArray[np.bool_]:
+    def is_python_frame(self) -> Bools:
         """Mask of the calls of Python functions, without modules."""
         return self._mask(
             lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
         )
 
     @property
-    def is_user_frame(self) -> NDArray[np.bool_]:
+    def is_user_frame(self) -> Bools:
         """Mask of the calls of Python functions in the user's files."""
         own = self._name_mask(user_frame)
         return self._mask(
@@ -277,13 +277,13 @@ class Framework:
         )
 
     @property
-    def is_annotation(self) -> NDArray[np.bool_]:
+    def is_annotation(self) -> Bools:
         """Mask of the ranges that are not operations: modules, marks, steps, Python frames."""
         engine = self._name_kinds.engine
         return self._mask(lambda rows: ~(self._is_operation(rows) | engine[self._name_code[rows]]))
 
     @cached_property
-    def recorded(self) -> NDArray[np.bool_]:
+    def recorded(self) -> Bools:
         """Mask of the calls recorded by PyTorch, without Python frames, modules and steps.
 
         CANN calls inside torch_npu operations, such as `Conv2D` in `aten::_convolution`, are
@@ -335,12 +335,12 @@ class Framework:
             types.add(batch["types"])
         return shapes.done(), types.done()
 
-    def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
+    def is_operation(self, ranges: Whole) -> Bools:
         """Return a mask of the ranges that are operations; False for -1."""
         return np.not_equal(ranges, NONE) & self._is_operation(ranges)
 
     @property
-    def is_python(self) -> NDArray[np.bool_]:
+    def is_python(self) -> Bools:
         """Mask of the Python frames."""
         return self._mask(lambda rows: np.equal(self._type[rows], API_PYTHON))
 
@@ -411,10 +411,8 @@ class Framework:
         """Outermost operations outside backward passes, in call order."""
         return self._ranges_where(lambda rows: self._is_outermost(rows) & ~self._in_backward(rows))
 
-    def _is_outermost(self, rows: slice) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = np.equal(
-            self._nested.top[rows], np.arange(*rows.indices(len(self)))
-        )
+    def _is_outermost(self, rows: slice) -> Bools:
+        result: Bools = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
         return result
 
     def steps(self) -> list[tuple[str, int, int]]:
@@ -433,11 +431,11 @@ class Framework:
             steps.append((match[1], start, end))
         return sorted(steps, key=lambda step: step[1])
 
-    def _name_mask(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+    def _name_mask(self, matches: Callable[[str], object]) -> Bools:
         """Return a mask of the distinct names that match."""
         return np.array([bool(matches(text)) for text in self._names], bool)
 
-    def _mask(self, mask_of: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    def _mask(self, mask_of: Callable[[slice], Bools]) -> Bools:
         """Concatenate the masks that a function returns for each window of ranges."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), WINDOW):
@@ -445,11 +443,11 @@ class Framework:
             result[rows] = mask_of(rows)
         return result
 
-    def _ranges_where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
+    def _ranges_where(self, chosen: Callable[[slice], Bools]) -> Ints:
         """Return the ranges selected by a function that returns a mask for each window."""
         return np.flatnonzero(self._mask(chosen))
 
-    def _nearest(self, among: NDArray[np.bool_]) -> Distances:
+    def _nearest(self, among: Bools) -> Distances:
         """Return the range itself if it is in the mask, else the innermost such range around it."""
         return self._nest.nearest(lambda window: among[window.rows])
 
@@ -462,13 +460,13 @@ class Framework:
             optimizer=self._name_mask(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
         )
 
-    def _is_module(self, rows: slice) -> NDArray[np.bool_]:
+    def _is_module(self, rows: slice) -> Bools:
         of_module = np.equal(self._type[rows], host_ranges.MODULE_RANGE)
-        result: NDArray[np.bool_] = of_module | self._name_kinds.module[self._name_code[rows]]
+        result: Bools = of_module | self._name_kinds.module[self._name_code[rows]]
         return result
 
-    def _is_operation(self, rows: slice | Whole) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self._name_kinds.operation[self._name_code[rows]]
+    def _is_operation(self, rows: slice | Whole) -> Bools:
+        result: Bools = self._name_kinds.operation[self._name_code[rows]]
         kind = self._type[rows]
         for other in (API_PYTHON, host_ranges.MODULE_RANGE, host_ranges.ANNOTATION):
             result &= kind != other
@@ -522,9 +520,9 @@ class Framework:
             np.setdiff1d(result["engine"], result["forward"]),
         )
 
-    def _in_backward(self, ranges: slice | Whole) -> NDArray[np.bool_]:
+    def _in_backward(self, ranges: slice | Whole) -> Bools:
         """Return a mask of the ranges in a backward pass."""
-        result: NDArray[np.bool_] = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
+        result: Bools = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
         if len(self._nested.engine_threads):
             result |= np.isin(self.thread[ranges], self._nested.engine_threads)
         return result
@@ -540,11 +538,9 @@ class Framework:
             self.thread, self.start_ns, self._sequence, self._forward_thread, self._name_code
         )
 
-        def may_create(rows: slice) -> NDArray[np.bool_]:
+        def may_create(rows: slice) -> Bools:
             recorded = np.equal(self._type[rows], API_OPERATION) & ~self._is_module(rows)
-            result: NDArray[np.bool_] = (
-                recorded & (self._sequence[rows] >= 0) & ~self._in_backward(rows)
-            )
+            result: Bools = recorded & (self._sequence[rows] >= 0) & ~self._in_backward(rows)
             return result
 
         ranges = self._ranges_where(may_create)
@@ -635,10 +631,10 @@ _IN_BACKWARD, _IN_OPTIMIZER = 1, 2
 class _NameKinds:
     """Masks of the distinct names by kind."""
 
-    module: NDArray[np.bool_]
-    operation: NDArray[np.bool_]
-    engine: NDArray[np.bool_]
-    optimizer: NDArray[np.bool_]
+    module: Bools
+    operation: Bools
+    engine: Bools
+    optimizer: Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,7 +57,7 @@ class HostCalls:
         return len(self.connection)
 
     @cached_property
-    def is_valid(self) -> NDArray[np.bool_]:
+    def is_valid(self) -> Bools:
         """Mask of the calls with valid times."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), BLOCK):

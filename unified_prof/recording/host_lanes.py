@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import NOWHERE, Frame, Ints, by_key, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints, by_key, find
 from unified_prof.arrays.packed import Values
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.framework import Framework
@@ -30,7 +30,7 @@ from unified_prof.recording.python_frames import (
 from unified_prof.recording.source import Strings, possible
 from unified_prof.recording.timeline import Timeline
 
-Flags = NDArray[np.bool_]
+Flags = Bools
 KINDS = ("host operation", "annotation", "runtime call", "Python function")
 OPERATION, ANNOTATION, CALL, PYTHON = range(len(KINDS))
 _WINDOW = 131_072

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Frame, Ints
+from unified_prof.arrays.grouping import Bools, Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.calls import COMMUNICATION
 
@@ -64,7 +64,7 @@ class DeviceTasks:
     kind: NDArray[np.integer]
     waits: IntervalSet  # Intervals in which streams waited for another stream before a task.
     # Mask of the tasks launched after a wait of their stream for an event of another stream.
-    awaits: NDArray[np.bool_]
+    awaits: Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,12 +211,12 @@ def _split_after_launch(
     return parts
 
 
-def _is_blocked(start: Ints, stop: Ints, blocked: IntervalSet) -> NDArray[np.bool_]:
+def _is_blocked(start: Ints, stop: Ints, blocked: IntervalSet) -> Bools:
     """Return which long intervals the host is blocked in until they end."""
     covered = (BLOCKED_SHARE * (stop - start)).astype(np.int64)
     last = np.searchsorted(blocked.start_ns, stop - covered, side="right") - 1
     until = np.append(blocked.end_ns, 0)[last]
-    result: NDArray[np.bool_] = (stop - start >= LATE_NS) & (last >= 0)
+    result: Bools = (stop - start >= LATE_NS) & (last >= 0)
     return result & (until >= stop - _RETURN_NS) & (until - start >= covered)
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints, Lookup, Runs, find
+from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup, Runs, find
 from unified_prof.arrays.nesting import NONE, WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.base.columns import API_PYTHON
@@ -72,7 +72,7 @@ class Frames:
         if self._own:
             own_frames = np.array(sorted(self._own), np.int64)
 
-            def are_frames(window: Window) -> NDArray[np.bool_]:
+            def are_frames(window: Window) -> Bools:
                 first, behind = np.searchsorted(own_frames, [window.low, window.high])
                 result = np.zeros(window.high - window.low, bool)
                 result[own_frames[first:behind] - window.low] = True
@@ -87,7 +87,7 @@ class Frames:
         """
         known = np.array(list(self._chains), np.int64)
 
-        def key(ranges: NDArray[np.integer]) -> NDArray[np.int64]:
+        def key(ranges: NDArray[np.integer]) -> Ints:
             inside = ranges != NONE
             chain = self._chain[ranges].astype(np.int64)
             chained = inside & np.isin(chain, known)
@@ -106,7 +106,7 @@ class Frames:
         """The distinct module paths in call chains."""
         return [path for path in dict.fromkeys(self._modules.values()) if path]
 
-    def modules(self, ranges: NDArray[np.integer]) -> NDArray[np.int64]:
+    def modules(self, ranges: NDArray[np.integer]) -> Ints:
         """Return the index in `module_paths` of the path in each range's call chain.
 
         The index is NO_MODULE for chains without modules, and NO_CHAIN for ranges without a chain
@@ -118,7 +118,7 @@ class Frames:
         return np.where(known, paths[row], NO_CHAIN)
 
     @cached_property
-    def _path_of_chain(self) -> tuple[Lookup, NDArray[np.int64]]:
+    def _path_of_chain(self) -> tuple[Lookup, Ints]:
         number = {path: index for index, path in enumerate(self.module_paths)} | {"": NO_MODULE}
         of_chain = [number[path] for path in self._modules.values()]
         return Lookup(np.array(list(self._modules), np.int64)), np.array([*of_chain, NO_CHAIN])
@@ -139,14 +139,14 @@ class Frames:
 
 
 def numbered(
-    ranges: Values, key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    ranges: Values, key: Callable[[NDArray[np.integer]], Ints]
+) -> tuple[Ints, NDArray[np.int32]]:
     """Return the distinct keys of ranges in ascending order, and the index of each range's key.
 
     `key` is called for one window of ranges at a time.
     """
     result = np.empty(len(ranges), np.int32)
-    of_window: list[NDArray[np.int64]] = []
+    of_window: list[Ints] = []
     for low in range(0, len(ranges), WINDOW):
         own, number = np.unique(key(ranges[low : low + WINDOW]), return_inverse=True)
         result[low : low + WINDOW] = number
@@ -199,7 +199,7 @@ def user_stacks(source: Source, strings: Strings) -> dict[int, tuple[str, ...]]:
     }
 
 
-def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
+def chains_through(source: Source, frame: str) -> Ints:
     """Return the ids of the call chains with a frame that matches an SQL LIKE pattern."""
     if "PYTORCH_CALLCHAINS" not in source.tables:
         return np.zeros(0, np.int64)
@@ -453,11 +453,9 @@ class ForwardOperations:
             result = values_at(self._parts[0][2], find(self._parts[0][0], key))
         return np.where(sequence < 0, NONE, result)
 
-    def _match_names(
-        self, node: NDArray[np.integer], operation: NDArray[np.integer]
-    ) -> NDArray[np.bool_]:
+    def _match_names(self, node: NDArray[np.integer], operation: NDArray[np.integer]) -> Bools:
         """Return a mask of the nodes whose names match their operations."""
-        result: NDArray[np.bool_] = self._node_name[node] == self._operation_name[operation]
+        result: Bools = self._node_name[node] == self._operation_name[operation]
         return result
 
     @cached_property
@@ -479,11 +477,11 @@ class ForwardOperations:
         return self._numbers.setdefault(text, len(self._numbers)) if text else absent
 
     @cached_property
-    def _is_custom_node(self) -> NDArray[np.bool_]:
+    def _is_custom_node(self) -> Bools:
         return np.array([bool(_CUSTOM_NODE.search(name)) for name in self._names], bool)
 
     @cached_property
-    def _is_aten(self) -> NDArray[np.bool_]:
+    def _is_aten(self) -> Bools:
         return np.array([name.startswith("aten::") for name in self._names], bool)
 
 

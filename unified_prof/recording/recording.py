@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints
+from unified_prof.arrays.grouping import MISSING, Floats, Ints
 from unified_prof.recording import collectives, counters, operators
 from unified_prof.recording import steps as step_trace
 from unified_prof.recording.annotations import Ranges, Regions
@@ -200,7 +200,7 @@ class Recording:
     def task_steps(self) -> TaskSteps:
         """The step that launched each device task; see `program_ns`."""
 
-        def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
+        def step(connection: Ints, start_ns: Ints) -> NDArray[np.int32]:
             row = self.host_calls.launching(connection)
             return step_of(self.program_ns(row, start_ns), self.steps).astype(np.int32)
 
@@ -246,7 +246,7 @@ class Recording:
             result[name] = None if len(numbers) == 1 else number
         return result
 
-    def launched_ns(self) -> NDArray[np.int64]:
+    def launched_ns(self) -> Ints:
         """Return the launch time of each task, or its start if the launch time is unknown."""
         calls, started = self.host_calls, self.tasks.start_ns
         if not len(calls):
@@ -311,7 +311,7 @@ def breakdown_spec(kind: Kind) -> BreakdownSpec:
 
 
 # A window of a table: integer columns, and float columns.
-Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]
+Window = tuple[dict[str, Ints], dict[str, Floats]]
 
 
 class Texts:
@@ -328,7 +328,7 @@ class Texts:
         """Return the text of an id, None for an unknown id."""
         return self._texts.get(number)
 
-    def ids(self, wanted: Collection[str]) -> NDArray[np.int64]:
+    def ids(self, wanted: Collection[str]) -> Ints:
         """Return the ids of texts; a file may have several ids for one text."""
         result = [number for number, text in self._texts.items() if text in wanted]
         return np.array(result, np.int64)
@@ -336,7 +336,7 @@ class Texts:
 
 def integers(
     source: Source, table: str, columns: Sequence[str], *, narrow: Collection[str] = ()
-) -> dict[str, NDArray[np.int64]]:
+) -> dict[str, Ints]:
     """Return integer columns in the file's order of rows; empty if the table is missing.
 
     Table and columns have the names of the newest schema; columns in `narrow` may be returned as
@@ -345,7 +345,7 @@ def integers(
     return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
 
 
-def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, Floats]:
     """Return numeric columns as float64, with NaN for values that are not numbers."""
     if table not in source.tables:
         return {name: np.empty(0) for name in columns}
@@ -408,7 +408,7 @@ def _real(name: str) -> str:
     return f"iif(typeof({column}) IN ('integer', 'real'), CAST({column} AS REAL), NULL)"
 
 
-def _floats(values: NDArray[Any]) -> NDArray[np.float64]:
+def _floats(values: NDArray[Any]) -> Floats:
     if isinstance(values, np.ma.MaskedArray):
         return np.where(values.mask, np.nan, values.data.astype(np.float64))
     return np.asarray(values, np.float64)

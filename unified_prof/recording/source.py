@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import NOT_AVAILABLE, CoveredPart, Ledger
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.recording.model import Anomaly
@@ -256,7 +253,7 @@ MAX_DURATION_NS = 1 << 50
 MAX_TIME_NS = 1 << 62
 
 
-def possible(start_ns: Ints, duration_ns: Ints) -> NDArray[np.bool_]:
+def possible(start_ns: Ints, duration_ns: Ints) -> Bools:
     """Return a mask of the intervals with valid times and durations."""
     result = (start_ns >= 0) & (start_ns <= MAX_TIME_NS)
     result &= duration_ns >= 0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Frame, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Bools, Frame, Ints, Lookup
 from unified_prof.arrays.intervals import IntervalSet, holding, merge, subtract, union
 from unified_prof.base.columns import API_OPERATION
 from unified_prof.recording.host_calls import HostCalls
@@ -140,7 +140,7 @@ class Work:
         end_ns: Ints,
         *,
         at_ns: Ints | None = None,
-        receives: NDArray[np.bool_] | None = None,
+        receives: Bools | None = None,
     ) -> None:
         """Store the columns.
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import (
     MISSING,
     NOWHERE,
+    Bools,
     Frame,
     Ints,
     Lookup,
@@ -374,7 +375,7 @@ class _Graph:
     call: Ints
     connection: Ints
     passes: NDArray[np.int8]
-    copies: NDArray[np.bool_]
+    copies: Bools
     names: tuple[str, ...]  # Names of the operations.
 
 
@@ -389,7 +390,7 @@ class Capture:
         order = np.argsort(calls.start_ns, kind="stable")
         launched = Lookup(tasks.connection).rows(calls.connection.to_array()) >= 0
 
-        def matches(wanted: Words) -> NDArray[np.bool_]:
+        def matches(wanted: Words) -> Bools:
             return calls.matching(strings, wanted)[order]
 
         waits = order[matches(CAPTURED_LAUNCH) & ~launched[order]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
 from unified_prof.recording import names
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
@@ -93,7 +93,7 @@ class TaskRows(TaskColumns):
             return np.arange(*self._rows.indices(len(self._tasks)))
         return self._rows
 
-    def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
+    def where(self, chosen: Bools) -> TaskRows:
         """Return the rows selected by a mask."""
         return _SelectedRows(self, np.flatnonzero(chosen))
 
@@ -267,7 +267,7 @@ class Tasks(TaskColumns):
         return [int(number) for number in self.packed["device"].distinct()]
 
     @cached_property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Ints:
         """Number of tasks of each kind."""
         count = np.zeros(WAIT + 1, np.int64)
         for kind in self.packed["kind"].blocks():
@@ -280,12 +280,12 @@ class Tasks(TaskColumns):
         return self._strings.texts(self._type_ids)
 
     @property
-    def is_program_task(self) -> NDArray[np.bool_]:
+    def is_program_task(self) -> Bools:
         """Mask of the program's tasks, False for the profiler's marks."""
         return self.program_types.take(self.type)
 
     @cached_property
-    def program_types(self) -> NDArray[np.bool_]:
+    def program_types(self) -> Bools:
         """Mask of the codes in `type` that are not the profiler's marks."""
         marks = [names.PROFILER_MARK(text) for text in self.type_texts]
         return ~np.array([*marks, False])
@@ -331,9 +331,7 @@ class Tasks(TaskColumns):
         """Return tasks by index."""
         return TaskRows(self, rows)
 
-    def operator_names(
-        self, labels: Labels, among: Callable[[TaskRows], NDArray[np.bool_]]
-    ) -> TaskNames:
+    def operator_names(self, labels: Labels, among: Callable[[TaskRows], Bools]) -> TaskNames:
         """Return the operator types of tasks, as numbers in `labels`.
 
         The result is the operator type if the database has one, else the name of the kernel, else
@@ -343,9 +341,7 @@ class Tasks(TaskColumns):
         windows = (window.where(among(window)) for window in self.windows())
         return self._names(labels, ("op_type", "name"), windows)
 
-    def kernel_names(
-        self, labels: Labels, among: Callable[[TaskRows], NDArray[np.bool_]]
-    ) -> TaskNames:
+    def kernel_names(self, labels: Labels, among: Callable[[TaskRows], Bools]) -> TaskNames:
         """Return the kernel names of tasks; see `operator_names`."""
         windows = (window.where(among(window)) for window in self.windows())
         return self._names(labels, ("name", "op_type"), windows)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Frame, Ints, Runs, by_key, value_by_key
+from unified_prof.arrays.grouping import Bools, Floats, Frame, Ints, Runs, by_key, value_by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.base.columns import API_QUEUE
 from unified_prof.base.text import NS_PER_S
@@ -124,7 +124,7 @@ class _Blocks(Frame):
     label: NDArray[np.int32]
     kind: NDArray[np.int8]
     connection: Ints
-    kept: NDArray[np.bool_]  # True if the block must not be merged.
+    kept: Bools  # True if the block must not be merged.
 
     def merged(self, resolution: int) -> _Blocks:
         """Merge blocks shorter than the resolution with the others in their time slot."""
@@ -239,7 +239,7 @@ class _Rows:
         )
         return blocks.take(np.argsort(lane, kind="stable"))
 
-    def _is_shown(self, rows: TaskRows) -> NDArray[np.bool_]:
+    def _is_shown(self, rows: TaskRows) -> Bools:
         return self._tasks.program_types.take(rows.type)
 
     def _places(self, rows: TaskRows) -> Ints:
@@ -311,7 +311,7 @@ _SLOTS = 10_000
 _SIZES = {"MEMCPY_INFO": "size", "UPROF_GPU_TASKS": "sizeBytes"}
 
 
-def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, NDArray[np.float64]]:
+def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, Floats]:
     """Return the times at which the sum of the heights of open intervals changes, and the sums.
 
     Without open intervals, the sum is exactly 0 despite rounding.
@@ -364,9 +364,7 @@ def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
     return tuple(result)
 
 
-def _rates(
-    source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.integer]
-) -> NDArray[np.float64]:
+def _rates(source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.integer]) -> Floats:
     """Return the rate of each task in B/s, -1 if unknown."""
     size = _sizes(source, identity)
     result = np.where(size > 0, size * (NS_PER_S / lasted_ns.astype(np.float64)), -1.0)

@@ -173,9 +173,8 @@ def markdown() -> str:
     ]
     for title, terms in (("Concepts", CONCEPTS), ("Headings of tables", HEADINGS)):
         lines += ["", f"## {title}", "", "| term | meaning |", "|---|---|"]
-        lines += [f"| {term} | {text} |" for term, text in sorted(terms.items(), key=_by_name)]
+        lines += [
+            f"| {term} | {text} |"
+            for term, text in sorted(terms.items(), key=lambda term: term[0].lower())
+        ]
     return "\n".join(lines) + "\n"
-
-
-def _by_name(item: tuple[str, str]) -> str:
-    return item[0].lower()

@@ -112,7 +112,7 @@ def _version_columns(series: BaselineSeries, chart_width: int) -> list[Column]:
             tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry, _ in rows),
             importance=6,
         ),
-        name_column("commit", (_commit(entry) for entry, _ in rows), importance=7),
+        name_column("commit", ((entry.commit or "-")[:_COMMIT] for entry, _ in rows), importance=7),
         Column("runs", tuple(names.format_number(point.runs) for _, point in rows), importance=5),
         Column("median", tuple(series.format_value(point.value) for _, point in rows)),
         Column(_scale(series, chart_width), tuple(_chart(series, chart_width))),
@@ -194,10 +194,6 @@ def _row(entry: BaselineVersion, point: Point) -> dict[str, Any]:
         "ratio": None if change is None else change.ratio,
         "reason": None if change is None else change.reason,
     }
-
-
-def _commit(entry: BaselineVersion) -> str:
-    return (entry.commit or "-")[:_COMMIT]
 
 
 def _range(series: BaselineSeries) -> tuple[float, float]:

@@ -87,7 +87,7 @@ def report_document(
         for label, reason in (
             *_failure(figures.summary),
             *anomaly_warnings(figures.summary),
-            *_not_measured(figures.summary),
+            *((f"{one.what} not measured", one.why) for one in figures.summary.not_measured),
         ):
             document.warning(label, reason)
     return document
@@ -170,10 +170,6 @@ def _failure(summary: Summary) -> list[tuple[str, str]]:
     """Return why the recording of a run may be incomplete; Skyline reports have an anomaly."""
     reason = dict(summary.facts).get("failure") if summary.family == "msprof" else None
     return [("the recording may be incomplete", names.neutral(reason))] if reason else []
-
-
-def _not_measured(summary: Summary) -> list[tuple[str, str]]:
-    return [(f"{one.what} not measured", one.why) for one in summary.not_measured]
 
 
 def _add_not_tracked(document: Document, summary: Summary) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING
+from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.sqlite.statements import quoted, reading
 
@@ -30,7 +30,7 @@ class _Part:
     """Values of one column in a block of rows."""
 
     data: NDArray[Any] | None  # int64, float64 or objects; None: all are NULL.
-    is_null: NDArray[np.bool_]
+    is_null: Bools
 
 
 def of_query(cursor: sqlite3.Cursor) -> dict[str, NDArray[Any]]:
@@ -127,7 +127,7 @@ def _fits_float(data: NDArray[Any]) -> bool:
     return all(abs(value) <= _EXACT_IN_FLOAT for value in data if type(value) is int)
 
 
-def _floats(part: _Part) -> NDArray[np.float64]:
+def _floats(part: _Part) -> Floats:
     if part.data is None:
         return np.full(len(part.is_null), np.nan)
     values = part.data.astype(np.float64)
@@ -175,7 +175,7 @@ class Wanted:
             slug="damaged-file",
         )
 
-    def narrowed(self, values: list[NDArray[np.int64]]) -> list[NDArray[Any]]:
+    def narrowed(self, values: list[Ints]) -> list[NDArray[Any]]:
         """Return the values of the expressions, as int32 where this is allowed and sufficient."""
         return [
             column.astype(np.int32)
@@ -288,7 +288,7 @@ def through_view(db: sqlite3.Connection, what: Wanted) -> Iterator[list[NDArray[
             yield what.narrowed([column.copy() for column in values.T])
 
 
-def _parse(text: bytes | None, count: int) -> NDArray[np.int64] | None:
+def _parse(text: bytes | None, count: int) -> Ints | None:
     """Return the numbers in `text`, or None if it is not `count` integers."""
     if text is None or text.translate(None, _DIGITS):
         return None

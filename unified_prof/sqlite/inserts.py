@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import are_in_order
+from unified_prof.arrays.grouping import Ints, are_in_order
 from unified_prof.sqlite import statements as sql
 from unified_prof.sqlite.batches import Constant, Numbers, Source, is_text
 from unified_prof.sqlite.reader import Layout
@@ -248,7 +247,7 @@ class Index:
         if not self._exists:
             self.create(db)
 
-    def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
+    def _follows(self, keys: list[Ints | None]) -> bool:
         """Return True if the batch is sorted and continues the order of the previous one."""
         known = [key for key in keys if key is not None]
         if len(known) < len(keys):
@@ -260,7 +259,7 @@ class Index:
         return are_in_order(known)
 
 
-def integers(source: Source, rows: int) -> NDArray[np.int64] | None:
+def integers(source: Source, rows: int) -> Ints | None:
     """Return a column of integers; None if it has any other value."""
     if isinstance(source, Constant) and isinstance(source.value, int):
         return np.broadcast_to(np.int64(source.value), rows)

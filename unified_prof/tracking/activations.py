@@ -248,7 +248,7 @@ class SavedTensors:
         """Insert our hooks below the program's, because the program pops its own from the top."""
         assert self._hooks is not None
         program = self._hooks.pop_all()
-        self._hooks.push(self._pack, _identity)
+        self._hooks.push(self._pack, lambda packed: packed)
         for pack, unpack in reversed(program):
             self._hooks.push(self._noting(pack), unpack)
 
@@ -358,7 +358,3 @@ class SavedTensors:
                         self._insert()
 
         return disable_without_ours
-
-
-def _identity(packed: Any) -> Any:
-    return packed

@@ -229,7 +229,7 @@ def _record(one: SelectedCalls, whole: IterationTimes | None, *, matched: bool) 
     forward = _forward_spans(iteration, one.calls)
     backward = _backward_spans(iteration)
     total_ms = iteration.total_ms
-    forward_ms = _total_ms(forward) if forward else None
+    forward_ms = sum((end - start for start, end in forward), 0.0) if forward else None
     backward_ms = sum(each.ms for each in iteration.passes) if backward else None
     if whole is not None:
         total_ms, backward_ms = whole.total_ms, whole.backward_ms
@@ -258,10 +258,6 @@ def _record(one: SelectedCalls, whole: IterationTimes | None, *, matched: bool) 
         backward_cpu_ms=None if whole is None else whole.backward_cpu_ms,
         parts_ms={} if whole is None else whole.parts_ms,
     )
-
-
-def _total_ms(spans: Sequence[Span]) -> float:
-    return sum((end - start for start, end in spans), 0.0)
 
 
 def _backward_spans(iteration: MeasuredIteration) -> list[Span]:

@@ -55,7 +55,7 @@ class EventClock:
         self._untouched = True
         self._several = int(module.device_count()) > 1
         self.is_capturing: Callable[[], bool] = getattr(
-            module, "is_current_stream_capturing", _never
+            module, "is_current_stream_capturing", lambda: False
         )
         """Returns True if calls are being captured into a graph."""
         self._current, self._stream_of = _places(torch, module)
@@ -237,7 +237,7 @@ class EventClock:
     def _is_closed(self) -> bool:
         """Return True if no event may be recorded now."""
         if self._untouched:
-            if not getattr(self._module, "is_initialized", _always)():
+            if not getattr(self._module, "is_initialized", lambda: True)():
                 return True
             self._untouched = False
         return self.is_capturing()
@@ -309,11 +309,3 @@ def _places(torch: Any, module: Any) -> tuple[Callable[[], int], Callable[[int],
         current or module.current_device,
         getattr(accelerator, "current_stream", None) or module.current_stream,
     )
-
-
-def _never() -> bool:
-    return False
-
-
-def _always() -> bool:
-    return True

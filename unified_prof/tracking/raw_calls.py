@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.code_entries import CodeEntry, Stack
 from unified_prof.tracking.device import NO_MARK, Clock, HostClock, Mark, Marks
@@ -169,7 +169,7 @@ MAX_CALLS = 1_000_000
 NO_CALL = -1
 NO_REGION = -1
 
-Integers = NDArray[np.int64]
+Integers = Ints
 
 
 @dataclass(slots=True)
@@ -400,7 +400,7 @@ class MeasuredIteration:
     gap_ms: Floats
     """Time from the end of the previous call, or the beginning of the iteration, to the call. It
     can be negative on a device, where events on two streams may be recorded out of order."""
-    made_nodes: NDArray[np.bool_]
+    made_nodes: Bools
     """True if the call created autograd nodes."""
     passes: tuple[Pass, ...]
     optimizer_steps: tuple[int, ...]
@@ -420,9 +420,9 @@ class MeasuredIteration:
     repeated_ms: float
     """Time of nodes in further passes through the same graph, but for derivatives of gradients."""
     dropped_calls: int
-    doubtful: NDArray[np.bool_]
+    doubtful: Bools
     """True if the forward or backward time of the call may contain other time."""
-    untimed: NDArray[np.bool_]
+    untimed: Bools
     """True if the forward or backward time of the call could not be read."""
     untracked: tuple[IterationTimes, ...]
     """Times of iterations without timed operations."""
@@ -572,16 +572,14 @@ def _regions(iteration: Iteration, calls: int) -> NDArray[np.int32] | None:
     return found
 
 
-def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
+def _first(iteration: Iteration, starts: Ints) -> Mark:
     """Return the mark of the beginning, or of the first call that used the device."""
     if iteration.begin == NO_MARK and len(starts):
         return int(starts[0])
     return iteration.begin
 
 
-def _backward(
-    iteration: Iteration, calls: int
-) -> tuple[Floats, int, float, NDArray[np.bool_], NDArray[np.bool_]]:
+def _backward(iteration: Iteration, calls: int) -> tuple[Floats, int, float, Bools, Bools]:
     """Return backward times, foreign nodes, repeated time, and doubtful and untimed calls."""
     total = np.full(calls, np.nan)
     doubtful, untimed = np.zeros(calls, np.bool_), np.zeros(calls, np.bool_)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, Runs
+from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, occurrence
 from unified_prof.base.columns import NO_CONTEXT, NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof.collective_records import AicpuRecords
 from unified_prof.decoders.prof.collectives import (
@@ -396,10 +396,7 @@ def find_rows(
     known = context.rows.key[order]
     low = np.searchsorted(known, key, side="left")
     high = np.searchsorted(known, key, side="right")
-    by_key = np.argsort(key, kind="stable")
-    rank = np.empty(len(key), np.int64)
-    rank[by_key] = Runs(key[by_key]).rank()
-    place = np.minimum(low + rank, high - 1)
+    place = np.minimum(low + occurrence(key), high - 1)
     return np.where(high > low, np.r_[order, NOWHERE][place], NOWHERE)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Pool
+from unified_prof.arrays.grouping import Bools, Ints, Pool
 from unified_prof.base.columns import NOT_AVAILABLE
 
 TENSORS_PER_RECORD = 5
@@ -115,7 +115,7 @@ class TensorTexts:
         ]
         return np.array(index, np.uint32)[inverse]
 
-    def numbers(self, indexes: NDArray[Any]) -> NDArray[np.int64]:
+    def numbers(self, indexes: NDArray[Any]) -> Ints:
         """Return the number of tensors in each list."""
         sizes = [len(self._lists[index]) for index in indexes.tolist()]
         return np.array(sizes, np.int64) // (4 * _WORDS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, by_key, distinct
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Lookup, by_key, distinct
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import host_calls, names
@@ -34,8 +34,8 @@ class ScheduledTasks:
     launched_ns: Ints
     skew_ns: int  # Minimum shift of host times, so that no task begins before its launch.
     # Masks of tasks that record an event or wait for one.
-    records: NDArray[np.bool_]
-    waits: NDArray[np.bool_]
+    records: Bools
+    waits: Bools
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -82,7 +82,7 @@ def load_tasks(recording: Recording, until_ns: int | None = None) -> ScheduledTa
     early = (launched - start)[call >= 0]
     early = early[early <= _SKEW_NS]
 
-    def is_type(word: str) -> NDArray[np.bool_]:
+    def is_type(word: str) -> Bools:
         result = np.array([*(word in text for text in texts), False])[of_type]
         return np.concatenate((np.zeros(len(rows), bool), result))
 
@@ -348,7 +348,7 @@ def _inferred_waits(
 
 
 def waited_for(
-    recording: Recording, tasks: ScheduledTasks, call: Ints, own: NDArray[np.bool_]
+    recording: Recording, tasks: ScheduledTasks, call: Ints, own: Bools
 ) -> tuple[Ints, Ints]:
     """Return pairs of a synchronizing call (index in `call`) and a task that it waited for.
 

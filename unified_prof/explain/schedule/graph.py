@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Frame, Ints
+from unified_prof.arrays.grouping import Bools, Frame, Ints
 
 NONE = -1
 _LATEST = np.iinfo(np.int64).max
@@ -29,7 +29,7 @@ class Edges(Frame):
     target: Ints
     lag_ns: Ints  # Minimum time from source to target...
     # ...counted from the end of the task at the source if True, else from its begin.
-    behind: NDArray[np.bool_]
+    behind: Bools
     kind: NDArray[np.int8]  # Kind of edge, such as HOST.
 
     @staticmethod
@@ -102,7 +102,7 @@ class Schedule:
 
     @staticmethod
     def earliest(
-        begin_ns: Ints, edges: Edges, optional: NDArray[np.bool_], absent: NDArray[np.bool_]
+        begin_ns: Ints, edges: Edges, optional: Bools, absent: Bools
     ) -> tuple[Schedule, Ints, Ints]:
         """Return a schedule whose moments come as early as edges allow, without recorded times.
 

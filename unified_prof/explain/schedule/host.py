@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import NOWHERE, Ints
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
@@ -51,8 +50,8 @@ class Waits:
     call: Ints
     begin: Ints
     end: Ints
-    own: NDArray[np.bool_]  # True if the call waits for its own task: a copy.
-    full: NDArray[np.bool_]  # True if the call launches, and waits for a full launch queue.
+    own: Bools  # True if the call waits for its own task: a copy.
+    full: Bools  # True if the call launches, and waits for a full launch queue.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Lookup, occurrence
 from unified_prof.base.columns import NO_CONTEXT, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import (
@@ -128,10 +128,10 @@ class CoreMetrics:
         self._first = np.cumsum(self._count) - self._count
 
     @cached_property
-    def _matrix(self) -> NDArray[np.float64]:
+    def _matrix(self) -> Floats:
         names = self._metric_ids
         shape = (int(self._count.sum()), len(names))
-        matrix: NDArray[np.float64]
+        matrix: Floats
         if 8 * shape[0] * shape[1] <= _IN_MEMORY_BYTES:
             matrix = np.empty(shape)
         else:
@@ -215,7 +215,7 @@ class CoreMetrics:
         task = self._tasks.rows(task_ids).astype(np.int64)
         known = task >= 0
         turn = np.zeros(len(task), np.int64)
-        turn[known] = turns(task[known])
+        turn[known] = occurrence(task[known])
         has = known & (turn < np.where(known, self._count[task], 0))
         return np.where(has, self._first[task] + turn, -1)
 
@@ -240,7 +240,7 @@ class CoreMetrics:
         return cells
 
     @staticmethod
-    def _texts(name: str, values: NDArray[np.float64]) -> list[str]:
+    def _texts(name: str, values: Floats) -> list[str]:
         if "cycle" in name:
             return registry.cycles(values)
         return registry.rounded(values / _NS_PER_US if name.endswith("_time") else values)
@@ -272,24 +272,12 @@ def _memory_bound(mac: str, vector: str, transfer: str) -> str:
     return f"{float(transfer) / busy:.6f}"
 
 
-def turns(values: Ints) -> Ints:
-    """Return how many equal values precede each value."""
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    new = np.ones(len(ranked), np.bool_)
-    new[1:] = ranked[1:] != ranked[:-1]
-    places = np.arange(len(ranked))
-    result = np.empty(len(ranked), np.int64)
-    result[order] = places - np.maximum.accumulate(np.where(new, places, 0))
-    return result
-
-
 def _turns(seen: NDArray[np.int32] | None, task: Ints, name: Ints) -> Ints:
     """Return the record of its task that each value belongs to, and count it in `seen`."""
     if seen is None:
         return np.zeros(len(task), np.int64)
     key = task * seen.shape[1] + name
-    turn = turns(key) + seen[task, name]
+    turn = occurrence(key) + seen[task, name]
     np.add.at(seen, (task, name), 1)
     return turn
 
@@ -364,7 +352,7 @@ class _Summary:
             head = [name for name in head if name not in ("Mix Block Num", _CONTEXT)]
         return head + self._metrics.header
 
-    def _blocks(self, order: Ints, waits: NDArray[np.float64]) -> Iterator[Sequence[str]]:
+    def _blocks(self, order: Ints, waits: Floats) -> Iterator[Sequence[str]]:
         for part in blocks(len(order)):
             wait = [f"{one:.6f}" for one in waits[part].tolist()]
             if part.start == 0:
@@ -439,7 +427,7 @@ class _Summary:
         return lines(*cells, *[nothing] * (width - len(cells)))
 
 
-def _is_shown(recording: Recording, info: Ints) -> NDArray[np.bool_]:
+def _is_shown(recording: Recording, info: Ints) -> Bools:
     """Return which kernels have a row: all but the tasks that are parts of a collective."""
     columns = recording.kernels.columns
     types = columns["taskType"][info]
@@ -452,7 +440,7 @@ def _is_shown(recording: Recording, info: Ints) -> NDArray[np.bool_]:
     return shown
 
 
-def _waits(start: Ints, duration: Ints) -> NDArray[np.float64]:
+def _waits(start: Ints, duration: Ints) -> Floats:
     """Return the time between the end of the previous row and the start of each, in microseconds.
 
     Computed in float64 and in this order, as msprof does, so that the results are equal: at today's

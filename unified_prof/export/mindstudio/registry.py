@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints, Lookup
 from unified_prof.base.columns import (
     NO_CONNECTION,
     NO_CONTEXT,
@@ -111,7 +111,7 @@ _EXACT_INTEGERS = 1 << 53
 _SQLITE_EXPONENT_FROM = 1e15
 
 
-def microseconds(ns: NDArray[np.int64]) -> list[str]:
+def microseconds(ns: Ints) -> list[str]:
     """Return times or durations as microseconds with exactly three decimals.
 
     Missing and negative values become N/A.
@@ -128,7 +128,7 @@ def tabbed(cells: Sequence[str]) -> list[str]:
     return [f"{cell}\t" for cell in cells]
 
 
-def as_doubles(ns: NDArray[np.int64]) -> NDArray[np.float64]:
+def as_doubles(ns: Ints) -> Floats:
     """Return times in microseconds as the nearest float64, as if parsed from their text."""
     whole, rest = np.divmod(ns, _MILLI)
     # Numbers beyond 2**53 would be rounded before the division. Their whole microseconds are exact,
@@ -137,7 +137,7 @@ def as_doubles(ns: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(ns < _EXACT_INTEGERS, ns.astype(np.float64) / _MILLI, large)
 
 
-def integers(values: NDArray[np.int64]) -> list[str]:
+def integers(values: Ints) -> list[str]:
     """Return integers as texts; missing values become N/A."""
     return [NOT_AVAILABLE if value == MISSING else str(value) for value in values.tolist()]
 
@@ -157,7 +157,7 @@ def half_away(value: float, places: int = 3) -> float:
     return math.copysign(rounded / scale, value)
 
 
-def thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def thousandths(values: Floats) -> Ints:
     """Round to whole thousandths as SQLite's `round(x, 3)`: exact halves go away from zero.
 
     Values must be below 2**52 thousandths. Scaling a float64 has an error below one unit in the
@@ -175,7 +175,7 @@ def thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.asarray(np.copysign(result, values).astype(np.int64))
 
 
-def rounded(values: NDArray[np.float64]) -> list[str]:
+def rounded(values: Floats) -> list[str]:
     """Return numbers as SQLite prints `round(x, 3)`: `0.0`, `1.412`; NaN as N/A."""
     known = np.isfinite(values)
     large = known & (np.abs(values) >= _EXACT_THOUSANDTHS / _MILLI)
@@ -200,7 +200,7 @@ def as_sqlite(value: float) -> str:
     return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+03d}"
 
 
-def cycles(values: NDArray[np.float64]) -> list[str]:
+def cycles(values: Floats) -> list[str]:
     """Return counts, without decimals if they are whole; NaN as N/A."""
     return [
         NOT_AVAILABLE
@@ -212,7 +212,7 @@ def cycles(values: NDArray[np.float64]) -> list[str]:
     ]
 
 
-def kilobytes(size_bytes: NDArray[np.int64]) -> list[str]:
+def kilobytes(size_bytes: Ints) -> list[str]:
     """Return bytes as KB, rounded to three decimals; exact halves to even, as in Python."""
     distinct, places = np.unique(size_bytes, return_inverse=True)
     texts = [
@@ -320,7 +320,7 @@ class Recording:
         return None
 
     @cached_property
-    def is_copy(self) -> NDArray[np.bool_]:
+    def is_copy(self) -> Bools:
         """Mask of the rows of `tasks` that are asynchronous copies."""
         return np.isin(self.tasks.type, self.ids([COPY]))
 
@@ -398,7 +398,7 @@ class Recording:
         cells = [self.cell(self.text(number)) for number in distinct.tolist()]
         return [cells[place] for place in places.reshape(-1).tolist()]
 
-    def times(self, table: str, start: Ints, end: Ints) -> NDArray[np.bool_]:
+    def times(self, table: str, start: Ints, end: Ints) -> Bools:
         """Return a mask of the rows with valid times; the others are counted."""
         possible = (start >= 0) & (end >= start)
         if not possible.all() and table not in self._counted_tables:
@@ -467,7 +467,7 @@ class Tasks:
         return result
 
     @cached_property
-    def has_context(self) -> NDArray[np.bool_]:
+    def has_context(self) -> Bools:
         """Mask of the rows that are contexts of a task."""
         return np.asarray(self.context != NO_CONTEXT)
 

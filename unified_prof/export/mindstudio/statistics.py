@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import Bools, Ints, Lookup
 from unified_prof.base.columns import (
     HOST_ONLY_CONNECTION,
     NO_CONTEXT,
@@ -540,7 +540,7 @@ def _blocks(recording: Recording, rows: Ints) -> Iterator[Sequence[str]]:
         )
 
 
-def _is_shown(tasks: Tasks) -> NDArray[np.bool_]:
+def _is_shown(tasks: Tasks) -> Bools:
     """Return which rows are shown: all, but only context 0 of a kernel on two kinds of cores."""
     _, launch, size = np.unique(tasks.launch, return_inverse=True, return_counts=True)
     launch = launch.reshape(-1)

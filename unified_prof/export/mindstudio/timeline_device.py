@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints, Lookup
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Lookup
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry, timeline_events
 from unified_prof.export.mindstudio.registry import Recording, Tasks, as_json, blocks
@@ -214,9 +213,7 @@ class _Members:
         ]  # fmt: skip
 
 
-def _gigabytes_per_second(
-    bandwidth: NDArray[np.float64], size: Ints, duration_ns: Ints
-) -> NDArray[np.float64]:
+def _gigabytes_per_second(bandwidth: Floats, size: Ints, duration_ns: Ints) -> Floats:
     """Return the bandwidth in GB/s, exactly as msprof computed it.
 
     The database has `size / duration * 1e9`. Dividing that by 1e9 can differ in the last bit, so
@@ -374,7 +371,7 @@ def name_events(processes: Processes, devices: Ints, streams: Ints) -> Blocks:
     ]
 
 
-def _has_contexts(tasks: Tasks) -> NDArray[np.bool_]:
+def _has_contexts(tasks: Tasks) -> Bools:
     """Return a mask of the launches that have contexts, which are not shown themselves."""
     distinct, launch = np.unique(tasks.launch, return_inverse=True)
     launch = launch.reshape(-1)
@@ -383,7 +380,7 @@ def _has_contexts(tasks: Tasks) -> NDArray[np.bool_]:
     return np.asarray(with_contexts[launch] & ~tasks.has_context)
 
 
-def _has_arrow(recording: Recording) -> NDArray[np.bool_]:
+def _has_arrow(recording: Recording) -> Bools:
     """Return which tasks are ends of arrows: kernels, copies, event waits and records."""
     tasks = recording.tasks
     calls = whole_tables.integers(recording.source, "CANN_API", ["name", "connectionId"])

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import Recording, as_json, blocks, first_known
 from unified_prof.recording import recording as whole_tables
@@ -421,13 +420,13 @@ def system_calls(recording: Recording, processes: Processes) -> Blocks:
         )
 
 
-def _json(values: NDArray[np.float64], *, whole: bool) -> list[str]:
+def _json(values: Floats, *, whole: bool) -> list[str]:
     return [
         "null" if one != one else str(int(one)) if whole else repr(one) for one in values.tolist()
     ]
 
 
-def _is_new(device: Ints, time: Ints, value: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _is_new(device: Ints, time: Ints, value: Floats) -> Bools:
     """Return a mask without repeated samples, which exporters sometimes write."""
     seen: set[tuple[int, int, float]] = set()
     new = np.ones(len(time), np.bool_)

@@ -22,10 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, group_hash
 from unified_prof.base.text import NS_PER_MS, NS_PER_US
 from unified_prof.errors import RawFormatError
@@ -385,7 +382,7 @@ def read_work(report: Report) -> tuple[Work, Work]:
     return _work(compute), _work(communication, receives=communication["receives"] != 0)
 
 
-def _work(columns: dict[str, Ints], *, receives: NDArray[np.bool_] | None = None) -> Work:
+def _work(columns: dict[str, Ints], *, receives: Bools | None = None) -> Work:
     return Work(
         columns["device"], columns["start"], columns["end"], at_ns=columns["at"], receives=receives
     )

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import are_in_order
+from unified_prof.arrays.grouping import Ints, are_in_order
 from unified_prof.sqlite.pages import format as layout
 from unified_prof.sqlite.pages import row_encoder
 from unified_prof.sqlite.pages.cell_encoder import Cells, encode, place_integers
@@ -38,7 +38,7 @@ _COUNT_AND_FIRST = struct.Struct(">HH")
 def page_of(
     kind: int,
     cells: NDArray[np.uint8],
-    sizes: NDArray[np.int64],
+    sizes: Ints,
     page_bytes: int,
     usable: int,
     right: int = 0,
@@ -63,7 +63,7 @@ def page_of(
     return page
 
 
-def breaks(sizes: NDArray[np.int64], capacity: int) -> Iterator[tuple[int, int]]:
+def breaks(sizes: Ints, capacity: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last cell (exclusive) of each page; the last page may not be full.
 
     `sizes` are bytes of cells, `capacity` those of a page for cells and their pointers.
@@ -86,7 +86,7 @@ class LeafPacker:
         self._cells = np.empty(0, np.uint8)
         self._sizes = np.empty(0, np.int64)  # Sizes of the first cells of the next page.
 
-    def add(self, cells: Cells, rows: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    def add(self, cells: Cells, rows: int) -> Iterator[tuple[NDArray[np.uint8], Ints]]:
         """Add cells; yield full pages, each with the index of its last cell among the added ones.
 
         Index -1 is the last cell added before. At least one cell is kept for `rest`.
@@ -125,7 +125,7 @@ class LeafPacker:
 
     def _pages_of_equal(
         self, flat: NDArray[np.uint8], size: int, rows: int, base: int
-    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    ) -> Iterator[tuple[NDArray[np.uint8], Ints]]:
         """Pack cells of one size at once; the last page is kept, even if full."""
         each = self._room // (size + layout.POINTER_BYTES)
         count = (rows - 1) // each
@@ -143,8 +143,8 @@ class LeafPacker:
         self._hold(flat[count * each * size :], np.full(rows - count * each, size))
 
     def _pages_of_any(
-        self, flat: NDArray[np.uint8], sizes: NDArray[np.int64], base: int
-    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+        self, flat: NDArray[np.uint8], sizes: Ints, base: int
+    ) -> Iterator[tuple[NDArray[np.uint8], Ints]]:
         """Pack cells of different sizes; the last page is kept, even if full."""
         *full, (start, stop) = breaks(sizes, self._room)
         ends = np.concatenate(([0], np.cumsum(sizes)))
@@ -165,7 +165,7 @@ class LeafPacker:
             yield pages, base - 1 + np.cumsum(counts)
         self._hold(flat[ends[start] :], sizes[start:stop])
 
-    def _hold(self, cells: NDArray[np.uint8], sizes: NDArray[np.int64]) -> None:
+    def _hold(self, cells: NDArray[np.uint8], sizes: Ints) -> None:
         """Copy the cells of the pending page."""
         self._cells, self._sizes = cells.copy(), sizes.copy()
 
@@ -213,12 +213,12 @@ class PageFile:
         self._pages = header.pages
         self._changed = False
 
-    def next_numbers(self, count: int) -> NDArray[np.int64]:
+    def next_numbers(self, count: int) -> Ints:
         """Return the numbers of the next pages."""
         numbers = self._pages + 1 + np.arange(count)
         return numbers + (numbers >= self.header.lock_page) * (self._pages < self.header.lock_page)
 
-    def append(self, pages: NDArray[np.uint8]) -> NDArray[np.int64]:
+    def append(self, pages: NDArray[np.uint8]) -> Ints:
         """Write new pages; return their numbers.
 
         `pages` has one row of bytes per page, contiguous.
@@ -275,7 +275,7 @@ class TableTree:
         self._last_rowids = array("q")
         self.last_rowid: int | None = None  # Row id of the last row; later rows have greater ones.
 
-    def append(self, file: PageFile, fields: Sequence[Field], rowids: NDArray[np.int64]) -> None:
+    def append(self, file: PageFile, fields: Sequence[Field], rowids: Ints) -> None:
         """Append a block of rows with ascending row ids, greater than those before.
 
         The file is between `begin` and `end`; a column that is the table's row id is NULL in every
@@ -311,9 +311,7 @@ class TableTree:
                 return
             children, keys = file.append(pages), keys[last]
 
-    def _interior(
-        self, children: NDArray[np.int64], keys: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _interior(self, children: Ints, keys: Ints) -> tuple[NDArray[np.uint8], Ints]:
         """Return the interior pages above `children`, and the index of each page's last child."""
         widths = row_encoder.widths_of(keys)
         sizes = layout.CHILD_BYTES + widths
@@ -379,9 +377,7 @@ class TableTree:
         return int(numbers[0])
 
 
-def _cells(
-    children: NDArray[np.int64], keys: NDArray[np.int64], widths: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def _cells(children: Ints, keys: Ints, widths: Ints) -> NDArray[np.uint8]:
     """Return the concatenated interior cells, each with a page number and last row id (varint)."""
     parts = []
     changes = np.flatnonzero(np.diff(widths)) + 1
@@ -396,7 +392,7 @@ def _cells(
 
 
 Bytes = NDArray[np.uint8]
-Sizes = NDArray[np.int64]
+Sizes = Ints
 
 
 class IndexTree:
@@ -411,9 +407,7 @@ class IndexTree:
         self._between: list[Bytes] = []  # The entry after each leaf.
         self._last: tuple[int, ...] | None = None
 
-    def append(
-        self, file: PageFile, keys: Sequence[NDArray[np.int64]], rowids: NDArray[np.int64]
-    ) -> bool:
+    def append(self, file: PageFile, keys: Sequence[Ints], rowids: Ints) -> bool:
         """Append the entries of a block of rows; if not possible, change nothing and return False.
 
         The file is between `begin` and `end`. Rows in a block need not be in the order of the
@@ -487,9 +481,7 @@ class IndexTree:
         if pages:
             self._leaves.extend(file.append(np.stack(pages)).tolist())
 
-    def _interior(
-        self, children: NDArray[np.int64], between: list[Bytes]
-    ) -> tuple[Bytes, list[Bytes]]:
+    def _interior(self, children: Ints, between: list[Bytes]) -> tuple[Bytes, list[Bytes]]:
         """Return the pages above `children`, and the entries between these pages."""
         capacity = self._usable - layout.INTERIOR_HEADER_BYTES
         sizes = np.array([len(entry) for entry in between], np.int64) + layout.CHILD_BYTES
@@ -528,7 +520,7 @@ def _places(sizes: Sizes) -> Sizes:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
 
 
-def _cells_index(columns: Sequence[NDArray[np.int64]]) -> Bytes:
+def _cells_index(columns: Sequence[Ints]) -> Bytes:
     """Return the entries of a block as bytes, one row per entry, all of the same size."""
     types = [integer_type(int(column.min()), int(column.max())) for column in columns]
     header = bytes([1 + len(types), *(kind for kind, _ in types)])
