@@ -9,7 +9,6 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import Printer
 from unified_prof.export import files as layouts
-from unified_prof.pipeline.report_input import Reader
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.report.formats import FORMAT_SUFFIXES
 
@@ -80,6 +79,7 @@ def export(
     from unified_prof.pipeline.export import Selection, export_report
     from unified_prof.pipeline.outputs import parse_ranks
     from unified_prof.pipeline.remote import fetch_part
+    from unified_prof.pipeline.report_input import Reader
 
     if layout is None:
         _refuse_report_formats(path, output)

@@ -16,11 +16,11 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output
 from unified_prof.cli.output import Printer
 from unified_prof.errors import StoreError, UprofError
-from unified_prof.pipeline.report_input import Reader, render_reports
 from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
     from unified_prof.base.loopback import Item
+    from unified_prof.pipeline.report_input import Reader, render_reports
 
 _HTML, _BYTES = "text/html; charset=utf-8", "application/octet-stream"
 # ui.perfetto.dev may fetch from this port of 127.0.0.1 only.
@@ -138,6 +138,7 @@ def _timeline(
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.pipeline import export
     from unified_prof.pipeline.outputs import RankSelection
+    from unified_prof.pipeline.report_input import Reader
     from unified_prof.report import html_page as opener
 
     title = path.absolute().name
