@@ -16,7 +16,6 @@ from unified_prof.arrays.grouping import (
     find,
     order_of_keys,
     rising,
-    stable_order,
 )
 
 DISTINCT_VALUES = st.one_of(st.integers(-20, 20), st.integers(-(2**63), 2**63 - 1), st.just(7))
@@ -74,23 +73,6 @@ def test_key_in_any_order_is_found_at_its_first_row(
 def test_64_bit_keys_are_not_rounded() -> None:
     keys = np.array([2**63, 2**63 + 1, 2**64 - 1], np.uint64)
     assert find(keys, np.array([2**63 + 1, 2**64 - 2], np.uint64)).tolist() == [1, NOWHERE]
-
-
-numbers = st.sampled_from([0, 1, 2, 3, -1, -7, 70_000, 1 << 33, -(1 << 40)])
-
-
-@given(st.lists(st.tuples(numbers, numbers, numbers), max_size=60))
-def test_stable_order_equals_lexsort(rows: list[tuple[int, int, int]]) -> None:
-    columns = np.array(rows, np.int64).reshape(-1, 3).T
-    expected = np.lexsort(columns[::-1])
-    np.testing.assert_array_equal(stable_order(*columns), expected)
-
-
-@pytest.mark.parametrize("most", [1, 9, 1 << 17, 1 << 61])
-def test_stable_order_of_many_wide_numbers_equals_lexsort(most: int) -> None:
-    rng = np.random.default_rng(most % 1000)
-    columns = [rng.integers(-most, most, 5_000) for _ in range(2)]
-    np.testing.assert_array_equal(stable_order(*columns), np.lexsort(columns[::-1]))
 
 
 # Threads combined with times, small numbers, and numbers of any size.

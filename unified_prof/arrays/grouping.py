@@ -345,30 +345,6 @@ class Numbering:
         return index.astype(np.int64)
 
 
-# NumPy sorts integers of this many bits by counting, in linear time.
-_DIGIT_BITS = 16
-_KEY_BITS = 62
-
-
-def stable_order(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the stable order of rows by several columns, the first being the primary key.
-
-    Same as `np.lexsort(columns[::-1])`, but a few times as fast for millions of rows whose numbers
-    have few bits in total.
-    """
-    key, bits = _combined_key(columns)
-    if key is None:
-        return np.lexsort(columns[::-1])
-    order: NDArray[np.int64] | None = None
-    for shift in range(0, bits, _DIGIT_BITS):
-        digit = (key >> shift).astype(np.uint16)
-        if order is None:
-            order = np.argsort(digit, kind="stable")
-        else:
-            order = order[np.argsort(digit[order], kind="stable")]
-    return np.arange(len(key)) if order is None else order
-
-
 def are_in_order(columns: Sequence[NDArray[np.int64]]) -> bool:
     """Return True if the rows are sorted by the first column, then by the second, and so on."""
     undecided = np.ones(len(columns[0]) - 1, np.bool_)
@@ -425,23 +401,6 @@ def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | No
         packed = bits << np.uint64(place_bits)
     packed |= np.arange(len(bits), dtype=np.uint64)
     return packed
-
-
-def _combined_key(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64] | None, int]:
-    """Return one number per row that sorts like the columns, and its bits; None if too many."""
-    key = np.zeros(len(columns[0]), np.int64)
-    bits = 0
-    if not len(key):
-        return key, bits
-    for column in columns:
-        low = int(column.min())
-        own = (int(column.max()) - low).bit_length()
-        bits += own
-        if bits > _KEY_BITS:
-            return None, bits
-        if own:
-            key = (key << own) | (column - low)
-    return key, bits
 
 
 def occurrence(keys: Ints) -> Ints:

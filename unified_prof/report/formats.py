@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,6 @@ class DeviceRequest:
 
 
 ClusterBreakdown = Literal["rank", "step", "group", "link", "operation"]
-CLUSTER_BREAKDOWNS: tuple[ClusterBreakdown, ...] = get_args(ClusterBreakdown)
 
 _CLUSTER_RENDERERS = {
     "text": "cluster_text:produce_cluster_text",

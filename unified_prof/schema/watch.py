@@ -72,6 +72,3 @@ class Event(WatchBase):
     finding: Mapped[str | None] = mapped_column(
         doc="first finding of the capture, or why it failed"
     )
-
-
-WATCH_MODELS: tuple[type[WatchBase], ...] = (Step, Event)

@@ -143,7 +143,6 @@ class HostNetworkUsage(RowIdentity, MsprofBase):
 
 
 _THREAD = "process number in the upper 32 bits, thread number in the lower 32"
-_BY = "torch_npu's profiler"
 
 
 class PytorchApi(RowIdentity, MsprofBase):
