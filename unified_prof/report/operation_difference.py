@@ -331,7 +331,7 @@ ONE_RUN = "run-to-run variation unknown with one run per side"
 RUNS_DIFFER = "run-to-run variation too large"
 
 
-def difference_fields(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
+def difference_fields(difference: Difference) -> dict[str, Any]:
     """Return a comparison as plain data for JSON."""
     found: dict[str, Any] = {
         "format_version": DIFFERENCE_FORMAT_VERSION,
@@ -359,15 +359,14 @@ def difference_fields(difference: Difference, *, top: int | None = None) -> dict
             _record_fields(part, delta_ns=part.delta_ns) for part in difference.iteration_parts
         ],
         "changes": [
-            _record_fields(change, delta_ns=change.delta_ns) for change in difference.changes[:top]
+            _record_fields(change, delta_ns=change.delta_ns) for change in difference.changes
         ],
         "size_changes": [
             _record_fields(change, delta_bytes=change.delta_bytes)
-            for change in difference.size_changes[:top]
+            for change in difference.size_changes
         ],
         "kernel_changes": [
-            _record_fields(change, delta_ns=change.delta_ns)
-            for change in difference.kernel_changes[:top]
+            _record_fields(change, delta_ns=change.delta_ns) for change in difference.kernel_changes
         ],
     }
     plain: dict[str, Any] = finite_or_none(found)

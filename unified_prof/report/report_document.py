@@ -62,14 +62,9 @@ _MIN_WAITING_SHARE = 0.02
 _HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
 
 
-def report_document(
-    reports: Iterable[Figures], coverage: Coverage | None = None, *, more: str = " (--top)"
-) -> Document:
-    """Return the document of one or more reports, missing reports first.
-
-    `more` says how to show the rows that are left out.
-    """
-    document = Document(more=more)
+def report_document(reports: Iterable[Figures], coverage: Coverage | None = None) -> Document:
+    """Return the document of one or more reports, missing reports first."""
+    document = Document()
     if coverage is not None and coverage.missing:
         document.warning(coverage.headline, *coverage.reasons)
     for figures in reports:
@@ -96,20 +91,11 @@ def report_document(
 MORE_IN_REPORT = " (see `uprof report`)"
 
 
-def run_footer(
-    files: Mapping[str, Iterable[Path]],
-    *,
-    top: int = 10,
-    width: int | None = None,
-    color: bool = False,
-) -> str:
-    """Return the footer of `uprof run` about the reports just written, by kind in display order.
-
-    The width of a pipe is None.
-    """
+def run_footer(files: Mapping[str, Iterable[Path]]) -> str:
+    """Return the footer of `uprof run` about the reports just written, by kind in display order."""
     document = Document(more=MORE_IN_REPORT)
-    add_run_footer(document, files, top=top)
-    return render_text(document, width=width, color=color)
+    add_run_footer(document, files, top=10)
+    return render_text(document)
 
 
 def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> bool:
