@@ -36,6 +36,16 @@ def test_structure_is_within_its_limits(figure: str, totals: dict[str, int]) -> 
     assert totals[figure] <= limit, f"{figure}: {totals[figure]:,}, at most {limit:,} allowed"
 
 
+def test_modules_above_a_cycle_count_as_levels() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import structure;"
+        "cycle = {'a': {'b'}, 'b': {'a', 'low'}, 'low': set()};"
+        "print(structure.level_count({**cycle, 'c': {'a'}, 'd': {'c', 'low'}}))"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "scripts")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "4\n"
+
+
 def test_language_check_passes() -> None:
     script = Path("scripts/check_language.py")
     run = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True)
