@@ -184,8 +184,8 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     )
     yield context.finding(
         cost,
-        f"exposed communication: {percent(context.share(exposed))} of the time is not "
-        f"overlapped with compute{exempt if bucket_ns else ''}",
+        f"exposed communication: {percent(context.share(exposed))} of the time is communication "
+        f"that does not overlap with compute{exempt if bucket_ns else ''}",
         advice="overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use "
         "gradient accumulation or a separate stream, or change the parallelization",
         sure="likely" if known_ns > exposed / 2 else "possible",
