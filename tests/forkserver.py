@@ -4,19 +4,23 @@ An import of torch takes 1.5 s of CPU time. After `install()`, `subprocess.Popen
 `python -m MODULE`, `-c CODE` or `SCRIPT` that imports torch or uprof into a fork with its
 arguments, directory, environment and streams, which is a child of this process as any other.
 Everything else, and each command of a test marked `fresh_interpreter`, is a new interpreter.
+With `forks_of_commands`, also the Python commands of these commands are forks.
 """
 
 from __future__ import annotations
 
 import builtins
 import ctypes
+import fcntl
 import gc
 import importlib.util
 import inspect
 import io
+import marshal
 import multiprocessing.process
 import os
 import pickle
+import re
 import runpy
 import signal
 import socket
@@ -25,7 +29,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,19 +40,23 @@ AT_START = ("PYTHON", "PYTORCH", "LC_", "LANG", "LD_", "MKL_", "OPENBLAS_", "TOR
 SET_CHILD_SUBREAPER = 36  # of prctl
 IMPORTED = {
     "torch": """torch.profiler torch.utils.data unified_prof.explain.api unified_prof.cli.run
-        unified_prof.backends.torch_device unified_prof.pipeline.run unified_prof.report.renderers
-        unified_prof.report.terminal unified_prof.tracking.driver unified_prof.tracking.timeline""",
+        torch._dynamo unified_prof.backends.torch_device unified_prof.pipeline.live
+        unified_prof.report.renderers unified_prof.report.terminal unified_prof.tracking.driver
+        unified_prof.tracking.timeline""",
     "unified_prof": """alembic.command pytest unified_prof.baselines.store unified_prof.cli.gate
         unified_prof.cli.convert unified_prof.explain.api unified_prof.report.renderers""",
 }
 FORKED: dict[str, Any] = {"executable": None, "preexec_fn": None, "gid": None, "gids": None}
-FORKED |= {"uid": None, "umask": -1, "close_fds": True, "pass_fds": (), "shell": False}
-FORKED |= {"restore_signals": True}
+FORKED |= {"uid": None, "umask": -1, "close_fds": True, "shell": False, "restore_signals": True}
+MAX_DESCRIPTORS = 16
+FIRST_DESCRIPTOR = 200  # of a server; commands are given smaller numbers
 
 
 def at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a fork cannot change."""
     kept = {name: value for name, value in environment.items() if name.startswith(AT_START)}
+    for name in ("OPENBLAS_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        kept.pop(name, None)  # set by uprof and torchrun for what they start
     path = dict.fromkeys(kept.get("PYTHONPATH", "").split(os.pathsep))  # workers repeat folders
     return kept | {"PYTHONPATH": os.pathsep.join(path)}
 
@@ -57,17 +66,21 @@ def imported(arguments: list[str], folder: str) -> str | None:
     text = ""
     for one in arguments:
         script = Path(folder, one) if one.endswith(".py") else None
-        text += script.read_text(errors="replace") if script and script.is_file() else one
-    if "import torch" in text or "from torch" in text:
+        text += "\n" + (script.read_text(errors="replace") if script and script.is_file() else one)
+    if re.search(r"\b(import|from) .*\btorch\b", text):
         return "torch"
     return "unified_prof" if "unified_prof" in text else None
 
 
-def request_of(given: dict[str, Any], known: dict[str, str]) -> dict[str, Any] | None:
+def request_of(
+    given: dict[str, Any], known: dict[str, str], *, nested: bool = False
+) -> dict[str, Any] | None:
     """Return what a fork needs to know of a command, or None for a new interpreter."""
     environment = dict(os.environ if given["env"] is None else given["env"])
-    words, folder = given["args"], os.fspath(given["cwd"] or Path.cwd())
+    words, folder = given["args"], str(Path.cwd() / (given["cwd"] or ""))
     words = [os.fspath(each) for each in words] if isinstance(words, (list, tuple)) else [words]
+    if nested and words[1:2] == ["-u"]:  # workers of pytest-xdist, which use descriptors
+        del words[1]
     if any(given[name] != value for name, value in FORKED.items()) or len(words) < 2:
         return None
     if words[0] != sys.executable:
@@ -79,13 +92,13 @@ def request_of(given: dict[str, Any], known: dict[str, str]) -> dict[str, Any] |
         return None
     if len(words) < 3 if words[1] in ("-m", "-c") else not Path(folder, words[1]).is_file():
         return None
-    kind = imported(words[1:], folder)
+    kind = "torch" if nested else imported(words[1:], folder)
     if kind is None or at_start(environment) != known:
         return None
     group = (given["start_new_session"], given.get("process_group"))
     return {"words": words, "environment": environment, "folder": folder, "group": group} | {
-        "kind": kind
-    }
+        "kind": kind, "descriptors": list(given["pass_fds"]), "nested": nested
+    }  # fmt: skip
 
 
 real: Any = subprocess.Popen
@@ -95,6 +108,7 @@ class Popen(real):  # type: ignore[misc]
     """A process, which the server forks if possible."""
 
     enabled = True
+    nested = False
     servers: ClassVar[dict[str, tuple[socket.socket, Any]]] = {}
     lock = threading.Lock()
     signature = inspect.signature(real._execute_child)
@@ -102,13 +116,15 @@ class Popen(real):  # type: ignore[misc]
 
     def _execute_child(self, *arguments: Any) -> None:
         given = self.signature.bind(self, *arguments).arguments
-        request = request_of(given, at_start(self.environment)) if self.enabled else None
+        known = at_start(self.environment)
+        request = request_of(given, known, nested=self.nested) if self.enabled else None
         if request is None:
             super()._execute_child(*arguments)
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [i if end == -1 else end for i, end in enumerate(ends)]
         with self.lock:
-            self.pid = self.fork(request, [i if end == -1 else end for i, end in enumerate(ends)])
+            self.pid = self.fork(request, streams + request["descriptors"])
         if not self.pid:  # the server has ended
             super()._execute_child(*arguments)
             return
@@ -147,14 +163,70 @@ def install() -> None:
         subprocess.Popen = Popen  # type: ignore[misc]
 
 
+INTERPRETER = """\
+#!{python} -IS
+import marshal, os, socket, sys
+with socket.socket(socket.AF_UNIX) as channel:
+    channel.connect({address!r})
+    data = marshal.dumps((sys.argv[1:], os.getcwd(), dict(os.environ)))
+    socket.send_fds(channel, [len(data).to_bytes(8, "big")], [0, 1, 2])
+    channel.sendall(data)
+    code = int.from_bytes(channel.recv(8), "big", signed=True)
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+@contextmanager
+def interpreter(folder: Path) -> Iterator[str]:
+    """Yield a program for shells that runs Python commands as forks, and passes no signals on."""
+    if subprocess.Popen is not Popen:
+        yield sys.executable
+        return
+
+    def answer(channel: socket.socket) -> None:
+        with channel:
+            streams: list[int] = []
+            words, directory, environment = marshal.loads(receive(channel, streams))
+            done = subprocess.run(
+                [sys.executable, *words], cwd=directory, env=environment, check=False,
+                stdin=streams[0], stdout=streams[1], stderr=streams[2],
+            )  # fmt: skip
+            for each in streams:
+                os.close(each)
+            channel.sendall(done.returncode.to_bytes(8, "big", signed=True))
+
+    def listen() -> None:
+        with suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=answer, args=listening.accept()[:1]).start()
+
+    program = folder / "python-of-forks"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("")  # The system chooses an abstract address.
+        listening.listen()
+        address = listening.getsockname()
+        program.write_text(INTERPRETER.format(python=sys.executable, address=address))
+        program.chmod(0o755)
+        threading.Thread(target=listen, daemon=True).start()
+        yield str(program)
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def receive(channel: socket.socket, streams: list[int]) -> bytes:
+    """Return the data of a request, and append its streams; without data if the sender ended."""
+    size, received, _, _ = socket.recv_fds(channel, 8, MAX_DESCRIPTORS)
+    streams += received
+    with channel.makefile("rb") as file:
+        return file.read(int.from_bytes(size, "big"))
+
+
 def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request, and return it in the fork."""
     while True:
-        size, streams, _, _ = socket.recv_fds(channel, 8, 3)
-        if not size:
-            raise SystemExit
-        with channel.makefile("rb") as file:
-            request = pickle.loads(file.read(int.from_bytes(size, "big")))
+        streams: list[int] = []
+        if not (data := receive(channel, streams)):
+            os._exit(0)
+        request = pickle.loads(data)
         if not (parent := os.fork()):
             parent = os.getpid()
             if not os.fork():
@@ -169,9 +241,30 @@ def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(each)
 
 
+def nest(request: dict[str, Any], streams: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Fork a server for the commands of this command, with the state before it."""
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        channel = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR))
+        ours.close()
+        Popen.servers = dict.fromkeys(IMPORTED, (channel, None))
+        Popen.nested = True
+        install()
+        return request, streams
+    ours.close()
+    null = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1, 2, *streams):
+        os.dup2(null, each)
+    return serve(theirs)
+
+
 def become(request: dict[str, Any], streams: list[int]) -> None:
     """Give this process the state of a new one."""
-    for number, each in enumerate(streams):
+    received = [fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_DESCRIPTOR) for each in streams]
+    for each in streams:
+        os.close(each)
+    for number, each in zip((0, 1, 2, *request["descriptors"]), received, strict=True):
         os.dup2(each, number)
         os.close(each)
     session, group = request["group"]
@@ -224,6 +317,8 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     job = serve(socket.socket(fileno=int(sys.argv[1])))
+    while job[0]["nested"] and Popen.servers == {}:
+        job = nest(*job)
     become(*job)
     try:
         run(job[0]["words"])

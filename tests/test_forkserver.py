@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forkserver import Popen, imported
+from tests.forkserver import Popen, imported, interpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
@@ -85,6 +85,48 @@ def test_what_a_fork_cannot_do_is_a_new_interpreter(
     assert bool(forked) == (words[0] == "-c" and not change)
 
 
+@pytest.mark.parametrize("kind", [pytest.param("torch", marks=pytest.mark.slow), "unified_prof"])
+def test_command_is_a_fork_of_what_it_imports(kind: str) -> None:
+    """A module that IMPORTED names and that does not exist would end the server."""
+    code = f"import {kind}; print('tests/forkserver.py' in open('/proc/self/cmdline').read())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True\n"
+    assert Popen.servers[kind][1].poll() is None
+
+
+@pytest.mark.slow
+@pytest.mark.forks_of_commands
+def test_commands_of_a_command_are_forks_with_its_state_and_descriptors(tmp_path: Path) -> None:
+    inner = (
+        "import os, sys; os.write(int(sys.argv[1]), open('/proc/self/cmdline', 'rb').read());"
+        "print(os.getcwd(), os.getppid())"
+    )
+    code = (
+        "import os, subprocess, sys; os.mkdir('inner'); read, write = os.pipe();"
+        f"command = [sys.executable, '-c', {inner!r}, str(write)];"
+        "done = subprocess.run(command, cwd='inner', pass_fds=[write], capture_output=True);"
+        "print(os.getpid(), done.stdout.decode(), os.read(read, 4096))"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
+    process, folder, parent, words = out.split(maxsplit=3)
+    assert (folder, parent) == (str(tmp_path / "inner"), process)
+    assert "tests/forkserver.py" in words
+
+
+@pytest.mark.slow
+@pytest.mark.forks_of_commands
+def test_commands_of_a_shell_are_forks(tmp_path: Path) -> None:
+    """With their arguments, streams, directory and exit codes."""
+    code = "import sys, os; print(sys.argv[1], sys.stdin.read(), os.getcwd()); sys.exit(7)"
+    with interpreter(tmp_path) as python:
+        script = f"mkdir a; cd a; echo x | {python} -c '{code}' 'b c'; echo $?; {python} --version"
+        done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[0::2] == ["b c x", "7"]
+    assert done.stdout.splitlines()[1::2] == [
+        f" {tmp_path / 'a'}",
+        f"Python {sys.version.split()[0]}",
+    ]
+
+
 def test_command_runs_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, other = socket.socketpair()
     other.close()
@@ -95,7 +137,7 @@ def test_command_runs_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_preloaded_package_follows_from_code_and_scripts(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch")
+    (tmp_path / "train.py").write_text("import os, torch")
     assert imported(["-m", "unified_prof", "run", "train.py"], str(tmp_path)) == "torch"
     assert imported(["-m", "unified_prof", "run", "absent.py"], str(tmp_path)) == "unified_prof"
     assert imported(["-c", "pass"], str(tmp_path)) is None

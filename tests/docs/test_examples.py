@@ -22,6 +22,7 @@ from typing import Any
 import click
 import pytest
 
+from tests import forkserver
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 from tests.docs.pages import PAGES, Block, blocks
@@ -157,6 +158,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.forks_of_commands
 @pytest.mark.parametrize("page", PAGES_RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_of_a_page_work(
     page: Path, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -222,22 +224,23 @@ def _run_shell(block: Block) -> None:
         return
     binaries = Path("..", ".bin").resolve()
     binaries.mkdir(exist_ok=True)
-    # The outcome of a gate depends on how busy this machine is, so any is accepted.
-    (binaries / "uprof").write_text(
-        f'#!/bin/bash\n"{sys.executable}" -m unified_prof "$@"\ncode=$?\n'
-        'case "$1 $code" in "gate 1" | "gate 3") exit 0 ;; esac\nexit $code\n'
-    )
-    (binaries / "uprof").chmod(0o755)
     path = os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-eu", "-o", "pipefail", "-c", shell_text(block)],
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    with forkserver.interpreter(binaries) as python:
+        # The outcome of a gate depends on how busy this machine is, so any is accepted.
+        (binaries / "uprof").write_text(
+            f'#!/bin/bash\n"{python}" -m unified_prof "$@"\ncode=$?\n'
+            'case "$1 $code" in "gate 1" | "gate 3") exit 0 ;; esac\nexit $code\n'
+        )
+        (binaries / "uprof").chmod(0o755)
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", shell_text(block)],
+            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     expected = int(above[1]) if above else 0
     assert done.returncode == expected, f"{block.where}: {done.stdout[-2000:]}\n{done.stderr}"
     assert "Traceback" not in done.stderr, block.where

@@ -23,7 +23,7 @@ from tests.faults.commands import ON_NPU, TRAINING
 from tests.hostile.secret_forms import Form, all_forms
 from tests.prof_generator import Recipe, generate
 
-pytestmark = pytest.mark.fresh_interpreter
+pytestmark = pytest.mark.forks_of_commands
 
 SEEDS = range(8)
 _NOT_PASSED_ON = "import os, pathlib; pathlib.Path('config.yaml').read_text(); os.environ\n"

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -29,7 +27,6 @@ from unified_prof.integrations.pytest_uprof import verdicts
 from unified_prof.integrations.pytest_uprof.settings import Settings
 from unified_prof.integrations.pytest_uprof.verdicts import stored_name
 
-pytestmark = pytest.mark.fresh_interpreter
 pytest_plugins = ["pytester"]
 
 MODULE = "unified_prof.integrations.pytest_uprof"
@@ -40,17 +37,6 @@ HEAVY = ("torch", "numpy", "sqlalchemy", "alembic", "rich", "msgspec", "click")
 ONE_STEP = """
 def test_step(uprof):
     uprof.run(lambda: None)
-"""
-SLEEPS = """
-import os, time, torch
-
-def test_step(uprof):
-    torch.set_num_threads(1)
-    layer = torch.nn.Linear(8, 8)
-    def step():
-        time.sleep(float(os.environ["SECONDS"]))
-        layer(torch.ones(4, 8)).sum().backward()
-    assert uprof.run(step).iterations >= 5
 """
 
 
@@ -65,75 +51,73 @@ def run_of(milliseconds: float, generator: np.random.Generator, noise: float) ->
     )  # fmt: skip
 
 
-class Machine:
-    """Returns runs with given times instead of measuring."""
+class Sessions:
+    """Sessions of the plugin in this process, whose steps have given times."""
 
-    def __init__(self) -> None:
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.path = pytester.path
         self.milliseconds = 10.0
         self.noise = 0.002
         self.device = "cpu: a model"
         self.runs_begun: list[str] = []
         self.settings: list[Settings] = []
+        self.write = pytester.makepyfile
+        self._pytester = pytester
         self._generator = np.random.default_rng(3)
 
-    def run(self) -> Run:
+    def run(self, *arguments: str) -> pytest.RunResult:
+        options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
+        return self._pytester.runpytest_inprocess(*PLUGIN, *options, *arguments)
+
+    def baselines(self) -> list[str]:
+        return baselines(self.path)
+
+    def measured(self) -> Run:
         found = run_of(self.milliseconds, self._generator, self.noise)
-        return Run(**{name: getattr(found, name) for name in (
-            "label", "families", "clock", "operations", "sizes", "totals"
-        )}, facts={**found.facts, "device": self.device})  # fmt: skip
+        return replace(found, facts={**found.facts, "device": self.device})
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    replacement = Machine()
+def sessions(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Sessions:
+    """Return sessions of a file with ONE_STEP."""
+    found = Sessions(pytester)
+    found.write(ONE_STEP)
 
     def measure(
         self: measuring.Uprof, step: Callable[[], object], wanted: Settings, device: str | None
     ) -> Run:
-        replacement.settings.append(wanted)
+        found.settings.append(wanted)
         step()
-        return replacement.run()
+        return found.measured()
 
     def measure_again(
         self: verdicts.Command, item: pytest.Item, number: int, of: int
     ) -> dict[str, Run]:
-        replacement.runs_begun.append(f"{item.nodeid} {number}/{of}")
+        found.runs_begun.append(f"{item.nodeid} {number}/{of}")
         used = [value for value in item.stash._storage.values() if hasattr(value, "_measured")]
-        return {name: replacement.run() for name in used[0]._measured}
+        return {name: found.measured() for name in used[0]._measured}
 
     monkeypatch.setattr(measuring.Uprof, "_measure", measure)
     monkeypatch.setattr(verdicts.Command, "measure", measure_again)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return replacement
-
-
-@pytest.fixture
-def session(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """Return a function that runs a pytest session in this process."""
-
-    def run(*arguments: str) -> pytest.RunResult:
-        options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
-        return pytester.runpytest_inprocess(*PLUGIN, *options, *arguments)
-
-    return run
+    return found
 
 
 def outcomes(result: pytest.RunResult) -> dict[str, int]:
     return {name: count for name, count in result.parseoutcomes().items() if name != "warnings"}
 
 
-def baselines(pytester: pytest.Pytester) -> list[str]:
-    store = str(pytester.path / api.DEFAULT_STORE)
+def baselines(folder: Path) -> list[str]:
+    store = str(folder / api.DEFAULT_STORE)
     return [f"{entry.name}@{entry.version}" for entry in api.entries(store)]
-
-
-Sessions = Callable[..., pytest.RunResult]
-Real = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 # Sessions that do not use the plugin
 
 
+@pytest.mark.fresh_interpreter
 def test_plugin_import_is_light() -> None:
     code = f"import sys, {MODULE}; print([one for one in {HEAVY} if one in sys.modules])"
     done = subprocess.run(
@@ -143,6 +127,7 @@ def test_plugin_import_is_light() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.forks_of_commands
 def test_step_without_operations_fails_with_a_short_message(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: sum(range(1000)))\n")
     result = pytester.runpytest_subprocess(*PLUGIN, "-q", "-p", "no:cacheprovider")
@@ -150,17 +135,13 @@ def test_step_without_operations_fails_with_a_short_message(pytester: pytest.Pyt
 
 
 def test_failed_measurement_has_a_short_message(
-    machine: Machine,
-    session: Sessions,
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> Run:
         raise CaptureError("no iteration was seen")
 
     monkeypatch.setattr(measuring.Uprof, "_measure", fail)
-    pytester.makepyfile(ONE_STEP)
-    assert_short_message(session("-q"), "no iteration was seen")
+    assert_short_message(sessions.run("-q"), "no iteration was seen")
 
 
 def assert_short_message(result: pytest.RunResult, words: str) -> None:
@@ -178,6 +159,7 @@ def test_iteration_time_excludes_waiting() -> None:
     assert found.iteration_ms == pytest.approx(6.05)
 
 
+@pytest.mark.fresh_interpreter
 def test_sessions_without_the_fixture_are_unaffected(pytester: pytest.Pytester) -> None:
     # Heavy packages cannot be imported there.
     pytester.makeconftest(
@@ -196,6 +178,7 @@ def test_sessions_without_the_fixture_are_unaffected(pytester: pytest.Pytester) 
     assert not (pytester.path / ".uprof").exists()
 
 
+@pytest.mark.fresh_interpreter
 def test_older_pytest_ignores_the_plugin() -> None:
     code = f"import pytest; del pytest.StashKey; import {MODULE} as it; print(hasattr(it, 'uprof'))"
     done = subprocess.run(
@@ -212,6 +195,7 @@ def test_plugin_can_be_disabled(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*fixture 'uprof' not found*"])
 
 
+@pytest.mark.fresh_interpreter
 @pytest.mark.slow
 def test_early_import_of_uprof_causes_no_pytest_warning(
     pytester: pytest.Pytester, tmp_path: Path
@@ -244,34 +228,27 @@ def test_early_import_of_uprof_causes_no_pytest_warning(
 # Measurements and their settings
 
 
-def test_measured_step_is_shown(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    result = session()
+def test_measured_step_is_shown(sessions: Sessions) -> None:
+    result = sessions.run()
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*= uprof =*", "test*iteration", "*::test_step*ms"])
-    assert machine.runs_begun == [], "one run suffices without a comparison"
-    assert not (pytester.path / ".uprof").exists()
+    assert sessions.runs_begun == [], "one run suffices without a comparison"
+    assert not (sessions.path / ".uprof").exists()
 
 
-def test_measured_times_are_returned(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(
+def test_measured_times_are_returned(sessions: Sessions) -> None:
+    sessions.write(
         "def test_step(uprof):\n"
         "    found = uprof.run(lambda: None)\n"
         "    assert 9 < found.iteration_ms < 11\n"
         "    assert found.forward_ms is None and found.peak_bytes is None\n"
         "    assert found.iterations == 10\n"
     )
-    assert session().ret == 0
+    assert sessions.run().ret == 0
 
 
-def test_call_overrides_marker_and_marker_overrides_options(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(
+def test_call_overrides_marker_and_marker_overrides_options(sessions: Sessions) -> None:
+    sessions.write(
         "import pytest\n"
         "@pytest.mark.uprof(warmup=4, iterations=6, max_regress='20%')\n"
         "class TestA:\n"
@@ -283,8 +260,8 @@ def test_call_overrides_marker_and_marker_overrides_options(
         "def test_plain(uprof):\n"
         "    uprof.run(lambda: None)\n"
     )
-    assert session("--uprof-warmup", "1", "--uprof-max-regress", "0.1").ret == 0
-    assert [(one.warmup, one.iterations, one.max_regress) for one in machine.settings] == [
+    assert sessions.run("--uprof-warmup", "1", "--uprof-max-regress", "0.1").ret == 0
+    assert [(one.warmup, one.iterations, one.max_regress) for one in sessions.settings] == [
         (4, 6, 0.2),
         (5, 7, 0.2),
         (1, 10, 0.1),
@@ -305,10 +282,9 @@ def test_call_overrides_marker_and_marker_overrides_options(
     ],
 )
 def test_invalid_options_are_refused_before_any_test(
-    session: Sessions, pytester: pytest.Pytester, arguments: list[str], message: str
+    sessions: Sessions, arguments: list[str], message: str
 ) -> None:
-    pytester.makepyfile(ONE_STEP)
-    result = session(*arguments)
+    result = sessions.run(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([message])
 
@@ -323,20 +299,16 @@ def test_invalid_options_are_refused_before_any_test(
         ("uprof.run(f, iterations=True)", "*iterations is True*"),
     ],
 )
-def test_invalid_calls_fail_their_test(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester, call: str, message: str
-) -> None:
-    pytester.makepyfile(f"def f():\n    pass\ndef test_step(uprof):\n    {call}\n")
-    result = session()
+def test_invalid_calls_fail_their_test(sessions: Sessions, call: str, message: str) -> None:
+    sessions.write(f"def f():\n    pass\ndef test_step(uprof):\n    {call}\n")
+    result = sessions.run()
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines([message])
 
 
-def test_unknown_marker_argument_is_an_error(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.uprof(warmups=1)" + ONE_STEP)
-    result = session("--strict-markers")
+def test_unknown_marker_argument_is_an_error(sessions: Sessions) -> None:
+    sessions.write("import pytest\n@pytest.mark.uprof(warmups=1)" + ONE_STEP)
+    result = sessions.run("--strict-markers")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(["*@pytest.mark.uprof: unknown argument 'warmups'*"])
 
@@ -344,15 +316,12 @@ def test_unknown_marker_argument_is_an_error(
 # Verdicts
 
 
-def test_unchanged_step_passes_and_a_slower_step_fails(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    assert session("--uprof-save", "main").ret == 0
-    assert [one.rpartition(" ")[2] for one in machine.runs_begun] == ["2/3", "3/3"]
-    assert outcomes(session("--uprof-compare", "main")) == {"passed": 1}
-    machine.milliseconds *= 1.5
-    result = session("--uprof-compare", "main", "--junitxml=found.xml")
+def test_unchanged_step_passes_and_a_slower_step_fails(sessions: Sessions) -> None:
+    assert sessions.run("--uprof-save", "main").ret == 0
+    assert [one.rpartition(" ")[2] for one in sessions.runs_begun] == ["2/3", "3/3"]
+    assert outcomes(sessions.run("--uprof-compare", "main")) == {"passed": 1}
+    sessions.milliseconds *= 1.5
+    result = sessions.run("--uprof-compare", "main", "--junitxml=found.xml")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(
         [
@@ -361,7 +330,7 @@ def test_unchanged_step_passes_and_a_slower_step_fails(
             "*::test_step*regression*main@1*above the limit",
         ]
     )
-    root = ElementTree.parse(pytester.path / "found.xml").getroot()
+    root = ElementTree.parse(sessions.path / "found.xml").getroot()
     found = {one.get("name"): one.get("value") for one in root.iter("property")}
     assert found["uprof.outcome"] == "regression"
     assert found["uprof.baseline"] == "main@1"
@@ -370,115 +339,95 @@ def test_unchanged_step_passes_and_a_slower_step_fails(
 
 
 def test_baseline_may_have_the_name_of_a_branch_or_directory(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
+    sessions: Sessions, pytester: pytest.Pytester
 ) -> None:
-    pytester.makepyfile(ONE_STEP)
     pytester.mkdir("main")
     for name in ("feature/x", "main"):
-        assert session("--uprof-save", name).ret == 0
-        assert session(f"--uprof-compare={name}").ret == 0
-    assert [one.partition(":")[0] for one in baselines(pytester)] == ["feature/x", "main"]
+        assert sessions.run("--uprof-save", name).ret == 0
+        assert sessions.run(f"--uprof-compare={name}").ret == 0
+    assert [one.partition(":")[0] for one in sessions.baselines()] == ["feature/x", "main"]
     pytester.makeini("[pytest]\naddopts = --uprof-compare=feature/x")
-    result = session()
+    result = sessions.run()
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*test_step*pass*feature/x@1*"])
 
 
-def test_inconclusive_verdict_fails_only_on_request(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    machine.noise = 0.2
-    session("--uprof-save", "main")
-    machine.milliseconds *= 1.2
-    result = session("--uprof-compare", "main")
+def test_inconclusive_verdict_fails_only_on_request(sessions: Sessions) -> None:
+    sessions.noise = 0.2
+    sessions.run("--uprof-save", "main")
+    sessions.milliseconds *= 1.2
+    result = sessions.run("--uprof-compare", "main")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*test_step*inconclusive*main@1*the interval is*"])
-    assert session("--uprof-compare", "main", "--uprof-fail-inconclusive").ret == 1
+    assert sessions.run("--uprof-compare", "main", "--uprof-fail-inconclusive").ret == 1
 
 
 @pytest.mark.slow
-def test_single_runs_detect_only_large_changes(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    session("--uprof-save", "main", "--uprof-runs", "1")
-    machine.milliseconds *= 1.5
-    result = session("--uprof-compare", "main", "--uprof-runs", "1")
+def test_single_runs_detect_only_large_changes(sessions: Sessions) -> None:
+    sessions.run("--uprof-save", "main", "--uprof-runs", "1")
+    sessions.milliseconds *= 1.5
+    result = sessions.run("--uprof-compare", "main", "--uprof-runs", "1")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         ["*inconclusive*one run per side does not show run-to-run variation*"]
     )
-    machine.milliseconds *= 3
-    assert session("--uprof-compare", "main", "--uprof-runs", "1").ret == 1
+    sessions.milliseconds *= 3
+    assert sessions.run("--uprof-compare", "main", "--uprof-runs", "1").ret == 1
 
 
 @pytest.mark.slow
-def test_limit_of_the_test_decides(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.uprof(max_regress='60%')" + ONE_STEP)
-    session("--uprof-save", "main")
-    machine.milliseconds *= 1.5
-    assert session("--uprof-compare", "main").ret == 0
+def test_limit_of_the_test_decides(sessions: Sessions) -> None:
+    sessions.write("import pytest\n@pytest.mark.uprof(max_regress='60%')" + ONE_STEP)
+    sessions.run("--uprof-save", "main")
+    sessions.milliseconds *= 1.5
+    assert sessions.run("--uprof-compare", "main").ret == 0
 
 
-def test_without_a_baseline_passes_with_a_message(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    result = session("--uprof-compare", "main")
+def test_without_a_baseline_passes_with_a_message(sessions: Sessions) -> None:
+    result = sessions.run("--uprof-compare", "main")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         ["*test_step*no baseline*", "not compared: no baseline main of these tests in *"]
     )
-    assert not (pytester.path / ".uprof").exists(), "reading does not create a store"
+    assert not (sessions.path / ".uprof").exists(), "reading does not create a store"
 
 
 @pytest.mark.slow
-def test_newest_baseline_is_used_by_default(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    session("--uprof-save", "old")
-    machine.milliseconds = 20.0
-    session("--uprof-save", "new")
-    result = session("--uprof-compare")
+def test_newest_baseline_is_used_by_default(sessions: Sessions) -> None:
+    sessions.run("--uprof-save", "old")
+    sessions.milliseconds = 20.0
+    sessions.run("--uprof-save", "new")
+    result = sessions.run("--uprof-compare")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*test_step*pass*new@1*"])
-    assert session("--uprof-compare", "old").ret == 1
+    assert sessions.run("--uprof-compare", "old").ret == 1
 
 
 @pytest.mark.slow
-def test_baseline_of_another_device_is_not_compared(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    session("--uprof-save", "main")
-    machine.device = "cuda: a card"
-    machine.milliseconds = 100.0
-    result = session("--uprof-compare", "main")
+def test_baseline_of_another_device_is_not_compared(sessions: Sessions) -> None:
+    sessions.run("--uprof-save", "main")
+    sessions.device = "cuda: a card"
+    sessions.milliseconds = 100.0
+    result = sessions.run("--uprof-compare", "main")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         ["*inconclusive*main@1 was measured on cpu: a model, this on cuda*"]
     )
 
 
-def test_steps_of_a_test_are_distinguished_by_name(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(
+def test_steps_of_a_test_are_distinguished_by_name(sessions: Sessions) -> None:
+    sessions.write(
         "def test_both(uprof):\n"
         "    uprof.run(lambda: None, name='forward')\n"
         "    uprof.run(lambda: None, name='backward', runs=5)\n"
     )
-    assert session("--uprof-save", "main", "--junitxml=found.xml").ret == 0
-    assert sorted(one.rpartition("::")[2] for one in baselines(pytester)) == [
+    assert sessions.run("--uprof-save", "main", "--junitxml=found.xml").ret == 0
+    assert sorted(one.rpartition("::")[2] for one in sessions.baselines()) == [
         "test_both (backward)@1",
         "test_both (forward)@1",
     ]
-    assert len(machine.runs_begun) == 4
-    root = ElementTree.parse(pytester.path / "found.xml").getroot()
+    assert len(sessions.runs_begun) == 4
+    root = ElementTree.parse(sessions.path / "found.xml").getroot()
     assert {"uprof.forward.outcome", "uprof.backward.outcome"} <= {
         one.get("name") for one in root.iter("property")
     }
@@ -487,83 +436,64 @@ def test_steps_of_a_test_are_distinguished_by_name(
 # Saved baselines
 
 
-def test_failing_and_slower_tests_are_not_saved(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(
-        ONE_STEP + "def test_wrong(uprof):\n    uprof.run(lambda: None)\n    assert 0\n"
-    )
-    result = session("--uprof-save", "main")
+def test_failing_and_slower_tests_are_not_saved(sessions: Sessions) -> None:
+    sessions.write(ONE_STEP + "def test_wrong(uprof):\n    uprof.run(lambda: None)\n    assert 0\n")
+    result = sessions.run("--uprof-save", "main")
     assert outcomes(result) == {"passed": 1, "failed": 1}
     result.stdout.fnmatch_lines(["saved 1 of 1 as main in *"])
-    machine.milliseconds *= 1.5
-    result = session("--uprof-save", "main", "--uprof-compare", "main", "-k", "step")
+    sessions.milliseconds *= 1.5
+    result = sessions.run("--uprof-save", "main", "--uprof-compare", "main", "-k", "step")
     result.stdout.fnmatch_lines(["not saved: no passed test has results"])
-    assert [one.rpartition("@")[2] for one in baselines(pytester)] == ["1"]
+    assert [one.rpartition("@")[2] for one in sessions.baselines()] == ["1"]
 
 
-def test_error_of_a_step_fails_its_test(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: 1 / 0)\n")
-    result = session("--uprof-save", "main")
+def test_error_of_a_step_fails_its_test(sessions: Sessions) -> None:
+    sessions.write("def test_step(uprof):\n    uprof.run(lambda: 1 / 0)\n")
+    result = sessions.run("--uprof-save", "main")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
 
 
 def test_interrupted_session_saves_no_baseline(
-    machine: Machine,
-    session: Sessions,
-    pytester: pytest.Pytester,
-    capsys: pytest.CaptureFixture[str],
+    sessions: Sessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytester.makepyfile(ONE_STEP + "def test_two():\n    raise KeyboardInterrupt\n")
+    sessions.write(ONE_STEP + "def test_two():\n    raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
-        session("--uprof-save", "main")
+        sessions.run("--uprof-save", "main")
     found = capsys.readouterr().out
     assert "test_step" in found
     assert "not saved: the session was interrupted" in found
-    assert not (pytester.path / ".uprof").exists()
+    assert not (sessions.path / ".uprof").exists()
 
 
-def test_unwritable_store_is_an_error(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    (pytester.path / "file").write_text("no folder")
-    result = session("--uprof-save", "main", "--uprof-store", "file/baselines.sqlite")
+def test_unwritable_store_is_an_error(sessions: Sessions) -> None:
+    (sessions.path / "file").write_text("no folder")
+    result = sessions.run("--uprof-save", "main", "--uprof-store", "file/baselines.sqlite")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["not saved: *file/baselines.sqlite*"])
 
 
-def test_file_that_is_not_a_store_fails_the_comparison(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(ONE_STEP)
-    (pytester.path / "store").write_bytes(b"not a database, but long enough to be looked at" * 9)
-    result = session("--uprof-compare", "main", "--uprof-store", "store")
+def test_file_that_is_not_a_store_fails_the_comparison(sessions: Sessions) -> None:
+    (sessions.path / "store").write_bytes(b"not a database, but long enough to be looked at" * 9)
+    result = sessions.run("--uprof-compare", "main", "--uprof-store", "store")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(["uprof: the store store cannot be used: *"])
 
 
 def test_failing_repeated_measurement_fails_the_test(
-    machine: Machine,
-    session: Sessions,
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: verdicts.Command, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
         raise CaptureError("run 2 of 3 failed", hint="runs=1")
 
     monkeypatch.setattr(verdicts.Command, "measure", fail)
-    pytester.makepyfile(ONE_STEP)
-    result = session("--uprof-save", "main")
+    result = sessions.run("--uprof-save", "main")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(["uprof: run 2 of 3 failed*", "hint: runs=1"])
 
 
 def test_unusual_test_names_are_stored_and_found(
-    machine: Machine, session: Sessions, pytester: pytest.Pytester
+    sessions: Sessions, pytester: pytest.Pytester
 ) -> None:
     package = pytester.mkpydir("package")
     (package / "test_names.py").write_text(
@@ -578,10 +508,10 @@ def test_unusual_test_names_are_stored_and_found(
         "        uprof.run(lambda: None)\n",
         encoding="utf-8",
     )
-    result = session("--uprof-save", "main", "--uprof-runs", "2")
+    result = sessions.run("package", "--uprof-save", "main", "--uprof-runs", "2")
     assert outcomes(result) == {"passed": 7}
-    assert len(baselines(pytester)) == 7
-    result = session("--uprof-compare", "main", "--uprof-runs", "2")
+    assert len(sessions.baselines()) == 7
+    result = sessions.run("package", "--uprof-compare", "main", "--uprof-runs", "2")
     assert outcomes(result) == {"passed": 7}
     result.stdout.no_fnmatch_line("*no baseline*")
 
@@ -597,160 +527,3 @@ def test_stored_names_are_short_printable_and_unique(tests: list[str]) -> None:
         assert name.startswith("main:")
         if test.isprintable() and len(test) < MAX_NAME - 5:
             assert name == f"main:{test}"
-
-
-# Separate processes
-
-
-@pytest.fixture
-def run_pytest(
-    pytester: pytest.Pytester, tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a pytest session, whose step sleeps, in a separate process."""
-
-    def run(*arguments: str, seconds: float = 0.02) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *PLUGIN, *arguments],
-            cwd=pytester.path,
-            env={**os.environ, "SECONDS": str(seconds), "XDG_STATE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-
-    return run
-
-
-@pytest.mark.slow
-def test_regression_is_detected_in_separate_processes(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
-    pytester.makepyfile(SLEEPS)
-    pytester.makeini("[pytest]\naddopts = --strict-markers")
-    saved = run_pytest(
-        "--uprof-save=main", "--basetemp=kept", "--junitxml=found.xml", "-p", "no:xdist"
-    )
-    assert saved.returncode == 0, saved.stdout
-    assert "saved 1 of 1 as main" in saved.stdout
-    unchanged = run_pytest("--uprof-compare=main", "-n", "0")
-    assert unchanged.returncode == 0, unchanged.stdout
-    slower = run_pytest("--uprof-compare=main", seconds=0.03)
-    assert slower.returncode == 1, slower.stdout
-    assert "uprof: regression" in slower.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("gpu", "cpu", "-m", "gpu", "--of-cpu"),
-        ("gpu/test_it.py::test_step", "--of-cpu", "cpu", "-k", "step"),
-        ("@words",),
-    ],
-    ids=["marker named like a directory", "test id", "file of arguments"],
-)
-def test_repeated_runs_use_all_arguments_and_measure_one_test(
-    arguments: tuple[str, ...], pytester: pytest.Pytester, run_pytest: Real
-) -> None:
-    pytester.makeini("[pytest]\nmarkers = gpu")
-    (pytester.path / "words").write_text("gpu\ncpu\n--of-cpu\n-k\nstep\n")
-    for name in ("gpu", "cpu"):
-        pytester.mkdir(name)
-    (pytester.path / "gpu" / "test_it.py").write_text(
-        "import pytest\npytestmark = pytest.mark.gpu\n" + SLEEPS
-    )
-    # Options that another conftest declares are known in the repeated runs.
-    (pytester.path / "cpu" / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n    parser.addoption('--of-cpu', action='store_true')\n"
-    )
-    (pytester.path / "cpu" / "test_else.py").write_text(
-        "def test_else_step():\n    open('seen', 'a').write('x')\n"
-    )
-    saved = run_pytest(*arguments, "--uprof-save=main", "--uprof-runs=2")
-    assert saved.returncode == 0, saved.stdout
-    assert baselines(pytester) == ["main:gpu/test_it.py::test_step@1"]
-    seen = pytester.path / "seen"
-    assert not seen.exists() or seen.read_text() == "x", "other tests ran in this session only"
-
-
-@pytest.mark.slow
-def test_xdist_group_is_not_part_of_the_stored_name(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
-    pytester.makepyfile("import pytest\npytestmark = pytest.mark.xdist_group('gpu')\n" + SLEEPS)
-    saved = run_pytest("--uprof-save=main", "--uprof-runs=2", "-n", "2", "--dist", "loadgroup")
-    assert saved.returncode == 0, saved.stdout
-    (name,) = baselines(pytester)
-    assert name.endswith("::test_step@1")
-
-
-def test_xdist_suffix_is_removed_from_test_ids(pytester: pytest.Pytester) -> None:
-    item = pytester.getitem(
-        "import pytest\n@pytest.mark.parametrize('x', ['a@b'])\ndef test_step(x):\n    pass\n",
-        "test_step[a@b]",
-    )
-    plain = item.nodeid
-    assert verdicts.plain_id(item) == plain
-    # xdist's way to set it depends on the versions of both; it is always the end of the id.
-    grouped: Any = SimpleNamespace(parent=item.parent, name=item.name, nodeid=f"{plain}@gpu_all")
-    assert verdicts.plain_id(grouped) == plain
-
-
-@pytest.mark.slow
-def test_xdist_workers_measure_and_the_controller_saves(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
-    pytester.makepyfile(test_a=SLEEPS, test_b=SLEEPS.replace("test_step", "test_other"))
-    saved = run_pytest(
-        "--uprof-save", "main", "--uprof-runs", "2", "-n", "2", "--junitxml=found.xml"
-    )
-    assert saved.returncode == 0, saved.stdout
-    assert "saved 2 of 2 as main" in saved.stdout
-    assert sorted(baselines(pytester)) == [
-        "main:test_a.py::test_step@1",
-        "main:test_b.py::test_other@1",
-    ]
-    root = ElementTree.parse(pytester.path / "found.xml").getroot()
-    assert [one.get("value") for one in root.iter("property")].count("measured") == 2
-    compared = run_pytest("--uprof-compare", "--uprof-runs", "2", "-n", "2", seconds=0.2)
-    assert compared.returncode == 1
-    assert compared.stdout.count("uprof: regression") == 4, "in the failures and in their summary"
-
-
-@pytest.mark.slow
-def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, run_pytest: Real) -> None:
-    pytester.makepyfile(SLEEPS)
-    command = [sys.executable, "-m", "pytest", *PLUGIN, "--uprof-save=main", "--uprof-runs=1"]
-    environment = {**os.environ, "SECONDS": "0.001"}
-    both = [
-        subprocess.Popen(command, cwd=pytester.path, env=environment, stdout=subprocess.DEVNULL)
-        for _ in range(2)
-    ]
-    assert [one.wait(timeout=300) for one in both] == [0, 0]
-    assert len(baselines(pytester)) == 2
-
-
-@pytest.mark.slow
-def test_failing_run_in_a_separate_process_is_reported(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
-    pytester.makepyfile(
-        SLEEPS + "    assert 'UPROF_PYTEST_RUN' not in os.environ\n"
-        "    open('seen', 'a').write('x')\n"
-        "    assert open('seen').read() == 'x', 'only once'\n"
-    )
-    result = run_pytest("--uprof-save=main")
-    assert result.returncode == 1
-    assert "run 2 of 3 in a separate process ended with exit code 1" in result.stdout
-    assert "only once" in result.stdout
-
-
-@pytest.mark.slow
-def test_example_of_the_documentation_runs(pytester: pytest.Pytester, run_pytest: Real) -> None:
-    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
-    example = text.partition("## In your tests, with pytest")[2].split("```python\n")[1]
-    pytester.makepyfile(example.partition("```")[0])
-    result = run_pytest("--strict-markers")
-    assert result.returncode == 0, result.stdout
-    assert "test_step" in result.stdout.partition("= uprof =")[2]

@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import ROOT
 from unified_prof.sqlite import run_folder
 
+pytestmark = pytest.mark.forks_of_commands
+
 SCRIPT = """\
 import os, sys
 import torch

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from unified_prof.errors import CaptureError
 
 pytestmark = [
-    pytest.mark.fresh_interpreter,
+    pytest.mark.forks_of_commands,
     pytest.mark.slow,
     pytest.mark.skipif(os.name != "posix", reason="needs pipes"),
 ]
@@ -44,14 +45,13 @@ def checkout(folder: Path, *, steps: int = 100_000, batch: int = 32, extra: str 
     return folder
 
 
-def start(tmp_path: Path, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+def start(tmp_path: Path, *options: str) -> subprocess.Popen[bytes]:
     """Start a gate of the checkouts `base` and `new`."""
     command = [sys.executable, "-m", "unified_prof", "gate", "base", "new"]
     script = "--backend cpu train.py"
     return subprocess.Popen(
         [*command, "--until-sure", script, "--json", *options],
         cwd=tmp_path,
-        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -67,28 +67,25 @@ def checks(verdict: dict[str, Any]) -> dict[str, str]:
     return {one["metric"]: one["outcome"] for one in verdict["checks"]}
 
 
+def processes(folder: Path) -> list[int]:
+    """Return the processes whose current directory is in a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink().is_relative_to(folder):
+                found.append(int(process.name))
+    return found
+
+
 @pytest.fixture
-def mark(tmp_path: Path) -> Iterator[str]:
-    """Return a text in the environment of all processes of a gate; check that all have ended."""
-    text = f"MARK={tmp_path}"
-    yield text.partition("=")[2]
+def no_process_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
     deadline = time.monotonic() + 400
-    while (left := marked(text)) and time.monotonic() < deadline:
+    while (left := processes(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for one in left:
         os.kill(one, signal.SIGKILL)
     assert not left, "processes are left over"
-
-
-def marked(text: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if text.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_unchanged_checkouts_step_in_turn_and_pass(tmp_path: Path) -> None:
@@ -121,7 +118,7 @@ def test_synchronization_and_flops_are_found_in_the_first_round(tmp_path: Path) 
 
 def test_sleeping_candidate_is_judged_by_wall_time(tmp_path: Path) -> None:
     checkout(tmp_path / "base", steps=60)
-    checkout(tmp_path / "new", steps=60, extra="time.sleep(0.3)")
+    checkout(tmp_path / "new", steps=60, extra="time.sleep(0.05)")
     code, verdict, err = gate(tmp_path, "--metric", "total")
     assert code == 1, err
     assert verdict["waiting"]["clock"] == "wall"
@@ -132,7 +129,7 @@ def test_random_shapes_are_not_judged_by_their_counts(tmp_path: Path) -> None:
         checkout(tmp_path / side, steps=60).joinpath("train.py").write_text(
             SCRIPT.format(steps=100_000, batch=batch, extra="pass")
         )
-    _, verdict, err = gate(tmp_path, "--max-regress", "200%")
+    _, verdict, err = gate(tmp_path, "--rounds", "3")
     assert "total" in checks(verdict), err
     assert not {"flops", "bytes", "activation-bytes", "peak-memory"} & checks(verdict).keys()
 
@@ -154,41 +151,41 @@ def test_short_script_is_inconclusive_and_not_an_error(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize(
     ("extra", "options", "message"),
     [
         ("print('bad input'); sys.exit(7 if step == 9 else 0) if step == 9 else 0", (), "code 7"),
         ("1 / step", ("--timeout", "60"), "ZeroDivisionError"),
-        ("time.sleep(999 * (step == 12))", ("--timeout", "20"), "no progress for 20 s"),
+        ("time.sleep(999 * (step == 12))", ("--timeout", "10"), "no progress for 10 s"),
         ("torch.os.kill(torch.os.getpid(), 9 * (step == 9))", (), "killed by signal 9"),
     ],
     ids=["exit", "exception before the first turn", "hang", "killed"],
 )
 def test_failing_candidate_is_an_error_of_its_own(
-    extra: str, options: tuple[str, ...], message: str, tmp_path: Path, mark: str
+    extra: str, options: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     checkout(tmp_path / "base")
     checkout(tmp_path / "new", extra=extra)
-    with start(tmp_path, *options, MARK=mark) as process:
+    with start(tmp_path, *options) as process:
         out, err = process.communicate(timeout=400)
     assert process.returncode == CaptureError.exit_code, (out, err)
     assert message in err.decode()
     assert f"in {Path('new')}" in err.decode()
 
 
+@pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_over_if_the_gate_is_ended(
-    number: signal.Signals, tmp_path: Path, mark: str
-) -> None:
+def test_nothing_is_left_over_if_the_gate_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     child = "subprocess.Popen(['sleep', '300']) if step == 1 else None"
     for side in ("base", "new"):
         checkout(tmp_path / side, extra=child)
-    with start(tmp_path, MARK=mark) as process:
+    with start(tmp_path) as process:
         deadline = time.monotonic() + 400
         # The gate, two runs and a process that each of them started.
-        while len(marked(f"MARK={mark}")) < 5 and time.monotonic() < deadline:
+        while len(processes(tmp_path)) < 5 and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert len(marked(f"MARK={mark}")) >= 5
+        assert len(processes(tmp_path)) >= 5
         process.send_signal(number)
         process.communicate(timeout=400)
     assert process.returncode != 0

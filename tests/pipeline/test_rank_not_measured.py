@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.forks_of_commands
+
 TRAINING = """\
 import os
 import sys

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import ROOT
+from tests.forkserver import interpreter
 
 GATE = ROOT / "action" / "gate.sh"
 SCRIPT = """
@@ -19,7 +20,7 @@ import time, torch
 torch.set_num_threads(1)
 layer = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-for _ in range(14):
+for _ in range(24):
     optimizer.zero_grad()
     time.sleep({seconds})
     layer(torch.ones(4, 8)).sum().backward()
@@ -86,11 +87,11 @@ def make_repository(folder: Path, base: str, new: str) -> str:
     return git(folder, "rev-parse", "HEAD~1")
 
 
-def programs(folder: Path) -> str:
+def programs(folder: Path, python: str = sys.executable) -> str:
     """Create the commands of a job from this environment; return a PATH with them."""
     folder.mkdir()
     for name, text in (
-        ("uprof", f'exec {sys.executable} -m unified_prof "$@"'),
+        ("uprof", f'exec {python} -m unified_prof "$@"'),
         ("python", f'[ "$1 $2" != "-m pip" ] || exit 0\nexec {sys.executable} "$@"'),
     ):
         (folder / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
@@ -159,28 +160,30 @@ def test_base_revision_is_never_parsed_as_a_git_option(ref: str, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.forks_of_commands
 def test_baseline_and_candidate_are_measured_and_the_comment_is_written(tmp_path: Path) -> None:
     repository, work = tmp_path / "repository", tmp_path / "work"
-    # No other load on the machine turns 20 ms of sleep into 200.
-    base = make_repository(repository, SCRIPT.format(seconds=0.02), SCRIPT.format(seconds=0.2))
-    done = subprocess.run(
-        [str(GATE)],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            "PATH": programs(tmp_path / "bin"),
-            "UPROF_COMMAND": "--backend cpu --report run-time --iterations 6 train.py",
-            "UPROF_BASE_REF": base,
-            "UPROF_ROUNDS": "4",
-            "UPROF_WORK": str(work),
-            "UPROF_SETUP": "test -f train.py",
-            "GITHUB_OUTPUT": str(tmp_path / "output"),
-            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
-        },
-    )
+    # No other load on the machine turns 10 ms of sleep into 100.
+    base = make_repository(repository, SCRIPT.format(seconds=0.01), SCRIPT.format(seconds=0.1))
+    with interpreter(tmp_path) as python:
+        done = subprocess.run(
+            [str(GATE)],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                **os.environ,
+                "PATH": programs(tmp_path / "bin", python),
+                "UPROF_COMMAND": "--backend cpu --report run-time --iterations 6 train.py",
+                "UPROF_BASE_REF": base,
+                "UPROF_ROUNDS": "3",
+                "UPROF_WORK": str(work),
+                "UPROF_SETUP": "test -f train.py",
+                "GITHUB_OUTPUT": str(tmp_path / "output"),
+                "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+            },
+        )
     assert done.returncode == 1, done.stderr
     assert (tmp_path / "output").read_text() == "outcome=regression\n"
     comment = (work / "comment.md").read_text(encoding="utf-8")

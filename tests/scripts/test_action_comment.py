@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.forkserver import interpreter
 from tests.scripts import forge
 from tests.scripts.forge import ACCOUNT, TOKEN, Forge
 from tests.scripts.test_action import SCRIPT, TEMPLATE, make_repository, programs
@@ -246,32 +247,34 @@ def test_component_quotes_all_inputs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.forks_of_commands
 def test_component_measures_workloads_and_writes_one_note(server: Forge, tmp_path: Path) -> None:
     repository, work = tmp_path / "repository", tmp_path / "work"
-    slow = SCRIPT.replace("{seconds}", "0.2 if 'b' in sys.argv else 0.02")
-    both = SCRIPT.replace("{seconds}", "0.02")
+    slow = SCRIPT.replace("{seconds}", "0.1 if 'b' in sys.argv else 0.01")
+    both = SCRIPT.replace("{seconds}", "0.01")
     base = make_repository(repository, f"import sys{both}", f"import sys{slow}")
     options = "--backend cpu --iterations 6 train.py"
     found, script = job(commands=[f"one={options} a", f"two={options} b"])  # type: ignore[arg-type]
     mark = "<!-- uprof gate uprof-gate -->"
     server.comments.append({"id": 3, "body": f"{mark}\nof yesterday", **ACCOUNT})
-    done = subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", "\n".join(script)],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            **found,
-            **gitlab(server),
-            "PATH": programs(tmp_path / "bin"),
-            "UPROF_BASE_REF": base,
-            "UPROF_WORK": str(work),
-            "UPROF_ROUNDS": "4",
-            "no_proxy": "127.0.0.1",
-        },
-    )
+    with interpreter(tmp_path) as python:
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", "\n".join(script)],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                **os.environ,
+                **found,
+                **gitlab(server),
+                "PATH": programs(tmp_path / "bin", python),
+                "UPROF_BASE_REF": base,
+                "UPROF_WORK": str(work),
+                "UPROF_ROUNDS": "3",
+                "no_proxy": "127.0.0.1",
+            },
+        )
     assert done.returncode == 1, done.stdout + done.stderr
     (body,) = server.bodies()
     assert body.startswith("<!-- uprof gate uprof-gate -->\n**uprof-gate**\n\n## ❌ uprof gate")
