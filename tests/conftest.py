@@ -51,6 +51,7 @@ forkserver.install()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     forkserver.Popen.enabled = item.get_closest_marker("fresh_interpreter") is None
+    forkserver.remove_variables()
     forkserver.Popen.nested = item.get_closest_marker("forks_of_commands") is not None
 
 

@@ -220,6 +220,13 @@ def receive(channel: socket.socket, streams: list[int]) -> bytes:
         return file.read(int.from_bytes(size, "big"))
 
 
+def remove_variables() -> None:
+    """Remove variables that a library has set and a fork cannot have: dask leaves some."""
+    for name in [one for one in os.environ if one.startswith(AT_START)]:
+        if name not in Popen.environment:
+            del os.environ[name]
+
+
 def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request, and return it in the fork."""
     while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forkserver import Popen, imported, interpreter
+from tests.forkserver import Popen, imported, interpreter, remove_variables
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
@@ -125,6 +125,16 @@ def test_commands_of_a_shell_are_forks(tmp_path: Path) -> None:
         f" {tmp_path / 'a'}",
         f"Python {sys.version.split()[0]}",
     ]
+
+
+def test_variables_that_a_library_leaves_set_do_not_prevent_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setenv("OTHER", "kept")
+    remove_variables()
+    assert "PYTHONHASHSEED" not in os.environ
+    assert os.environ["OTHER"] == "kept"
 
 
 def test_command_runs_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
