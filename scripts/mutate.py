@@ -5,7 +5,12 @@
     python scripts/mutate.py --sample 100 [--seed 1] [--since REV] [unified_prof/cluster ...]
 
 A mutant is one changed expression: a comparison, an arithmetic or boolean operator, a constant, a
-condition or a statement that is a call. Mutants are made in a copy of the checkout. For each, the
+condition or a statement that is a call. `strict=` of `zip` is not changed (1 % of all mutants): it
+asserts that lengths are equal, so no input of a correct program shows the difference. Changes of
+limits and sizes of blocks are included, although many are equivalent. The share of survivors of 100
+mutants has a standard error of 4 to 5 points.
+
+Mutants are made in a copy of the checkout, without recordings beside it. For each, the
 quick tests that run its line are run, cheapest first, up to `--seconds` of CPU time; the first
 failure that the unchanged checkout does not have kills the mutant. `mutate_plugin.py` tests mutants
 in forks of a process that has collected all tests, so that most take a second. mutmut and
@@ -100,6 +105,7 @@ def main() -> int:
         for mutant in chosen:
             source = checkout.source(mutant.path)
             covering, how = coverage.tests(mutant.path, mutant.line)
+            covering = [test for test in covering if test in checkout.collected]
             costs_s = itertools.accumulate(coverage.costs_s[test] for test in covering)
             tests = [
                 test
@@ -198,8 +204,14 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
             continue
         if isinstance(child, ast.arg):
             continue
+        if isinstance(child, ast.keyword) and child.arg == "strict" and _is_zip(tree):
+            continue
         yield child
         yield from _code(child)
+
+
+def _is_zip(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "zip"
 
 
 class Coverage:
@@ -358,7 +370,7 @@ class Checkout:
         if not (collected := self._answers.readline()):
             sys.exit("pytest cannot collect the tests")
         # The copy lacks tests of recordings that are kept beside the checkout.
-        self._collected = frozenset(json.loads(collected))
+        self.collected = frozenset(json.loads(collected))
 
     def close(self) -> None:
         """End the process that has collected the tests."""
@@ -375,7 +387,7 @@ class Checkout:
         source = self.source(mutant.path)
         mutated = source[: mutant.start] + mutant.new + source[mutant.end :]
         while True:
-            chosen = [test for test in tests if test in self._collected - self._failing]
+            chosen = [test for test in tests if test in self.collected - self._failing]
             self._write(path, mutated)  # for processes that tests start
             try:
                 failed = self._first_failure(chosen, path, source, mutated)
