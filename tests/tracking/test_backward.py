@@ -155,7 +155,7 @@ def test_gradient_of_an_intermediate_tensor_runs_only_nodes_after_it(
 def test_graph_retained_for_several_backward_passes_is_measured(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(9):
@@ -166,7 +166,6 @@ for _ in range(9):
     optimizer.step()
 print("the end")
 """)  # fmt: skip
-    tracked = workload.tracked()
     assert tracked.anomalies == {}
     assert all(len(operation.backward_ms or ()) == 2 for operation in tracked.operations)
     assert capsys.readouterr().out == "the end\n"

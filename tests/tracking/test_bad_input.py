@@ -202,8 +202,7 @@ def test_incomplete_providers_are_refused(workload: Workload) -> None:
 
 @pytest.mark.parametrize("prefix", ["skyline", "deepview", "uprof"])
 def test_providers_of_every_prefix_are_used(workload: Workload, prefix: str) -> None:
-    workload.write("main.py", NET + PROVIDERS.replace("uprof", prefix))
-    tracked = workload.tracked()
+    tracked = workload.track(NET + PROVIDERS.replace("uprof", prefix))
     assert names(tracked) == ["mul"]
     assert tracked.facts["mode"] == f"{prefix} providers"
 

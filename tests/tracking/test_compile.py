@@ -49,8 +49,7 @@ counter = CompileCounterWithBackend("aot_eager")
 
 @pytest.mark.slow
 def test_compiled_module_is_one_operation(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         f"""{NET}{COUNTED}
 class Outer(nn.Module):
     def __init__(self):
@@ -67,8 +66,8 @@ for _ in range(12):
 print("compiled", counter.frame_count)
 assert counter.frame_count <= 2, counter.frame_count
 """,
+        iterations=3,
     )
-    tracked = workload.tracked(iterations=3)
     assert names(tracked) == ["torch.compile(Net)", "sum"]
     assert in_backward(tracked) == ["torch.compile(Net)", "sum"]
     assert tracked.complete
@@ -126,8 +125,7 @@ def test_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
 ) -> None:
     calls = "for _ in range(12):\n    with torch.no_grad():\n        model(torch.randn(4, 8))\n"
     program = FULL_GRAPH.replace("optimizer = torch.optim.Adam(net.parameters(), 0.1)\n", "")
-    workload.write("main.py", program + calls + GRAPHS)
-    tracked = workload.tracked(iterations=3, reports=("run-time",))
+    tracked = workload.track(program + calls + GRAPHS, iterations=3, reports=("run-time",))
     assert capsys.readouterr().out.split() == ["1", "0"]
     assert names(tracked) == ["torch.compile(Sequential)"]
     assert len(tracked.iterations) == 3

@@ -121,8 +121,7 @@ class Net(nn.Module):
 
 def test_additional_instruments_get_separate_iterations(workload: Workload) -> None:
     log: list[str] = []
-    workload.write("main.py", NET + PROVIDERS)
-    tracked = workload.tracked(instruments=[Spy(log, "a")], iterations=3)
+    tracked = workload.track(NET + PROVIDERS, instruments=[Spy(log, "a")], iterations=3)
     assert log == ["a start"] + [f"a {w} {i}" for i in range(3) for w in ("begin", "end")] + [
         "a stop"
     ]

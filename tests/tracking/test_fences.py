@@ -58,25 +58,22 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 def test_per_sample_gradients_are_measured(workload: Workload) -> None:
-    workload.write("main.py", NET + PER_SAMPLE)
-    tracked = workload.tracked()
+    tracked = workload.track(NET + PER_SAMPLE)
     assert names(tracked) == ["linear", "relu"]
     assert tracked.operations[0].backward_ms is not None
     assert tracked.anomalies == {}
 
 
 def test_loss_without_a_value_is_an_anomaly(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + TRAIN.replace(
             "    loss.backward()",
             """
     loss.backward()
     nn.Linear(1, 1, device="meta")(torch.ones(1, 1, device="meta")).sum().backward()""",
-        ),
+        )
     )
-    tracked = workload.tracked()
     assert "linear" in names(tracked)
     count, detail = tracked.anomalies["loss_not_read"]
     assert count >= 2

@@ -124,8 +124,7 @@ def test_frames_are_methods_of_modules_innermost_first(workload: Workload) -> No
                 return self.inner(x)
         """,
     )
-    workload.write("main.py", "from model import Net\n" + PROVIDERS)
-    tracked = workload.tracked()
+    tracked = workload.track("from model import Net\n" + PROVIDERS)
     assert names(tracked) == ["linear", "relu"]
     for operation in tracked.operations:
         assert places(operation) == ["model.py:14", "model.py:25"]
@@ -134,8 +133,7 @@ def test_frames_are_methods_of_modules_innermost_first(workload: Workload) -> No
 
 
 def test_project_scope_keeps_every_operation_and_frame_of_the_project(workload: Workload) -> None:
-    workload.write("main.py", MODEL + PROVIDERS)
-    tracked = workload.tracked(scope="project")
+    tracked = workload.track(MODEL + PROVIDERS, scope="project")
     assert names(tracked) == ["linear", "sum"]
     assert places(tracked.operations[0]) == ["main.py:11", "main.py:24"]
     assert places(tracked.operations[1]) == ["main.py:24"]
@@ -145,8 +143,7 @@ def test_project_scope_keeps_every_operation_and_frame_of_the_project(workload: 
 def test_environment_in_the_project_directory_is_excluded(workload: Workload) -> None:
     touch(workload.folder / "env" / "pyvenv.cfg")
     workload.write("env/lib/layers.py", MODEL.replace("Net", "Layer"))
-    workload.write(
-        "main.py",
+    (operation,) = workload.track(
         """
         import sys
         sys.path.insert(0, "env/lib")
@@ -160,15 +157,13 @@ def test_environment_in_the_project_directory_is_excluded(workload: Workload) ->
             def forward(self, x):
                 return self.layer(x)
         """
-        + PROVIDERS.replace("\n", "\n        "),
-    )
-    (operation,) = workload.tracked().operations
+        + PROVIDERS.replace("\n", "\n        ")
+    ).operations
     assert places(operation) == ["main.py:15"]
 
 
 def test_methods_of_other_classes_are_no_module_frames(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         MODEL
         + """
 class Trainer:
@@ -178,16 +173,14 @@ class Trainer:
     def step(self, x):
         self.model(x).sum().backward()
 """
-        + PROVIDERS.replace("model(*inputs).sum().backward()", "Trainer(model).step(*inputs)"),
+        + PROVIDERS.replace("model(*inputs).sum().backward()", "Trainer(model).step(*inputs)")
     )
-    tracked = workload.tracked()
     assert names(tracked) == ["linear"]
     assert places(tracked.operations[0]) == ["main.py:11"]
 
 
 def test_mixin_method_is_a_module_frame_if_its_object_is_a_module(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         """
 class Scaled:
     def scaled(self, x):
@@ -205,9 +198,8 @@ class Net(Scaled, nn.Module):
         Plain().scaled(x)
         return self.scaled(self.lin(x))
 """
-        + PROVIDERS,
+        + PROVIDERS
     )
-    tracked = workload.tracked()
     assert [places(operation) for operation in tracked.operations] == [
         ["main.py:18"],
         ["main.py:19"],
@@ -216,8 +208,7 @@ class Net(Scaled, nn.Module):
 
 
 def test_lines_are_those_of_a_traceback(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         """
 class Net(nn.Module):
     def __init__(self):
@@ -237,9 +228,8 @@ class Net(nn.Module):
             ]
         )
 """
-        + PROVIDERS,
+        + PROVIDERS
     )
-    tracked = workload.tracked()
     assert [(operation.name, places(operation)[0]) for operation in tracked.operations] == [
         ("linear", "main.py:12"),
         ("add", "main.py:12"),
@@ -250,11 +240,10 @@ class Net(nn.Module):
 
 
 def test_temporary_modules_match_across_iterations(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         MODEL.replace("return self.lin(x)", "return nn.Softmax(-1)(self.lin(x))") + PROVIDERS,
+        iterations=4,
     )
-    tracked = workload.tracked(iterations=4)
     assert all(iteration.matched for iteration in tracked.iterations)
     assert [(o.module_path, o.module_class) for o in tracked.operations] == [
         ("lin", "Linear"),

@@ -64,7 +64,7 @@ net = Net()
 
 
 def test_object_freed_in_its_iteration_keeps_its_name(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 class Outer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -80,8 +80,7 @@ def once():
 kept = once()
 gc.collect()
 assert kept() is None
-""")  # fmt: skip
-    tracked = workload.tracked(scope="module")
+""", scope="module")  # fmt: skip
     assert [(o.name, o.module_class, o.module_path) for o in tracked.operations] == [
         ("linear", "Linear", "inner.lin"),
         ("softplus", "Softplus", ""),

@@ -22,8 +22,7 @@ def test_measurement_is_passed_on_while_the_script_runs(
         captures.append(capture)
         printed.append(capsys.readouterr().out)
 
-    workload.write("main.py", NET + LOOP)
-    tracked = workload.tracked(on_measured=on_measured)
+    tracked = workload.track(NET + LOOP, on_measured=on_measured)
     assert printed == [""]
     assert capsys.readouterr().out == "the end\n"
     assert len(captures) == 1
@@ -63,8 +62,7 @@ def test_torch_is_restored_before_the_measurement_is_passed_on(
 
 def test_measurement_of_a_script_with_providers_is_passed_on(workload: Workload) -> None:
     captures: list[Capture] = []
-    workload.write("main.py", NET + PROVIDERS)
-    tracked = workload.tracked(on_measured=captures.append)
+    tracked = workload.track(NET + PROVIDERS, on_measured=captures.append)
     assert [capture.tracked for capture in captures] == [tracked]
 
 

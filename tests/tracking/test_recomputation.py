@@ -78,7 +78,7 @@ def test_nested_and_repeated_checkpoints_are_charged_to_each_call(
 
 
 def test_backward_through_the_previous_iteration_has_no_recomputation(workload: Workload) -> None:
-    workload.write("main.py", CHECKPOINTED + """
+    tracked = workload.track(CHECKPOINTED + """
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 before = net(torch.randn(4, 8))
@@ -87,8 +87,7 @@ for _ in range(12):
     before.sum().backward()
     before = after
     optimizer.step()
-""")  # fmt: skip
-    tracked = workload.tracked(reports=("run-time",))
+""", reports=("run-time",))  # fmt: skip
     assert names(tracked) == ["linear", "linear", "slow", "dropout"]
     assert [record.recomputed_ms for record in tracked.operations] == [None] * 4
 

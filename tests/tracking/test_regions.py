@@ -69,8 +69,7 @@ def loop(body: str) -> str:
 def test_operation_is_in_the_innermost_region_of_its_forward_call(
     workload: Workload,
 ) -> None:
-    workload.write("main.py", loop("net(torch.ones(4, 8)).sum().backward()"))
-    tracked = workload.tracked()
+    tracked = workload.track(loop("net(torch.ones(4, 8)).sum().backward()"))
     assert operations_with_regions(tracked) == [
         ("linear", "/encoder"),
         ("tanh", "/encoder/activation"),
@@ -96,8 +95,7 @@ def test_program_without_regions_has_none(workload: Workload) -> None:
     source = NET.replace('with record_function("encoder")', "if True").replace(
         'with record_function("activation")', "if True"
     )
-    workload.write("main.py", source + LOOP.format(body="net(torch.ones(4, 8)).sum().backward()"))
-    tracked = workload.tracked()
+    tracked = workload.track(source + LOOP.format(body="net(torch.ones(4, 8)).sum().backward()"))
     assert len(tracked.operations) == 3
     assert tracked.regions == ()
 
@@ -109,8 +107,7 @@ def test_region_open_across_iterations_contains_their_operations(
     around = "with record_function('epoch'):\n"
     before, begin, after = source.partition("for step")
     indented = (begin + after).replace("\n", "\n    ")
-    workload.write("main.py", f"{before}{around}    {indented}\n")
-    tracked = workload.tracked()
+    tracked = workload.track(f"{before}{around}    {indented}\n")
     assert [region_path(tracked, record.region) for record in tracked.operations] == [
         "/epoch/encoder",
         "/epoch/encoder/activation",
@@ -120,8 +117,7 @@ def test_region_open_across_iterations_contains_their_operations(
 
 
 def test_region_closed_in_the_next_iteration_ends_there(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + """
 net = Net()
@@ -136,16 +132,14 @@ for step in range(12):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-""",
+"""
     )
-    tracked = workload.tracked()
     assert region_path(tracked, tracked.operations[-1].region) == ""
     assert region(tracked, "tail").counts == (1, 1)
 
 
 def test_recursive_regions_are_nested(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         """
 from torch.profiler import record_function
 
@@ -159,9 +153,8 @@ class Net(nn.Module):
             x = self.linear(x)
             return self.forward(x, depth - 1) if depth else torch.relu(x)
 """
-        + LOOP.format(body="net(torch.ones(4, 8)).sum().backward()"),
+        + LOOP.format(body="net(torch.ones(4, 8)).sum().backward()")
     )
-    tracked = workload.tracked()
     assert operations_with_regions(tracked) == [
         ("linear", "/level"),
         ("linear", "/level/level"),
@@ -171,8 +164,7 @@ class Net(nn.Module):
 
 
 def test_regions_of_other_threads_are_ignored(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         "import threading\nfrom torch.profiler import record_function\n"
         + NET
         + """
@@ -186,9 +178,8 @@ other.start()
 assert entered.wait(20)
 """
         + LOOP.format(body="net(torch.ones(4, 8)).sum().backward()")
-        + "done.set()\nother.join()\n",
+        + "done.set()\nother.join()\n"
     )
-    tracked = workload.tracked()
     assert operations_with_regions(tracked)[0] == ("linear", "/encoder")
     assert [record.name for record in tracked.regions] == ["encoder", "activation"]
 
@@ -197,15 +188,13 @@ def test_regions_without_an_operation_are_counted(workload: Workload) -> None:
     body = 'with record_function("data"): batch = torch.ones(4, 8)\n'
     body += '    with record_function("data"): pass\n'
     body += "    net(batch).sum().backward()"
-    workload.write("main.py", loop(body))
-    tracked = workload.tracked()
+    tracked = workload.track(loop(body))
     assert region(tracked, "data").counts == (2, 2)
     assert names(tracked) == ["linear", "tanh", "linear"]
 
 
 def test_regions_of_torch_are_listed_if_they_contain_an_operation(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + """
 net = Net()
@@ -217,17 +206,15 @@ def closure():
     return loss
 for step in range(12):
     optimizer.step(closure)
-""",
+"""
     )
-    tracked = workload.tracked()
     assert operations_with_regions(tracked)[0] == ("linear", "/Optimizer.step#LBFGS.step/encoder")
 
 
 def test_region_ends_with_an_error_in_its_body(workload: Workload) -> None:
     body = 'try:\n        with record_function("fails"):\n            raise ValueError\n'
     body += "    except ValueError:\n        pass\n    net(torch.ones(4, 8)).sum().backward()"
-    workload.write("main.py", loop(body))
-    tracked = workload.tracked()
+    tracked = workload.track(loop(body))
     assert operations_with_regions(tracked)[0] == ("linear", "/encoder")
     assert region(tracked, "fails").counts == (1, 1)
 
@@ -240,8 +227,7 @@ def test_peak_of_a_region_is_the_maximum_while_it_is_open(workload: Workload) ->
     with record_function("after"):
         pass
     net(torch.ones(4, 8)).sum().backward()"""
-    workload.write("main.py", loop(body))
-    tracked = workload.tracked()
+    tracked = workload.track(loop(body))
     peaks = {record.name: record.peak_usage_bytes for record in tracked.regions}
     small, large, after = (peaks[name] for name in ("small", "large", "after"))
     assert small is not None
@@ -304,8 +290,7 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
     plain = workload.write("alone.py", source)
     exec(compile(plain.read_text(), str(plain), "exec"), {"__name__": "alone"})
     alone = capsys.readouterr().out
-    workload.write("main.py", source)
-    tracked = workload.tracked()
+    tracked = workload.track(source)
     assert capsys.readouterr().out == alone
     assert ("torch.compile(Net)", "/whole") in operations_with_regions(tracked)
 
@@ -444,8 +429,7 @@ def test_dropped_regions_are_an_anomaly(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unified_prof.tracking.regions._MAX_REGIONS", 1)
-    workload.write("main.py", loop("net(torch.ones(4, 8)).sum().backward()"))
-    tracked = workload.tracked()
+    tracked = workload.track(loop("net(torch.ones(4, 8)).sum().backward()"))
     assert region_path(tracked, tracked.operations[1].region) == "/encoder"
     assert "regions_not_recorded" in tracked.anomalies
 

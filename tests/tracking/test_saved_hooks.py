@@ -64,8 +64,7 @@ def hooks(older_torch: None) -> Iterator[SavedTensorHooks]:
 
 
 def activations(workload: Workload, script: str) -> dict[str, int]:
-    workload.write("main.py", script)
-    tracked = workload.tracked(iterations=2)
+    tracked = workload.track(script, iterations=2)
     assert tracked.anomalies == {}
     return {
         record.operation_name: record.size_bytes

@@ -75,8 +75,7 @@ def test_failure_to_save_is_an_anomaly(workload: Workload) -> None:
     def fail(_: TrackedRun) -> None:
         raise OSError(28, "No space left on device")
 
-    workload.write("main.py", NET + LOOP.replace("STEPS", "30"))
-    tracked = workload.tracked(on_partial=fail, iterations=4)
+    tracked = workload.track(NET + LOOP.replace("STEPS", "30"), on_partial=fail, iterations=4)
     assert tracked.complete
     count, detail = tracked.anomalies["not_saved_meanwhile"]
     assert count > 1
@@ -122,8 +121,7 @@ def test_long_runs_keep_one_of_several_samples_and_count_the_others(
 ) -> None:
     monkeypatch.setattr(operations, "_MAX_RAW", 0)
     monkeypatch.setattr(operations, "_MAX_SIZE", 8 * 410)
-    workload.write("main.py", NET + DISTURBED)
-    tracked = workload.tracked(iterations=37)
+    tracked = workload.track(NET + DISTURBED, iterations=37)
     assert tracked.complete
     assert len(tracked.iterations) == 5  # samples 0, 8, 16, 24, 32
     assert {len(one.forward_ms) for one in tracked.operations} == {5}
@@ -134,7 +132,6 @@ def test_long_runs_keep_one_of_several_samples_and_count_the_others(
 
 
 def test_ordinary_runs_keep_all_samples(workload: Workload) -> None:
-    workload.write("main.py", NET + LOOP.replace("STEPS", "50"))
-    tracked = workload.tracked(iterations=20)
+    tracked = workload.track(NET + LOOP.replace("STEPS", "50"), iterations=20)
     assert len(tracked.iterations) == 20
     assert "iterations_left_out" not in tracked.anomalies

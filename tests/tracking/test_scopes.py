@@ -141,7 +141,7 @@ def test_function_bound_to_a_module_is_a_method(workload: Workload) -> None:
 
 
 def test_function_with_a_module_argument_is_no_method(workload: Workload) -> None:
-    workload.write("main.py", """
+    tracked = workload.track("""
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -161,7 +161,6 @@ for _ in range(12):
     train(net, torch.ones(4, 8))
     optimizer.step()
 """)  # fmt: skip
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "truediv"]
     assert [len(record.frames) for record in tracked.operations] == [1, 1]
 

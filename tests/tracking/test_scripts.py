@@ -42,8 +42,7 @@ if __name__ == "__main__":
 def test_iterations_are_found_and_the_script_runs_to_its_end(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write("main.py", NET + LOOP)
-    tracked = workload.tracked(iterations=4)
+    tracked = workload.track(NET + LOOP, iterations=4)
     assert names(tracked) == ["linear", "relu"]
     assert places(tracked.operations[0]) == ["main.py:10"]
     assert len(tracked.iterations) == 4
@@ -91,11 +90,10 @@ def test_module_is_run_by_name(workload: Workload, capsys: pytest.CaptureFixture
 
 
 def test_gradient_accumulation_is_one_iteration(workload: Workload) -> None:
-    workload.write("main.py", NET + LOOP.replace(
+    tracked = workload.track(NET + LOOP.replace(
         "        net(torch.randn(4, 8)).sum().backward()",
         "        for _ in range(3): net(torch.randn(4, 8)).sum().backward()",
     ))  # fmt: skip
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"] * 3
     assert in_backward(tracked) == names(tracked)
 
@@ -106,8 +104,7 @@ def test_gradient_accumulation_is_one_iteration(workload: Workload) -> None:
 def test_iteration_with_two_optimizers_has_a_step_of_each(
     workload: Workload, critic_steps: int, expected: list[str]
 ) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         f"""
 class Critic(nn.Module):
     def __init__(self):
@@ -133,15 +130,15 @@ for _ in range(12):
     generator().sum().backward()
     second.step()
 """,
+        iterations=3,
     )
-    tracked = workload.tracked(iterations=3)
     assert names(tracked) == expected
     assert all(record.matched for record in tracked.iterations)
     assert tracked.complete
 
 
 def test_optimizer_of_each_iteration_does_not_end_iterations(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 net = Net()
 outer = torch.optim.SGD(net.parameters(), lr=0.1)
 kept = []
@@ -153,8 +150,7 @@ for _ in range(20):
         kept[-1].step()
     net(torch.ones(4, 8)).sum().backward()
     outer.step()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3, scope="project")
+""", iterations=3, scope="project")  # fmt: skip
     assert tracked.complete
     assert [record.matched for record in tracked.iterations] == [True] * 3
     assert [name for name in names(tracked) if name != "ones"] == [
@@ -185,8 +181,7 @@ for _ in range(8):
 def test_step_skipped_by_the_gradient_scaler_ends_the_iteration(
     workload: Workload,
 ) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + """
 torch.manual_seed(0)
@@ -199,9 +194,8 @@ for number in range(8):
     scaler.scale(loss * (float("inf") if number == 2 else 1)).backward()
     scaler.step(optimizer)
     scaler.update()
-""",
+"""
     )
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
     assert all(record.matched for record in tracked.iterations)
     assert tracked.anomalies["optimizer_steps_skipped"][0] == 1
@@ -210,8 +204,7 @@ for number in range(8):
 def test_script_without_steps_is_one_iteration_without_its_set_up(
     workload: Workload,
 ) -> None:
-    workload.write("main.py", NET + "net = Net()\nnet(torch.ones(4, 8))\nnet(torch.ones(4, 8))\n")
-    tracked = workload.tracked()
+    tracked = workload.track(NET + "net = Net()\nnet(torch.ones(4, 8))\nnet(torch.ones(4, 8))\n")
     assert names(tracked) == ["linear", "relu"] * 2
     assert in_backward(tracked) == []
     assert len(tracked.iterations) == 1
@@ -219,8 +212,7 @@ def test_script_without_steps_is_one_iteration_without_its_set_up(
 
 
 def test_step_marks_end_iterations(workload: Workload) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + """
 import unified_prof.tracking.live as live
@@ -230,8 +222,8 @@ with torch.no_grad():
         net(torch.ones(4, 8))
         live.step()
 """,
+        iterations=4,
     )
-    tracked = workload.tracked(iterations=4)
     assert names(tracked) == ["linear", "relu"]
     assert len(tracked.iterations) == 4
     assert tracked.complete
@@ -258,8 +250,7 @@ for _ in range(10):
 def test_script_is_stopped_after_the_measurement_on_request(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write("main.py", NET + LOOP.replace("main(20)", "main(10**6)"))
-    tracked = workload.tracked(stop_after=True)
+    tracked = workload.track(NET + LOOP.replace("main(20)", "main(10**6)"), stop_after=True)
     assert tracked.complete
     assert "the end" not in capsys.readouterr().out
 
@@ -290,13 +281,12 @@ def test_script_one_step_short_is_no_failure(workload: Workload) -> None:
 
 
 def test_iteration_adds_samples_to_the_operations_that_it_shares(workload: Workload) -> None:
-    workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(self.lin(x))") + """
+    tracked = workload.track(NET.replace("self.lin(x).relu()", "self.act(self.lin(x))") + """
     count = 0
     def act(self, x):
         Net.count += 1
         return x.tanh() if Net.count == 9 else x.relu()
-""" + LOOP)  # fmt: skip
-    tracked = workload.tracked(iterations=5)
+""" + LOOP, iterations=5)  # fmt: skip
     assert names(tracked) == ["linear", "relu"]
     linear, relu = tracked.operations
     assert (linear.iterations, len(linear.forward_ms)) == (None, 5)
@@ -310,15 +300,14 @@ def test_iteration_adds_samples_to_the_operations_that_it_shares(workload: Workl
 
 
 def test_iterations_with_other_operations_are_separated(workload: Workload) -> None:
-    workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(x)") + """
+    tracked = workload.track(NET.replace("self.lin(x).relu()", "self.act(x)") + """
     count = 0
     def act(self, x):
         Net.count += 1
         if Net.count == 9:
             return (x @ self.lin.weight).sin().cos().tanh()
         return self.lin(x).relu()
-""" + LOOP)  # fmt: skip
-    tracked = workload.tracked(iterations=5)
+""" + LOOP, iterations=5)  # fmt: skip
     assert names(tracked) == ["linear", "relu"]
     assert [record.matched for record in tracked.iterations] == [True, True, False, True, True]
     assert [len(record.forward_ms) for record in tracked.operations] == [4, 4]
@@ -327,7 +316,7 @@ def test_iterations_with_other_operations_are_separated(workload: Workload) -> N
 
 
 def test_episodes_of_different_length_are_paired_in_order(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 torch.manual_seed(0)
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -338,8 +327,7 @@ for length in (3, *(n for n in (3, 3, 3, 3, 4, 6, 2, 5, 3, 3) for _ in range(2))
     x.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=5, reports=("run-time",))
+""", iterations=5, reports=("run-time",))  # fmt: skip
     assert [record.matched for record in tracked.iterations] == [True] * 5
     assert names(tracked) == ["linear", "relu"] * 3
     tracked = workload.tracked(iterations=7, reports=("run-time",))
@@ -398,8 +386,7 @@ def test_hooks_are_removed_while_the_script_continues(
 def test_data_loader_workers_are_not_tracked(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + """
 from torch.utils.data import DataLoader, Dataset
@@ -418,9 +405,8 @@ if __name__ == "__main__":
             net(batch).sum().backward()
             optimizer.step()
     print("done")
-""",
+"""
     )
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
     assert capsys.readouterr().out == "done\n"
 
@@ -430,8 +416,7 @@ if __name__ == "__main__":
 def test_forked_child_is_not_tracked(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write(
-        "main.py",
+    tracked = workload.track(
         NET
         + """
 import os
@@ -453,9 +438,8 @@ for number in range(9):
     assert os.waitpid(child, 0)[1] == 0, number
     train(net, optimizer)
 print("done")
-""",
+"""
     )
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
     assert tracked.complete
     assert capsys.readouterr().out == "done\n"
@@ -499,13 +483,12 @@ def test_distributed_data_parallel_is_tracked_in_one_process(
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **ranks}.items():
         monkeypatch.setenv(name, value)
-    workload.write("main.py", NET + LOOP.replace("net = Net()", """
+    tracked = workload.track(NET + LOOP.replace("net = Net()", """
     import tempfile, torch.distributed as dist
     dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(),
                             rank=0, world_size=1)
     net = nn.parallel.DistributedDataParallel(Net())
 """.strip()).replace('print("the end")', "torch.distributed.destroy_process_group()"))  # fmt: skip
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
     assert in_backward(tracked) == ["linear", "relu"]
     assert tracked.operations[0].module_path == "module.lin"
@@ -513,7 +496,7 @@ def test_distributed_data_parallel_is_tracked_in_one_process(
 
 
 def test_forward_in_another_thread_is_an_anomaly(workload: Workload) -> None:
-    workload.write("main.py", NET + LOOP.replace(
+    tracked = workload.track(NET + LOOP.replace(
         "        net(torch.randn(4, 8)).sum().backward()",
         """
         import threading
@@ -523,7 +506,6 @@ def test_forward_in_another_thread_is_an_anomaly(workload: Workload) -> None:
         (box[0] + net(torch.randn(4, 8)).sum()).backward()
 """.strip("\n"),
     ))  # fmt: skip
-    tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
     assert tracked.anomalies["backward_nodes_not_of_this_iteration"][0] > 0
 
@@ -550,8 +532,7 @@ for _ in range(16):
 
 @pytest.mark.parametrize("hook", ["step_one", "step_many"])
 def test_optimizer_can_step_within_the_backward_pass(workload: Workload, hook: str) -> None:
-    workload.write("main.py", NET + IN_BACKWARD.replace("HOOK", hook))
-    tracked = workload.tracked(iterations=3)
+    tracked = workload.track(NET + IN_BACKWARD.replace("HOOK", hook), iterations=3)
     assert tracked.complete
     assert names(tracked) == in_backward(tracked) == ["linear", "relu"]
     for it in tracked.iterations:
@@ -579,7 +560,7 @@ def test_failing_instrument_loses_only_its_figure(
 def test_operations_of_a_closure_are_recorded_but_not_those_of_the_optimizer(
     workload: Workload,
 ) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 net = Net()
 x = torch.randn(4, 8)
 optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
@@ -590,8 +571,7 @@ def closure():
     return loss
 for number in range(16):
     optimizer.step(closure) if number % 2 else optimizer.step(closure=closure)
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3, scope="project")
+""", iterations=3, scope="project")  # fmt: skip
     assert tracked.complete
     assert set(names(tracked)) == {"linear", "relu", "pow", "mean"}
     assert in_backward(tracked) == names(tracked)
@@ -610,15 +590,18 @@ def test_iterations_do_not_contain_the_time_of_tracking(
         return real(*arguments)
 
     monkeypatch.setattr(StackWalker, "locate", slow_path)
-    workload.write("main.py", NET.replace("self.lin(x)", "self.lin(x).sin().cos()") + LOOP)
-    tracked = workload.tracked(iterations=3, reports=("run-time",))
+    tracked = workload.track(
+        NET.replace("self.lin(x)", "self.lin(x).sin().cos()") + LOOP,
+        iterations=3,
+        reports=("run-time",),
+    )
     assert len(tracked.operations) == 4
     assert min(record.total_ms for record in tracked.iterations) < 20
     assert min(record.forward_ms or 0 for record in tracked.iterations) < 20
 
 
 def test_iteration_has_times_of_optimizer_zero_grad_and_data_loading(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 import time
 from torch.utils.data import DataLoader
 class Data(torch.utils.data.Dataset):
@@ -638,8 +621,7 @@ for batch in DataLoader(Data()):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=4)
+""", iterations=4)  # fmt: skip
     for record in tracked.iterations:
         parts = record.parts_ms
         assert parts["data_loading"] >= 4

@@ -207,7 +207,6 @@ def test_autograd_function_apply_can_be_implemented_in_c(
         in_c = vars(torch._C._FunctionBase)["apply"]
         assert not hasattr(in_c, "__func__")
         monkeypatch.setattr(torch.autograd.Function, "apply", in_c)
-    workload.write("main.py", TRAINING)
-    tracked = workload.tracked()
+    tracked = workload.track(TRAINING)
     assert names(tracked) == ["linear", "pow", "Double", "sum"]
     assert tracked.anomalies == {}

@@ -36,13 +36,12 @@ def test_training_without_an_optimizer_has_iterations_and_a_timeline(workload: W
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("grad", ["torch.no_grad()", "torch.enable_grad()"])
 def test_each_call_of_the_model_is_an_iteration_of_inference(workload: Workload, grad: str) -> None:
-    workload.write("main.py", NET + f"""
+    tracked = workload.track(NET + f"""
 net = Net().eval()
 with {grad}:
     for _ in range(20):
         net(torch.ones(4, 8))
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=4)
+""", iterations=4)  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"]
     assert len(tracked.iterations) == 4
@@ -50,7 +49,7 @@ with {grad}:
 
 
 def test_inference_is_divided_into_the_model_and_the_rest(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 import time
 class Slow(Net):
     def forward(self, x):
@@ -62,8 +61,7 @@ with torch.no_grad():
         result = net(torch.ones(4, 8))
         time.sleep(0.003)
         result.argmax(1)
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=4, scope="project")
+""", iterations=4, scope="project")  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu", "argmax", "ones"]
     for record in tracked.iterations:
@@ -74,7 +72,7 @@ with torch.no_grad():
 
 
 def test_each_token_of_a_generation_is_an_iteration(workload: Workload) -> None:
-    workload.write("main.py", """
+    tracked = workload.track("""
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -87,8 +85,7 @@ class Decoder(nn.Module):
             x = torch.cat([x, self(x)[:, -1:].argmax(-1)], 1)
         return x
 Decoder().generate(torch.zeros(1, 1, dtype=torch.long), 20)
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=5)
+""", iterations=5)  # fmt: skip
     assert tracked.complete
     assert len(tracked.iterations) == 5
     assert all(record.matched for record in tracked.iterations)
@@ -96,52 +93,48 @@ Decoder().generate(torch.zeros(1, 1, dtype=torch.long), 20)
 
 
 def test_iteration_contains_all_modules_called_in_turn(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 encoder, decoder = Net(), Net()
 with torch.no_grad():
     for _ in range(14):
         decoder(encoder(torch.ones(4, 8)))
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3)
+""", iterations=3)  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"] * 2
 
 
 def test_iteration_contains_all_backward_passes_in_turn(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 net = Net()
 for _ in range(12):
     x = torch.ones(4, 8, requires_grad=True)
     loss = net(x).sum()
     torch.autograd.grad(loss, x, retain_graph=True)
     loss.backward()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3)
+""", iterations=3)  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"]
     assert all(record.matched for record in tracked.iterations)
 
 
 def test_validation_does_not_end_iterations_of_training(workload: Workload) -> None:
-    workload.write("main.py", NET + BY_HAND + """
+    tracked = workload.track(NET + BY_HAND + """
     if _ % 4 == 3:
         with torch.no_grad():
             for _ in range(2):
                 net(torch.ones(4, 8))
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=4)
+""", iterations=4)  # fmt: skip
     assert tracked.complete
     assert in_backward(tracked) == ["linear", "relu"]
     assert tracked.facts["iterations_end_with"] == "backward passes"
 
 
 def test_validation_before_a_training_loop_gives_way_to_it(workload: Workload) -> None:
-    workload.write("main.py", NET + BY_HAND.replace("for _ in range(24):", """
+    tracked = workload.track(NET + BY_HAND.replace("for _ in range(24):", """
 with torch.no_grad():
     for _ in range(4):
         net(torch.ones(4, 8))
-for _ in range(24):"""))  # fmt: skip
-    tracked = workload.tracked(iterations=3)
+for _ in range(24):"""), iterations=3)  # fmt: skip
     assert in_backward(tracked) == names(tracked) == ["linear", "relu"]
     assert tracked.facts["iterations_end_with"] == "backward passes"
 
@@ -151,7 +144,7 @@ for _ in range(24):"""))  # fmt: skip
 def test_optimizer_steps_take_precedence(workload: Workload, created: str) -> None:
     optimizer = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
     before, after = (optimizer, "") if created == "before" else ("", optimizer)
-    workload.write("main.py", NET + "net = Net()\n" + before + """
+    tracked = workload.track(NET + "net = Net()\n" + before + """
 for _ in range(3):
     net(torch.ones(4, 8))
 """ + after + """
@@ -160,8 +153,7 @@ for _ in range(12):
     for _ in range(4):
         net(torch.ones(4, 8)).sum().backward()
     optimizer.step()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3)
+""", iterations=3)  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"] * 4
     assert "iterations_end_with" not in tracked.facts
@@ -172,23 +164,21 @@ def test_optimizer_that_never_steps_is_not_awaited_forever(workload: Workload) -
         "unused = torch.optim.SGD(net.parameters(), lr=0.1)\nunused.itself = unused\ndel unused\n"
     )
     loop = BY_HAND.replace("for _ in range(24)", f"{unused}for _ in range(90)")
-    workload.write("main.py", NET + loop)
-    tracked = workload.tracked(iterations=3)
+    tracked = workload.track(NET + loop, iterations=3)
     assert tracked.complete
     assert tracked.facts["iterations_end_with"] == "backward passes"
     assert len(tracked.iterations) == 3
 
 
 def test_step_marks_take_precedence(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 import unified_prof
 net = Net()
 for _ in range(12):
     for _ in range(3):
         net(torch.ones(4, 8)).sum().backward()
     unified_prof.step()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3)
+""", iterations=3)  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"] * 3
 
@@ -222,8 +212,7 @@ def test_timeline_with_stacks_works_without_an_optimizer(workload: Workload) -> 
 
 
 def test_single_call_is_one_iteration_and_no_timeline(workload: Workload) -> None:
-    workload.write("main.py", NET + "Net()(torch.ones(4, 8))\n")
-    tracked = workload.tracked()
+    tracked = workload.track(NET + "Net()(torch.ones(4, 8))\n")
     assert "no iterations were found" in tracked.facts["whole_program"]
     with pytest.raises(CaptureError, match="no iterations were found") as refused:
         workload.run(reports=(), instruments=[Spy([], "a")])
@@ -233,7 +222,7 @@ def test_single_call_is_one_iteration_and_no_timeline(workload: Workload) -> Non
 def test_failed_backward_pass_ends_no_iteration(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 net = Net()
 for number in range(20):
     loss = net(torch.ones(4, 8)).sum()
@@ -242,8 +231,7 @@ for number in range(20):
     except RuntimeError:
         pass
 print(torch._C._len_torch_function_stack())
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=2)
+""", iterations=2)  # fmt: skip
     assert tracked.complete
     assert names(tracked) == ["linear", "relu"] * 2
     assert capsys.readouterr().out == "0\n"
@@ -268,7 +256,7 @@ thread.join()
 
 
 def test_steps_in_another_thread_are_counted_and_end_no_iteration(workload: Workload) -> None:
-    workload.write("main.py", NET + """
+    tracked = workload.track(NET + """
 import threading
 net, other = Net(), Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -282,8 +270,7 @@ for _ in range(12):
     thread.join()
     net(torch.ones(4, 8)).sum().backward()
     optimizer.step()
-""")  # fmt: skip
-    tracked = workload.tracked(iterations=3)
+""", iterations=3)  # fmt: skip
     assert names(tracked) == ["linear", "relu"]
     assert tracked.complete
     count, detail = tracked.anomalies["steps_in_another_thread"]

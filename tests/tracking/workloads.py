@@ -67,10 +67,14 @@ class Workload:
         assert outcome.tracked is not None, outcome
         return outcome.tracked
 
+    def track(self, source: str, **options: Any) -> TrackedRun:
+        """Write and track a script that must succeed."""
+        self.write("main.py", source)
+        return self.tracked(**options)
+
     def model(self, source: str, *, providers: str = PROVIDERS, **options: Any) -> TrackedRun:
         """Track a script with providers for the module `Net` of `source`."""
-        self.write("main.py", textwrap.dedent(source) + providers)
-        return self.tracked(**options)
+        return self.track(textwrap.dedent(source) + providers, **options)
 
 
 FORKS_TRAIN = pytest.mark.skipif(
