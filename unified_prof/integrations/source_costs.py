@@ -61,7 +61,9 @@ class SourceCosts:
             name = path.relative_to(self.root).as_posix()
             return name if name in self.files else None
         text = path.as_posix()
-        fitting = [name for name in self.files if f"/{text.lstrip('/')}".endswith(f"/{name}")]
+        if text in self.files:
+            return text
+        fitting = [name for name in self.files if f"/{text}".endswith(f"/{name}")]
         return max(fitting, key=len, default=None)
 
 
