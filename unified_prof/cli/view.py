@@ -20,7 +20,6 @@ from unified_prof.schema.catalogue import WATCH_FILES
 
 if TYPE_CHECKING:
     from unified_prof.base.loopback import Item
-    from unified_prof.pipeline.report_input import Reader, render_reports
 
 _HTML, _BYTES = "text/html; charset=utf-8", "application/octet-stream"
 # ui.perfetto.dev may fetch from this port of 127.0.0.1 only.
@@ -96,6 +95,7 @@ def _page(
 ) -> tuple[list[Item], str]:
     """Return the page of a run, and a description of what could not be read."""
     from unified_prof.base.loopback import Item
+    from unified_prof.pipeline.report_input import Reader, render_reports
     from unified_prof.report import formats
 
     shape, request = formats.find_format("html"), formats.ReportRequest()
