@@ -28,7 +28,7 @@ from unified_prof.recording.model import Row
 
 if TYPE_CHECKING:
     from unified_prof.base.run_spec import RunSpec
-    from unified_prof.explain.api import Fit, Measured
+    from unified_prof.explain.api import Fit
 
 
 @dataclass(frozen=True, slots=True)
