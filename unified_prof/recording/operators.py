@@ -215,6 +215,18 @@ def highest_clock_mhz(source: Source) -> dict[int, float]:
     return {int(device): float(mhz) for device, mhz in rows if device is not None}
 
 
+def grids_of_cores(source: Source) -> tuple[set[int], set[int]]:
+    """Return the numbers of blocks of operators on cube cores, and of those on vector cores."""
+    found = source.integers("COMPUTE_TASK_INFO", {"core": "taskType", "blocks": "blockNum"})
+    texts = source.rows("SELECT id, value FROM STRING_IDS WHERE value LIKE 'AI%_CORE'")
+    cores = {str(text): number for number, text in texts}
+    cube, vector = (
+        set(np.unique(found["blocks"][found["core"] == cores.get(name, -1)]).tolist())
+        for name in ("AI_CORE", "AI_VECTOR_CORE")
+    )
+    return cube, vector
+
+
 def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
     """Return the properties of each GPU as reported by the driver, by name."""
     if "UPROF_GPU_DEVICES" not in source.tables:

@@ -173,7 +173,10 @@ def _analyzed_part(advice: Advice) -> str:
             [f"{length}, no steps recorded", *(one + why for one in excluded_part(advice))]
         )
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
-    return f"{many}, {advice.statistic} {length}" if advice.steps > 1 else f"{many} of {length}"
+    several = f"{many}, {advice.statistic} {length}"
+    return (
+        "; ".join([several, *excluded_part(advice)]) if advice.steps > 1 else f"{many} of {length}"
+    )
 
 
 def _heading(found: Finding, advice: Advice) -> str:

@@ -21,11 +21,13 @@ _REPLAYED_SHARE = 0.1
 
 
 def excluded_part(advice: Advice) -> list[str]:
-    """Describe the part of a recording without steps that was excluded from the analysis."""
+    """Describe the part of a recording that was excluded from the analysis."""
     if not advice.pauses:
         return []
     gaps = "a gap of" if advice.pauses == 1 else f"{advice.pauses} gaps, in total"
     length = names.format_duration(advice.paused_ms * 1e6)
+    if advice.steps:
+        return [f"not analyzed: steps of more than three medians, in total {length}"]
     return [f"not analyzed: {gaps} {length}, in which the device is idle"]
 
 

@@ -154,3 +154,36 @@ def test_communication_rules_are_skipped_without_collectives(tmp_path: Path) -> 
         run.kernel(0, US)
     missing = {one.kind: one.why for one in advice(tmp_path / "run.db").not_judged}
     assert "COMMUNICATION_OP" in missing["exposed_communication"]
+
+
+@pytest.mark.parametrize(("length", "found"), [(49 * US, False), (51 * US, True)])
+def test_exposed_communication_is_a_finding_from_five_percent(
+    tmp_path: Path, length: int, found: bool
+) -> None:
+    # A quarter of the message is the last bucket: its rest costs more than 3 % in both cases.
+    message = (STEP - length, STEP, 100 * MIB)
+    path = steps(tmp_path / "run.db", message, compute=STEP - length)
+    assert ("exposed_communication" in findings_by_kind(path)) is found
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_small_messages_without_large_ones_are_found_if_nothing_runs_between_them(
+    tmp_path: Path, computes: bool
+) -> None:
+    """Small messages between kernels, as of tensor parallelism, cannot be combined."""
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin, begin + 500 * US)
+            for at in range(500, 1000, 25):
+                start = begin + at * US
+                run.all_reduce(start, start + 20 * US, 40_000)
+                if computes:
+                    run.kernel(start + 20 * US, start + 25 * US)
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert ("small_buckets" in findings) is not computes
+    if not computes:
+        # 40 kB take 2 us of the 20 us of each message at 20 GB/s.
+        assert saving_ns(findings["small_buckets"]) == 20 * 18 * US
+        assert findings["small_buckets"].sure == "possible"

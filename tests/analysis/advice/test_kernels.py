@@ -344,8 +344,10 @@ def chains(
     return path
 
 
-def test_chain_of_element_wise_kernels_costs_all_but_the_longest(tmp_path: Path) -> None:
-    finding = findings_by_kind(chains(tmp_path / "run.db", *ROTARY, *ROTARY))["unfused_elementwise"]
+@pytest.mark.parametrize("gpu", [True, False])
+def test_chain_of_element_wise_kernels_costs_all_but_the_longest(tmp_path: Path, gpu: bool) -> None:
+    path = chains(tmp_path / "run.db", *ROTARY, *ROTARY, gpu=gpu)
+    finding = findings_by_kind(path)["unfused_elementwise"]
     assert saving_ns(finding) == 60 * 3 * 10 * US
     assert "240 memory-bound kernels" in finding.text
 
@@ -354,12 +356,11 @@ def test_chain_of_element_wise_kernels_costs_all_but_the_longest(tmp_path: Path)
     "arguments",
     [
         {"names": (*ROTARY, *ROTARY), "framework": "Torch-Compiled Region: 0/0"},
-        {"names": (*ROTARY, *ROTARY), "gpu": False},
         {"names": ROTARY[:1]},  # a single kernel has nothing to be fused with
         {"names": ROTARY, "length": 2},
     ],
 )
-def test_compiled_npu_single_and_short_kernels_have_no_chains(
+def test_compiled_single_and_short_kernels_have_no_chains(
     tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     path = chains(tmp_path / "run.db", *arguments.pop("names"), **arguments)
@@ -433,3 +434,28 @@ def test_step_from_which_kernels_are_slower(tmp_path: Path, memory_bound: float)
 )
 def test_steps_that_vary_are_not_slower_kernels(tmp_path: Path, factors: list[float]) -> None:
     assert "kernels_slow_down" not in findings_by_kind(ten_steps(tmp_path / "run.db", factors))
+
+
+@pytest.mark.parametrize(
+    ("kind", "op_type", "name"),
+    [
+        ("casts_and_copies", "aten::copy_", DIRECT_COPY),
+        ("fills", "aten::zero_", "elementwise_kernel<FillFunctor>"),
+    ],
+)
+@pytest.mark.parametrize(("copies", "found"), [(15, False), (16, True)])
+def test_copies_and_fills_are_findings_from_three_percent(
+    tmp_path: Path, kind: str, op_type: str, name: str, copies: int, found: bool
+) -> None:
+    path = mixed(tmp_path / "run.db", name=name, op_type=op_type, copies=copies)
+    assert (kind in findings_by_kind(path)) is found
+
+
+def test_chains_end_with_the_step(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.call(0, US, "aten::mul")
+        for step in range(6):
+            begin = step * MS
+            run.step(step, begin, begin + MS)
+            run.kernel(begin, begin + MS, name=ROTARY[0], op_type=ROTARY[0])
+    assert "unfused_elementwise" not in findings_by_kind(tmp_path / "run.db")

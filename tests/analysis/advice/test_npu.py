@@ -242,3 +242,54 @@ def test_transfers_slowed_by_concurrent_matmuls_are_link_contention(
     assert ("link_contention" in findings) == fires
     if fires:
         assert saving_ns(findings["link_contention"]) == 10 * 100 * US
+
+
+def write_matmuls(path: Path, *, hf32: str, vector: int = 48, mhz: int = 1800) -> Path:
+    """Write fp32 matmuls of 1 ms on a chip that the exporter calls Ascend910B."""
+    with NpuRun(path, "Ascend910B") as npu:
+        npu.clock(0, mhz)
+        for at in range(20):
+            npu.operator(at * MS, at * MS + 100 * US, core="AI_VECTOR_CORE", blocks=vector)
+            task = npu.task(at * MS + 100 * US, (at + 1) * MS)
+            texts = {"name": "MatMulV3_1", "opType": "MatMulV3", "taskType": "AI_CORE"}
+            texts |= {"inputShapes": '"1024,8192;8192,4096"', "outputShapes": '"1024,4096"'}
+            texts |= {"inputDataTypes": "FLOAT;FLOAT", "outputDataTypes": "FLOAT"}
+            texts |= {"inputFormats": "ND;ND", "outputFormats": "ND", "hf32Eligible": hf32}
+            row = {column: npu.text(text) for column, text in texts.items()}
+            npu.row("COMPUTE_TASK_INFO", globalTaskId=task, blockNum=24, **row)
+    return path
+
+
+def test_cores_of_an_ambiguous_chip_follow_from_blocks_and_clock(tmp_path: Path) -> None:
+    """24 and 48 cores at 1800 MHz: 354 TFLOP/s, so bf16 takes 277 of 900 us at 70 % of that."""
+    finding = findings_by_kind(write_matmuls(tmp_path / "run.db", hf32="NO"))["full_precision"]
+    assert "354 TFLOP/s" in finding.text
+    assert saving_ns(finding) == pytest.approx(20 * 623 * US, rel=0.01)
+
+
+def test_operators_that_calculate_in_hf32_are_not_full_precision(tmp_path: Path) -> None:
+    assert "full_precision" not in findings_by_kind(write_matmuls(tmp_path / "run.db", hf32="YES"))
+
+
+@pytest.mark.parametrize(("vector", "mhz"), [(40, 1800), (48, 1700)])
+def test_cores_stay_unknown_if_blocks_and_clock_fit_no_chip(
+    tmp_path: Path, vector: int, mhz: int
+) -> None:
+    result = advice(write_matmuls(tmp_path / "run.db", hf32="NO", vector=vector, mhz=mhz))
+    assert "idle_cores" in {one.kind for one in result.not_judged}
+
+
+def test_slower_kernels_are_a_clock_drop_if_the_clock_drops(tmp_path: Path) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
+        npu.clock(0, 1800)
+        at = 0
+        for step in range(12):
+            length = 1000 * US if step < 6 else 1500 * US
+            if step == 6:
+                npu.clock(at, 1200)
+            npu.step(step, at, at + length)
+            npu.operator(at, at + length)
+            at += length
+    (finding,) = advice(tmp_path / "run.db").findings
+    assert finding.kind == "frequency_drop"
+    assert saving_ns(finding) == pytest.approx(6 * 500 * US / 11, rel=0.01)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
+from tests.analysis.builders import Device
+from unified_prof.explain.advice.device_context import DeviceContext, HostCode
+from unified_prof.explain.advice.memory_rules import slow_steps
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.msprof import MsprofAnalysis
 
 
 def write_collections(path: Path, *, busy: bool, takes: int = 5 * MS) -> Path:
@@ -230,3 +237,40 @@ def test_operator_with_codegen_in_its_name_is_no_compilation(tmp_path: Path) -> 
     """FBGEMM runs embedding operators with such names in every step."""
     name = "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu"
     assert "compile_stalls" not in findings_by_kind(write_calls(tmp_path / "run.db", name))
+
+
+@pytest.mark.parametrize("every", [3, 4])
+def test_slightly_longer_steps_are_found_if_they_are_regular(tmp_path: Path, every: int) -> None:
+    """Other steps vary less."""
+    lengths = [13 if step % 3 == 2 else 10 for step in range(12)]
+    if every == 4:
+        lengths[5] = 10
+    findings = findings_by_kind(write_steps(tmp_path / "run.db", lengths))
+    assert ("slow_steps" in findings) is (every == 3)
+    if every == 3:
+        assert "one of 3 steps is slow" in findings["slow_steps"].text
+
+
+def test_very_long_steps_are_said_to_be_left_out(tmp_path: Path) -> None:
+    result = advice(write_steps(tmp_path / "run.db", [10, 10, 10, 50, 10, 10], ranges={3: "save"}))
+    assert (result.steps, result.paused_ms) == (4, 50)
+
+
+def test_memory_of_slow_steps_is_that_of_the_functions_that_take_long(tmp_path: Path) -> None:
+    """A table of all functions and steps would take 80 MB."""
+    path = write_steps(tmp_path / "run.db", [10] * 50 + [30] + [10] * 449)
+    count = 20_000
+    with open_analyses(path) as (analysis,):
+        assert isinstance(analysis, MsprofAnalysis)
+        (device,) = analysis.recording.devices
+        context = DeviceContext(analysis.recording, device)
+        start = Device.T0 + np.linspace(0, 5_000 * MS, count, dtype=np.int64)
+        texts = [f"model.py({line}): layer" for line in range(count)]
+        code = HostCode(start, start + US, np.ones(count, np.int64), np.arange(count), texts)
+        vars(context).update(host_code=code, step_threads=[1])
+        tracemalloc.start()
+        (cause,) = slow_steps(context)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert cause.finding.steps == (50,)
+    assert peak < 8_000_000

@@ -153,3 +153,17 @@ def test_idle_time_of_an_input_wait_is_not_counted_again(tmp_path: Path) -> None
     # returns 10 µs after its kernel, and its operation 10 µs later.
     assert findings["synchronising_calls"].figures["idle_ns"] == 4 * 130 * US
     assert saving_ns(findings["synchronising_calls"]) == pytest.approx(150 * US, rel=0.01)
+
+
+def test_read_at_the_end_of_the_last_step_counts(tmp_path: Path) -> None:
+    """Each step ends with `.item()` and 200 us of Python; no kernel follows the last one."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin + US, begin + 790 * US, launched=begin)
+            run.call(begin + 20 * US, begin + 801 * US, "aten::item")
+            run.api(begin + 21 * US, begin + 800 * US, "cudaStreamSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db")["synchronising_calls"]
+    assert finding.figures["idle_ns"] == pytest.approx(4 * 200 * US, rel=0.01)
+    assert finding.figures["calls"] == 4

@@ -40,6 +40,9 @@ SMALL_BYTES = 1 << 20
 SMALL_SDMA_BYTES = 16 << 20  # The same for SDMA of an NPU (MindStudio advisor's threshold).
 # Minimum share (MindStudio advisor's threshold) and number per step of small messages.
 SMALL_SHARE, MIN_SMALL_PER_STEP = 0.2, 10
+# Rate of large messages over RDMA, if the run has none to compare with. Then at least half of the
+# small messages must follow the previous one within this time, without a kernel between them.
+LARGE_GB_PER_S, BACK_TO_BACK_NS = 20.0, 100_000
 
 
 class _Collectives:
@@ -231,12 +234,14 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     count = int(small.sum())
     if count <= SMALL_SHARE * len(size) or count < MIN_SMALL_PER_STEP * context.step_count:
         return
-    if not large.any():
+    measured = bool(large.any())
+    if not measured and 2 * int(_back_to_back(context, messages).sum()) < len(size):
         return
     exposed = intervals.intersect(
         intervals.merge(messages.start[small], messages.end[small]), messages.exposed
     ).total_ns
-    rate = float(np.median(size[large] / np.maximum(messages.length[large], 1)))
+    rates = size[large] / np.maximum(messages.length[large], 1)
+    rate = float(np.median(rates)) if measured else LARGE_GB_PER_S
     # Time beyond the transfer is waiting, which larger messages would have as well.
     transfer = messages.transfer_ns()
     transfer_ns = np.where(transfer >= 0, transfer, messages.length)
@@ -246,9 +251,10 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     yield context.finding(
         cost,
         f"small messages: {count:,} of {len(size):,} are smaller than {limit >> 20} MiB, exposed "
-        f"for {percent(context.share(exposed))} of the time; large messages reach {rate:.1f} GB/s",
+        f"for {percent(context.share(exposed))} of the time; "
+        + (f"large messages reach {rate:.1f} GB/s" if measured else "nothing runs between them"),
         advice="send larger messages: larger buckets, one flat buffer, fewer reductions",
-        sure="likely",
+        sure="likely" if measured else "possible",
         change=messages.saving(np.where(small, transfer_ns - size / rate, 0)),
         least=WARN_SHARE,
         figures={
@@ -260,6 +266,13 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=messages.evidence(small),
     )
+
+
+def _back_to_back(context: DeviceContext, messages: _Collectives) -> Flags:
+    """Return a mask of the messages that could have been part of the message before them."""
+    before, start = messages.end[:-1], messages.start[1:]
+    computed = intervals.covered(context.compute, before, np.maximum(before, start))
+    return np.append(False, (start - before <= BACK_TO_BACK_NS) & (computed == 0))
 
 
 def _by_sdma(context: DeviceContext) -> bool:

@@ -190,13 +190,17 @@ class DeviceContext:
 
     @cached_property
     def pauses(self) -> IntervalSet:
-        """Long gaps in a recording without steps in which the device had nothing to do.
+        """Very long steps, or without steps long gaps in which the device had nothing to do.
 
         Loading, compiling and pauses between phases look like a very slow host. Shorter gaps are
         pauses if the program waits in a queue or for a socket, as servers do for requests. Input
         waits and late kernels are not pauses.
         """
-        if self.analyzed or self.device is None:
+        if self.analyzed:
+            long = set(range(1, len(self.recording.steps))) - set(self.analyzed)
+            times = [self.recording.steps[at][1:] for at in sorted(long)]
+            return intervals.merge(*np.array(times, np.int64).reshape(-1, 2).T)
+        if self.device is None:
             return intervals.EMPTY
         window, waits = self.recording.devices[self.device].window, self._waits_for_work
         begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -282,10 +282,11 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         if row.cost is not None
         and row.cost.unit == "matrix"
         and row.cost.dtype == "fp32"
-        and row.peak is not None
-        and row.peak.name.startswith("fp32")
+        # What the cube of an Ascend reaches in fp32 is not published.
+        and (row.peak.name.startswith("fp32") if row.peak else device.cores is not None)
     ]
-    full_ns = sum(row.total_ns for row in full)
+    fp32_ns = sum(row.total_ns for row in full)
+    full_ns = max(fp32_ns - round(_hf32_share(context) * total_ns), 0)
     if low is None or low.uncertain or memory is None or not full:
         return
     if full_ns < FULL_SHARE * total_ns:
@@ -296,6 +297,7 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         compute_ns = row.cost.flops / (MATRIX_TARGET * low.rate) * 1e9
         memory_ns = row.cost.moved_bytes / 2 / (MEMORY_TARGET * memory.rate) * 1e9
         saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
+    saved *= full_ns / fp32_ns
     yield context.finding(
         saved,
         f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
@@ -306,6 +308,13 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         figures={"full_precision_ns": full_ns, "operations": len(full), "type": low.name},
         evidence=_roofline_evidence(full),
     )
+
+
+def _hf32_share(context: DeviceContext) -> float:
+    """Return the share of kernel time of the operators that may calculate in HF32."""
+    texts = context.recording.source.rows("SELECT id FROM STRING_IDS WHERE value = 'YES'")
+    eligible = context.task_column("COMPUTE_TASK_INFO", "hf32Eligible")
+    return _kernel_share(context, np.isin(eligible, [number for (number,) in texts]))
 
 
 def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
@@ -371,6 +380,7 @@ def lacks_precision(context: DeviceContext) -> str | None:
 
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.
 LOW_OCCUPANCY_SHARE = 0.05
+AMD_WAVE = 64  # Threads of a warp of AMD's data center devices.
 _GRID = re.compile(r"\d{1,10},\d{1,10},\d{1,10}")  # Sizes of a grid are 32-bit numbers.
 
 
@@ -386,8 +396,11 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     lost = tasks.length_ns[rows] * (1 - blocks[rows])
     if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE:
         return
+    units = (
+        "compute units" if context.device_property("warpSize") == AMD_WAVE else "multiprocessors"
+    )
     yield context.tasks_finding(
-        f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than multiprocessors, "
+        f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than {units}, "
         f"{percent(context.share(kernel_ns))} of the time",
         rows,
         lost,
@@ -590,11 +603,11 @@ _FUSIBLE = (
 
 
 def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
-    """Find chains of memory-bound kernels on a GPU in a program without torch.compile.
+    """Find chains of memory-bound kernels in a program without torch.compile.
 
     One kernel per chain would move the bytes of the longest kernel of the chain.
     """
-    if context.is_compiled or "UPROF_GPU_TASKS" not in context.recording.source.tables:
+    if context.is_compiled:
         return
     tasks = context.tasks
     selected = context.in_class(*_FUSIBLE) & (tasks.kind == KERNEL) & ~context.in_optimizer
@@ -606,7 +619,9 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
         return
     order = np.lexsort((tasks.start_ns, tasks.stream))
     stream, fusible = tasks.stream[order], selected[order]
-    breaks = np.append(True, (stream[1:] != stream[:-1]) | ~(fusible[1:] & fusible[:-1]))
+    step = np.searchsorted(context.windows.start_ns, tasks.start_ns[order], side="right")
+    apart = (stream[1:] != stream[:-1]) | (step[1:] != step[:-1])
+    breaks = np.append(True, apart | ~(fusible[1:] & fusible[:-1]))
     chain = np.cumsum(breaks[: len(order)]) - 1
     rows, chain = order[fusible], chain[fusible]
     length = tasks.length_ns[rows]
@@ -622,8 +637,8 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
         f"casts, reductions, normalization), {percent(share)} of kernel time, in "
         f"{plural(int(stays.sum()), 'chain')}",
         rows[removed],
-        advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, "
-        "dropout and residual)",
+        advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, dropout "
+        "and residual; torch_npu: npu_rms_norm, npu_rotary_mul, npu_swiglu)",
         sure="possible",
         least=WARN_SHARE,
         figures={

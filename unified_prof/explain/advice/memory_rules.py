@@ -204,7 +204,8 @@ def _allocator_call(name: str) -> int:
 
 
 MIN_STEPS = 4  # Minimum steps after the first for a meaningful median.
-SLOW_MEDIANS = 1.5  # A step is slow above this many medians.
+# A step is slow above this many medians; or above fewer if one of so many steps is.
+SLOW_MEDIANS, PERIODIC_MEDIANS = 1.5, 1.15
 # TraceML's thresholds: 8 % from first to last quarter, over 100 steps or more.
 TREND, LONG_RUN = 0.08, 100
 
@@ -216,7 +217,8 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     if len(length) < MIN_STEPS:
         return
     median = float(np.median(length))
-    slow = np.flatnonzero((length > SLOW_MEDIANS * median) & ~_is_deliberate(context))
+    limit = PERIODIC_MEDIANS if _are_periodic(length > PERIODIC_MEDIANS * median) else SLOW_MEDIANS
+    slow = np.flatnonzero((length > limit * median) & ~_is_deliberate(context))
     if not len(slow):
         return
     excess_ns = length - median
@@ -232,11 +234,10 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     code = None if compiles else _grown_code(context, longest, float(length[longest]) - median)
     if code is not None:
         cause = f"; most of it in {code}"
-    gaps = np.unique(np.diff(slow))
-    regular = len(slow) > 2 and len(gaps) == 1 and gaps[0] > 1
+    regular = _are_periodic(np.isin(np.arange(len(length)), slow))
     unexplained = context.device is None and not compiles and not regular and code is None
     if regular:
-        more = f" (one of {gaps[0]} steps is slow)"
+        more = f" (one of {slow[1] - slow[0]} steps is slow)"
     elif unexplained:
         cause = "; other programs on the same processors cause this, too"
     yield context.finding(
@@ -264,6 +265,12 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         ],
         steps=[int(names[at]) if names[at].isdecimal() else at + 1 for at in slow.tolist()],
     )
+
+
+def _are_periodic(chosen: Flags) -> bool:
+    """Return True for three or more steps at equal distances, with others between them."""
+    gaps = np.diff(np.flatnonzero(chosen))
+    return len(gaps) > 1 and bool((gaps == gaps[0]).all()) and gaps[0] > 1
 
 
 def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> str | None:

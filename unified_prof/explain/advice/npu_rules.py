@@ -44,8 +44,6 @@ IDLE_CLOCK = 0.5
 TAIL_SHARE = 0.05
 BUSY_PIPE = 0.8  # A pipe that is less busy does not bound a task (MindStudio advisor's threshold).
 
-# Name of two chip generations, which only differ in their clock.
-_AMBIGUOUS_CHIP = "Ascend910B"
 _CHIP = re.compile(r"\((.*)\)$")
 _RATIO = re.compile(
     r"^ai[cv]_(?!icache).*_ratio\w*$|^(?:mac|vec|mte[123]|scalar|fixpipe)_ratio\w*$"
@@ -211,7 +209,7 @@ def _chip(context: DeviceContext) -> Device | None:
     name = _CHIP.search(context.device or "")
     if name is None or device is None:
         return None  # its clock is of another chip than its name
-    if name[1] == _AMBIGUOUS_CHIP and "AICORE_FREQ" not in context.recording.source.tables:
+    if name[1] == peaks.AMBIGUOUS_CHIP and "AICORE_FREQ" not in context.recording.source.tables:
         return None
     return peaks.find(name[1])
 

@@ -265,7 +265,7 @@ class _SyncGaps(Frame):
     """Idle time from the return of a synchronization to the next task, one entry per gap."""
 
     sync: Ints  # Row of `HostSide.sync`.
-    # Row of `Recording.work` of the next task.
+    # Row of `Recording.work` of the next task, -1 for none.
     task: Ints
     start_ns: Ints
     end_ns: Ints
@@ -275,12 +275,14 @@ class _SyncGaps(Frame):
 
 def _sync_gaps(context: DeviceContext) -> _SyncGaps:
     idle, host = context.sync_idle, context.recording.idle_time.host
-    rows = np.flatnonzero((idle.sync >= 0) & (idle.task >= 0))
+    rows = np.flatnonzero(idle.sync >= 0)
     # A gap with several segments of the same calls counts once.
     rows = rows[np.unique(idle.task[rows], return_index=True)[1]]
     sync, task = idle.sync[rows].astype(np.int64), idle.task[rows].astype(np.int64)
     start = np.maximum(host.sync.end_ns[sync], idle.start_ns[rows])
-    end = np.maximum(context.recording.work.start_ns[task], start)
+    # No task follows the last synchronization of a recording.
+    until = np.where(task >= 0, context.recording.work.start_ns[task], idle.end_ns[rows])
+    end = np.maximum(until, start)
     fetching = context.idle_where(lambda one: one.reason == INPUT)
     other = intervals.union(intervals.merge(fetching.start_ns, fetching.end_ns), context.claimed)
     return _SyncGaps(sync, task, start, end, end - start - intervals.covered(other, start, end))
@@ -350,6 +352,7 @@ def _is_step_boundary(context: DeviceContext, gaps: _SyncGaps) -> Flags:
     ends = np.array(sorted(end for _, _, end in steps), np.int64)
     call_start, call_end = host.sync.start_ns[gaps.sync], host.sync.end_ns[gaps.sync]
     launched = np.append(calls.start_ns, -1)[calls.launching(work.connection[gaps.task])]
+    launched = np.where(gaps.task >= 0, launched, gaps.end_ns)
     at_end = np.searchsorted(ends, launched, side="right") > np.searchsorted(ends, call_start)
     at_end &= call_end <= launched
     step = np.searchsorted(begins, call_start, side="right") - 1

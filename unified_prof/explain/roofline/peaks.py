@@ -34,6 +34,7 @@ _MIG = re.compile(r"\bMIG\b", re.IGNORECASE)
 _CUBE_FLOPS = 16 * 16 * 16 * 2
 _VECTOR_FLOPS = 256
 _WAVE = 64
+AMBIGUOUS_CHIP = "Ascend910B"  # Name of several chips, which differ in cores and clock.
 _OTHER_CLOCK = 1.1  # A clock this many times the table's belongs to another device with that name.
 
 
@@ -314,6 +315,23 @@ def _recorded_npu(name: str, properties: Mapping[str, str]) -> Device | None:
     )
 
 
+def _inferred_npu(recording: Recording, mhz: float | None) -> Device | None:
+    """Return the chip of the 910B series with a clock and with the cores that operators use.
+
+    The exporter calls all of these chips, and an older one of 900 MHz, Ascend910B. Operators on
+    cube cores have at most one block per core; those on vector cores may have more.
+    """
+    cube, vector = operators.grids_of_cores(recording.source)
+    for key in _sections():
+        known = _device_in_table(key) if key.startswith("ascend910b") else None
+        if known is None or known.mhz != mhz or known.cores != max(cube, default=0):
+            continue
+        if known.vector_cores in vector:
+            source = f"{known.source}, inferred from clock and blocks"
+            return replace(known, source=source, is_recorded=True)
+    return None
+
+
 def known_devices(recording: Recording) -> dict[str, Device | None]:
     """Return the peaks of each device of a recording, None if unknown."""
     source = recording.source
@@ -334,6 +352,11 @@ def known_devices(recording: Recording) -> dict[str, Device | None]:
         if npu := _recorded_npu(names.get(here, ""), about):
             result[label] = _with_cube(npu)
             continue
+        if names.get(here) == AMBIGUOUS_CHIP:
+            inferred = _inferred_npu(recording, clocks.get(here))
+            if inferred is not None:
+                result[label] = _with_cube(inferred)
+                continue
         result[label] = find(
             about.get("name") or names.get(here),
             units=_integer(about.get("numSms")),
