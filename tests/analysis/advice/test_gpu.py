@@ -27,6 +27,7 @@ def write_grids(path: Path, *, blocks: float, name: str = "small_kernel", count:
 def test_grid_smaller_than_the_device_costs_the_idle_part(tmp_path: Path) -> None:
     finding = findings_by_kind(write_grids(tmp_path / "run.db", blocks=0.25))["low_occupancy"]
     assert saving_ns(finding) == 750 * US
+    assert "fewer blocks than multiprocessors" in finding.text
     assert finding.sure == "possible"
 
 
@@ -34,7 +35,8 @@ def test_grid_smaller_than_the_device_costs_the_idle_part(tmp_path: Path) -> Non
 def test_amd_grids_give_the_share_of_the_compute_units(tmp_path: Path, other: str) -> None:
     """ROCm records no blocks per multiprocessor; damaged grids are unknown."""
     with FaultyRun(tmp_path / "run.db") as run:
-        run.row("UPROF_GPU_DEVICES", deviceId=0, name="numSms", value="304")
+        for name, value in (("numSms", "304"), ("warpSize", "64")):
+            run.row("UPROF_GPU_DEVICES", deviceId=0, name=name, value=value)
         for at in range(100):
             task = run.kernel(at * 10 * US, (at + 1) * 10 * US)
             texts = {"name": run.text("small_kernel"), "operation": run.text("aten::add")}
@@ -42,6 +44,7 @@ def test_amd_grids_give_the_share_of_the_compute_units(tmp_path: Path, other: st
             run.row("UPROF_GPU_TASKS", globalTaskId=task, **texts, gridDim=grid, blockDim=0)
     finding = findings_by_kind(tmp_path / "run.db")["low_occupancy"]
     assert saving_ns(finding) == 50 * 10 * US * 0.75
+    assert "fewer blocks than compute units" in finding.text
 
 
 def test_full_grids_matmuls_and_few_kernels_are_no_finding(tmp_path: Path) -> None:
