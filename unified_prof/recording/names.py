@@ -149,7 +149,6 @@ COPIES_HOST: Final = Words("host_to_device device_to_host h2_d d2_h hto_?d dto_?
 COPIES_TO_DEVICE: Final = Words("host_to_device h2_d hto_?d", digits=True)
 COPIES_WITHIN: Final = Words("device_to_device d2_d dto_?d", digits=True)
 PAGEABLE: Final = Words("pageable")
-PINNED: Final = Words("pinned")
 # Dtypes. cuBLAS, cuDNN and CUTLASS multiply in fp32 without tensor cores (nor TF32) if the name
 # has one of the words of FULL_PRECISION.
 TF32: Final = Words("tf32 s1688 xf32", digits=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import MS, FaultyRun, advice, findings_by_kind, saving_ns
 
 MB = 1_000_000
 
@@ -71,37 +71,3 @@ def test_exposed_pageable_copy_is_named(tmp_path: Path) -> None:
 def test_exposed_pinned_copy_is_not_called_pageable(tmp_path: Path) -> None:
     (finding,) = advice(steps(tmp_path / "run.db", at=0, takes=4 * MS)).findings
     assert "pageable" not in finding.text
-
-
-def write_overlapped(path: Path, *, blocking: bool, early: int = 0) -> Path:
-    """Write steps in which a pageable copy of 8 ms is hidden behind a kernel of another stream."""
-    with RunWithCopies(path) as run:
-        for step in range(5):
-            begin = step * 10 * MS
-            run.step(step, begin, begin + 10 * MS)
-            run.kernel(begin + 10 * US, begin + 8 * MS, launched=begin, stream=9)
-            returned = begin + (8 * MS if blocking else 20 * US) - early
-            connection = run.api(begin + 10 * US, returned, "cudaMemcpyAsync")
-            name = "Memcpy HtoD (Pageable -> Device)"
-            run.copy(begin + 15 * US, begin + 8 * MS, 40 * MB, name, connection=connection)
-            launched = begin + 8 * MS if blocking else begin + 30 * US
-            run.kernel(begin + 8_010 * US, begin + 10 * MS, launched=launched)
-            run.api(begin + 9 * MS, begin + 10 * MS, "cudaDeviceSynchronize")
-    return path
-
-
-@pytest.mark.parametrize("early", [0, US])
-def test_overlapped_pageable_copy_costs_what_a_pinned_one_gains(tmp_path: Path, early: int) -> None:
-    """40 MB at 20 GB/s take 2 ms; then the kernel of 8 ms limits the step.
-
-    Older profilers write whole microseconds: the call seems to return before the copy ends.
-    """
-    path = write_overlapped(tmp_path / "run.db", blocking=True, early=early)
-    finding = findings_by_kind(path)["pageable_copies"]
-    assert saving_ns(finding) == pytest.approx(2 * MS, rel=0.02)
-    assert finding.sure == "possible"
-
-
-def test_small_pageable_copies_are_no_finding(tmp_path: Path) -> None:
-    path = steps(tmp_path / "run.db", at=0, takes=400 * US, size=MB, memory="Pageable")
-    assert "pageable_copies" not in findings_by_kind(path)

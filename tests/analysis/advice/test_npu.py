@@ -293,3 +293,37 @@ def test_slower_kernels_are_a_clock_drop_if_the_clock_drops(tmp_path: Path) -> N
     (finding,) = advice(tmp_path / "run.db").findings
     assert finding.kind == "frequency_drop"
     assert saving_ns(finding) == pytest.approx(6 * 500 * US / 11, rel=0.01)
+
+
+def test_operators_on_ai_cpus_are_no_chain_of_element_wise_kernels(tmp_path: Path) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
+        npu.call(0, US, "aten::sort")
+        for step in range(6):
+            begin = step * STEP
+            for at, op_type in enumerate(("Add", "Cast", "Mul")):
+                npu.operator(begin + at * 50 * US, begin + (at + 1) * 50 * US, op_type=op_type)
+            npu.operator(
+                begin + 150 * US,
+                begin + STEP,
+                task_type="AI_CPU",
+                op_type="ReduceSum",
+                core="AI_CPU",
+            )
+    assert [*findings_by_kind(tmp_path / "run.db")] == ["ai_cpu", "format_conversions"]
+
+
+@pytest.mark.parametrize(("length", "found"), [(2, False), (3, True)])
+def test_pairs_of_operators_are_no_chain_on_an_npu(
+    tmp_path: Path, length: int, found: bool
+) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
+        npu.call(0, US, "aten::mul")
+        at = 0
+        for _ in range(40):
+            npu.operator(at, at + 20 * US, blocks=20)
+            for number in range(1, 1 + length):
+                npu.operator(
+                    at + number * 20 * US, at + (number + 1) * 20 * US, op_type="Mul", blocks=20
+                )
+            at += (length + 1) * 20 * US
+    assert ("unfused_elementwise" in findings_by_kind(tmp_path / "run.db")) is found

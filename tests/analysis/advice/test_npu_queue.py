@@ -77,3 +77,35 @@ def test_compilation_explains_the_slow_step_in_which_it_was_enqueued(tmp_path: P
     findings = findings_by_kind(write_queued(tmp_path / "run.db", lengths, compiles=[4]))
     assert saving_ns(findings["compile_stalls"]) == pytest.approx(36 * MS / 7, rel=0.01)
     assert "slow_steps" not in findings
+
+
+def test_freed_memory_that_is_allocated_again_is_no_retry_if_operators_are_between(
+    tmp_path: Path,
+) -> None:
+    """`empty_cache()` in each step: another thread launches what this one enqueues."""
+    with QueuedRun(tmp_path / "run.db") as run:
+        for step in range(6):
+            begin = step * 20 * MS
+            run.step(step, begin, begin + 20 * MS)
+            run.call(begin, begin + 20 * MS, f"ProfilerStep#{step}")
+            run.queued(begin, begin + 2 * US, begin + 10 * US, takes=14 * MS, call="aclnnAdd")
+            run.api(begin + 15 * MS, begin + 17 * MS, "aclrtFree")
+            run.api(begin + 17 * MS, begin + 19 * MS, "aclrtMallocAlign32")
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert "allocation_stalls" in findings
+    assert "allocation_retries" not in findings
+
+
+def test_recorded_stacks_slow_the_host(tmp_path: Path) -> None:
+    with QueuedRun(tmp_path / "run.db") as run:
+        for step in range(6):
+            begin = step * MS
+            run.step(step, begin, begin + MS)
+            run.call(begin, begin + MS, "train.py(9): step", kind=50003)
+            for at in range(10):
+                start = begin + at * 100 * US
+                run.queued(start, start + US, start + 10 * US, takes=20 * US, call="aclnnAdd")
+    finding = findings_by_kind(tmp_path / "run.db")["host_bound"]
+    assert finding.sure == "likely"
+    assert "(with_stack)" in finding.text
+    assert "TASK_QUEUE_ENABLE" in finding.advice

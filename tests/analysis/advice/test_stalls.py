@@ -177,6 +177,20 @@ def test_slow_step_that_compiles_is_explained(tmp_path: Path, compiles: bool) ->
     assert ("recompiles" in finding.advice) == compiles
 
 
+def test_slow_step_that_collects_garbage_is_explained(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        begin = 0
+        for step, length in enumerate([10, 10, 10, 40, 10, 10]):
+            run.step(step, begin, begin + length * MS)
+            run.kernel(begin, begin + 9 * MS)
+            if length > 10:
+                run.row("GC_RECORD", startNs=begin + 10 * MS, endNs=begin + 38 * MS, globalTid=1)
+            begin += length * MS
+    finding = findings_by_kind(tmp_path / "run.db")["slow_steps"]
+    assert "28.0 ms of it is garbage collection" in finding.text
+    assert "gc.freeze()" in finding.advice
+
+
 def test_slow_step_names_the_code_that_only_it_runs(tmp_path: Path) -> None:
     """The function around it grows as much; one that all steps run does not."""
     with FaultyRun(tmp_path / "run.db") as run:

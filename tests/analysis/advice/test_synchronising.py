@@ -167,3 +167,21 @@ def test_read_at_the_end_of_the_last_step_counts(tmp_path: Path) -> None:
     finding = findings_by_kind(tmp_path / "run.db")["synchronising_calls"]
     assert finding.figures["idle_ns"] == pytest.approx(4 * 200 * US, rel=0.01)
     assert finding.figures["calls"] == 4
+
+
+def test_reads_that_also_delay_later_launches_cost_more_than_the_idle_time_after_them(
+    tmp_path: Path,
+) -> None:
+    """2 % of the step is idle after a read, 4 % before kernels that it delays."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(6):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin + US, begin + 920 * US, launched=begin)
+            run.call(begin + 2 * US, begin + 931 * US, "aten::item")
+            run.api(begin + 3 * US, begin + 930 * US, "cudaStreamSynchronize")
+            for at in (950, 970, 990):
+                run.kernel(begin + (at + 1) * US, begin + (at + 6) * US, launched=begin + at * US)
+    finding = findings_by_kind(tmp_path / "run.db")["synchronising_calls"]
+    assert finding.figures["idle_share"] < 0.03
+    assert saving_ns(finding) > 30 * US

@@ -15,6 +15,7 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import MISSING, Frame, Ints, Lookup
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, narrow
+from unified_prof.base.columns import API_PYTHON
 from unified_prof.base.text import parsed_fact
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.idle_segments import (
@@ -37,7 +38,7 @@ from unified_prof.recording.device import TimeSlice
 from unified_prof.recording.idle import HOST, LATE_NS, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.recording import Recording
-from unified_prof.recording.source import recorded_facts
+from unified_prof.recording.source import possible, recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
 
 WINDOW = 2 * BLOCK  # Labels of tasks looked up at a time.
@@ -249,6 +250,16 @@ class DeviceContext:
         """Union of the analyzed steps on the host, which may be ahead of the device."""
         times = [self.recording.steps[at][1:] for at in self.analyzed]
         return intervals.merge(*np.array(times, np.int64).T) if times else self.window
+
+    @cached_property
+    def collections(self) -> IntervalSet:
+        """Garbage collections of a millisecond or more (MindStudio advisor's threshold)."""
+        table = self.recording.source.integers(
+            "GC_RECORD", {"start": "startNs", "duration": "endNs - startNs"}
+        )
+        start, length = table["start"], table["duration"]
+        long = possible(start, length) & (length >= LATE_NS)
+        return intervals.merge(start[long], (start + length)[long])
 
     def share(self, time_ns: float) -> float:
         """Return a time as a share of the analyzed time."""
@@ -525,7 +536,18 @@ class DeviceContext:
     def profiler_overhead(self) -> tuple[str, ...]:
         """Profiler options of the recording that slow the host, such as `with_stack`."""
         metadata = parsed_fact(self.facts, "trace_metadata", dict)
+        if not metadata and self.is_npu:
+            source = self.recording.source
+            metadata = {"profile_memory": "OP_MEMORY" in source.tables}
+            if "PYTORCH_API" in source.tables:
+                frames = f"SELECT 1 FROM PYTORCH_API WHERE type = {API_PYTHON} LIMIT 1"
+                metadata["with_stack"] = bool(source.rows(frames))
         return tuple(name for name in ("with_stack", "profile_memory") if metadata.get(name))
+
+    @property
+    def is_npu(self) -> bool:
+        """True if msprof or torch_npu recorded the device."""
+        return self.device is not None and "UPROF_GPU_TASKS" not in self.recording.source.tables
 
     @property
     def paused(self) -> str:

@@ -45,6 +45,8 @@ LATENCY_SHARE = 0.05  # Minimum share of launch latency in host-bound time to be
 
 _GRAPHS = "CUDA graphs (ACL graphs) if shapes are static"
 _FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, {_GRAPHS}"
+# With level 2, torch_npu's queue thread does more of the work of the program's thread.
+_ON_NPU = ", TASK_QUEUE_ENABLE=2, threads bound to cores (CPU_AFFINITY_CONF)"
 _COMPILED = f'torch.compile(mode="reduce-overhead"), {_GRAPHS}, a larger batch'
 
 
@@ -69,6 +71,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         f"nothing is enqueued{exposed} ({plural(gaps, 'gap')})"
     )
     advice = f"reduce launch overhead: {_COMPILED if context.is_compiled else _FEWER_LAUNCHES}"
+    advice += _ON_NPU * bool(len(context.recording.task_queue))
     if 2 * long_ns > cost:
         text += (
             f"; {percent(long_ns / cost)} of it in {plural(long, 'gap')} of 1 ms or more, in "

@@ -61,6 +61,10 @@ NO_IDLE = IdleSegments(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO
 MIN_STEPS_WITH_WARM_UP = 3  # Number of steps from which the first is excluded as warm-up.
 # Steps longer than this many medians are excluded (warm-up, checkpoint, evaluation).
 MAX_STEP_MEDIANS = 3.0
+LESS_COLLECTION = (
+    "call gc.freeze() after the first steps and raise gc.set_threshold(), or gc.disable() and "
+    "gc.collect() every n steps on all ranks"
+)
 WARN_SHARE = 0.03  # Default minimum share of a step that a finding must cost.
 # Minimum saving as a share of the time, for rules with another limit on the cause or an uncertain
 # gain.

@@ -166,6 +166,7 @@ def _avoidable_kernels(
     if share < COMPUTE_SHARE:
         return
     rows = np.flatnonzero(selected)
+    context.explained[rows] = True
     yield context.tasks_finding(
         f"{title}: {plural(len(rows), 'kernel')}, {percent(share)} of kernel time",
         rows,
@@ -282,7 +283,7 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         if row.cost is not None
         and row.cost.unit == "matrix"
         and row.cost.dtype == "fp32"
-        # What the cube of an Ascend reaches in fp32 is not published.
+        # The rate of an Ascend's cube in fp32 is not published.
         and (row.peak.name.startswith("fp32") if row.peak else device.cores is not None)
     ]
     fp32_ns = sum(row.total_ns for row in full)
@@ -594,6 +595,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
 
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
 ELEMENTWISE_SHARE = 0.20
+MIN_NPU_CHAIN = 3  # Minimum number of kernels in a chain on an NPU.
 _FUSIBLE = (
     names.ELEMENT_WISE,
     names.CAST,
@@ -613,10 +615,6 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     selected = context.in_class(*_FUSIBLE) & (tasks.kind == KERNEL) & ~context.in_optimizer
     # `casts_and_copies` has these: avoiding them saves more than fusing them.
     selected &= ~layout_kernels(context) & ~context.explained
-    kernel_ns = int(tasks.length_ns[tasks.kind == KERNEL].sum())
-    share = int(tasks.length_ns[selected].sum()) / kernel_ns if kernel_ns else 0.0
-    if share < ELEMENTWISE_SHARE:
-        return
     order = np.lexsort((tasks.start_ns, tasks.stream))
     stream, fusible = tasks.stream[order], selected[order]
     step = np.searchsorted(context.windows.start_ns, tasks.start_ns[order], side="right")
@@ -624,7 +622,15 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     breaks = np.append(True, apart | ~(fusible[1:] & fusible[:-1]))
     chain = np.cumsum(breaks[: len(order)]) - 1
     rows, chain = order[fusible], chain[fusible]
+    if context.is_npu:
+        # Operators of CANN fuse more: pairs of them are rarely one operator.
+        long = np.bincount(chain)[chain] >= MIN_NPU_CHAIN
+        rows, chain = rows[long], np.unique(chain[long], return_inverse=True)[1]
     length = tasks.length_ns[rows]
+    kernel_ns = int(tasks.length_ns[tasks.kind == KERNEL].sum())
+    share = int(length.sum()) / kernel_ns if kernel_ns else 0.0
+    if share < ELEMENTWISE_SHARE:
+        return
     longest = np.zeros(int(chain.max()) + 1, np.int64)
     np.maximum.at(longest, chain, length)
     # The longest kernel of each chain stays.

@@ -12,7 +12,14 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
-from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, duration, percent, times
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    LESS_COLLECTION,
+    Flags,
+    duration,
+    percent,
+    times,
+)
 from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
@@ -162,8 +169,13 @@ def allocation_retries(context: DeviceContext) -> Iterator[Cause]:
     kind = np.array([_allocator_call(text) for text in texts] or [0])[number.to_array()]
     launching = calls.launching(context.recording.work.connection[context.tasks.row])
     kind[launching[launching >= 0]] = _LAUNCH
-    order = np.lexsort((calls.start_ns, calls.thread))
-    order = order[(kind[order] > 0) & context.is_analyzed(calls.start_ns[order])]
+    # On NPUs, the threads that allocate enqueue, and another one launches.
+    queue = context.recording.task_queue
+    thread = np.concatenate((calls.thread.to_array(), queue.enqueue_thread))
+    start_ns = np.concatenate((calls.start_ns.to_array(), queue.enqueue_ns))
+    kind = np.append(kind, np.full(len(queue), _LAUNCH))
+    order = np.lexsort((start_ns, thread))
+    order = order[(kind[order] > 0) & context.is_analyzed(start_ns[order])]
     begins, ends = [], []
     malloc_ns: int | None = None
     freed = False
@@ -172,7 +184,7 @@ def allocation_retries(context: DeviceContext) -> Iterator[Cause]:
             if freed and malloc_ns is not None:
                 begins.append(malloc_ns)
                 ends.append(int(calls.end_ns[row]))
-            malloc_ns, freed = int(calls.start_ns[row]), False
+            malloc_ns, freed = int(start_ns[row]), False
         elif kind[row] == _FREE:
             freed = malloc_ns is not None
         else:
@@ -228,14 +240,21 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     names = [name for name, _, _ in context.recording.steps][1:]
     grown, growth_ns = _largest_growth(context, begin, end, longest, median)
     more = "" if len(slow) == 1 else f" ({len(slow)} slow steps)"
-    compile_ns = _compile_ns(context, longest)
-    compiles = 2 * compile_ns >= length[longest] - median
+    half_ns = (length[longest] - median) / 2
+    compile_ns, collecting_ns = _compile_ns(context, longest), _collecting_ns(context, longest)
+    compiles, collects = compile_ns >= half_ns, collecting_ns >= half_ns
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
-    code = None if compiles else _grown_code(context, longest, float(length[longest]) - median)
+    if collects:
+        cause = f"; {duration(collecting_ns)} of it is garbage collection"
+    code = (
+        None
+        if compiles or collects
+        else _grown_code(context, longest, float(length[longest]) - median)
+    )
     if code is not None:
         cause = f"; most of it in {code}"
     regular = _are_periodic(np.isin(np.arange(len(length)), slow))
-    unexplained = context.device is None and not compiles and not regular and code is None
+    unexplained = context.device is None and not (compiles or collects or regular or code)
     if regular:
         more = f" (one of {slow[1] - slow[0]} steps is slow)"
     elif unexplained:
@@ -244,7 +263,9 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         cost * context.step_count / len(length),
         f"step {names[longest]} takes {duration(int(length[longest]))}, median "
         f"{duration(median)}{more}; {grown} grows most, by {duration(growth_ns)}{cause}",
-        advice="use static or bucketed shapes, check TORCH_LOGS=recompiles"
+        advice=LESS_COLLECTION
+        if collects
+        else "use static or bucketed shapes, check TORCH_LOGS=recompiles"
         if compiles
         else "find what the program does in these steps only: evaluation, checkpoints, logging"
         if regular or code is not None
@@ -401,6 +422,12 @@ def _compile_ns(context: DeviceContext, step: int) -> int:
     begin, end = _step_windows(context, on_host=True)
     start, stop, *_ = host_ranges(context.recording, names.COMPILES)
     return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
+
+
+def _collecting_ns(context: DeviceContext, step: int) -> int:
+    """Return the time in which the host collects garbage within a step."""
+    begin, end = _step_windows(context, on_host=True)
+    return intervals.clip(context.collections, int(begin[step]), int(end[step])).total_ns
 
 
 def _largest_growth(

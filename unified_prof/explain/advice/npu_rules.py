@@ -67,6 +67,7 @@ def ai_cpu(context: DeviceContext) -> Iterator[Cause]:
     share = context.share(int(length.sum()))
     if share < WARN_SHARE or int(length.max()) < LONG_NS:
         return
+    context.explained[rows] = True
     yield context.tasks_finding(
         f"AI CPU: {plural(len(rows), 'operator')} on AI CPUs instead of AI cores, "
         f"{percent(share)} of the time",
@@ -146,6 +147,7 @@ def idle_cores(context: DeviceContext) -> Iterator[Cause]:
     lost = idle * context.tasks.length_ns[rows]
     if not len(rows):
         return
+    context.explained[rows] = True
     yield context.tasks_finding(
         f"idle cores: {plural(len(rows), 'kernel')} with blocks that do not fill {cubes} cube and "
         f"{vectors} vector cores",

@@ -128,7 +128,6 @@ def _described(finding: Finding, kind: str, context: DeviceContext) -> Finding:
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
 _MESSAGES = both(device, tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded"))
-_COPY_KINDS = both(device, tables("UPROF_GPU_TASKS", why="memory kind of copies not recorded"))
 _GRIDS = both(device, tables("UPROF_GPU_TASKS", why="grid sizes not recorded"))
 _CLOCKS = both(device, tables("AICORE_FREQ", why="AI core clocks not recorded"))
 _COUNTERS = both(
@@ -159,14 +158,12 @@ RULES: tuple[Rule, ...] = (
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(wait_rules.exposed_copies),
-    Rule(wait_rules.pageable_copies, _COPY_KINDS, only="GPU"),
     Rule(kernel_rules.casts_and_copies),
     Rule(kernel_rules.fills),
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
     Rule(kernel_rules.recomputation, both(device, framework)),
     Rule(npu_rules.fusible_sequences, only="NPU"),
-    Rule(kernel_rules.unfused_elementwise, both(device, framework)),
     Rule(memory_rules.slow_steps, steps, cheap=True),
     Rule(memory_rules.steps_grow, steps, cheap=True),
     Rule(npu_rules.frequency_drop, _CLOCKS, only="NPU"),
@@ -176,6 +173,7 @@ RULES: tuple[Rule, ...] = (
     Rule(memory_rules.memory_fragmentation, _MEMORY, cheap=True),
     Rule(npu_rules.ai_cpu, only="NPU"),
     Rule(npu_rules.idle_cores, both(device, npu_rules.lacks_cores), only="NPU"),
+    Rule(kernel_rules.unfused_elementwise, both(device, framework)),
     Rule(npu_rules.no_pipe_busy, _COUNTERS, only="NPU"),
     Rule(communication_rules.unaligned_messages, _MESSAGES, only="NPU"),
     Rule(communication_rules.link_contention, _MESSAGES, only="NPU"),

@@ -13,6 +13,7 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
+    LESS_COLLECTION,
     MIN_SHARE,
     WARN_SHARE,
     Flags,
@@ -30,14 +31,10 @@ from unified_prof.recording.calls import COPY, KERNEL
 from unified_prof.recording.idle import INPUT, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Sureness
 from unified_prof.recording.names import Words
-from unified_prof.recording.source import possible
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
 # loading.
 SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
-LARGE_BYTES = 1 << 20  # Smaller pageable copies cost their call, not their bytes.
-# Rate of pinned copies over PCIe 4.0 x16, if the run has none to compare with.
-PINNED_GB_PER_S = 20.0
 
 
 def _copy_bytes(context: DeviceContext) -> Ints:
@@ -65,7 +62,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < WARN_SHARE:
         return
     alone_ns = intervals.covered(exposed, tasks.start_ns[copies], tasks.end_ns[copies])
-    pageable = _of_memory(context, copies, names.PAGEABLE)[copies]
+    pageable = _are_pageable(context, copies)[copies]
     is_pageable = 2 * int(alone_ns[pageable].sum()) > cost
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
     yield context.finding(
@@ -87,79 +84,34 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _of_memory(context: DeviceContext, copies: Flags, wanted: Words) -> Flags:
-    """Return a mask of the copies whose kind names some memory; none if kinds are not recorded."""
+def _are_pageable(context: DeviceContext, copies: Flags) -> Flags:
+    """Return a mask of the copies from or to pageable memory; none if it was not recorded."""
     recording = context.recording
     if "UPROF_GPU_TASKS" not in recording.source.tables:
         return np.zeros(len(copies), bool)
     name = context.task_column("UPROF_GPU_TASKS", "name")
     ids = np.unique(name[copies])
-    matching = [wanted(text) for text in recording.strings.texts(ids.tolist())]
+    matching = [names.PAGEABLE(text) for text in recording.strings.texts(ids.tolist())]
     result: Flags = copies & np.isin(name, ids[matching])
     return result
 
 
-def pageable_copies(context: DeviceContext) -> Iterator[Cause]:
-    """Find large copies to the device from pageable memory."""
-    tasks = context.tasks
-    size = _copy_bytes(context)
-    copies = (tasks.kind == COPY) & (size > LARGE_BYTES)
-    copies &= context.matches(context.operator, names.COPIES_TO_DEVICE)
-    of_pageable = _without_set_up(context, _of_memory(context, copies, names.PAGEABLE), size)
-    pageable = np.flatnonzero(of_pageable)
-    pinned = _of_memory(context, copies, names.PINNED)
-    length = np.maximum(tasks.length_ns, 1)
-    measured = bool(pinned.any())
-    rate = float(np.median(size[pinned] / length[pinned])) if measured else PINNED_GB_PER_S
-    saved_ns = np.maximum(length[pageable] - size[pageable] / rate, 0)
-    if not len(pageable) or context.share(saved_ns.sum()) < MIN_SHARE:
-        return
-    moved = int(size[pageable].sum())
-    pageable_rate = moved / int(length[pageable].sum())
-    reference = "pinned copies of this run" if measured else "pinned copies over PCIe 4.0"
-    yield context.tasks_finding(
-        f"pageable copies: {len(pageable):,} copies of over 1 MiB to the device reach "
-        f"{pageable_rate:.1f} GB/s, {reference} reach {rate:.1f} GB/s",
-        pageable,
-        saved_ns,
-        advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
-        "non_blocking=True",
-        sure="likely" if measured else "possible",
-        figures={
-            "copies": len(pageable),
-            "moved_bytes": moved,
-            "gb_per_s": round(pageable_rate, 3),
-            "pinned_gb_per_s": round(rate, 3),
-        },
-        evidence=context.evidence(pageable),
-    )
-
-
-LONG_PAUSE_NS = 1_000_000  # Minimum length of one collection (MindStudio advisor's threshold).
-
-
 def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     """Find garbage collections of a millisecond or more during idle time."""
-    table = context.recording.source.integers(
-        "GC_RECORD", {"start": "startNs", "duration": "endNs - startNs"}
-    )
-    long = possible(table["start"], table["duration"]) & (table["duration"] >= LONG_PAUSE_NS)
-    start, length = table["start"][long], table["duration"][long]
-    pauses = context.clip(start, start + length)
+    pauses = intervals.intersect(context.collections, context.window)
     if context.share(pauses.total_ns) < MIN_SHARE:
         return
     cost = context.idle_in(pauses)
     if context.share(cost) < MIN_SHARE:
         return
     context.claim(pauses)
-    on_host = intervals.intersect(intervals.merge(start, start + length), context.host_window)
+    on_host = intervals.intersect(context.collections, context.host_window)
     longest = int((pauses.end_ns - pauses.start_ns).max())
     yield context.finding(
         cost,
         f"garbage collection: {times(len(pauses))}, up to {duration(longest)} each; the "
         f"{context.paused} meanwhile for {percent(context.share(cost))} of the time",
-        advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
-        "gc.disable() and gc.collect() every n steps on all ranks",
+        advice=LESS_COLLECTION,
         sure="certain",
         change=Selection(host=on_host),
         figures={"pauses": len(pauses), "longest_ns": longest, "idle_ns": cost},
@@ -296,7 +248,8 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     gaps = gaps.take(~_is_step_boundary(context, gaps))
     cost = int(gaps.cost_ns.sum())
     share = context.share(cost)
-    if not cost or share < WARN_SHARE:
+    # The host also catches up with launches later, so the replay may gain more.
+    if not cost or share < MIN_SHARE:
         return
     of_idle = cost / max(context.idle_ns, 1)
     count = int((gaps.cost_ns > 0).sum())
