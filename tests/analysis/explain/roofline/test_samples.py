@@ -109,11 +109,9 @@ def test_alexnet_has_the_same_flops_on_two_ascend_generations(
     assert use.flops == pytest.approx(3 * sum(layers) - layers[0], rel=0.003)
 
 
-def test_device_with_ambiguous_name_has_no_efficiency(shared: Path) -> None:
-    # `Ascend910B` at 1,800 MHz: the name is that of an older device of 900 MHz.
+def test_device_with_ambiguous_name_follows_from_its_clock_and_blocks(shared: Path) -> None:
+    # `Ascend910B` at 1,800 MHz, with 24 and 48 blocks: the older device of that name has 900 MHz.
     name = "level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db"
-    found = roofline(shared / "samples" / "ascend" / name)
-    assert set(found.devices.values()) == {None}
-    assert all(one.efficiency is None for one in found.rows)
-    (use,) = found.use
-    assert use.share is None
+    (device,) = roofline(shared / "samples" / "ascend" / name).devices.values()
+    assert device is not None
+    assert (device.name, device.cores, device.vector_cores) == ("Ascend910B2", 24, 48)
