@@ -17,7 +17,7 @@ from tests import forkserver
 from tests.report.browser import Browser
 from unified_prof.cli import config
 
-pytest_plugins = ["tests.costs", "tests.stored"]
+pytest_plugins = ["tests.costs"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.prof_generator.device_side import EVENTS, EVENTS_V6
-from tests.stored import Values
 from unified_prof.decoders.prof.pmu_metrics import Family, evaluate, parse_events, select_metrics
 
 CYCLES, TIME_NS, MHZ = 1000.0, 2000.0, 1024.0
@@ -188,19 +187,3 @@ def test_samples_count_the_transfers_of_the_memory_engine() -> None:
 )
 def test_metric_sets_of_platform_15(name: str, events: str, metric: str, value: float) -> None:
     assert values(name, "v6", events)[metric] == pytest.approx(value)
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("family", ["two kinds", "one kind", "310P", "v6"])
-def test_formulas_are_those_that_were_compared_with_the_vendors(
-    family: Family, sampled: bool
-) -> None:
-    if not sampled or family != "310P":
-        sets = {name: select_metrics(name, range(0x1000), family, sampled=sampled) for name in SETS}
-        Values(**sets)
-        assert sum(len(one.metrics) for one in sets.values()) > 40
-
-
-SETS = sorted(
-    {*EVENTS, *EVENTS_V6, "PipelineExecuteUtilization", "L2Cache", "MemoryAccess", "MemoryUB"}
-)
