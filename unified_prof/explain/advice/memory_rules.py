@@ -289,9 +289,15 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _are_periodic(chosen: Flags) -> bool:
-    """Return True for three or more steps at equal distances, with others between them."""
-    gaps = np.diff(np.flatnonzero(chosen))
-    return len(gaps) > 1 and bool((gaps == gaps[0]).all()) and gaps[0] > 1
+    """Return True for three or more steps at equal distances from the first to the last step.
+
+    Others are between them. Noise makes such steps, too, but rarely in all of a run.
+    """
+    rows = np.flatnonzero(chosen)
+    gaps = np.diff(rows)
+    if len(gaps) < 2 or gaps[0] < 2 or (gaps != gaps[0]).any():
+        return False
+    return bool(rows[0] < gaps[0] and rows[-1] >= len(chosen) - gaps[0])
 
 
 def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> str | None:
