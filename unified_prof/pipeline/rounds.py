@@ -60,10 +60,12 @@ _GOOD_ERROR = 0.01
 _TURN_S = 0.03
 _MIN_TURNS = 6
 # Settings that make the CPU time of processes vary less, unless the environment sets them. Threads
-# that wait for others sleep. Freed memory stays with the process (glibc): otherwise, the layout of
-# its heap decides how many pages each iteration has to get from the kernel, up to 30 % of its time.
+# that wait for others sleep; NumPy uses one thread, like torch (`lockstep.use_one_thread`). Freed
+# memory stays with the process (glibc): otherwise, the layout of its heap decides how many pages
+# each iteration has to get from the kernel, up to 30 % of its time.
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
+    "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_TOP_PAD_": str(1 << 26),
