@@ -141,8 +141,19 @@ def test_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("pyarrow")
     data = partials.partial_to_parquet(partial_of(simulate(PLAN), 0))
     monkeypatch.setattr(partials, "PARTIAL_VERSION", 99)
-    with pytest.raises(StoreError, match="of version 3, expected 99"):
+    with pytest.raises(StoreError, match="of version 4, expected 99"):
         partials.partial_from_parquet(data, "it")
+
+
+def test_partial_with_steps_of_the_host_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    older = partial_of(simulate(PLAN), 0)
+    with monkeypatch.context() as change:
+        change.setattr(partials, "PARTIAL_VERSION", 3)
+        data = partials.partial_to_parquet(older)
+    np.testing.assert_array_equal(
+        partials.partial_from_parquet(data, "it").steps["end"], older.steps["end"]
+    )
 
 
 def test_unknown_rank_is_refused_unless_groups_option_or_path_give_it(folder: Path) -> None:

@@ -23,8 +23,8 @@ from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, N
 from unified_prof.recording import collectives, host_calls
 from unified_prof.recording.collectives import ELEMENT_BYTES
 from unified_prof.recording.host_calls import ANNOTATION, MODULE_RANGE
-from unified_prof.recording.source import Findings, Strings, possible
-from unified_prof.recording.tasks import Tasks
+from unified_prof.recording.recording import Recording
+from unified_prof.recording.source import possible
 from unified_prof.sqlite.reader import Report
 
 # Operations that start a collective of the host; they may wait for an earlier one.
@@ -267,12 +267,12 @@ class RankDatabase:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.strings = Strings(report)
-        self.findings = Findings()
+        self.recording = Recording(report)
+        self.strings, self.findings = self.recording.strings, self.recording.findings
         self.run = self.texts("UPROF_RUN")
         self.is_gpu = self.run.get("device_kind") == "gpu" or "UPROF_GPU_TASKS" in report.tables
         self.groups = collectives.load_groups(report)
-        self.tasks = Tasks(report, self.strings, self.findings)
+        self.tasks = self.recording.tasks
         # True if no device was recorded, and processes communicate with gloo.
         self.is_host_only = not len(self.tasks) and not report.rows(
             "SELECT 1 FROM COMMUNICATION_OP LIMIT 1"

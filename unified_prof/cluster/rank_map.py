@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from unified_prof.errors import StoreError
 from unified_prof.recording.calls import KERNEL, Labels
 from unified_prof.recording.framework import NOT_ATTRIBUTED, Framework
 from unified_prof.recording.python_frames import MODULE_PREFIX
+from unified_prof.recording.recording import Recording
 from unified_prof.recording.run_directory import rank_near
 from unified_prof.recording.source import (
     NOTHING_KNOWN,
@@ -203,6 +204,19 @@ def _named_steps(report: Report) -> list[tuple[int, int, int]]:
     )
 
 
+def device_steps(
+    recording: Recording, steps: Mapping[str, Ints], device: int | None
+) -> dict[str, Ints]:
+    """Return start and end on a device of steps on the host; None is all devices as one.
+
+    A host that does not synchronize runs ahead and finishes a step long before its device.
+    """
+    columns = (steps[name].tolist() for name in ("step", "start", "end"))
+    on_host = [(str(step), start, end) for step, start, end in zip(*columns, strict=True)]
+    windows = recording.windows_of(on_host, device)
+    return {"start": windows.start_ns, "end": windows.end_ns}
+
+
 def loader_intervals(report: Report) -> IntervalSet | None:
     """Return the intervals in which the host waited for input; None if no data loader was recorded.
 
@@ -294,6 +308,8 @@ def _partial(
     loader = loader_intervals(database.report)
     if not recorded:
         notes.append("no steps recorded: the whole recording counts as one step")
+    elif not database.is_host_only:
+        steps |= device_steps(database.recording, steps, None if only else device)
     operations["step"] = columns_of.step_at(operations["start"], steps)
     operations["covered"] = intervals.covered(kernels.set, operations["start"], operations["end"])
     work = columns_of.work_by_name(columns_of.step_at(start, steps), name, module, duration)

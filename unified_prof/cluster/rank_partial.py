@@ -22,7 +22,9 @@ from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.cluster.sequences import RankSequences, SharedColumns, sequences_of
 from unified_prof.errors import StoreError, UsageError
 
-PARTIAL_VERSION = 3  # Part of the file names: partials of other versions are rebuilt.
+PARTIAL_VERSION = 4  # Part of the file names: partials of other versions are rebuilt.
+# Version with the same columns and the steps of the host, which can still be shown.
+_HOST_STEPS_VERSION = 3
 
 Columns = Mapping[str, Ints]
 
@@ -365,7 +367,7 @@ def _opened(data: bytes, name: str) -> Iterator[_PartialFile]:
     try:
         file = parquet.ParquetFile(arrow.BufferReader(data))
         about = json.loads((file.metadata.metadata or {})[b"uprof"])
-        if about["version"] != PARTIAL_VERSION:
+        if about["version"] not in (PARTIAL_VERSION, _HOST_STEPS_VERSION):
             raise StoreError(
                 f"{name} is a partial of version {about['version']}, expected {PARTIAL_VERSION}",
                 slug="other-version",

@@ -40,7 +40,7 @@ from unified_prof.recording.source import (
     possible,
     task_counters,
 )
-from unified_prof.recording.steps import StepTrace, TaskTimes, step_of
+from unified_prof.recording.steps import Steps, StepTrace, TaskTimes, step_of
 from unified_prof.recording.task_order import Capture, LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
 from unified_prof.sqlite.statements import quoted
@@ -185,6 +185,10 @@ class Recording:
             for name, only in self.device_numbers.items()
         }
 
+    def windows_of(self, steps: Steps, device: int | None) -> StepWindows:
+        """Return the time of given host steps on a device; None is all devices as one."""
+        return step_windows(steps, self.tasks, self.comms, self._task_steps(steps), device)
+
     @property
     def step_lengths_ns(self) -> list[int]:
         """Length of each step: on the slowest device, or on the host if there are no device tasks.
@@ -199,10 +203,12 @@ class Recording:
     @cached_property
     def task_steps(self) -> TaskSteps:
         """The step that launched each device task; see `program_ns`."""
+        return self._task_steps(self.steps)
 
+    def _task_steps(self, steps: Steps) -> TaskSteps:
         def step(connection: Ints, start_ns: Ints) -> NDArray[np.int32]:
             row = self.host_calls.launching(connection)
-            return step_of(self.program_ns(row, start_ns), self.steps).astype(np.int32)
+            return step_of(self.program_ns(row, start_ns), steps).astype(np.int32)
 
         return TaskSteps(step, self.tasks, self.comms)
 
