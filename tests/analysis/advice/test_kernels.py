@@ -37,6 +37,27 @@ def test_copies_by_kernels_cost_their_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        (["to 12"] * 7 + ["contiguous 12"] * 3, "; mostly aten::to at train.py:12; saves"),
+        (["to 12"] * 5 + ["to 13"] * 5, "; mostly aten::to; saves"),
+        (["to 12"] * 5 + ["contiguous 12"] * 5, " of kernel time; saves"),
+    ],
+)
+def test_operation_and_line_with_most_of_the_time_are_named(
+    calls: list[str], says: str, tmp_path: Path
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for number, call in enumerate(calls):
+            begin, (name, line) = number * 100 * US, call.split()
+            run.chain(number, f"/w/train.py({line}): step")
+            run.call(begin, begin + 5 * US, f"aten::{name}", chain=number, launches=number + 1)
+            run.api(begin + US, begin + 2 * US, "cudaLaunchKernel", connection=number + 1)
+            run.task(begin, begin + 100 * US, connection=number + 1, kernel=(DIRECT_COPY, ""))
+    assert says in findings_by_kind(tmp_path / "run.db")["casts_and_copies"].text
+
+
+@pytest.mark.parametrize(
     ("name", "only_moves_data"),
     [
         ("triton_poi_fused__to_copy_7", True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +45,9 @@ from unified_prof.recording.task_order import ComputedColumn
 WINDOW = 2 * BLOCK  # Labels of tasks looked up at a time.
 
 PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
+# The operation of a finding is named if at least this share of so many samples is of it. Longer
+# names are those of kernels.
+_SAMPLES, _MOST, _MAX_NAME = 100, 0.6, 60
 # A function or call is named with a gap if it covers at least this share of it...
 COVERED_SHARE = 0.5
 # ...unless it is so many times longer that it does not explain the gap, as a training loop.
@@ -527,6 +531,28 @@ class DeviceContext:
             )
         return tuple(result)
 
+    def _mostly(self, rows: Ints, time_ns: NDArray[Any]) -> str:
+        """Name the operation and line that launched most of some tasks by time; empty if none did.
+
+        Looks at the tasks at equally spaced parts of their total time.
+        """
+        until = np.cumsum(time_ns)
+        if not len(until) or not until[-1] > 0:
+            return ""
+        at = np.searchsorted(until, until[-1] * (np.arange(_SAMPLES) + 0.5) / _SAMPLES)
+        tasks, count = np.unique(self.tasks.row[rows[at]], return_counts=True)
+        operations, lines = Counter[str](), Counter[tuple[str, str]]()
+        for task, samples in zip(tasks.tolist(), count.tolist(), strict=True):
+            name, line = self.recording.work.place(task)
+            operations[name] += samples
+            lines[name, line or ""] += samples
+        ((name, samples),) = operations.most_common(1)
+        if samples < _MOST * _SAMPLES or len(name) > _MAX_NAME:
+            return ""
+        (((_, line), samples),) = lines.most_common(1)
+        where = f" at {line.rpartition('/')[2]}" if line and samples >= _MOST * _SAMPLES else ""
+        return f"; mostly {name}{where}"
+
     @cached_property
     def facts(self) -> dict[str, str]:
         """Provenance of the recording."""
@@ -622,10 +648,21 @@ class DeviceContext:
         return Cause(finding, change, least, outside_ns)
 
     def tasks_finding(
-        self, text: str, rows: Ints, lost_ns: NDArray[Any] | None = None, **details: Any
+        self,
+        text: str,
+        rows: Ints,
+        lost_ns: NDArray[Any] | None = None,
+        *,
+        names_place: bool = True,
+        **details: Any,
     ) -> Cause:
-        """Return a finding about tasks that could take less time; by default, none at all."""
+        """Return a finding about tasks that could take less time; by default, none at all.
+
+        With `names_place`, its text ends with the operation and line that lose most of the time.
+        """
         time_ns = self.tasks.length_ns[rows] if lost_ns is None else lost_ns
+        if names_place:
+            text += self._mostly(rows, time_ns)
         if "evidence" not in details:
             details["evidence"] = self.evidence(rows, time_ns.astype(np.int64))
         return self.finding(

@@ -389,6 +389,7 @@ def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
         f"{factor:.2f} times as long",
         rows,
         lost,
+        names_place=False,
         advice="check clocks, temperature and power limit (nvidia-smi -q -d PERFORMANCE, npu-smi "
         "info), other programs on the device, and whether inputs become larger",
         sure="likely",

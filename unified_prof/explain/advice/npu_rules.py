@@ -109,6 +109,7 @@ def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
         f"of this {'chip' if chip_mhz else 'recording'} is {highest:,} MHz",
         rows,
         lost * length,
+        names_place=False,
         advice="check temperature, power limit and neighboring devices (npu-smi info)",
         sure="certain" if chip_mhz else "likely",
         least=0.0,
