@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def test_default_directory_is_named_after_the_script() -> None:
     assert re.fullmatch(r"uprof_train_\d{8}_\d{6}", str(named))
     named = outputs.default_directory("pkg.train", is_module=True, rank=SINGLE)
     assert re.fullmatch(r"uprof_train_\d{8}_\d{6}", str(named))
+
+
+def test_runs_that_start_in_one_second_have_a_directory_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Stopped:
+            return cls(2026, 3, 1, 12, 30, 5)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(outputs, "datetime", Stopped)
+    made = []
+    for _ in range(3):
+        made.append(outputs.default_directory("train.py", is_module=False, rank=SINGLE))
+        made[-1].mkdir()
+    first = "uprof_train_20260301_123005"
+    assert [*map(str, made)] == [first, f"{first}_2", f"{first}_3"]
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -336,21 +337,29 @@ def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
     """Return the default directory of the reports, the same for all ranks of a job.
 
     The name is `uprof_<script>_<timestamp>` with the start time of the launcher. Ranks on several
-    hosts have no common start time; they use the job name, with a number if the directory is
+    hosts have no common start time; they use the job name. A number follows if the directory is
     already in use.
     """
     stem = target.rpartition(".")[2] if is_module else Path(target).stem
     if rank.one_host or rank.job is None:
         started = datetime.now() if not rank.suffix else _parent_start() or datetime.now()
-        return Path(f"uprof_{stem}_{started:%Y%m%d_%H%M%S}")
+        name = f"uprof_{stem}_{started:%Y%m%d_%H%M%S}"
+        if rank.suffix:
+            return Path(name)  # Another rank may have created it.
+        return next(one for one in _numbered(name) if not one.exists())
     from unified_prof.sqlite.run_folder import has_entry
 
-    directory = Path(f"uprof_{stem}_{rank.job}")
-    number = 1
-    while has_entry(attempt_directory(directory, rank), rank.number or 0):
-        number += 1
-        directory = Path(f"uprof_{stem}_{rank.job}_{number}")
-    return directory
+    return next(
+        one
+        for one in _numbered(f"uprof_{stem}_{rank.job}")
+        if not has_entry(attempt_directory(one, rank), rank.number or 0)
+    )
+
+
+def _numbered(name: str) -> Iterator[Path]:
+    """Yield a name, then the name with 2, 3, and so on."""
+    yield Path(name)
+    yield from (Path(f"{name}_{number}") for number in count(2))
 
 
 def attempt_directory(directory: Path, rank: Rank) -> Path:
