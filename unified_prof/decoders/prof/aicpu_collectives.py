@@ -347,13 +347,10 @@ def _extent(context: AicpuContext, members: Members, count: int) -> tuple[Ints, 
     return start, end, has_master
 
 
-_KERNEL = "AicpuKernel"
-
-_NO_COLLECTIVES = ("hcomAicpuInit",)
-
-_ITERATION = 1
-
-_FIRST, _LAST = 0, 1
+_KERNEL = "AicpuKernel"  # Part of the names of operators that are numbered on their own.
+_NO_COLLECTIVES = ("hcomAicpuInit",)  # Kernels that prepare AI CPUs for collectives.
+_ITERATION = 1  # Last number in the name of an operator; the exporter knows no other.
+_FIRST, _LAST = 0, 1  # Kinds of records: first and last task of an operator.
 
 
 @dataclass(slots=True)

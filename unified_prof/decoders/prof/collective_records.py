@@ -152,11 +152,8 @@ def _copy(steps: Rows, field: str, records: Rows, row: Ints) -> None:
         steps[field][name][has] = records[name][row[has]]
 
 
-_OPERATOR, _FLIP, _BOUND, _TASKS = 10, 11, 12, 13
-
-_HEAD_BYTES = 24
-
-_TASKS_OF_A_RECORD = 2
+_OPERATOR, _FLIP, _BOUND, _TASKS = 10, 11, 12, 13  # Kinds of records of AI CPUs.
+_HEAD_BYTES, _TASKS_OF_A_RECORD = 24, 2  # Head of a record of tasks, which follow it.
 
 
 @dataclass(frozen=True, slots=True)

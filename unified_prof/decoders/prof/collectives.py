@@ -433,12 +433,8 @@ def _product(first: _Float, second: _Float) -> _Float:
 # Parts of a nanosecond: resolution of the times that bandwidths are computed from.
 FINE_PARTS = 1024
 
-_CLOSING_TASKS = 4
-
-_CLOSING_TASKS_ONE_WAY = 2
-
+_CLOSING_TASKS, _CLOSING_TASKS_ONE_WAY = 4, 2  # See `closing_tasks`.
 _ONE_WAY = ("send", "receive")
-
 _SKIPPED = -1e9  # The exporter's bandwidth, -1 GB/s, of payloads that it skips.
 
 
