@@ -65,6 +65,16 @@ def test_step_option_cuts_the_trace_to_the_step(run: Path, tmp_path: Path) -> No
     assert 0 < len(starts_of(events(part), 1)) < len(starts_of(events(whole), 1))
 
 
+def test_trace_of_a_step_has_the_host_calls_that_launched_it(run: Path, tmp_path: Path) -> None:
+    """A host that runs ahead has finished a step before the device starts with it."""
+    part = tmp_path / "part.json"
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("UPDATE STEP_RANK SET step = 4, start_ns = end_ns - 1")
+        db.commit()
+    assert uprof("trace", run, "--ranks", "1", "--step", "4", "-o", part).returncode == 0
+    assert "aten::_foreach_add_" in {one["name"] for one in events(part)}
+
+
 def test_ranks_can_be_selected_as_in_a_run(run: Path, tmp_path: Path) -> None:
     for words, expected in (("all", [0, 1]), ("every:2", [0]), ("1,0", [1, 0])):
         done = uprof("trace", run, "--ranks", words, "-o", tmp_path / "o.json", "--json", "--force")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -232,8 +232,13 @@ class ShiftedTimeline:
         return np.asarray((end_ns >= begin) & (start_ns < end))
 
 
-def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindow | None:
+def step_window(
+    run: StoredRun, rank: RankRecord, step: int | None, host_steps: Sequence[tuple[str, int, int]]
+) -> TimeWindow | None:
     """Return the start and end of a step on the rank's own clock; None if `step` is None.
+
+    The run holds the time of a step on the device. The host starts earlier, and often finishes
+    before the device starts; `host_steps` are name, start and end of the steps there.
 
     Raises:
         UsageError: The rank has no such step.
@@ -248,7 +253,11 @@ def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindo
         raise UsageError(
             f"rank {rank.rank} of {run.path} has no step {step}", hint=hint, slug="no-such-step"
         )
-    return int(table.start_ns[rows[0]]), int(table.end_ns[rows[0]])
+    times = [int(table.start_ns[rows[0]]), int(table.end_ns[rows[0]])]
+    for name, start_ns, end_ns in host_steps:
+        if name == str(step):
+            times += [start_ns, end_ns]
+    return min(times), max(times)
 
 
 def ranks_by_clock(ranks: list[RankRecord]) -> dict[int | None, list[int]]:

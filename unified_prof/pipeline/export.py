@@ -179,14 +179,12 @@ def export_ranks(
         ranks = [overview.rank(number).rank for number in _numbers(overview, chosen)]
         found: list[tuple[str, OverTime]] = []
         for rank in ranks:
-            window = step_window(overview.run, rank, step)
             file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
             ready = reader.reports(file, several=False)
             label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
-            found += [
-                (f"{label}: ", ShiftedTimeline(one, overview.run.clock(rank), window))
-                for one in stack.enter_context(open_reports(ready.path)).analyses
-            ]
+            for one in stack.enter_context(open_reports(ready.path)).analyses:
+                window = step_window(overview.run, rank, step, one.step_spans())
+                found.append((f"{label}: ", ShiftedTimeline(one, overview.run.clock(rank), window)))
         written = _write_timeline(output, found, None, force=force)
         # Ranks grouped by the clock that they share.
         groups = ranks_by_clock(ranks)
