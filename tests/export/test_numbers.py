@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unified_prof.arrays.grouping import MISSING
 from unified_prof.base.text import guard_formula, printable
 from unified_prof.export.mindstudio import registry
-from unified_prof.export.mindstudio.registry import cell, lines
+from unified_prof.export.mindstudio.registry import cell, cell_lines
 
 TIMES = st.integers(0, 2**62)
 # Metrics of counters: shares, microseconds, GB/s; exact halves occur among sixteenths.
@@ -111,7 +111,7 @@ def test_missing_value_is_not_zero() -> None:
     st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=2, max_size=2))
 )
 def test_cells_are_read_back_as_escaped_text(rows: list[list[str]]) -> None:
-    text = "\n".join(lines(*([cell(row[at]) for row in rows] for at in range(2))))
+    text = "\n".join(cell_lines([("", [cell(row[at]) for row in rows]) for at in range(2)]))
     assert [row for row in csv.reader(io.StringIO(text, newline="")) if row] == [
         [guard_formula("\t".join(map(printable, one.split("\t")))) for one in row] for row in rows
     ]

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints, Lookup, occurrence
-from unified_prof.base.columns import NO_CONTEXT, NOT_AVAILABLE
+from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints, Lookup, occurrence
+from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import (
+    Cells,
     Delivery,
     Recording,
     blocks,
+    cell_lines,
     in_order_of_text,
-    lines,
     ranks_of_texts,
 )
 from unified_prof.recording import recording as whole_tables
@@ -28,8 +29,6 @@ from unified_prof.sqlite.atomic import temporary_folder
 
 # Larger matrices are mapped from a temporary file.
 _IN_MEMORY_BYTES = 64 << 20
-_CUBE = "cube_utilization(%)"
-_MEMORY_BOUND = "memory_bound"
 
 
 def _both(*stems: str) -> set[str]:
@@ -137,7 +136,9 @@ class CoreMetrics:
         else:
             matrix = np.memmap(self._scratch / "core_metrics", np.float64, "w+", shape=shape)
         matrix[:] = np.nan
-        seen = np.zeros((len(self._count), len(names)), np.int32) if self._repeats else None
+        # Number of values so far, if tasks have several records.
+        repeats = (self._count > 1).any()
+        seen = np.zeros((len(self._count), len(names)), np.int32) if repeats else None
         lost = 0
         for ints, reals in self._windows():
             task = self._tasks.rows(ints["globalTaskId"]).astype(np.int64)
@@ -161,10 +162,6 @@ class CoreMetrics:
             self._recording.source, self._table, ["globalTaskId", "name"], ["value"]
         )
 
-    @property
-    def _repeats(self) -> bool:
-        return bool((self._count > 1).any())
-
     @cached_property
     def _metric_ids(self) -> dict[int, int]:
         """Text id of each metric -> its column of the matrix, in the order of the table."""
@@ -181,32 +178,19 @@ class CoreMetrics:
         by_name = {self._recording.text(number): at for number, at in self._metric_ids.items()}
         return [(name, by_name[name]) for name in visible_metrics(list(by_name))]
 
-    @property
-    def header(self) -> list[str]:
-        """Names of the columns."""
-        if self.is_empty:
-            return []
-        titles = [title(name) for name, _ in self._columns]
-        if not self._recording.has_contexts:
-            titles = [one for one in titles if one not in _ONLY_WITH_CONTEXTS]
-        return titles + [name for name, _ in self._derived]
+    @cached_property
+    def _bound(self) -> list[str]:
+        """Inputs of memory_bound; empty if they were not recorded."""
+        names = {name for name, _ in self._columns}
+        units = ("mac", "vec", "mte2")
+        inputs = ([f"{unit}{part}_ratio" for unit in units] for part in ("", "_exe"))
+        return next(filter(names.issuperset, inputs), [])
 
     @cached_property
-    def _derived(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Columns that are computed from others: (name, names of the inputs)."""
+    def has_cube(self) -> bool:
+        """True if there are the inputs of the cube utilization, without the number of cores."""
         names = {name for name, _ in self._columns}
-        derived = []
-        bounds = [
-            tuple(f"{unit}{part}_ratio" for unit in ("mac", "vec", "mte2")) for part in ("", "_exe")
-        ]
-        if (bound := next((one for one in bounds if names.issuperset(one)), None)) is not None:
-            derived.append((_MEMORY_BOUND, bound))
-        for core in ("aic_", ""):
-            needs = (f"{core}mac_ratio", f"{core}total_cycles")
-            if names.issuperset(needs):
-                derived.append((_CUBE, needs))
-                break
-        return derived
+        return any(names >= {f"{core}mac_ratio", f"{core}total_cycles"} for core in ("aic_", ""))
 
     def records(self, task_ids: Ints) -> Ints:
         """Return the record of each task, or -1; the k-th row of a task has its k-th record."""
@@ -219,24 +203,23 @@ class CoreMetrics:
         has = known & (turn < np.where(known, self._count[task], 0))
         return np.where(has, self._first[task] + turn, -1)
 
-    def cells(self, records: Ints, device: Ints, duration_ns: Ints) -> list[list[str]]:
-        """Return the cells of rows, column by column."""
+    def cells(self, records: Ints) -> Cells:
+        """Return the columns of rows."""
         if self.is_empty:
             return []
         values = self._matrix[np.maximum(records, 0)]
         values[records < 0] = np.nan
         by_name = {name: self._texts(name, values[:, at]) for name, at in self._columns}
         cells = [
-            by_name[name]
-            for name, _ in self._columns
+            (title(name), texts)
+            for name, texts in by_name.items()
             if self._recording.has_contexts or title(name) not in _ONLY_WITH_CONTEXTS
         ]
-        for name, needs in self._derived:
-            inputs = list(zip(*(by_name[need] for need in needs), strict=True))
-            if name == _CUBE:
-                cells.append(self._cube(inputs, device, duration_ns))
-            else:
-                cells.append([_memory_bound(*row) for row in inputs])
+        if self._bound:
+            inputs = zip(*(by_name[name] for name in self._bound), strict=True)
+            cells.append(("memory_bound", [_memory_bound(*row) for row in inputs]))
+        if self.has_cube:
+            cells.append(("cube_utilization(%)", [NOT_AVAILABLE] * len(records)))
         return cells
 
     @staticmethod
@@ -244,22 +227,6 @@ class CoreMetrics:
         if "cycle" in name:
             return registry.cycles(values)
         return registry.rounded(values / _NS_PER_US if name.endswith("_time") else values)
-
-    def _cube(self, inputs: list[tuple[str, ...]], device: Ints, duration_ns: Ints) -> list[str]:
-        """Return the cube utilization of tasks: cycles used over cycles of all cube cores, in %."""
-        result = []
-        durations = registry.as_doubles(duration_ns).tolist()
-        for (mac, cycles), number, us in zip(inputs, device.tolist(), durations, strict=True):
-            per_us = self._recording.cube_cycles_per_us(number)
-            if mac == NOT_AVAILABLE or per_us is None:
-                result.append(NOT_AVAILABLE)
-            elif us == 0:
-                result.append("0")
-            else:
-                # msprof rounds the dividend to six decimals first.
-                share = float(f"{float(cycles) / per_us * 100:.6f}")
-                result.append(f"{share / us:.3f}")
-        return result
 
 
 def _memory_bound(mac: str, vector: str, transfer: str) -> str:
@@ -282,19 +249,22 @@ def _turns(seen: NDArray[np.int32] | None, task: Ints, name: Ints) -> Ints:
     return turn
 
 
-_PLACE = ("Device_id", "Model ID", "Task ID", "Stream ID")
-_OPERATOR = ("Op Name", "OP Type", "OP State", "Task Type")
-_TIMES = ("Task Start Time(us)", "Task Duration(us)", "Task Wait Time(us)")
-_BLOCKS = ("Block Num", "Mix Block Num", "HF32 Eligible")
-_TENSORS = (
-    *("Input Shapes", "Input Data Types", "Input Formats"),
-    *("Output Shapes", "Output Data Types", "Output Formats"),
-)
-_TENSOR_COLUMNS = (
-    *("inputShapes", "inputDataTypes", "inputFormats"),
-    *("outputShapes", "outputDataTypes", "outputFormats"),
-)
-_CONTEXT = "Context ID"
+# Title -> column of texts of COMPUTE_TASK_INFO.
+_OPERATOR = {
+    "Op Name": "name",
+    "OP Type": "opType",
+    "OP State": "opState",
+    "Task Type": "taskType",
+}
+_PROPERTIES = {
+    "HF32 Eligible": "hf32Eligible",
+    "Input Shapes": "inputShapes",
+    "Input Data Types": "inputDataTypes",
+    "Input Formats": "inputFormats",
+    "Output Shapes": "outputShapes",
+    "Output Data Types": "outputDataTypes",
+    "Output Formats": "outputFormats",
+}
 _COLLECTIVE = "COMMUNICATION"
 # Types of tasks that are parts of other rows.
 _NO_KERNELS = ("WRITE_BACK", "INVALID", "HCCL_AI_CPU")
@@ -329,30 +299,21 @@ class _Summary:
         is_kernel = np.arange(len(start)) < len(self._task)
         order = np.lexsort((is_kernel, in_order_of_text(start), ranks_of_texts(device)))
         waits = _waits(start[order], duration[order])
-        delivery.table("op_summary", self._header(), len(order), self._blocks(order, waits))
-        if "cube_utilization(%)" in self._metrics.header and not self._recording.knows_cores:
+        header = [title for title, _ in self._kernels(np.empty(0, np.int64), [])]
+        blocks = self._blocks(order, waits, len(header))
+        delivery.table("op_summary", header, len(order), blocks)
+        if self._metrics.has_cube:
             self._recording.leave_out(
                 "op_summary",
                 "cube_utilization(%)",
                 "the database does not have the number of cores and their rated frequency",
             )
-        if len(order) and not self._metrics.is_empty:
-            return
-        if len(self._task) and not self._recording.has_contexts:
+        if len(self._task) and self._metrics.is_empty and not self._recording.has_contexts:
             self._recording.leave_out(
                 "op_summary", "AI core counters", "msprof's databases of this chip do not have them"
             )
 
-    def _header(self) -> list[str]:
-        head = [*_PLACE, *_OPERATOR, *_TIMES]
-        if not self._has_kernels:
-            return [*head, _CONTEXT] if self._recording.has_contexts else head
-        head += [*_BLOCKS, *_TENSORS, _CONTEXT]
-        if not self._recording.has_contexts:
-            head = [name for name in head if name not in ("Mix Block Num", _CONTEXT)]
-        return head + self._metrics.header
-
-    def _blocks(self, order: Ints, waits: Floats) -> Iterator[Sequence[str]]:
+    def _blocks(self, order: Ints, waits: Floats, width: int) -> Iterator[Sequence[str]]:
         for part in blocks(len(order)):
             wait = [f"{one:.6f}" for one in waits[part].tolist()]
             if part.start == 0:
@@ -361,49 +322,43 @@ class _Summary:
             is_kernel = places < len(self._task)
             block = np.empty(len(places), object)
             cells = np.array(wait, object)
-            block[is_kernel] = self._kernels(places[is_kernel], cells[is_kernel].tolist())
+            kernels = self._kernels(places[is_kernel], cells[is_kernel].tolist())
+            block[is_kernel] = cell_lines(kernels)
             others = places[~is_kernel] - len(self._task)
-            block[~is_kernel] = self._operators(others, cells[~is_kernel].tolist())
+            block[~is_kernel] = self._operators(others, cells[~is_kernel].tolist(), width)
             yield block.tolist()
 
-    def _kernels(self, rows: Ints, wait: list[str]) -> list[str]:
+    def _kernels(self, rows: Ints, wait: list[str]) -> Cells:
         recording, tasks = self._recording, self._recording.tasks
         task, info = self._task[rows], self._info[rows]
         columns = recording.kernels.columns
-        integers = registry.integers
         start, end = tasks.start_ns[task], tasks.end_ns[task]
 
-        def texts(name: str) -> list[str]:
-            return recording.cells(columns[name][info])
+        def texts(names: Mapping[str, str]) -> Cells:
+            return [(title, recording.cells(columns[name][info])) for title, name in names.items()]
 
-        context = tasks.context[task]
         cells = [
-            integers(tasks.device[task]),
-            integers(tasks.model[task]),
-            integers(tasks.number[task]),
-            integers(tasks.stream[task]),
-            *(texts(name) for name in ("name", "opType", "opState", "taskType")),
-            registry.tabbed(registry.microseconds(start)),
-            registry.microseconds(end - start),
-            wait,
-            integers(columns["blockNum"][info]),
+            ("Device_id", registry.integers(tasks.device[task])),
+            ("Model ID", registry.integers(tasks.model[task])),
+            ("Task ID", registry.integers(tasks.number[task])),
+            ("Stream ID", registry.integers(tasks.stream[task])),
+            *texts(_OPERATOR),
+            ("Task Start Time(us)", registry.tabbed_us(start)),
+            ("Task Duration(us)", registry.microseconds(end - start)),
+            ("Task Wait Time(us)", wait),
         ]
+        counters = self._metrics.cells(self._record[rows])
+        if self._has_kernels:
+            cells.append(("Block Num", registry.integers(columns["blockNum"][info])))
+            if recording.has_contexts:
+                cells.append(("Mix Block Num", registry.integers(columns["mixBlockNum"][info])))
+            cells += texts(_PROPERTIES)
         if recording.has_contexts:
-            cells.append(integers(columns["mixBlockNum"][info]))
-        cells.append(texts("hf32Eligible"))
-        cells += [texts(name) for name in _TENSOR_COLUMNS]
-        if recording.has_contexts:
-            known = context != NO_CONTEXT
-            cells.append(
-                [
-                    text if has else NOT_AVAILABLE
-                    for text, has in zip(integers(context), known.tolist(), strict=True)
-                ]
-            )
-        cells += self._metrics.cells(self._record[rows], tasks.device[task], end - start)
-        return lines(*cells)
+            context = np.where(tasks.has_context[task], tasks.context[task], MISSING)
+            cells.append(("Context ID", registry.integers(context)))
+        return [*cells, *counters] if self._has_kernels else cells
 
-    def _operators(self, rows: Ints, wait: list[str]) -> list[str]:
+    def _operators(self, rows: Ints, wait: list[str], width: int) -> list[str]:
         others, columns = self._collectives, self._collectives.columns
         start, end = others.start_ns[rows], others.end_ns[rows]
         nothing = [NOT_AVAILABLE] * len(rows)
@@ -416,15 +371,13 @@ class _Summary:
             self._recording.cells(columns["opType"][rows]),
             nothing,
             [_COLLECTIVE] * len(rows),
-            registry.tabbed(registry.microseconds(start)),
+            registry.tabbed_us(start),
             registry.microseconds(end - start),
             wait,
+            ["0"] * len(rows),  # The block number; without kernels it is in the last column.
+            *[nothing] * width,
         ]
-        width = len(self._header())
-        if len(cells) < width:
-            # The block number; without kernels it is in the last column.
-            cells.append(["0"] * len(rows))
-        return lines(*cells, *[nothing] * (width - len(cells)))
+        return list(map(",".join, zip(*cells[:width], strict=True)))
 
 
 def _is_shown(recording: Recording, info: Ints) -> Bools:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints, Lookup
+from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints, Lookup, Runs
 from unified_prof.base.columns import (
     NO_CONNECTION,
     NO_CONTEXT,
@@ -52,9 +52,12 @@ def cell(text: str, *, raw: bool = False) -> str:
     return text
 
 
-def lines(*columns: Sequence[str]) -> list[str]:
-    """Return the lines of a block from the cells of its columns."""
-    return list(map(",".join, zip(*columns, strict=True)))
+Cells = Sequence[tuple[str, Sequence[str]]]  # Title and cells of each column.
+
+
+def cell_lines(columns: Cells) -> list[str]:
+    """Return the lines of a block from its columns."""
+    return list(map(",".join, zip(*(cells for _, cells in columns), strict=True)))
 
 
 class Delivery:
@@ -66,6 +69,13 @@ class Delivery:
     def __init__(self, files: OutputFiles, moment: datetime) -> None:
         self._files = files
         self._time = f"{moment:%Y%m%d%H%M%S}"
+
+    def columns(self, kind: str, rows: int, block: Callable[[slice], Cells]) -> None:
+        """Write a table; `block` returns the columns of a slice of its rows."""
+        parts = map(block, blocks(rows))
+        if (first := next(parts, None)) is not None:
+            header = [title for title, _ in first]
+            self.table(kind, header, rows, map(cell_lines, chain([first], parts)))
 
     def table(
         self, kind: str, header: Sequence[str], rows: int, blocks: Iterable[Sequence[str]]
@@ -123,9 +133,9 @@ def microseconds(ns: Ints) -> list[str]:
     ]
 
 
-def tabbed(cells: Sequence[str]) -> list[str]:
-    """Return times with a trailing tab, which keeps spreadsheets from rounding them."""
-    return [f"{cell}\t" for cell in cells]
+def tabbed_us(ns: Ints) -> list[str]:
+    """Return `microseconds` with a trailing tab, which keeps spreadsheets from rounding them."""
+    return [f"{cell}\t" for cell in microseconds(ns)]
 
 
 def as_doubles(ns: Ints) -> Floats:
@@ -181,9 +191,7 @@ def rounded(values: Floats) -> list[str]:
     large = known & (np.abs(values) >= _EXACT_THOUSANDTHS / _MILLI)
     plain = known & ~large
     whole_thousandths = thousandths(np.where(plain, values, 0.0))
-    distinct, places = np.unique(whole_thousandths, return_inverse=True)
-    texts = [_of_thousandths(one) for one in distinct.tolist()]
-    cells = [texts[place] for place in places.reshape(-1).tolist()]
+    cells = by_value(whole_thousandths, of_thousandths)
     for place in np.flatnonzero(~plain).tolist():
         cells[place] = as_sqlite(float(values[place])) if known[place] else NOT_AVAILABLE
     return cells
@@ -214,14 +222,20 @@ def cycles(values: Floats) -> list[str]:
 
 def kilobytes(size_bytes: Ints) -> list[str]:
     """Return bytes as KB, rounded to three decimals; exact halves to even, as in Python."""
-    distinct, places = np.unique(size_bytes, return_inverse=True)
-    texts = [
-        NOT_AVAILABLE if one == MISSING else str(round(one / 1024, 3)) for one in distinct.tolist()
-    ]
+    return by_value(
+        size_bytes, lambda one: NOT_AVAILABLE if one == MISSING else str(round(one / 1024, 3))
+    )
+
+
+def by_value(values: Ints, text: Callable[[int], str]) -> list[str]:
+    """Return a text for each number; `text` is called once for each distinct number."""
+    distinct, places = np.unique(values, return_inverse=True)
+    texts = list(map(text, distinct.tolist()))
     return [texts[place] for place in places.reshape(-1).tolist()]
 
 
-def _of_thousandths(value: int) -> str:
+def of_thousandths(value: int) -> str:
+    """Return thousandths as a number with one to three decimals: `0.0`, `1.412`."""
     sign, value = ("-", -value) if value < 0 else ("", value)
     decimals = f"{value % _MILLI:03d}".rstrip("0") or "0"
     return f"{sign}{value // _MILLI}.{decimals}"
@@ -301,62 +315,22 @@ class Recording:
     @cached_property
     def has_contexts(self) -> bool:
         """True if the chip has contexts; unknown chips count as having them."""
-        names = whole_tables.records(self.source, "NPU_INFO", ["name"])
-        return not any(str(name).startswith(_WITHOUT_CONTEXTS) for (name,) in names)
+        return not self.has_chip(*_WITHOUT_CONTEXTS)
 
     @cached_property
     def python_export(self) -> bool:
         """True if msprof exports the recordings of this chip with its Python program."""
-        names = whole_tables.records(self.source, "NPU_INFO", ["name"])
-        return any(str(name).startswith(_PYTHON_EXPORT) for (name,) in names)
+        return self.has_chip(*_PYTHON_EXPORT)
 
-    @property
-    def knows_cores(self) -> bool:
-        """True if the database has the number of cores and their frequency."""
-        return False
-
-    def cube_cycles_per_us(self, device: int) -> float | None:
-        """Return the cycles per microsecond of all cube cores of a device, or None if unknown."""
-        return None
+    def has_chip(self, *names: str) -> bool:
+        """Return True if the name of a device begins with one of `names`."""
+        found = whole_tables.records(self.source, "NPU_INFO", ["name"])
+        return any(str(name).startswith(names) for (name,) in found)
 
     @cached_property
     def is_copy(self) -> Bools:
         """Mask of the rows of `tasks` that are asynchronous copies."""
         return np.isin(self.tasks.type, self.ids([COPY]))
-
-    @property
-    def program(self) -> str | None:
-        """Name of the profiled program, or None if it was not recorded."""
-        return None
-
-    def batches(self, tasks: Ints) -> list[str]:
-        """Return the batch number of tasks as JSON members; empty if unknown."""
-        return [""] * len(tasks)
-
-    def device_types(self, tasks: Ints) -> list[str]:
-        """Return the device's names of task types as JSON; empty if unknown."""
-        return [""] * len(tasks)
-
-    @property
-    def knows_estimates(self) -> bool:
-        """True if the database has estimated durations of collective tasks."""
-        return False
-
-    def estimates(self, tasks: Ints) -> list[str]:
-        """Return the estimated durations of tasks as JSON members; empty if unknown."""
-        return [""] * len(tasks)
-
-    def older_marks(self, connections: Ints, categories: Ints, kinds: list[str]) -> list[str]:
-        """Return the arguments of marks of the older interface, as JSON."""
-        return [
-            f'{{"Category":"{category}","event_type":{kind}}}'
-            for category, kind in zip(categories.tolist(), kinds, strict=True)
-        ]
-
-    @property
-    def knows_launches(self) -> bool:
-        """True if the database has the names of launched kernels."""
-        return False
 
     def kernel_name(self, tasks: Ints, info: Ints) -> Ints:
         """Return the text id of each task's kernel name, or MISSING.
@@ -394,9 +368,19 @@ class Recording:
 
     def cells(self, numbers: Ints) -> list[str]:
         """Return the table cells of texts, by their ids."""
-        distinct, places = np.unique(numbers, return_inverse=True)
-        cells = [self.cell(self.text(number)) for number in distinct.tolist()]
-        return [cells[place] for place in places.reshape(-1).tolist()]
+        return by_value(numbers, lambda number: self.cell(self.text(number)))
+
+    def timed(
+        self, table: str, columns: Sequence[str], narrow: Collection[str] = ()
+    ) -> dict[str, Ints]:
+        """Return columns of the rows with valid times; the first column is their start.
+
+        `endNs` is the end if it is one of the columns, otherwise rows have a single time.
+        """
+        found = whole_tables.integers(self.source, table, columns, narrow=narrow)
+        start = found[columns[0]]
+        keep = self.times(table, start, found.get("endNs", start))
+        return found if keep.all() else {name: values[keep] for name, values in found.items()}
 
     def times(self, table: str, start: Ints, end: Ints) -> Bools:
         """Return a mask of the rows with valid times; the others are counted."""
@@ -419,9 +403,8 @@ class Tasks:
     _SMALL = ("deviceId", "globalTaskId", "taskType", "streamId", "taskId")
 
     def __init__(self, recording: Recording, *, is_mark: bool) -> None:
-        found = whole_tables.integers(recording.source, "TASK", self._COLUMNS, narrow=self._SMALL)
+        found = recording.timed("TASK", self._COLUMNS, self._SMALL)
         keep = np.isin(found["taskType"], recording.ids([MARK])) == is_mark
-        keep &= recording.times("TASK", found["startNs"], found["endNs"])
         if not keep.all():
             found = {name: values[keep] for name, values in found.items()}
         self.start_ns = found["startNs"]
@@ -454,16 +437,15 @@ class Tasks:
         another launch. A context without a known host call belongs to the preceding row.
         """
         order = np.lexsort((self.start_ns, self.number, self.stream, self.device))
-        place = np.stack([self.device, self.stream, self.number])[:, order]
-        new_place = np.ones(len(order), np.bool_)
-        new_place[1:] = (place[:, 1:] != place[:, :-1]).any(axis=0)
+        places = Runs(self.device[order], self.stream[order], self.number[order])
         caller = self.connection[order]
-        follows = (caller == NO_CONNECTION) & (self.context[order] != NO_CONTEXT) & ~new_place
+        follows = (caller == NO_CONNECTION) & self.has_context[order]
+        follows[places.starts] = False
         leader = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
         caller = caller[leader]
         callers, code = np.unique(caller, return_inverse=True)
         result = np.empty(len(order), np.int64)
-        result[order] = np.cumsum(new_place) * (len(callers) + 1) + code.reshape(-1)
+        result[order] = places.number() * len(callers) + code.reshape(-1)
         return result
 
     @cached_property
@@ -500,14 +482,12 @@ class Collectives:
     """Rows of COMMUNICATION_OP as columns."""
 
     _COLUMNS = (
-        *("opName", "startNs", "endNs", "connectionId", "groupName", "opId", "relay", "retry"),
+        *("startNs", "endNs", "opName", "connectionId", "groupName", "opId", "relay", "retry"),
         *("dataType", "algType", "count", "opType", "deviceId", "rankSize"),
     )
 
     def __init__(self, recording: Recording) -> None:
-        found = whole_tables.integers(recording.source, "COMMUNICATION_OP", self._COLUMNS)
-        keep = recording.times("COMMUNICATION_OP", found["startNs"], found["endNs"])
-        self.columns = {name: values[keep] for name, values in found.items()}
+        self.columns = recording.timed("COMMUNICATION_OP", self._COLUMNS)
         self.start_ns = self.columns["startNs"]
         self.end_ns = self.columns["endNs"]
         self.device = self.columns["deviceId"]

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Ints, Lookup
+from unified_prof.arrays.grouping import Bools, Frame, Ints, Lookup, Runs
 from unified_prof.base.columns import (
     HOST_ONLY_CONNECTION,
     NO_CONTEXT,
@@ -29,13 +30,12 @@ from unified_prof.base.columns import (
 )
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import (
+    Cells,
     Delivery,
     Recording,
     Tasks,
-    blocks,
     half_away,
     in_order_of_text,
-    lines,
     thousandths,
     trimmed,
 )
@@ -49,18 +49,12 @@ _HEADER = (
 
 def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     """Write api_statistic, sorted by the bytes of the name, then by level."""
-    found = whole_tables.integers(
-        recording.source, "CANN_API", ["startNs", "endNs", "type", "name"], narrow=["type", "name"]
-    )
-    keep = recording.times("CANN_API", found["startNs"], found["endNs"])
-    found = {name: values[keep] for name, values in found.items()}
+    found = recording.timed("CANN_API", ["startNs", "endNs", "type", "name"], ["type", "name"])
     levels = whole_tables.names(recording.source, "ENUM_API_TYPE")
-    duration = found["endNs"] - found["startNs"]
     order = np.lexsort((found["type"], found["name"]))  # stable: groups keep their order
-    name, level, duration = found["name"][order], found["type"][order], duration[order]
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (name[1:] != name[:-1]) | (level[1:] != level[:-1])
-    starts = np.flatnonzero(new)
+    name, level = found["name"][order], found["type"][order]
+    duration = (found["endNs"] - found["startNs"])[order]
+    starts = Runs(name, level).starts
     rows = []
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         text, number = recording.text(int(name[start])), int(level[start])
@@ -99,7 +93,7 @@ PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Statistics of the durations of rows with the same key."""
+    """Statistics of the durations of rows with the same key, which begins with the device."""
 
     key: tuple[int, ...]
     count: int
@@ -112,75 +106,32 @@ def groups(keys: Sequence[NDArray[np.integer]], duration_ns: Ints) -> list[Group
     """Return the duration statistics of rows by key, in ascending order of the keys."""
     if not len(duration_ns):
         return []
-    distinct, number = np.unique(np.stack(keys), axis=1, return_inverse=True)
-    number = number.reshape(-1)
-    count = distinct.shape[1]
-    smallest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(smallest, number, duration_ns)
-    largest = np.zeros(count, np.int64)
-    np.maximum.at(largest, number, duration_ns)
-    total = np.zeros(count, np.int64)
-    np.add.at(total, number, duration_ns)
-    return [
-        Group(tuple(key), *values)
-        for key, *values in zip(
-            distinct.T.tolist(),
-            np.bincount(number, minlength=count).tolist(),
-            total.tolist(),
-            smallest.tolist(),
-            largest.tolist(),
-            strict=True,
-        )
-    ]
-
-
-def totals_by_device(groups: Sequence[Group]) -> dict[int, int]:
-    """Return the total time per device, which is the first part of the keys."""
-    result: dict[int, int] = {}
-    for group in groups:
-        result[group.key[0]] = result.get(group.key[0], 0) + group.total_ns
-    return result
-
-
-_HEADER_COMMUNICATION_STATISTIC = (
-    *("Device_id", "OP Type", "Count"),
-    *("Total Time(us)", "Min Time(us)", "Avg Time(us)", "Max Time(us)", "Ratio(%)"),
-)
+    order = np.lexsort(keys[::-1])
+    ordered, duration = [key[order] for key in keys], duration_ns[order]
+    runs = Runs(*ordered)
+    figures = (how.reduceat(duration, runs.starts) for how in (np.add, np.minimum, np.maximum))
+    distinct = zip(*(key[runs.starts].tolist() for key in ordered), strict=True)
+    columns = (runs.sizes.tolist(), *(one.tolist() for one in figures))
+    return list(map(Group, distinct, *columns))
 
 
 def write_communication_statistic(recording: Recording, delivery: Delivery) -> None:
     """Write communication_statistic, longest total first, without devices of unknown types."""
     operators = recording.collectives
     found = groups((operators.device, operators.columns["opType"]), operators.duration_ns)
-    totals = totals_by_device(found)
-    named = [(group.key[0], recording.text(group.key[1]), group) for group in found]
-    known = {device for device, op_type, _ in named if op_type != NOT_AVAILABLE}
-    named = [one for one in named if one[0] in known]
-    named.sort(key=lambda one: (-one[2].total_ns, *one[:2]))
-    rows = []
-    for device, op_type, group in named:
+    known = {one.key[0] for one in found if recording.text(one.key[1]) != NOT_AVAILABLE}
+    _write_shares(
+        recording,
+        delivery,
+        ("communication_statistic", "OP Type"),
+        found,
+        lambda group, _: group.key[0] in known,
         # msprof rounds the average in SQLite and the share in C.
-        mean = int(thousandths(np.array([group.total_ns / group.count / 1000]))[0]) / 1000
-        share = group.total_ns * PERCENT / totals[device] if totals[device] else 0.0
-        rows.append(
-            ",".join(
-                (
-                    *(str(device), recording.cell(op_type), str(group.count)),
-                    trimmed(group.total_ns / 1000),
-                    trimmed(group.min_ns / 1000),
-                    trimmed(mean),
-                    trimmed(group.max_ns / 1000),
-                    trimmed(half_away(share)),
-                )
-            )
-        )
-    delivery.table("communication_statistic", _HEADER_COMMUNICATION_STATISTIC, len(rows), [rows])
+        lambda group: thousandths(np.array([group.total_ns / group.count / 1000]))[0] / 1000,
+        lambda part, whole: half_away(part * PERCENT / whole),
+    )
 
 
-_HEADER_OP_STATISTIC = (
-    *("Device_id", "OP Type", "Core Type", "Count"),
-    *("Total Time(us)", "Min Time(us)", "Avg Time(us)", "Max Time(us)", "Ratio(%)"),
-)
 _COUNTED_ELSEWHERE = ("COMMUNICATION", "HCCL_AI_CPU")
 _NOT_SHOWN = ("WRITE_BACK", "INVALID")
 
@@ -197,32 +148,55 @@ def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
     core = columns["taskType"][info[task]]
     task = task[~np.isin(core, recording.ids(_COUNTED_ELSEWHERE))]
     row = info[task]
-    found = groups(
-        (tasks.device[task], columns["opType"][row], columns["taskType"][row]),
-        tasks.duration_ns[task],
+    _write_shares(
+        recording,
+        delivery,
+        ("op_statistic", "OP Type", "Core Type"),
+        groups(
+            (tasks.device[task], columns["opType"][row], columns["taskType"][row]),
+            tasks.duration_ns[task],
+        ),
+        lambda _, texts: texts[0] != NOT_AVAILABLE and texts[1] not in _NOT_SHOWN,
+        lambda group: group.total_ns // group.count / 1000,
+        lambda part, whole: round(part / whole * PERCENT, 3),
     )
-    totals = totals_by_device(found)
+
+
+def _write_shares(
+    recording: Recording,
+    delivery: Delivery,
+    titles: tuple[str, ...],
+    found: Sequence[Group],
+    is_shown: Callable[[Group, Sequence[str]], bool],
+    mean_us: Callable[[Group], float],
+    percent: Callable[[int, int], float],
+) -> None:
+    """Write a row per group, longest total first, with its share of the time of its device.
+
+    `titles` are the kind of table and the titles of the keys after the device.
+    """
+    totals: Counter[int] = Counter()
     named = []
     for group in found:
-        device, op_type, core_type = group.key
-        op, kind = recording.text(op_type), recording.text(core_type)
-        if op != NOT_AVAILABLE and kind not in _NOT_SHOWN:
-            named.append((device, op, kind, group))
-    named.sort(key=lambda one: (-one[3].total_ns, *one[:3]))
+        totals[group.key[0]] += group.total_ns
+        texts = [recording.text(number) for number in group.key[1:]]
+        if is_shown(group, texts):
+            named.append((-group.total_ns, group.key[0], texts, group))
+    named.sort(key=lambda one: one[:3])
     rows = []
-    for device, op, kind, group in named:
-        share = group.total_ns / totals[device] * PERCENT if totals[device] else 0.0
-        times = (group.total_ns, group.min_ns, group.total_ns // group.count, group.max_ns)
-        rows.append(
-            ",".join(
-                (
-                    *(str(device), recording.cell(op), recording.cell(kind), str(group.count)),
-                    *(trimmed(ns / 1000) for ns in times),
-                    trimmed(round(share, 3)),
-                )
-            )
+    for _, device, texts, group in named:
+        share = percent(group.total_ns, totals[device]) if totals[device] else 0.0
+        figures = (
+            *(group.total_ns / 1000, group.min_ns / 1000),
+            *(mean_us(group), group.max_ns / 1000, share),
         )
-    delivery.table("op_statistic", _HEADER_OP_STATISTIC, len(rows), [rows])
+        names = map(recording.cell, texts)
+        rows.append(",".join((str(device), *names, str(group.count), *map(trimmed, figures))))
+    header = (
+        *("Device_id", *titles[1:], "Count"),
+        *("Total Time(us)", "Min Time(us)", "Avg Time(us)", "Max Time(us)", "Ratio(%)"),
+    )
+    delivery.table(titles[0], header, len(rows), [rows])
 
 
 _MB = 1024 * 1024
@@ -245,8 +219,7 @@ class Sampled:
 
     def write(self, recording: Recording, delivery: Delivery) -> None:
         """Write the file, ordered by device."""
-        names = whole_tables.records(recording.source, "NPU_INFO", ["name"])
-        shows_last = any(str(name).startswith("Ascend910B") for (name,) in names)
+        shows_last = recording.has_chip("Ascend910B")
         found = recording.source.rows(self.query.format(avg="" if shows_last else "avg"))
         rows = [
             ",".join(_number(value) for value in (device, *line))
@@ -317,10 +290,7 @@ _PORT_HEADER = (
 
 def _port(rows: list[Row]) -> Sequence[Row]:
     """Return the lines of ports: the rates of msprof's timeline, as means over the recording."""
-    return [
-        (*registry.tabbed(registry.microseconds(np.array([time]))), *figures)
-        for time, *figures in rows
-    ]
+    return [(*registry.tabbed_us(np.array([time])), *figures) for time, *figures in rows]
 
 
 def _port_query(table: str) -> str:
@@ -388,8 +358,8 @@ TABLE = "MSTX_EVENTS"
 _UNNUMBERED = (HOST_ONLY_CONNECTION, OLD_NO_CONNECTION)
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+@dataclass(frozen=True)
+class Marks(Frame):
     """Rows of MSTX_EVENTS as columns, in order of time."""
 
     start_ns: Ints
@@ -401,19 +371,15 @@ class Marks:
     domain: Ints
     connection: Ints
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
     @property
-    def is_numbered(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def is_numbered(self) -> Bools:
         """Mask of the marks that have numbers: those of the newer interface."""
-        return ~np.isin(self.connection, _UNNUMBERED)
+        return np.isin(self.connection, _UNNUMBERED, invert=True)
 
 
 def marks(recording: Recording) -> Marks:
     """Return the marks of a recording; rows with invalid times are dropped and counted."""
-    found = whole_tables.integers(
-        recording.source,
+    found = recording.timed(
         TABLE,
         (
             *("startNs", "endNs", "eventType", "category"),
@@ -421,8 +387,7 @@ def marks(recording: Recording) -> Marks:
         ),
     )
     order = np.argsort(in_order_of_text(found["startNs"]), kind="stable")
-    order = order[recording.times(TABLE, found["startNs"][order], found["endNs"][order])]
-    return Marks(*(values[order] for values in found.values()))
+    return Marks(*found.values()).take(order)
 
 
 def event_names(recording: Recording, events: Ints) -> list[str]:
@@ -431,23 +396,14 @@ def event_names(recording: Recording, events: Ints) -> list[str]:
     return [names.get(event, "") for event in events.tolist()]
 
 
-_HEADER_MSPROF_TX = (
-    *("Device_id", "pid", "tid", "category", "event_type", "payload_type", "payload_value"),
-    *("Start_time(us)", "End_time(us)", "message_type", "message", "domain"),
-    *("Device Start_time(us)", "Device End_time(us)"),
-)
-_NO_DOMAIN = ""
-
-
 def write_msprof_tx(recording: Recording, delivery: Delivery) -> None:
     """Write msprof_tx, in order of time."""
     found = marks(recording)
-    delivery.table(
-        "msprof_tx",
-        _HEADER_MSPROF_TX,
-        len(found),
-        (_block(recording, found, p) for p in blocks(len(found))),
-    )
+
+    def block(part: slice) -> Cells:
+        return _mark_columns(recording, found.take(part))
+
+    delivery.columns("msprof_tx", len(found), block)
     if len(found) and not found.is_numbered.all():
         recording.leave_out(
             "msprof_tx",
@@ -456,87 +412,74 @@ def write_msprof_tx(recording: Recording, delivery: Delivery) -> None:
         )
 
 
-def _block(recording: Recording, found: Marks, part: slice) -> list[str]:
+def _mark_columns(recording: Recording, found: Marks) -> Cells:
     device = recording.mark_tasks
-    numbered = found.is_numbered[part]
-    row = Lookup(device.connection).rows(found.connection[part])
+    numbered = found.is_numbered
+    row = Lookup(device.connection).rows(found.connection)
     row[~numbered] = -1
-    has_device = (row >= 0).tolist()
-
-    def of_device(cells: list[str], without: str) -> list[str]:
-        return [one if has else without for one, has in zip(cells, has_device, strict=True)]
-
-    devices = registry.integers(device.device[row]) if len(device) else ["host"] * len(row)
-    begins = (
-        registry.tabbed(registry.microseconds(device.start_ns[row])) if len(device) else devices
-    )
-    ends = registry.tabbed(registry.microseconds(device.end_ns[row])) if len(device) else devices
     nothing = [NOT_AVAILABLE] * len(row)
-    category = registry.integers(found.category[part])
-    domain = recording.cells(found.domain[part])
-    return lines(
-        of_device(devices, "host"),
-        registry.integers(found.global_tid[part] >> 32),
-        registry.integers(found.global_tid[part] & 0xFFFFFFFF),
-        [NOT_AVAILABLE if new else c for c, new in zip(category, numbered.tolist(), strict=True)],
-        event_names(recording, found.event[part]),
-        nothing,
-        nothing,
-        registry.tabbed(registry.microseconds(found.start_ns[part])),
-        registry.tabbed(registry.microseconds(found.end_ns[part])),
-        nothing,
-        recording.cells(found.message[part]),
-        [
-            name if new and name != _NO_DOMAIN else NOT_AVAILABLE
-            for name, new in zip(domain, numbered.tolist(), strict=True)
-        ],
-        of_device(begins, NOT_AVAILABLE),
-        of_device(ends, NOT_AVAILABLE),
-    )
 
+    def chosen(mask: Bools, cells: Sequence[str], others: Sequence[str]) -> list[str]:
+        pairs = zip(mask.tolist(), cells, others, strict=True)
+        return [cell if is_known else other for is_known, cell, other in pairs]
 
-_HEADER_TASK_TIME = (
-    *("Device_id", "kernel_name", "kernel_type", "stream_id", "task_id"),
-    *("task_time(us)", "task_start(us)", "task_stop(us)"),
-)
+    def of_device(cells: Callable[[Ints], list[str]], values: Ints, without: str) -> list[str]:
+        others = [without] * len(row)
+        return chosen(row >= 0, cells(values[row]), others) if len(device) else others
+
+    domain = recording.cells(found.domain)
+    has_domain = numbered & np.array([name != "" for name in domain], np.bool_)
+    return [
+        ("Device_id", of_device(registry.integers, device.device, "host")),
+        ("pid", registry.integers(found.global_tid >> 32)),
+        ("tid", registry.integers(found.global_tid & 0xFFFFFFFF)),
+        ("category", chosen(~numbered, registry.integers(found.category), nothing)),
+        ("event_type", event_names(recording, found.event)),
+        ("payload_type", nothing),
+        ("payload_value", nothing),
+        ("Start_time(us)", registry.tabbed_us(found.start_ns)),
+        ("End_time(us)", registry.tabbed_us(found.end_ns)),
+        ("message_type", nothing),
+        ("message", recording.cells(found.message)),
+        ("domain", chosen(has_domain, domain, nothing)),
+        ("Device Start_time(us)", of_device(registry.tabbed_us, device.start_ns, NOT_AVAILABLE)),
+        ("Device End_time(us)", of_device(registry.tabbed_us, device.end_ns, NOT_AVAILABLE)),
+    ]
 
 
 def write_task_time(recording: Recording, delivery: Delivery) -> None:
     """Write task_time, with all devices in order of start."""
-    tasks = recording.tasks
+    tasks, columns = recording.tasks, recording.kernels.columns
     row = np.flatnonzero(_is_shown(tasks))
     keys = (tasks.number, tasks.stream, tasks.device, in_order_of_text(tasks.start_ns))
     row = row[np.lexsort([key[row] for key in keys])]
-    delivery.table("task_time", _HEADER_TASK_TIME, len(row), _blocks(recording, row))
-    if len(row) and not recording.knows_launches:
+    unknown = recording.ids([NOT_AVAILABLE])
+
+    def block(part: slice) -> Cells:
+        task = row[part]
+        info = recording.kernels.rows_of(tasks.id[task])
+        kind = tasks.type[task].astype(np.int64)
+        if len(recording.kernels):
+            own = columns["taskType"][info]
+            kind = np.where((info >= 0) & ~np.isin(own, unknown), own, kind)
+        start, end = tasks.start_ns[task], tasks.end_ns[task]
+        return [
+            ("Device_id", registry.integers(tasks.device[task])),
+            ("kernel_name", recording.cells(recording.kernel_name(task, info))),
+            ("kernel_type", recording.cells(kind)),
+            ("stream_id", registry.integers(tasks.stream[task])),
+            ("task_id", registry.integers(tasks.number[task])),
+            ("task_time(us)", registry.microseconds(end - start)),
+            ("task_start(us)", registry.tabbed_us(start)),
+            ("task_stop(us)", registry.tabbed_us(end)),
+        ]
+
+    delivery.columns("task_time", len(row), block)
+    if len(row):
         recording.leave_out(
             "task_time",
             "kernel_name of the launch",
             "the database has operator names only, which are written instead",
-        )
-
-
-def _blocks(recording: Recording, rows: Ints) -> Iterator[Sequence[str]]:
-    tasks, columns = recording.tasks, recording.kernels.columns
-    unknown = recording.ids([NOT_AVAILABLE])
-    for part in blocks(len(rows)):
-        task = rows[part]
-        info = recording.kernels.rows_of(tasks.id[task])
-        has_info = info >= 0
-        kind = tasks.type[task].astype(np.int64)
-        if len(recording.kernels):
-            own = columns["taskType"][info]
-            kind = np.where(has_info & ~np.isin(own, unknown), own, kind)
-        start, end = tasks.start_ns[task], tasks.end_ns[task]
-        yield lines(
-            registry.integers(tasks.device[task]),
-            recording.cells(recording.kernel_name(task, info)),
-            recording.cells(kind),
-            registry.integers(tasks.stream[task]),
-            registry.integers(tasks.number[task]),
-            registry.microseconds(end - start),
-            registry.tabbed(registry.microseconds(start)),
-            registry.tabbed(registry.microseconds(end)),
         )
 
 

@@ -36,26 +36,14 @@ WAITS_AND_RECORDS = ("aclrtRecordEvent", "aclrtStreamWaitEvent")
 
 def layer(recording: Recording, processes: Processes) -> Blocks:
     """Yield the host calls of the CANN layer."""
-    found = whole_tables.integers(
-        recording.source,
-        "CANN_API",
-        ["startNs", "endNs", "type", "globalTid", "connectionId", "name"],
-        narrow=["type", "name"],
-    )
-    keep = recording.times("CANN_API", found["startNs"], found["endNs"])
-    found = {name: values[keep] for name, values in found.items()}
+    columns = ["startNs", "endNs", "type", "globalTid", "connectionId", "name"]
+    found = recording.timed("CANN_API", columns, ["type", "name"])
     if not len(found["name"]):
         return
     process = processes.number(timeline_events.CALLS[0])
     thread = found["globalTid"] & 0xFFFFFFFF
-    yield [
-        *processes.name_events(timeline_events.CALLS),
-        *(
-            event
-            for number in np.unique(thread).tolist()
-            for event in timeline_events.thread(process, number, f"Thread {number}")
-        ),
-    ]
+    yield processes.name_events(timeline_events.CALLS)
+    yield timeline_events.threads(process, thread)
     levels = whole_tables.names(recording.source, "ENUM_API_TYPE")
     has_arrow = found["type"] == _NODE
     has_arrow |= np.isin(found["name"], recording.ids(WAITS_AND_RECORDS)) & (found["type"] == _ACL)
@@ -170,7 +158,7 @@ class _Members:
                 tasks.end_ns[task] - tasks.start_ns[task],
                 self._arguments(rows),
             )
-        if len(on_plane) and not self._recording.knows_estimates:
+        if len(on_plane):
             self._recording.leave_out(
                 "msprof", "duration estimated(us) of collectives' tasks", "not in the database"
             )
@@ -186,16 +174,15 @@ class _Members:
             self.bandwidth[rows], columns["size"][rows], tasks.end_ns[task] - tasks.start_ns[task]
         )
         return [
-            f'{{"notify_id":"{notify}",{estimate}"stream id":{stream},"task id":{number},'
+            f'{{"notify_id":"{notify}","stream id":{stream},"task id":{number},'
             f'"context id":{context},"task type":{kind},"src rank":{source},"dst rank":{to},'
             f'"transport type":{transport},"size(Byte)":{size},"data type":{data},'
             f'"link type":{link},"bandwidth(GB/s)":{per_second},"model id":{model}}}'
             for (
-                notify, estimate, stream, number, context, kind, source, to,
+                notify, stream, number, context, kind, source, to,
                 transport, size, data, link, per_second, model,
             ) in zip(
                 registry.integers(columns["notifyId"][rows]),
-                recording.estimates(task),
                 tasks.stream[task].tolist(),
                 tasks.number[task].tolist(),
                 registry.integers(tasks.context[task]),
@@ -422,22 +409,19 @@ def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
             for name in ("gridDim", "blockDim")
         )
         more[at] += ',"Grid Dim":{},"Block Dim":{}'.format(*map(as_json, dims))
-    types = recording.device_types(rows)
-    shown_types = [
-        f'"Task Type":{own if not copy else on_device},' if not copy or on_device else ""
-        for own, on_device, copy in zip(
-            timeline_events.quoted(recording, kind), types, is_copy.tolist(), strict=True
-        )
+    quoted = timeline_events.quoted(recording, kind)
+    types = [
+        "" if copy else f'"Task Type":{own},'
+        for own, copy in zip(quoted, is_copy.tolist(), strict=True)
     ]
     return [
-        f'{{"Model Id":{model},{kind_}"Physic Stream Id":{stream},"Task Id":{number},{batch}'
+        f'{{"Model Id":{model},{kind_}"Physic Stream Id":{stream},"Task Id":{number},'
         f'"Subtask Id":{context},"connection_id":{connection}{rest}}}'
-        for model, kind_, stream, number, batch, context, connection, rest in zip(
+        for model, kind_, stream, number, context, connection, rest in zip(
             _or_null(tasks.model[rows]),
-            shown_types,
+            types,
             tasks.stream[rows].tolist(),
             _or_null(tasks.number[rows]),
-            recording.batches(rows),
             _or_null(tasks.context[rows]),
             timeline_events.unsigned(tasks.connection[rows]),
             more,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import Recording, as_json, blocks, first_known
 from unified_prof.recording import recording as whole_tables
@@ -95,6 +96,12 @@ def thread(process: int, number: int, name: str) -> list[str]:
     ]
 
 
+def threads(process: int, numbers: Ints) -> list[str]:
+    """Return the events that name and sort the threads with these numbers."""
+    distinct = np.unique(numbers).tolist()
+    return [event for number in distinct for event in thread(process, number, f"Thread {number}")]
+
+
 def complete(
     names: Iterable[str],
     processes: Iterable[int],
@@ -102,13 +109,11 @@ def complete(
     start_ns: Ints,
     duration_ns: Ints,
     arguments: Iterable[str],
-    category: str | None = None,
 ) -> list[str]:
     """Return complete events (`ph: X`); names and arguments are JSON texts."""
-    kind = "" if category is None else f',"cat":"{category}"'
     return [
         f'{{"name":{name},"pid":{process},"tid":{number},"ts":"{start}","dur":{duration},'
-        f'"ph":"X"{kind},"args":{given}}}'
+        f'"ph":"X","args":{given}}}'
         for name, process, number, start, duration, given in zip(
             names,
             processes,
@@ -159,16 +164,12 @@ def unsigned(values: Ints) -> list[str]:
 
 def decimals(ns: Ints) -> list[str]:
     """Return durations in microseconds as JSON numbers: `20.0`, `6.84`."""
-    distinct, places = np.unique(ns, return_inverse=True)
-    texts = [f"{one // 1000}.{f'{one % 1000:03d}'.rstrip('0') or '0'}" for one in distinct.tolist()]
-    return [texts[place] for place in places.reshape(-1).tolist()]
+    return registry.by_value(ns, registry.of_thousandths)
 
 
 def quoted(recording: Recording, text_ids: Ints) -> list[str]:
     """Return the JSON strings of texts, by their ids."""
-    distinct, places = np.unique(text_ids, return_inverse=True)
-    texts = [as_json(recording.text(one)) for one in distinct.tolist()]
-    return [texts[place] for place in places.reshape(-1).tolist()]
+    return registry.by_value(text_ids, lambda number: as_json(recording.text(number)))
 
 
 def _process(recording: Recording) -> int:
@@ -277,18 +278,11 @@ _LEVELS = {
 }
 
 
-def _layer_of(sampled: _Sampled) -> Layer:
-    def layer(recording: Recording, processes: Processes) -> Blocks:
-        return _events(sampled, recording, processes)
-
-    return layer
-
-
 def layers() -> Iterator[Layer]:
     """Yield all layers of this module."""
     yield system_calls
     yield accelerators
-    yield from map(_layer_of, _TABLES)
+    yield from (partial(_events, sampled) for sampled in _TABLES)
 
 
 def _events(sampled: _Sampled, recording: Recording, processes: Processes) -> Blocks:
@@ -366,19 +360,13 @@ def _key_texts(
 
 def accelerators(recording: Recording, processes: Processes) -> Blocks:
     """Yield the highest accelerator level of each device at each time."""
-    found = whole_tables.integers(
-        recording.source, "ACC_PMU", ["timestampNs", "deviceId", *_LEVELS.values()]
-    )
-    keep = recording.times("ACC_PMU", found["timestampNs"], found["timestampNs"])
-    found = {name: values[keep] for name, values in found.items()}
+    found = recording.timed("ACC_PMU", ["timestampNs", "deviceId", *_LEVELS.values()])
     time, device = found["timestampNs"], found["deviceId"]
     if not len(time):
         return
     yield processes.of_all_devices(ACCELERATORS, device)
     order = np.lexsort((time, device))
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (np.diff(time[order]) != 0) | (np.diff(device[order]) != 0)
-    starts = np.flatnonzero(new)
+    starts = Runs(time[order], device[order]).starts
     times = registry.microseconds(time[order][starts])
     numbers_of = processes.of_devices(ACCELERATORS[0], device[order][starts])
     for name, column in _LEVELS.items():
@@ -392,11 +380,7 @@ def accelerators(recording: Recording, processes: Processes) -> Blocks:
 
 def system_calls(recording: Recording, processes: Processes) -> Blocks:
     """Yield the calls of the operating system, by thread."""
-    found = whole_tables.integers(
-        recording.source, "OSRT_API", ["startNs", "endNs", "globalTid", "name"]
-    )
-    keep = recording.times("OSRT_API", found["startNs"], found["endNs"])
-    found = {name: values[keep] for name, values in found.items()}
+    found = recording.timed("OSRT_API", ["startNs", "endNs", "globalTid", "name"])
     if not len(found["name"]):
         return
     process = processes.number(SYSTEM_CALLS[0])
@@ -428,9 +412,7 @@ def _json(values: Floats, *, whole: bool) -> list[str]:
 
 def _is_new(device: Ints, time: Ints, value: Floats) -> Bools:
     """Return a mask without repeated samples, which exporters sometimes write."""
-    seen: set[tuple[int, int, float]] = set()
-    new = np.ones(len(time), np.bool_)
-    for row, key in enumerate(zip(device.tolist(), time.tolist(), value.tolist(), strict=True)):
-        new[row] = key not in seen
-        seen.add(key)
+    order = np.lexsort((value, time, device))
+    new = np.zeros(len(time), np.bool_)
+    new[order[Runs(device[order], time[order], value[order]).starts]] = True
     return new

@@ -28,7 +28,6 @@ from unified_prof.export.mindstudio import (
 from unified_prof.export.mindstudio.registry import Delivery, LeftOut, Recording, as_json, blocks
 from unified_prof.export.mindstudio.statistics import event_names, marks
 from unified_prof.export.mindstudio.timeline_events import Blocks, Layer, Processes
-from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.model import Anomaly
 from unified_prof.recording.source import Source
 
@@ -38,11 +37,8 @@ _NAMES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 
 def layer(recording: Recording, processes: Processes) -> Blocks:
     """Yield the ranges of Overlap Analysis; every kind has a thread, even without ranges."""
-    found = whole_tables.integers(
-        recording.source, _TABLE, ["deviceId", "startNs", "endNs", "type"]
-    )
-    keep = recording.times(_TABLE, found["startNs"], found["endNs"])
-    keep &= (found["type"] >= 0) & (found["type"] < len(_NAMES))
+    found = recording.timed(_TABLE, ["startNs", "endNs", "deviceId", "type"])
+    keep = (found["type"] >= 0) & (found["type"] < len(_NAMES))
     found = {name: values[keep] for name, values in found.items()}
     if not len(found["type"]):
         if len(recording.tasks) and _TABLE not in recording.source.tables:
@@ -80,19 +76,10 @@ def layer_program(recording: Recording, processes: Processes) -> Blocks:
     if not len(found):
         return
     process = processes.number(timeline_events.PROGRAM)
-    name = recording.program
-    if name is None:
-        recording.leave_out("msprof", "name of the profiled program", "not in the database")
-    named = processes.name_events((timeline_events.PROGRAM, name or ""))
+    recording.leave_out("msprof", "name of the profiled program", "not in the database")
     thread = found.global_tid & 0xFFFFFFFF
-    yield [
-        *(named if name is not None else named[1:]),
-        *(
-            event
-            for number in np.unique(thread).tolist()
-            for event in timeline_events.thread(process, number, f"Thread {number}")
-        ),
-    ]
+    yield processes.name_events((timeline_events.PROGRAM, ""))[1:]
+    yield timeline_events.threads(process, thread)
     for part in blocks(len(found)):
         numbered = found.is_numbered[part]
         kinds = list(map(as_json, event_names(recording, found.event[part])))
@@ -104,12 +91,14 @@ def layer_program(recording: Recording, processes: Processes) -> Blocks:
             start,
             found.end_ns[part] - start,
             [
-                f'{{"event_type":{kind},"domain":{domain}}}' if new else older
-                for kind, domain, new, older in zip(
+                f'{{"event_type":{kind},"domain":{domain}}}'
+                if new
+                else f'{{"Category":"{category}","event_type":{kind}}}'
+                for kind, domain, new, category in zip(
                     kinds,
                     timeline_events.quoted(recording, found.domain[part]),
                     numbered.tolist(),
-                    recording.older_marks(found.connection[part], found.category[part], kinds),
+                    found.category[part].tolist(),
                     strict=True,
                 )
             ],
