@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
-from unified_prof.recording.model import Advice, Finding
+from unified_prof.recording.model import Advice, Finding, Totals
 from unified_prof.report.advice import add_advice
 from unified_prof.report.document import Column, Document
+from unified_prof.report.figures import peak_parts
 from unified_prof.report.finding_lines import finding_cost, finding_summary
 from unified_prof.report.terminal import render_text
 
@@ -30,6 +32,20 @@ def test_facts_are_wrapped_with_an_indent_and_units_stay_with_their_numbers(
     assert all(line.startswith(" " * 14) for line in lines[1:])
     assert all(len(line) <= (width or 120) for line in lines)
     assert not any(line.strip().startswith(("ms", "%")) for line in lines)
+
+
+def test_parts_of_a_bar_can_be_told_apart() -> None:
+    totals = Totals(
+        peak_bytes=60,
+        weight_bytes=10,
+        optimizer_state_bytes=20,
+        gradient_bytes=10,
+        activation_bytes=15,
+    )
+    document = Document()
+    document.fact("memory", "peak", peak_parts(totals).items())
+    bar = render_text(document, width=80).splitlines()[1].strip()
+    assert [len(list(same)) for _, same in groupby(bar)] == [10, 20, 10, 15, 5]
 
 
 def test_long_word_is_not_broken_in_a_pipe() -> None:

@@ -241,6 +241,9 @@ def coverage_fields(coverage: Coverage) -> dict[str, Any]:
     return asdict(coverage) | {"missing": missing}
 
 
+OTHER_TENSORS = "inputs, temporaries and other tensors"
+
+
 def peak_parts(totals: Totals) -> dict[str, int]:
     """Return the parts of the peak memory, which add up to it; empty if none is known.
 
@@ -263,7 +266,7 @@ def peak_parts(totals: Totals) -> dict[str, int]:
         if size:
             parts[name] = min(size, left)
             left -= parts[name]
-    rest = "inputs, temporaries and other tensors"
+    rest = OTHER_TENSORS
     if totals.weight_bytes is None:  # tensors of no module
         rest = f"weights, {rest}"
     return {**parts, rest: left}

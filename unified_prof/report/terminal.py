@@ -15,6 +15,7 @@ from rich.text import Text as RichText
 
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, Table, Text, Warnings, display_columns
+from unified_prof.report.figures import OTHER_TENSORS
 from unified_prof.report.renderers import render_markdown
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _MIN_LABEL_WIDTH = 12
 _GAP = 2
 _MAX_REASONS = 20
 _BAR_WIDTH = 60
-# Characters of the parts of a bar, the first one by default.
+# Characters of the parts of a bar; the rest of an iteration is blank.
 _BAR_CHARACTERS = {
     "compute": "█",
     "exposed communication": "▓",
@@ -45,7 +46,12 @@ _BAR_CHARACTERS = {
     "waiting for CPU": "·",
     "data loading": "░",
     "host wait": "·",
-    "other": " ",
+    "weights": "█",
+    "optimizer state": "▓",
+    "gradients": "▒",
+    "activations": "░",
+    OTHER_TENSORS: "·",
+    f"weights, {OTHER_TENSORS}": "·",
 }
 # A number and its unit stay on one line: the space between them is this character while wrapping.
 _UNBREAKABLE = "\ue000"
@@ -226,5 +232,5 @@ def _bar(parts: Sequence[tuple[str, float]]) -> str:
     for name, value in parts:
         reached += value
         end = round(_BAR_WIDTH * reached / total)
-        bar += _BAR_CHARACTERS.get(name, "█") * (end - len(bar))
+        bar += _BAR_CHARACTERS.get(name, " ") * (end - len(bar))
     return bar
