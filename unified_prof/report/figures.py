@@ -26,6 +26,7 @@ from unified_prof.recording.model import (
 )
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.steps import StepTrace
+from unified_prof.report import names
 from unified_prof.report.formats import ReportRequest
 
 Answer = TypeVar("Answer")
@@ -241,9 +242,6 @@ def coverage_fields(coverage: Coverage) -> dict[str, Any]:
     return asdict(coverage) | {"missing": missing}
 
 
-OTHER_TENSORS = "inputs, temporaries and other tensors"
-
-
 def peak_parts(totals: Totals) -> dict[str, int]:
     """Return the parts of the peak memory, which add up to it; empty if none is known.
 
@@ -266,7 +264,7 @@ def peak_parts(totals: Totals) -> dict[str, int]:
         if size:
             parts[name] = min(size, left)
             left -= parts[name]
-    rest = OTHER_TENSORS
+    rest = names.OTHER_TENSORS
     if totals.weight_bytes is None:  # tensors of no module
         rest = f"weights, {rest}"
     return {**parts, rest: left}

@@ -15,6 +15,8 @@ from unified_prof.base.text import SIZES, TIMES, printable, scaled
 from unified_prof.recording.model import THEN
 
 ELLIPSIS = "..."
+# The part of the peak memory that is not weights, optimizer state, gradients or activations.
+OTHER_TENSORS = "inputs, temporaries and other tensors"
 _FUNCTION = re.compile(r"[A-Za-z_~][\w$]*$")
 _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|unsigned)\b")
 _COUNT = re.compile(r" x[\d,]+$")

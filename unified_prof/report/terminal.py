@@ -15,7 +15,6 @@ from rich.text import Text as RichText
 
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, Table, Text, Warnings, display_columns
-from unified_prof.report.figures import OTHER_TENSORS
 from unified_prof.report.renderers import render_markdown
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ _BAR_CHARACTERS = {
     "optimizer state": "▓",
     "gradients": "▒",
     "activations": "░",
-    OTHER_TENSORS: "·",
-    f"weights, {OTHER_TENSORS}": "·",
+    names.OTHER_TENSORS: "·",
+    f"weights, {names.OTHER_TENSORS}": "·",
 }
 # A number and its unit stay on one line: the space between them is this character while wrapping.
 _UNBREAKABLE = "\ue000"
