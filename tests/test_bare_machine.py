@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import unified_prof
+from tests import processes
 from tests.conftest import ROOT
 from tests.costs import processor_s
 
@@ -33,9 +33,7 @@ sys.meta_path.insert(0, NoTorch())
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=400
-    )
+    return processes.python("-c", code, *arguments)
 
 
 @pytest.mark.slow

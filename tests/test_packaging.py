@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from functools import cache
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.conftest import ROOT
+from tests.processes import run
 from tests.source_trees import nodes
 from unified_prof import errors
 from unified_prof.cli.app import app
@@ -148,9 +148,7 @@ def test_import_contracts_cover_every_package_except_the_named_ones() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
 def test_the_sdist_has_every_file_of_the_project() -> None:
-    files = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    files = run("git", "ls-files", cwd=ROOT, check=True).stdout.split()
     included = TOOLS["hatch"]["build"]["targets"]["sdist"]["include"]
     assert {file.split("/")[0] for file in files} - {"pyproject.toml"} == set(included)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import python
 from tests.test_packaging import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,12 +18,7 @@ def totals() -> dict[str, int]:
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import structure;"
         "print(structure.totals(Path(sys.argv[2])))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT / "scripts"), str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = python("-c", code, str(ROOT / "scripts"), str(ROOT), check=True)
     found: dict[str, int] = eval(run.stdout)
     return found
 
@@ -42,11 +36,10 @@ def test_modules_above_a_cycle_count_as_levels() -> None:
         "cycle = {'a': {'b'}, 'b': {'a', 'low'}, 'low': set()};"
         "print(structure.level_count({**cycle, 'c': {'a'}, 'd': {'c', 'low'}}))"
     )
-    command = [sys.executable, "-c", code, str(ROOT / "scripts")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "4\n"
+    assert python("-c", code, ROOT / "scripts", check=True).stdout == "4\n"
 
 
 def test_language_check_passes() -> None:
     script = Path("scripts/check_language.py")
-    run = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True)
+    run = python(script, cwd=ROOT)
     assert run.returncode == 0, run.stdout[-5000:]

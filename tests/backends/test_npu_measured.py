@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.backends.test_npu import CPU_FOR_NPU, modules, msprof, spec_of
 from tests.records import tracked_run
 from unified_prof.backends import npu_launcher
@@ -180,9 +181,7 @@ def test_recover_writes_reports_after_everything_was_killed(
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    result = subprocess.run(
-        [*command, "recover", "out"], capture_output=True, text=True, check=False
-    )
+    result = processes.run(*command, "recover", "out")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "out" / "run_time.sqlite").exists()
 
@@ -210,12 +209,7 @@ def test_reports_exist_before_the_program_ends_and_get_its_exit_code(
     (tmp_path / "train.py").write_text(TRAINING + end + "raise SystemExit(3)\n")
     options = ["--backend", "npu", "--report", "run-time,memory,timeline", "--scope", "project"]
     command = [sys.executable, "-m", "unified_prof", "run", *options, "-o", "out"]
-    result = subprocess.run(
-        [*command, "--warmup", "1", "--iterations", "2", "train.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = processes.run(*command, "--warmup", "1", "--iterations", "2", "train.py")
     assert result.returncode == 3, result.stderr
     assert result.stdout.splitlines()[0] == "there"
     assert "measurement complete, reports in out (the script is still running)" in result.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.compare.test_diff import STEP, run_of
+from tests.processes import python
 from unified_prof.baselines import api
 from unified_prof.compare.comparable import Operations, Place, Run, Sized
 from unified_prof.errors import StoreError, UsageError
@@ -123,9 +122,7 @@ try:
 except StoreError as err:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, err)
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
-    )
+    ran = python("-c", program, str(path), check=True)
     kibibytes, _, message = ran.stdout.partition(" ")
     assert "damaged" in message
     assert int(kibibytes) < 600_000

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_report import uprof
+from tests.processes import python, run
 from unified_prof import __main__
 from unified_prof.cli import app
 from unified_prof.errors import BUG_EXIT_CODE, StoreError, UprofError, UsageError
@@ -26,15 +27,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /d
 def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a shell line in which `uprof` is this checkout."""
     function = f'uprof() {{ "{sys.executable}" -m unified_prof "$@"; }}\n'
-    return subprocess.run(
-        ["bash", "-c", function + line],
-        cwd=folder,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        timeout=400,
-    )
+    return run("bash", "-c", function + line, cwd=folder, env=env, errors="surrogateescape")
 
 
 @pytest.fixture
@@ -166,13 +159,7 @@ BUG = (
 def test_unexpected_exception_exits_with_code_70_and_saves_its_traceback(
     place: Path,
 ) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", BUG, "db", "info", "empty.db"],
-        cwd=place,
-        env={**os.environ, "TMPDIR": str(place)},
-        capture_output=True,
-        text=True,
-    )
+    found = python("-c", BUG, "db", "info", "empty.db", cwd=place, env={"TMPDIR": str(place)})
     assert found.returncode == BUG_EXIT_CODE == 70
     first, second = found.stderr.splitlines()
     assert first.startswith("uprof: error: internal error: KeyError")
@@ -215,9 +202,7 @@ def test_signals_end_a_command_with_the_code_of_sys_exit(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     arguments = [str(int(number)), "db", "create", "new.db"]
-    found = subprocess.run(
-        [sys.executable, "-c", ENDED, *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
+    found = python("-c", ENDED, *arguments, cwd=tmp_path)
     assert (found.returncode, found.stderr) == (code, "")
     assert list(tmp_path.iterdir()) == []
 
@@ -226,7 +211,7 @@ def test_broken_installation_does_not_exit_as_a_regression() -> None:
     code = (
         "import sys; sys.modules['click'] = None\nfrom unified_prof.__main__ import main\nmain()\n"
     )
-    found = subprocess.run([sys.executable, "-c", code, "gate"], capture_output=True, text=True)
+    found = python("-c", code, "gate")
     assert found.returncode == BUG_EXIT_CODE
     assert len(found.stderr.splitlines()) == 1
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
+from tests.processes import python
 from unified_prof.backends import registry
 from unified_prof.cli import app as app_module
 from unified_prof.cli import run_options
@@ -315,7 +313,7 @@ def test_wrong_script_is_reported_before_torch_is_imported(script: str, message:
     program = "import sys; from unified_prof.cli.app import main\n" + (
         f"try: main(['run', {script!r}])\nfinally: print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python("-c", program)
     assert done.stdout == "False\n"
     assert message in done.stderr
     assert "backend" not in done.stderr
@@ -387,13 +385,8 @@ def test_completion_script_completes_commands_in_each_shell(shell: str) -> None:
     environment = {"_UPROF_COMPLETE": f"{shell}_complete", "COMP_WORDS": "uprof ga"}
     if shell == "fish":
         environment |= {"COMP_WORDS": "uprof", "COMP_CWORD": "ga"}
-    found = subprocess.run(
-        [sys.executable, "-c", "from unified_prof.cli.app import main; main()"],
-        env={**os.environ, "COMP_CWORD": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = "from unified_prof.cli.app import main; main()"
+    found = python("-c", program, env={"COMP_CWORD": "1", **environment})
     assert "gate" in found.stdout
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.migrate.databases import LATEST, REVISIONS, make
+from tests.processes import python
 from unified_prof.cli.app import main
 from unified_prof.sqlite.opening import detect
 
@@ -178,9 +177,7 @@ def test_detection_imports_neither_sqlalchemy_nor_alembic(old: Path) -> None:
         f"try: main(['db', 'current', {str(old)!r}])\n"
         "except SystemExit: print([m for m in ('sqlalchemy', 'alembic') if m in sys.modules])"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    run = python("-c", program, check=True)
     assert run.stdout.rstrip().endswith("[]")
 
 

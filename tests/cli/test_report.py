@@ -6,15 +6,15 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.analysis.builders import memory_report, run_time_report, training_step
+from tests.processes import python
 from tests.store.test_columns_of_tables import leaf_pages
 from unified_prof.cli.app import main
 from unified_prof.sqlite import integer_columns
@@ -126,14 +126,7 @@ def test_empty_report_explains_why_it_is_empty(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_limited_terminal_still_gets_the_report(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [("µ-op", 0.0015, None, [])])
-    done = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "report", str(path)],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=True,
-    )
+    done = processes.uprof("report", str(path), env={"PYTHONIOENCODING": "ascii"}, check=True)
     assert r"\xb5-op" in done.stdout
 
 
@@ -143,9 +136,7 @@ def test_help_imports_no_large_package() -> None:
         "import sys, unified_prof.cli.app; "
         "print([m for m in ('numpy', 'sqlalchemy', 'torch', 'rich.table') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=True
-    )
+    done = python("-c", code, check=True)
     assert json.loads(done.stdout.replace("'", '"')) in ([], ["rich.table"])
 
 

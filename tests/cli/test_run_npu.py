@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.backends import stand_in_msprof
 
 INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
@@ -59,8 +60,7 @@ def facts_of(database: Path) -> dict[str, str]:
 
 
 def report_text(database: Path) -> str:
-    command = [sys.executable, "-m", "unified_prof", "report", str(database)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return processes.uprof("report", database, check=True).stdout
 
 
 def test_successful_run_leaves_one_database_of_uprof(place: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.conftest import ROOT
+from tests.processes import run
 from unified_prof.backends import npu
 from unified_prof.backends.msprof_plan import Offer
 
@@ -176,7 +177,7 @@ def dry_run(*options: str) -> tuple[int, str]:
     """Return exit code and output of a run of nothing."""
     Path("work.py").touch()
     command = [*COMMAND[:-1], "--dry-run", *options, "work.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = run(*command)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.processes import python
 
 PROGRAM = """\
 import multiprocessing, torch
@@ -36,13 +33,5 @@ if __name__ == "__main__":
 def test_data_sent_by_a_spawned_child_arrives(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     run = ["-m", "unified_prof", "run", "--backend", "cpu", "--iterations", "2", "train.py"]
-    done = subprocess.run(
-        [sys.executable, *run],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    done = python(*run, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[2, 4]\n"), done.stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.cli.test_import import uprof
 from tests.cli.test_run_cpu import providers
 from tests.conftest import ROOT
@@ -40,16 +39,8 @@ def test_report_is_written_without_temporary_files_left_over(
 ) -> None:
     model = tmp_path_factory.mktemp("model") / "model.py"
     model.write_text(providers(), encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "unified_prof", command, str(model), "-o", "out.sqlite"),
-            *("--backend", "cpu", "--debug", "--log-file", "log.txt"),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = "-o out.sqlite --backend cpu --debug --log-file log.txt".split()
+    done = processes.uprof(command, model, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
     assert "out.sqlite" in shown
@@ -62,12 +53,6 @@ def test_report_is_written_without_temporary_files_left_over(
 @pytest.mark.slow
 def test_failing_script_leaves_no_file_and_keeps_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise SystemExit(7)", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "time", "bad.py", "-o", "out.sqlite"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.uprof("time", "bad.py", "-o", "out.sqlite", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]

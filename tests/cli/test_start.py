@@ -14,6 +14,7 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
+from tests.processes import python
 from unified_prof.base import process_tuning
 
 pytestmark = pytest.mark.fresh_interpreter
@@ -165,7 +166,5 @@ def last_line(command: tuple[str, ...], folder: Path, before: str, after: str) -
         "    pass\n"
         f"{after}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, cwd=folder, check=True)
     return done.stderr.splitlines()[-1]

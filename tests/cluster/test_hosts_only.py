@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.decoders.kineto.builders import Event, complete, write
+from tests.processes import python
 from unified_prof.cluster.rank_map import read_partials
 from unified_prof.cluster.summary import RunSummary
 from unified_prof.pipeline.cluster import summary_of
@@ -118,8 +117,7 @@ def test_sleeping_process_of_a_real_gloo_run_is_the_first_finding(tmp_path: Path
     program.write_text(PROGRAM)
     folder = tmp_path / "traces"
     folder.mkdir()
-    command = [sys.executable, str(program), str(folder), str(tmp_path / "store")]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    python(program, folder, tmp_path / "store", check=True)
     found = summary_of([str(folder)], jobs=1)
     assert (found.findings[0].kind, found.findings[0].ranks) == ("late_rank", (1,))
     assert found.findings[0].figures["late_ms"] == pytest.approx(100, rel=0.2)

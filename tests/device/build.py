@@ -9,10 +9,11 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.processes import run
 
 NATIVE = Path(__file__).with_name("native")
 CACHE = Path(__file__).parents[2] / ".cache" / "bench"
@@ -85,7 +86,7 @@ def _compiler() -> str | None:
 
 
 def _call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run(*command)
     if done.returncode:
         raise RuntimeError(f"the test device cannot be compiled: {command}\n{done.stderr}")
 

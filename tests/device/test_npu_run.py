@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.backends import stand_in_msprof
 from tests.device import bench, build
+from tests.processes import uprof
 from unified_prof import open_report
 
 pytestmark = pytest.mark.fresh_interpreter
@@ -51,15 +49,9 @@ def test_npu_operations_and_memory_are_measured_on_the_device(
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "unified_prof", "run", "--backend", "npu", "--json"),
-            *("--report", "timeline,run-time,memory", "--iterations", "4", "-o", "out", "train.py"),
-        ],
-        env={**os.environ, **bench.environment("npu", UPROF_BENCH_KERNEL_NS=str(KERNEL_NS))},
-        capture_output=True,
-        text=True,
-    )
+    options = "--backend npu --json --report timeline,run-time,memory --iterations 4 -o out"
+    environment = bench.environment("npu", UPROF_BENCH_KERNEL_NS=str(KERNEL_NS))
+    done = uprof("run", *options.split(), "train.py", env=environment)
     assert done.returncode == 0, done.stderr
     files = json.loads(done.stdout)["files"]
     (run_time,), (memory,) = files["run-time"], files["memory"]

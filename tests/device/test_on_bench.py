@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.device import bench, build
+from tests.processes import python
 
 pytestmark = pytest.mark.fresh_interpreter
 
@@ -35,8 +34,8 @@ def test_other_tests_do_not_use_the_device() -> None:
 @pytest.mark.usefixtures("bench_is_built")
 @pytest.mark.parametrize("name", FILES)
 def test_files_on_the_test_device_pass(name: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", str(FOLDER / f"{name}.py")]
-    done = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True)
+    options = ("-n", "0", "-m", "", FOLDER / f"{name}.py")
+    done = python("-m", "pytest", *options, cwd=FOLDER.parents[2])
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
 
 
@@ -50,12 +49,7 @@ def test_process_with_the_device_ends_normally() -> None:
         "print(model.weight.grad.device)\n"
     )
     for _ in range(5):  # without waiting for the device
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, **bench.environment()},
-            capture_output=True,
-            text=True,
-        )
+        done = python("-c", program, env=bench.environment())
         assert (done.returncode, done.stdout) == (0, "bench:0\n"), done.stderr
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.device import build
+from tests.processes import python
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_tracking.py"
 
@@ -19,8 +18,7 @@ def test_operation_times_add_up_to_the_kernel_times() -> None:
     if reason := build.why_not():
         pytest.skip(reason)
     build.library()
-    command = [sys.executable, str(SCRIPT), "--device", "bench", "--rounds", "3", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python(SCRIPT, "--device", "bench", "--rounds", "3", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)
     assert {*figures} == {"kernels of 3 us", "kernels of 3 ms"}

@@ -15,6 +15,7 @@ import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.cli.test_report import refused, uprof
+from tests.processes import run
 from unified_prof.export import stacks as pprof
 from unified_prof.export.files import LAYOUTS
 
@@ -178,9 +179,7 @@ def test_missing_protobuf_package_is_an_error(
 def test_go_reads_the_pprof_file(step: Path, tmp_path: Path) -> None:
     uprof("export", step, "-o", tmp_path / "step.pb.gz")
     command = ["go", "tool", "pprof", "-top", "-unit=ns", "-sample_index=device"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "step.pb.gz")], capture_output=True, text=True, check=True
-    )
+    done = run(*command, str(tmp_path / "step.pb.gz"), check=True)
     assert "of 640ns total" in done.stdout
     (line,) = (one for one in done.stdout.splitlines() if one.endswith("mm_kernel"))
     assert line.split()[0] == "250ns"

@@ -6,7 +6,6 @@ import atexit
 import gc
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import unified_prof
+from tests.processes import python
 from unified_prof.errors import UsageError
 from unified_prof.integrations import notebook
 from unified_prof.recording.breakdown_kinds import By
@@ -358,7 +358,5 @@ def test_reports_are_read_without_torch_and_ipython(tmp_path: Path) -> None:
         "import unified_prof\n"
         f"print(unified_prof.figures({str(tmp_path)!r})._repr_html_()[:4])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python("-c", program, check=True)
     assert done.stdout == "<div\n"

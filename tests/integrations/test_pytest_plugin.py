@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -18,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
+from tests.processes import python
 from unified_prof.baselines import api
 from unified_prof.baselines.store import MAX_NAME
 from unified_prof.compare.comparable import TOTAL, Operations, Run
@@ -120,9 +119,7 @@ def baselines(folder: Path) -> list[str]:
 @pytest.mark.fresh_interpreter
 def test_plugin_import_is_light() -> None:
     code = f"import sys, {MODULE}; print([one for one in {HEAVY} if one in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = python("-c", code, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 
@@ -181,9 +178,7 @@ def test_sessions_without_the_fixture_are_unaffected(pytester: pytest.Pytester) 
 @pytest.mark.fresh_interpreter
 def test_older_pytest_ignores_the_plugin() -> None:
     code = f"import pytest; del pytest.StashKey; import {MODULE} as it; print(hasattr(it, 'uprof'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = python("-c", code, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
 
 
@@ -213,14 +208,7 @@ def test_early_import_of_uprof_causes_no_pytest_warning(
         "import unified_prof, pytest, sys; sys.exit(pytest.main(['-W', 'error', '-p', 'no:uprof']))"
     )
     path = os.pathsep.join((str(installed.parent), os.environ["PYTHONPATH"]))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=pytester.path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", code, cwd=pytester.path, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unified_prof_of_test" in done.stdout
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.integrations.test_pytest_plugin import PLUGIN, baselines
+from tests.processes import python
 from unified_prof.integrations.pytest_uprof import verdicts
 
 pytestmark = pytest.mark.forks_of_commands
@@ -41,15 +42,8 @@ def run_pytest(
     """Return a function that runs a pytest session, whose step sleeps, in a separate process."""
 
     def run(*arguments: str, seconds: float = 0.02) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *PLUGIN, *arguments],
-            cwd=pytester.path,
-            env={**os.environ, "SECONDS": str(seconds), "XDG_STATE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        environment = {"SECONDS": str(seconds), "XDG_STATE_HOME": str(tmp_path)}
+        return python("-m", "pytest", *PLUGIN, *arguments, cwd=pytester.path, env=environment)
 
     return run
 

@@ -6,16 +6,14 @@ Run where the packages are installed: `python -m pytest -m clients tests/integra
 from __future__ import annotations
 
 import importlib.util
-import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.processes import python
 from unified_prof.sqlite.watch_file import read_folder
 
 pytestmark = pytest.mark.clients
@@ -106,15 +104,7 @@ def needs(package: str) -> None:
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(script, encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
+    return python("train.py", cwd=folder, env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
 
 
 def operations(folder: Path) -> set[str]:

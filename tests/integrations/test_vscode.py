@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run
+
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSION = ROOT / "editors" / "vscode"
 
@@ -20,9 +22,7 @@ def test_extension_is_checked_built_tested_and_packaged(tmp_path: Path) -> None:
     shutil.copytree(EXTENSION, tmp_path / "e", ignore=shutil.ignore_patterns("node_modules"))
 
     def npm(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["npm", *words], cwd=tmp_path / "e", capture_output=True, text=True, timeout=280
-        )
+        return run("npm", *words, cwd=tmp_path / "e")
 
     installed = npm("ci", "--no-audit", "--no-fund")
     if installed.returncode != 0:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from unified_prof.migrate.upgrade import upgrade
 
 pytestmark = pytest.mark.clients
@@ -28,11 +28,7 @@ def test_msprof_analyze_reads_upgraded_files(shared: Path, tmp_path: Path, targe
         if copy.name.startswith("ascend_pytorch_profiler"):
             assert upgrade(copy, target, backup=False).before == "1.0.0_20241112"
     accept = [sys.executable, str(shared / "tools" / "accept.py"), str(job)]
-    run = subprocess.run(
-        [*accept, "--no-insight", "--ranks", "2", "--msprof-analyze", program],
-        env={**os.environ, "ACCEPT_TMP": str(tmp_path), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"ACCEPT_TMP": str(tmp_path), "HOME": str(tmp_path)}
+    options = ("--no-insight", "--ranks", "2", "--msprof-analyze", program)
+    run = processes.run(*accept, *options, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr

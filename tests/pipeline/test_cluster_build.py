@@ -8,7 +8,6 @@ import pickle
 import re
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,6 +21,7 @@ from click.testing import CliRunner
 
 from tests.cluster import ranks
 from tests.cluster.simulated_run import Plan, partials_of, simulate, write_database
+from tests.processes import python, uprof
 from unified_prof.cli.app import app
 from unified_prof.cluster import rank_map, rank_partial
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
@@ -176,11 +176,7 @@ def test_unchanged_build_imports_no_reader(run: Path, target: str) -> None:
         "outcome = build(sys.argv[1:2], sys.argv[2], jobs=1);"
         "print(outcome.already, *sorted(sys.modules))"
     )
-    command = [sys.executable, "-c", script, str(run), target]
-    outputs = [
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(2)
-    ]
+    outputs = [python("-c", script, run, target, check=True).stdout.split() for _ in range(2)]
     assert [words[0] for words in outputs] == ["False", "True"]
     heavy = {f"unified_prof.cluster.{name}" for name in ("rank_map", "summary", "replay")} | {
         "pyarrow"
@@ -462,13 +458,6 @@ def test_invalid_scheduler_is_refused_before_reading(run: Path, target: str) -> 
 
 
 # ---- the command
-
-
-def uprof(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "unified_prof", *map(str, words)],
-        capture_output=True, text=True, check=False, timeout=400, **more,
-    )  # fmt: skip
 
 
 def test_command_warns_about_unreadable_ranks_and_fails_if_strict(run: Path, target: str) -> None:

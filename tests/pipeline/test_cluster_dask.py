@@ -15,10 +15,11 @@ import pytest
 
 from tests.cluster import ranks
 from tests.cluster.simulated_run import Plan, simulate, write_database
-from tests.pipeline.test_cluster_build import KILLED, tables, uprof
+from tests.pipeline.test_cluster_build import KILLED, tables
 from tests.pipeline.test_dask_pool import dask_by_command_line, wait_until
 from tests.pipeline.test_executors import command_of
 from tests.pipeline.test_remote import s3
+from tests.processes import uprof
 from unified_prof.pipeline.remote import StorageDirectory
 
 pytest.importorskip("distributed")

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cluster import ranks
+from tests.processes import run
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError
 from unified_prof.pipeline.cluster import ClusterOutcome, build, watch
@@ -130,6 +131,6 @@ def test_command_can_be_interrupted_and_continues(tmp_path: Path) -> None:
     _, messages = process.communicate(timeout=400)
     assert process.returncode == 130, messages
     shutil.copy(made / "rank3.json", source)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = run(*command)
     assert done.returncode == 0, done.stderr
     assert "4 ranks" in done.stderr

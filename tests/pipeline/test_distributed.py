@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.processes import run
 from unified_prof.sqlite import run_folder
 
 pytestmark = pytest.mark.forks_of_commands
@@ -56,14 +55,7 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launched = ["--nproc-per-node", str(ranks), "--no-python", sys.executable]
     settings = ["-m", "unified_prof", "run", "--backend", "cpu", "-o", "out"]
-    return subprocess.run(
-        [*launcher, *launched, *settings, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    return run(*launcher, *launched, *settings, *arguments, env={"OMP_NUM_THREADS": "1"})
 
 
 def report_names() -> list[str]:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoders.kineto.builders import operation, write
+from tests.processes import uprof
 from tests.prof_generator import Recipe, generate
 from unified_prof.errors import EngineError, SystemLimitError, UprofError, UsageError
 from unified_prof.pipeline import convert as conversions
@@ -395,20 +396,7 @@ def databases(folder: Path) -> list[Path]:
 
 
 def convert_again(fifty_recordings: Path, tmp_path: Path) -> str:
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "unified_prof",
-            "build",
-            str(fifty_recordings),
-            "-o",
-            str(tmp_path / "out"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = uprof("build", str(fifty_recordings), "-o", str(tmp_path / "out"))
     assert result.returncode == 0, result.stderr
     return result.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 import unified_prof
 from tests.conftest import ROOT
+from tests.processes import python
 from tests.records import tracked_run
 from unified_prof.base.run_spec import RunSpec, TrackedRun
 from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputError, UsageError
@@ -157,13 +157,5 @@ print(sorted(os.listdir("out")), profile.failure)
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_forked_process_that_leaves_the_block_writes_nothing(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    result = python("-c", FORKS, cwd=tmp_path)
     assert result.stdout.splitlines() == ["0 []", "['memory.sqlite', 'run_time.sqlite'] None"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +11,7 @@ from textwrap import indent
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.processes import run
 
 pytestmark = pytest.mark.forks_of_commands
 
@@ -79,14 +77,7 @@ def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2", "--no-python", sys.executable]
     settings = ["-m", "unified_prof", "run", "--backend", "cpu", "-o", "out", "--iterations", "2"]
-    result = subprocess.run(
-        [*launcher, *settings, *options, "train.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    result = run(*launcher, *settings, *options, "train.py", env={"OMP_NUM_THREADS": "1"})
     return result.returncode, result.stdout, result.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import python
 from unified_prof import open_report
 from unified_prof.pipeline.convert import convert
 
@@ -220,12 +219,7 @@ def test_every_event_of_the_trace_is_in_a_table(recorded: Recorded) -> None:
 
 
 def test_contract_of_other_readers_is_met(recorded: Recorded, shared: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, str(shared / "tools" / "insight_contract.py"), str(recorded.report)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python(str(shared / "tools" / "insight_contract.py"), str(recorded.report))
     complaints = [line for line in result.stdout.splitlines()[1:] if "file name" not in line]
     if not recorded.events_of(*DEVICE_CATEGORIES):
         complaints = [c for c in complaints if "missing/empty" not in c]

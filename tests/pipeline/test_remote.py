@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import remote
 from unified_prof.pipeline.remote import Remote, StorageDirectory, fetch, find
@@ -295,7 +295,7 @@ def _installed(name: str) -> bool:
 @pytest.mark.slow
 def test_error_of_an_ftp_server_is_the_only_output() -> None:
     words = [sys.executable, "-m", "unified_prof", "cluster", "report", "ftp://127.0.0.1:1/run"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=400)
+    done = run(*words)
     assert done.returncode == 6
     assert done.stderr == (
         "uprof: error: ftp://127.0.0.1:1/run: the service does not respond [uprof:remote-storage]\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.records import tracked_run
 from unified_prof import __version__
 from unified_prof.backends.registry import Capture, RunSpec
@@ -91,9 +91,7 @@ def test_provenance_describes_the_run(spec: RunSpec, monkeypatch: pytest.MonkeyP
 def test_git_commit_is_recorded(spec: RunSpec) -> None:
     def git(*arguments: str) -> str:
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
-        result = subprocess.run(
-            command, cwd=spec.project_root, check=True, capture_output=True, text=True
-        )
+        result = processes.run(*command, cwd=spec.project_root, check=True)
         return result.stdout.strip()
 
     (spec.project_root / "model.py").write_text("x = 1\n")

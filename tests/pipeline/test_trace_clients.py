@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import python
 from unified_prof.pipeline.convert import convert_all
 from unified_prof.pipeline.discovery import ASCEND_PT
 
@@ -26,14 +25,6 @@ def test_msprof_analyze_accepts_a_converted_trace(
     (outcome,) = convert_all([trace], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.error is None
     accept = shared / "tools" / "accept.py"
-    result = subprocess.run(
-        [
-            *(sys.executable, str(accept), str(tmp_path / "out"), "--no-insight"),
-            *("--ranks", "1", "--msprof-analyze", reader),
-        ],
-        env=os.environ | {"ACCEPT_TMP": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ("--no-insight", "--ranks", "1", "--msprof-analyze", reader)
+    result = python(accept, tmp_path / "out", *options, env={"ACCEPT_TMP": str(tmp_path)})
     assert result.returncode == 0, result.stdout

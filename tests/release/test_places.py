@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.conftest import ROOT
 from tests.release.programs import program
 from tests.test_packaging import PROJECT, TOOLS, distribution
@@ -71,7 +72,7 @@ def test_hadolint_finds_nothing() -> None:
     hadolint = program("hadolint")
     if hadolint is None:
         pytest.skip("needs hadolint")
-    done = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True)
+    done = processes.run(hadolint, str(DOCKERFILE))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -89,7 +90,7 @@ def builder() -> str:
 def test_image_builds_and_shows_a_report(tmp_path: Path) -> None:
     tool, tag = builder(), "uprof-tests"
     build = [tool, "build", "-t", tag, str(ROOT)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=900)
+    done = processes.run(*build, timeout=900)
     if done.returncode and re.search(r"lookup|dial tcp|pulling|resolve", done.stderr):
         pytest.skip(f"the base image cannot be fetched: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr
@@ -98,11 +99,9 @@ def test_image_builds_and_shows_a_report(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     for command in (["db", "create", "x.db"], ["report", "x.db"]):
         run = [tool, "run", "--rm", "-v", f"{tmp_path}:/work", tag, *command]
-        done = subprocess.run(run, capture_output=True, text=True, timeout=400)
+        done = processes.run(*run)
         assert done.returncode == 0, done.stderr
-    owner = subprocess.run(
-        [tool, "run", "--rm", "--entrypoint", "id", tag, "-u"], capture_output=True, text=True
-    )
+    owner = processes.run(tool, "run", "--rm", "--entrypoint", "id", tag, "-u")
     assert int(owner.stdout) > 0
 
 

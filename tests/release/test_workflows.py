@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import run
 from tests.release.programs import program
 from tests.test_packaging import PROJECT
 
@@ -133,7 +134,7 @@ def test_workflows_match_the_schema_of_github() -> None:
         ("vendor.github-workflows", [FOLDER / name for name in WORKFLOWS]),
         ("vendor.github-actions", [ROOT / "action.yml"]),
     ):
-        done = subprocess.run([*command, schema, *files], capture_output=True, text=True)
+        done = run(*command, schema, *files)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -155,5 +156,5 @@ def test_workflow_linters_find_nothing(tool: str, arguments: list[str], tmp_path
         config.write_text('rules: {unpinned-uses: {config: {policies: {"*": ref-pin}}}}\n')
         arguments = [*arguments, str(config)]
     files = [str(FOLDER / name) for name in WORKFLOWS]
-    done = subprocess.run([linter, *arguments, *files], capture_output=True, text=True)
+    done = run(linter, *arguments, *files)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.forkserver import interpreter
+from tests.processes import run
 
 GATE = ROOT / "action" / "gate.sh"
 SCRIPT = """
@@ -70,9 +71,7 @@ def test_scripts_are_executable_and_valid(script: Path) -> None:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = run("git", *identity, *arguments, cwd=folder, check=True)
     return done.stdout.strip()
 
 
@@ -107,23 +106,17 @@ def test_editable_installs_of_two_checkouts_are_isolated(tmp_path: Path) -> None
         (tmp_path / side / "src").mkdir(parents=True)
         (tmp_path / side / "src" / "ours.py").write_text(f"SIDE = {side!r}\n")
         command = [sys.executable, str(GATE.parent / "environment.py"), f"{tmp_path}/of {side}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = run(*command, check=True)
         pythons[side] = done.stdout.strip()
         # The file that an editable installation leaves.
         ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        place = subprocess.run(
-            [pythons[side], "-c", ask], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        place = run(pythons[side], "-c", ask, check=True).stdout.strip()
         Path(place, "__editable__.ours.pth").write_text(f"{tmp_path / side / 'src'}\n")
     for side, python in pythons.items():
         code = "import ours, numpy, pip; print(ours.SIDE)"
-        done = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
-        )
+        done = run(python, "-c", code, cwd=tmp_path)
         assert done.stdout == f"{side}\n", done.stderr
-    done = subprocess.run(
-        [f"{tmp_path}/of base/bin/pip", "--version"], capture_output=True, text=True, check=True
-    )
+    done = run(f"{tmp_path}/of base/bin/pip", "--version", check=True)
     assert "pip" in done.stdout
 
 
@@ -146,13 +139,8 @@ def test_base_revision_is_never_parsed_as_a_git_option(ref: str, tmp_path: Path)
     repository = tmp_path / "repository"
     make_repository(repository, "", "changed = True")
     git(repository, "remote", "add", "origin", str(repository))
-    done = subprocess.run(
-        [str(GATE)],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "UPROF_BASE_REF": ref, "UPROF_WORK": str(tmp_path / "work")},
+    done = run(
+        str(GATE), cwd=repository, env={"UPROF_BASE_REF": ref, "UPROF_WORK": str(tmp_path / "work")}
     )
     assert done.returncode not in (0, 1, 3)
     assert ("starts with a dash" in done.stderr) is ref.startswith("-")
@@ -166,14 +154,10 @@ def test_baseline_and_candidate_are_measured_and_the_comment_is_written(tmp_path
     # No other load on the machine turns 10 ms of sleep into 100.
     base = make_repository(repository, SCRIPT.format(seconds=0.01), SCRIPT.format(seconds=0.1))
     with interpreter(tmp_path) as python:
-        done = subprocess.run(
-            [str(GATE)],
+        done = run(
+            str(GATE),
             cwd=repository,
-            capture_output=True,
-            text=True,
-            check=False,
             env={
-                **os.environ,
                 "PATH": programs(tmp_path / "bin", python),
                 "UPROF_COMMAND": "--backend cpu --report run-time --iterations 6 train.py",
                 "UPROF_BASE_REF": base,

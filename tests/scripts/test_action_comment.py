@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.forkserver import interpreter
+from tests.processes import run
 from tests.scripts import forge
 from tests.scripts.forge import ACCOUNT, TOKEN, Forge
 from tests.scripts.test_action import SCRIPT, TEMPLATE, make_repository, programs
@@ -258,14 +259,10 @@ def test_component_measures_workloads_and_writes_one_note(server: Forge, tmp_pat
     mark = "<!-- uprof gate uprof-gate -->"
     server.comments.append({"id": 3, "body": f"{mark}\nof yesterday", **ACCOUNT})
     with interpreter(tmp_path) as python:
-        done = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", "\n".join(script)],
+        done = run(
+            *("bash", "-eo", "pipefail", "-c", "\n".join(script)),
             cwd=repository,
-            capture_output=True,
-            text=True,
-            check=False,
             env={
-                **os.environ,
                 **found,
                 **gitlab(server),
                 "PATH": programs(tmp_path / "bin", python),

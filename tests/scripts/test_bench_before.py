@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -93,12 +95,7 @@ def test_checkout_is_removed_if_a_signal_ends_the_process(tmp_path: Path) -> Non
 
 def worktrees() -> list[str]:
     """Return the paths of the repository's worktrees."""
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "worktree", "list", "--porcelain"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    listed = run("git", "-C", str(ROOT), "worktree", "list", "--porcelain", check=True)
     return [line for line in listed.stdout.splitlines() if line.startswith("worktree ")]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import python
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import sys; sys.path.insert(0, {scripts!r})
@@ -21,7 +23,7 @@ def require(tmp_path: Path, *dependencies: str) -> subprocess.CompletedProcess[s
     lines = "".join(f'    "{one}",\n' for one in dependencies)
     pyproject.write_text(f"[project]\ndependencies = [\n{lines}]\n")
     code = CODE.format(scripts=str(ROOT / "scripts"), pyproject=str(pyproject))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return python("-c", code)
 
 
 @pytest.mark.slow

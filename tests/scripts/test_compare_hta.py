@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import python
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "compare_hta.py"
 ANALYSES = (
     "kernel launch statistics",
@@ -68,9 +70,7 @@ def trace(path: Path) -> Path:
 def compare(*traces: Path) -> str:
     if "HTA_PYTHON" not in os.environ:
         pytest.skip("HTA_PYTHON does not name an environment with HolisticTraceAnalysis")
-    run = subprocess.run(
-        [sys.executable, SCRIPT, *traces], capture_output=True, text=True, timeout=400, check=False
-    )
+    run = python(SCRIPT, *traces)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 

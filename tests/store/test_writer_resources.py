@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import python
 from unified_prof.errors import OutputError
 from unified_prof.sqlite.writer import ReportWriter
 
@@ -53,9 +52,7 @@ print(resident_kb("VmHWM") - before)
 
 def test_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     target = tmp_path / "msprof.db"
-    run = subprocess.run(
-        [sys.executable, "-c", FILL_THE_DISK, target], capture_output=True, text=True
-    )
+    run = python("-c", FILL_THE_DISK, target)
     assert run.stderr.startswith(f"9 cannot write {target}: ")
     assert list(tmp_path.iterdir()) == []
 
@@ -75,7 +72,6 @@ def test_read_only_directory_is_an_error(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     used_kb = {}
     for rows in (50_000, 400_000):
-        command = [sys.executable, "-c", MEASURE, str(tmp_path / f"{rows}.db"), str(rows)]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        run = python("-c", MEASURE, tmp_path / f"{rows}.db", str(rows), check=True)
         used_kb[rows] = int(run.stdout)
     assert used_kb[400_000] < used_kb[50_000] + 20_000

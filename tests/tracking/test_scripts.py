@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import textwrap
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import python
 from tests.tracking.workloads import FORKS_TRAIN, Workload, in_backward, names, places
 
 NET = """
@@ -470,9 +470,7 @@ if __name__ == "__main__":
         "          output_dir=here, project_root=here, warmup=0, iterations=1)))\n"
     )
     (workload.folder / "runner.py").write_text(runner, encoding="utf-8")
-    result = subprocess.run(
-        [sys.executable, "runner.py"], capture_output=True, text=True, timeout=400, check=True
-    )
+    result = python("runner.py", check=True)
     assert "[2, 4]" in result.stdout
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.test_sources import MAKERS
+from tests.processes import run
 from tests.prof_generator import Recipe, generate
 from tests.viewers.contract import violations
 from tests.viewers.test_contract import convert_reports, write_npu_training, write_training
@@ -130,13 +131,8 @@ def assert_rows(
     output.mkdir(mode=0o750)
     # The recipe refuses directories that a group may write to.
     subprocess.run(["chmod", "-R", "go-w", str(work / "made")], check=True)
-    done = subprocess.run(
-        [program, "cluster", "-m", recipe, "-d", str(work / "made"), "-o", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"HOME": str(work)},
-    )
+    options = ("-m", recipe, "-d", work / "made", "-o", output)
+    done = run(program, "cluster", *options, env={"HOME": str(work)})
     log = done.stdout + done.stderr
     assert f"Finish allocate profiling data: {ranks} ranks" in log, log
     assert not re.search(r"\[ERROR\]|Traceback", log), log

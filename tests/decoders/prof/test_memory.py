@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import python
 from tests.prof_generator import Recipe, generate
 
 pytestmark = pytest.mark.fresh_interpreter
@@ -32,9 +32,8 @@ def peak_bytes(folder: Path, operators: int) -> int:
     """Decode a recording in a new process and return the peak of its memory."""
     recipe = Recipe(operators=operators, threads=4, described=False)
     recording = generate(folder, recipe).path
-    command = [sys.executable, "-c", DECODE, str(recording), str(folder / "report.db")]
     # The process measures itself: wait4() would include the memory of the parent process.
-    return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
+    return 1024 * int(python("-c", DECODE, recording, folder / "report.db", check=True).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 
 from tests.device import bench
 from tests.device.on_bench.workloads import LAYERS, PROVIDERS
+from tests.processes import uprof
 from tests.tracking.workloads import Workload, names
 from unified_prof.base.run_spec import OperationRecord, TrackedRun
 from unified_prof.errors import MeasuringError
@@ -452,12 +450,7 @@ def test_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:
             optimizer.step()
         """,
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "unified_prof", "run", "--backend", "bench", "-o", "out", "main.py"],
-        env={**os.environ, **bench.environment()},
-        capture_output=True,
-        text=True,
-    )
+    done = uprof("run", "--backend", "bench", "-o", "out", "main.py", env=bench.environment())
     assert done.returncode == 0, done.stderr
     assert "2.0" in done.stdout
 
