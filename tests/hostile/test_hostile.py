@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from tests.conftest import ROOT
 from tests.hostile import mutators
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.formats import CONVERT, FORMATS
+from tests.processes import python
 from unified_prof.pipeline import sources
 from unified_prof.pipeline.sources import SOURCES
 
@@ -55,12 +54,8 @@ def test_every_mutator_applies_to_a_format(tmp_path: Path) -> None:
 def test_hostile_inputs_are_refused_counted_or_converted(part: int) -> None:
     """The start of a process takes longer than most of its inputs, so each takes a part."""
     formats, attacks = [*FORMATS][part::PARTS], [*ATTACKS][part::PARTS]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile", *formats, *attacks, "--rounds", ROUNDS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=580,
+    done = python(
+        "-m", "tests.hostile", *formats, *attacks, "--rounds", ROUNDS, cwd=ROOT, timeout=580
     )
     failures = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert failures == []

@@ -323,11 +323,13 @@ def read_content(path: Path) -> bytes:
     Raises:
         RawFormatError: the file cannot be read, is damaged or truncated, or does not fit in memory.
     """
-    content, blocks, size = Content(path), [], 0
+    content, blocks = Content(path), []
+    size = path.stat().st_size if path.is_file() else 0  # Too large a file is not read.
+    expanded = 0
     try:
         for block in content.blocks():
-            size += len(block)
-            if size > MAX_CONTENT_BYTES:
+            expanded += len(block)
+            if max(size, expanded) > MAX_CONTENT_BYTES:
                 message = f"{path} expands to more than {MAX_CONTENT_BYTES:,} bytes"
                 raise RawFormatError(message, slug="input-too-long")
             blocks.append(block)
